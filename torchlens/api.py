@@ -1,0 +1,194 @@
+"""The public functions: check the options, then capture → graph → history."""
+
+import gc
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchlens.capture.recording import Recording
+from torchlens.capture.session import CaptureOptions, Session, generator_states, restore_generators
+from torchlens.graph.build import build_graph
+from torchlens.graph.distances import distances_from_inputs, distances_to_outputs
+from torchlens.history.log import Log, source_line
+from torchlens.history.lookup import Lookup
+from torchlens.history.model_history import ModelHistory
+from torchlens.history.rerun import rerun, select_numbers
+from torchlens.options import LogOptions, check_inputs
+
+__all__ = ["get_model_metadata", "log_forward_pass"]
+
+
+def log_forward_pass(
+    model: torch.nn.Module,
+    input_args: Any = None,
+    input_kwargs: dict[str, Any] | None = None,
+    *,
+    layers_to_save: Any = "all",
+    keep_unsaved_layers: bool = True,
+    output_device: Any = "same",
+    activation_postfunc: Any = None,
+    mark_input_output_distances: bool = False,
+    detach_saved_tensors: bool = False,
+    save_function_args: bool = False,
+    save_gradients: bool = False,
+    random_seed: int | None = None,
+) -> ModelHistory:
+    """Runs one forward pass and returns a log of every operation in it.
+
+    The model returns what it would have returned, and torch, the model and the generators are as they would have been.
+
+    >>> history = log_forward_pass(model, x)
+    >>> history['conv2d_3_7'].tensor_contents
+
+    Args:
+        model: Any `nn.Module`.
+        input_args: A tensor, or a list of positional arguments. (A single argument that is a list: `[the_list]`.)
+        input_kwargs: Keyword arguments of the model.
+        layers_to_save: `'all'`, `'none'`, a key or a list of keys (a label, module, address, number, or part of a
+            label), or a function of a layer entry. Labels are known only after a pass, so naming some runs two, with
+            generators, inputs and buffers put back in between; module addresses need one.
+        keep_unsaved_layers: False lists saved layers only.
+        output_device: Where saved tensors go: `'same'` or a torch device.
+        activation_postfunc: Applied to each tensor that is saved.
+        mark_input_output_distances: Fills the entries' distances from input and output.
+        detach_saved_tensors: Saved tensors leave the autograd graph.
+        save_function_args: Keeps the arguments of each call.
+        save_gradients: A later `backward()` fills each entry's `grad_contents`.
+        random_seed: Seeds python's, numpy's and torch's generators first; None leaves them alone.
+    """
+    options = LogOptions(
+        layers_to_save=layers_to_save,
+        keep_unsaved_layers=keep_unsaved_layers,
+        output_device=output_device,
+        activation_postfunc=activation_postfunc,
+        mark_input_output_distances=mark_input_output_distances,
+        detach_saved_tensors=detach_saved_tensors,
+        save_function_args=save_function_args,
+        save_gradients=save_gradients,
+        random_seed=random_seed,
+    )
+    args, kwargs = check_inputs(model, input_args, input_kwargs)
+    capture = CaptureOptions(
+        transform=options.transform,
+        keeps_args=options.save_function_args,
+        keeps_gradients=options.save_gradients,
+        random_seed=options.random_seed,
+    )
+    with _collector_paused():
+        if options.layers_to_save == "all":
+            log = _run(model, args, kwargs, options, replace(capture, saves=True))
+        elif options.layers_to_save in (None, "none", []):
+            log = _run(model, args, kwargs, options, replace(capture, saves=False))
+        else:
+            log = _run_selecting(model, args, kwargs, options, capture)
+    for message in log.recording.warnings:
+        warnings.warn(f"torchlens: {message}.", stacklevel=2)
+    return ModelHistory(log, capture, options.keep_unsaved_layers)
+
+
+def get_model_metadata(
+    model: torch.nn.Module, input_args: Any = None, input_kwargs: dict[str, Any] | None = None
+) -> ModelHistory:
+    """Runs one forward pass and returns a log of every operation in it, without saving a tensor.
+
+    >>> get_model_metadata(model, x).module_nparams
+    """
+    return log_forward_pass(model, input_args, input_kwargs, layers_to_save="none")
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Nothing that is written down can be garbage yet, and looking for some in it would double the cost of the log."""
+    was_enabled = gc.isenabled()
+    try:
+        gc.disable()
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _run(
+    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
+) -> Log:
+    session = Session(model, capture)
+    return _run_session(session, args, kwargs, options, capture)
+
+
+def _run_session(
+    session: Session, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
+) -> Log:
+    try:
+        session.run(args, kwargs)
+    except BaseException as error:
+        _explain(error, session.recording, capture)
+        raise
+    return _make_log(session.recording, options.mark_input_output_distances)
+
+
+def _run_selecting(
+    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
+) -> Log:
+    """Saves the layers that were named: at once if they are modules, otherwise in a second run."""
+    states = generator_states()
+    modules = _named_modules(model, options.layers_to_save)
+    first = replace(capture, saves=False, saved_modules=modules, keeps_undo=True, keeps_gradients=False)
+    if modules:
+        first = replace(first, keeps_gradients=capture.keeps_gradients)
+    session = Session(model, first)
+    log = _run_session(session, args, kwargs, options, first)
+    log.visible = list(range(len(log.graph.recorded)))
+    history = ModelHistory(log, first)
+    try:
+        saves = select_numbers(log, Lookup(log), options.layers_to_save, history.layer_list)
+    except BaseException:
+        session.restore_memory()
+        restore_generators(states)
+        raise
+    if modules and not session.is_uncertain:
+        return log
+    session.restore_memory()
+    restore_generators(states)
+    log.recording = rerun(log, capture, model, args, kwargs, saves, options.random_seed)
+    return log
+
+
+def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:
+    """The module addresses in `layers`, if it consists of such."""
+    if callable(layers):
+        return frozenset()
+    keys = layers if isinstance(layers, list | tuple | set) else [layers]
+    addresses = {address for address, _ in model.named_modules() if address}
+    names = [key for key in keys if isinstance(key, str) and key.partition(":")[0] in addresses]
+    return frozenset(names) if len(names) == len(keys) else frozenset()
+
+
+def _make_log(recording: Recording, marks_distances: bool) -> Log:
+    graph = build_graph(recording)
+    log = Log(recording, graph)
+    if marks_distances:
+        log.from_input = distances_from_inputs(graph.inputs, graph.parents)
+        log.to_output = distances_to_outputs(graph.outputs, graph.children)
+    return log
+
+
+def _explain(error: BaseException, recording: Recording, capture: CaptureOptions) -> None:
+    """Tells, on the model's own exception, where it was raised, and hangs the log so far on it."""
+    failure = recording.failure
+    words = ["torchlens:"]
+    if failure is not None:
+        address = recording.module_calls[failure.module_call].address
+        kind = recording.module_classes.get(address, "")
+        words.append(f"raised in module {address!r} ({kind})" if address else f"raised in {recording.model_name}")
+        if failure.operation is not None:
+            words.append(f"by the operation {failure.operation.name}({failure.arguments})")
+        if failure.code is not None:
+            words.append(f"called at {source_line(failure.code, failure.instruction)}")
+    history = ModelHistory(_make_log(recording, False), capture)
+    words.append(f"after {len(history)} logged tensors; they are in the exception's partial_history")
+    error.add_note(" ".join([words[0], ", ".join(words[1:])]) + ".")
+    error.partial_history = history  # type: ignore[attr-defined]

@@ -1,0 +1,199 @@
+"""Which operation last wrote the memory a tensor looks at; saved values, copied only when overwritten.
+
+A saved value is the tensor itself. Just before an operation writes to memory, the saved values that look at it are
+replaced by copies; when the pass is over, so are those that share memory with something the user holds. Each write is
+noted with the bytes it covers, so that the graph can tell later who a reader really read.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from torchlens.capture.recording import Region, Write
+
+__all__ = ["Memory", "region_of", "storage_of", "version_of"]
+
+# With more saved tensors than this on one storage, a write copies them all rather than comparing each with it.
+_MANY_ALIASES = 64
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number that tensors sharing memory have in common."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # sparse, nested and wrapped tensors have no storage of their own
+        return -id(tensor)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor's memory was written to, as torch counts; -1 where it does not count."""
+    try:
+        return tensor._version
+    except RuntimeError:  # tensors made under inference_mode
+        return -1
+
+
+def region_of(tensor: torch.Tensor) -> Region:
+    """The bytes of its storage that `tensor` looks at."""
+    item = tensor.element_size()
+    try:
+        strides = tensor.stride()
+        offset = int(tensor.storage_offset())
+    except (NotImplementedError, RuntimeError):  # no strides: take the object as one whole
+        return Region(0, (1,), (1,), 1)
+    return Region(offset * item, tuple(tensor.shape), tuple(s * item for s in strides), item)
+
+
+class Memory:
+    """The saved values of a pass and the writes that happened in it, by entry number."""
+
+    def __init__(self, transform: Callable[[torch.Tensor], Any] | None, keeps_undo: bool) -> None:
+        self.values: list[Any] = []
+        self.versions: list[int] = []
+        self.storages: list[int] = []
+        # A weak reference to the tensor of each entry whose value is not that tensor itself.
+        self.origins: list[weakref.ref[torch.Tensor] | None] = []
+        self.regions: dict[int, Region] = {}
+        self.writes: list[Write] = []
+        # True once an entry's tensor may die before the pass ends, and its id be used by another.
+        self.may_die = transform is not None
+        self._transform = transform
+        self._keeps_undo = keeps_undo
+        self._aliases: dict[int, list[int]] = {}
+        self._num_indexed = 0
+        self._arguments: dict[int, list[tuple[list[Any], int]]] = {}
+        self._outside: set[int] = set()
+        self._undo: dict[tuple[int, Region], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, tensor: torch.Tensor, is_saved: bool) -> None:
+        """Takes the tensor of the next entry."""
+        self.storages.append(storage_of(tensor))
+        if is_saved and self._transform is None:
+            self.values.append(tensor)
+            self.versions.append(version_of(tensor))
+            self.origins.append(None)
+            return
+        value = self._transform(tensor) if is_saved and self._transform is not None else None
+        self.values.append(value)
+        self.versions.append(version_of(value) if isinstance(value, torch.Tensor) else -1)
+        self.origins.append(weakref.ref(tensor))
+        self.may_die = True
+
+    def save(self, entry: int, tensor: torch.Tensor) -> None:
+        """Saves the tensor of an entry that was added unsaved."""
+        if self.values[entry] is None:
+            value = tensor if self._transform is None else self._transform(tensor)
+            self.values[entry] = value
+            self.versions[entry] = version_of(value) if isinstance(value, torch.Tensor) else -1
+
+    def is_written_since(self, entry: int) -> bool:
+        """Whether the memory of an entry was written after the entry was made."""
+        storage = self.storages[entry]
+        return any(write.storage == storage and write.entry > entry for write in self.writes)
+
+    def is_alive(self, entry: int, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is still the one that `entry` made."""
+        origin = self.origins[entry]
+        return origin is None or origin() is tensor
+
+    def watch_argument(self, holder: list[Any], index: int) -> None:
+        """Copies `holder[index]` too when its memory is about to be written."""
+        self._arguments.setdefault(storage_of(holder[index]), []).append((holder, index))
+
+    def before_write(self, targets: Iterable[torch.Tensor]) -> None:
+        """Copies the saved values that look at the memory of `targets`."""
+        self._index()
+        for target in targets:
+            storage = storage_of(target)
+            written = region_of(target)
+            if self._keeps_undo and (storage in self._outside or storage not in self._aliases):
+                self._undo.setdefault((storage, written), (target, target.detach().clone()))
+            if storage in self._aliases:
+                self._aliases[storage] = self._copy_overlapping(self._aliases[storage], storage, written)
+            for holder, index in self._arguments.pop(storage, ()):
+                holder[index] = holder[index].clone()
+
+    def after_write(self, entry: int, targets: Iterable[torch.Tensor]) -> None:
+        """Notes that `entry` wrote to `targets`."""
+        for target in targets:
+            storage = storage_of(target)
+            self.writes.append(Write(entry, storage, region_of(target)))
+            for alias in self._aliases.get(storage, ()):
+                self.versions[alias] = version_of(self.values[alias])
+
+    def begin_operations(self, outside: Iterable[torch.Tensor]) -> None:
+        """From here on, entries are made by operations; `outside` is what existed before."""
+        self._outside = set(map(storage_of, outside)) if self._keeps_undo else set()
+
+    def settle(self, outliving: Iterable[torch.Tensor]) -> None:
+        """Copies the saved values that share memory with tensors that live on after the pass."""
+        storages = {storage_of(tensor) for tensor in outliving}
+        copies: dict[int, torch.Tensor] = {}
+        for entry, storage in enumerate(self.storages):
+            value = self.values[entry]
+            if storage not in storages or not isinstance(value, torch.Tensor) or storage_of(value) not in storages:
+                continue
+            copy = copies.get(id(value))
+            if copy is None:
+                copy = copies[id(value)] = value.clone()
+            self.values[entry] = copy
+            self.versions[entry] = version_of(copy)
+        for storage in storages:
+            for holder, index in self._arguments.pop(storage, ()):
+                holder[index] = holder[index].clone()
+
+    def restore(self) -> None:
+        """Puts back what the pass wrote into tensors that exist outside it."""
+        with torch.no_grad():
+            for tensor, before in reversed(self._undo.values()):
+                tensor.data.copy_(before)
+        self._undo.clear()
+
+    def _copy_overlapping(self, entries: list[int], storage: int, written: Region) -> list[int]:
+        """Copies the saved values among `entries` that `written` overlaps; returns the entries still looking on."""
+        remaining = []
+        copy_all = len(entries) > _MANY_ALIASES
+        for entry in entries:
+            tensor = self._tensor_of(entry)
+            if tensor is not None and entry not in self.regions:
+                self.regions[entry] = region_of(tensor)
+            value = self.values[entry]
+            if not isinstance(value, torch.Tensor) or storage_of(value) != storage:
+                continue
+            if copy_all or _may_overlap(region_of(value), written):
+                self._replace_by_copy(entry, value)
+            else:
+                remaining.append(entry)
+        return remaining
+
+    def _replace_by_copy(self, entry: int, value: torch.Tensor) -> None:
+        if self.origins[entry] is None:
+            self.origins[entry] = weakref.ref(value)
+            self.may_die = True
+        copy = value.clone()
+        self.values[entry] = copy
+        self.versions[entry] = version_of(copy)
+
+    def _tensor_of(self, entry: int) -> torch.Tensor | None:
+        origin = self.origins[entry]
+        return self.values[entry] if origin is None else origin()
+
+    def _index(self) -> None:
+        """Extends the index from storage to entries; each entry is taken up once, and only if something is written."""
+        for entry in range(self._num_indexed, len(self.storages)):
+            self._aliases.setdefault(self.storages[entry], []).append(entry)
+        self._num_indexed = len(self.storages)
+
+
+def _may_overlap(a: Region, b: Region) -> bool:
+    return a.offset < _end(b) and b.offset < _end(a)
+
+
+def _end(region: Region) -> int:
+    """One past the last byte; for an empty tensor, its start."""
+    if 0 in region.shape:
+        return region.offset
+    reach = sum((size - 1) * stride for size, stride in zip(region.shape, region.strides, strict=True))
+    return region.offset + reach + region.item_bytes

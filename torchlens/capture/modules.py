@@ -1,0 +1,104 @@
+"""Entering and leaving modules."""
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from torchlens.capture.recorder import Recorder
+from torchlens.capture.recording import ModuleCall
+from torchlens.capture.trees import named_tensors
+
+__all__ = ["ModuleTracker", "clean_address"]
+
+
+class ModuleTracker:
+    """Knows the modules of a model by address and writes down each call of one.
+
+    `saved_addresses` are modules (`features.6`, or `features.6:2` for one pass) whose outputs are to be saved.
+    """
+
+    def __init__(self, model: torch.nn.Module, recorder: Recorder, saved_addresses: Iterable[str] = ()) -> None:
+        self.recorder = recorder
+        self.entries: list[tuple[int, list[int]]] = []
+        self.exits: list[tuple[int, list[int]]] = []
+        self.classes: dict[str, str] = {}
+        # Whether a saved output was written to, through a view, between its operation and the module's return.
+        self.is_uncertain = False
+        self._saved_addresses = frozenset(saved_addresses)
+        self._addresses: dict[int, str] = {}
+        self._num_calls: dict[str, int] = {}
+        self._scripted: set[int] = set()
+        for address, module in model.named_modules():
+            name = clean_address(address)
+            self._addresses[id(module)] = name
+            self.classes[name] = getattr(module, "original_name", None) or type(module).__name__
+            if isinstance(module, torch.jit.ScriptModule):
+                self._scripted.add(id(module))
+
+    def call(self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a module, taking note of what went in and what came out."""
+        recorder = self.recorder
+        address = self._addresses.get(id(module))
+        if address is None or recorder.collected is not None:
+            return original(module, *args, **kwargs)
+        if address == "":
+            return self._run(original, module, args, kwargs)
+        parent = recorder.module_call
+        code, instruction = recorder.user_code(_caller())
+        pass_num = self._num_calls[address] = self._num_calls.get(address, 0) + 1
+        call = len(recorder.module_calls)
+        recorder.module_calls.append(ModuleCall(address, pass_num, parent, code, instruction))
+        self.entries.append((call, self._known(_tensors_in((args, kwargs)))))
+        num_before = len(recorder.rows)
+        recorder.module_call = call
+        try:
+            result = self._run(original, module, args, kwargs)
+            returned = []
+            for tensor in _tensors_in(result):
+                entry = recorder.entry_of(tensor)
+                if entry is not None and 0 <= entry < num_before:
+                    entry = recorder.record_identity(tensor)
+                if entry is not None and entry >= 0:
+                    returned.append(entry)
+                    if address in self._saved_addresses or f"{address}:{pass_num}" in self._saved_addresses:
+                        recorder.memory.save(entry, tensor)
+                        self.is_uncertain |= recorder.memory.is_written_since(entry)
+            self.exits.append((call, returned))
+            return result
+        except BaseException as error:
+            frame = error.__traceback__
+            while frame is not None and frame.tb_next is not None:
+                frame = frame.tb_next
+            recorder.fail(error, None, (), None, (), frame.tb_frame if frame else None)
+            raise
+        finally:
+            recorder.module_call = parent
+
+    def _run(self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if id(module) not in self._scripted:
+            return original(module, *args, **kwargs)
+        name = getattr(module, "original_name", type(module).__name__)
+        arguments = (args, kwargs, list(module.parameters()))
+        return self.recorder.record_opaque(name, module, lambda: original(module, *args, **kwargs), arguments)
+
+    def _known(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+        entries = (self.recorder.entry_of(tensor) for tensor in tensors)
+        return [entry for entry in dict.fromkeys(entries) if entry is not None and entry >= 0]
+
+
+def clean_address(address: str) -> str:
+    """A module's address without the `_orig_mod` of compiled modules: the log speaks of their source."""
+    return address.replace("_orig_mod.", "").removesuffix("_orig_mod").removesuffix(".")
+
+
+def _tensors_in(tree: Any) -> list[torch.Tensor]:
+    if type(tree) is torch.Tensor:
+        return [tree]
+    return [tensor for _, tensor in named_tensors(tree)]
+
+
+def _caller() -> Any:
+    """The frame that called the module: two above `ModuleTracker.call`, past the patched `_call_impl`."""
+    return sys._getframe(3)

@@ -1,0 +1,158 @@
+"""Which torch callables are operations, and what each is called.
+
+Every call that reaches the recorder comes with the callable that torch reports. What is worth knowing about it (its
+name, whether it makes tensors, which arguments it writes to) is worked out once per callable, from its name and from
+torch's own schemas, and remembered.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import torch
+
+__all__ = ["OPERATOR_NAMES", "Kind", "Operation", "layer_type", "named_operation", "operation_of", "operator_of"]
+
+
+class Kind(Enum):
+    """What the recorder does with a call."""
+
+    OPERATION = "operation"  # runs and leaves a record
+    READ = "read"  # tells something about a tensor; leaves nothing
+    BOOLEAN = "boolean"  # `if tensor:`; marks the tensor it reads
+    INLINE = "inline"  # a Python method that ends in operations; those are recorded
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operation:
+    """What is known of a torch callable before it is called.
+
+    `written` are the arguments it writes to (positions and keywords) beside `out=`; `writes_if` is the position of an
+    argument that must be true for that (batch norm writes its statistics in training only); `has_output` is False where
+    the result of the call is what was written rather than what was returned (`x[0] = 1` returns nothing).
+    """
+
+    func: Callable[..., Any]
+    name: str
+    layer_type: str
+    kind: Kind = Kind.OPERATION
+    written: tuple[int, ...] = ()
+    writes_if: int | None = None
+    has_output: bool = True
+
+    @property
+    def is_inplace(self) -> bool:
+        return 0 in self.written
+
+
+def layer_type(name: str) -> str:
+    """The word a label starts with: `max_pool2d` → `maxpool2d`, `relu_` → `relu`, `__iadd__` → `iadd`."""
+    return name.replace("_", "").lower() or "op"
+
+
+def named_operation(name: str, func: Callable[..., Any]) -> Operation:
+    """An operation that torch has no callable for: a scripted module, an `identity`, an input."""
+    return Operation(func, name, layer_type(name))
+
+
+# Operators whose own name torch does not report: `1 + x` arrives as `Tensor.add`. The recorder patches these names on
+# torch.Tensor, and only these, to tell them apart. (torch 2.13; `x + 1` is `add` either way.)
+OPERATOR_NAMES = (
+    "__radd__", "__rmul__", "__truediv__", "__mod__", "__rand__", "__ror__", "__rxor__",
+    "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__",
+)  # fmt: skip
+
+# Properties of a tensor that are tensors; all others tell about it.
+_TENSOR_PROPERTIES = frozenset({"T", "H", "mT", "mH", "real", "imag", "data"})
+
+# Calls that make no tensor, or hand back the one they were given without having computed anything.
+_READS = frozenset({
+    "__array__", "__array_wrap__", "__complex__", "__contains__", "__dir__", "__dlpack__", "__dlpack_device__", "__float__",
+    "__format__", "__hash__", "__index__", "__int__", "__len__", "__reduce_ex__", "__repr__", "__setstate__", "__str__",
+    "_dimI", "_dimV", "_is_view", "_is_zerotensor", "_nnz", "_storage", "_typed_storage", "allclose", "backward",
+    "broadcast_shapes", "can_cast", "data_ptr", "dense_dim", "dim", "element_size", "equal", "get_device", "has_names",
+    "is_coalesced", "is_complex", "is_conj", "is_contiguous", "is_distributed", "is_floating_point", "is_inference",
+    "is_neg", "is_nonzero", "is_pinned", "is_same_size", "is_set_to", "is_shared", "is_signed", "item", "module_load",
+    "ndimension", "nelement", "numel", "numpy", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_",
+    "result_type", "retain_grad", "share_memory_", "size", "sparse_dim", "storage", "storage_offset", "storage_type",
+    "stride", "tolist", "typed_storage", "untyped_storage",
+})  # fmt: skip
+
+# Python methods of torch.Tensor that are operations in their own right rather than made of others.
+_PYTHON_LEAVES = frozenset({"__deepcopy__", "as_subclass"})
+
+# Functions that write to arguments although their schema does not say so: {name: (positions, position of the flag)}.
+_SILENT_WRITERS: dict[str, tuple[tuple[int, ...], int | None]] = {
+    "batch_norm": ((3, 4), 5),
+    "native_batch_norm": ((3, 4), 5),
+    "instance_norm": ((3, 4), 5),
+}
+
+
+def operation_of(func: Callable[..., Any]) -> Operation:
+    """What is known of `func`, worked out at the first call and remembered."""
+    operation = _KNOWN.get(func)
+    if operation is None:
+        operation = _KNOWN[func] = _describe(func)
+    return operation
+
+
+_KNOWN: dict[Callable[..., Any], Operation] = {}
+
+
+@cache
+def operator_of(name: str) -> Operation:
+    """The operation behind an operator name such as `__iadd__`."""
+    written = (0,) if name.startswith("__i") else ()
+    return Operation(getattr(torch.Tensor, name), name, layer_type(name), written=written)
+
+
+def _describe(func: Callable[..., Any]) -> Operation:
+    name = getattr(func, "__name__", None) or type(func).__name__
+    if name in ("__get__", "__set__", "__delete__"):
+        return _describe_property(func, name)
+    if name == "__bool__":
+        return Operation(func, name, layer_type(name), Kind.BOOLEAN)
+    if name in _READS:
+        return Operation(func, name, layer_type(name), Kind.READ)
+    if isinstance(func, FunctionType) and func.__module__ == "torch._tensor" and name not in _PYTHON_LEAVES:
+        return Operation(func, name, layer_type(name), Kind.INLINE)
+    if name == "__setitem__":
+        return Operation(func, name, layer_type(name), written=(0,), has_output=False)
+    name = name.partition(".")[0]
+    if name in _SILENT_WRITERS:
+        written, flag = _SILENT_WRITERS[name]
+        return Operation(func, name, layer_type(name), written=written, writes_if=flag)
+    return Operation(func, name, layer_type(name), written=_written_arguments(func, name))
+
+
+def _describe_property(func: Any, accessor: str) -> Operation:
+    name = func.__self__.__name__
+    if accessor == "__get__" and name in _TENSOR_PROPERTIES:
+        return Operation(func, name, layer_type(name))
+    if accessor == "__set__" and name in _TENSOR_PROPERTIES:
+        return Operation(func, name, layer_type(name), written=(0,), has_output=False)
+    return Operation(func, name, layer_type(name), Kind.READ)
+
+
+def _written_arguments(func: Any, name: str) -> tuple[int, ...]:
+    """Positions of the arguments that `func` writes to, from torch's schemas (`Tensor(a!) self`), `out=` aside."""
+    if isinstance(func, torch._ops.OpOverload):
+        schemas = [func._schema]
+    else:
+        # Operators reached through `torch.ops` name their namespace only in their docstring.
+        bound = re.search(r"operator '(\w+::\w+)'", func.__doc__ or "")
+        schemas = torch._C._jit_get_schemas_for_operator(bound.group(1) if bound else f"aten::{name}")
+    written = {
+        position
+        for schema in schemas
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
+    }
+    if not schemas and name.endswith("_") and not name.endswith("__"):
+        written = {0}
+    return tuple(sorted(written))

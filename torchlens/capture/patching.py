@@ -1,0 +1,225 @@
+"""The few temporary patches, applied and undone in one place.
+
+torch reports its operations to the recorder by itself (see `recorder.py`). Patched is only what it does not report:
+modules being called, which operator stood in the source, and functions that bypass the report. A patch is a record:
+where, name, new. The first log applies them all, the last one to end undoes them in reverse; in between, each patched
+function behaves as before in every thread that is not logging.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.init
+import torch.utils.dlpack
+from torch._functorch import apis, eager_transforms
+from torch.autograd import function as autograd_function
+
+from torchlens.capture.modules import ModuleTracker
+from torchlens.capture.operations import OPERATOR_NAMES, operator_of
+from torchlens.capture.trees import plain_tensors
+
+__all__ = ["CURRENT", "apply_patches", "undo_patches"]
+
+
+class _Current(threading.local):
+    """What the current thread is logging."""
+
+    tracker: ModuleTracker | None = None
+
+
+CURRENT = _Current()
+
+
+class Patch(NamedTuple):
+    owner: Any
+    name: str
+    new: Any
+
+
+_MISSING = object()
+_lock = threading.RLock()
+_users: set[object] = set()
+_undo: list[tuple[Any, str, Any]] = []
+
+
+def apply_patches(user: object) -> None:
+    """Patches torch for `user` (any object of its own), unless another user's log has done so."""
+    with _lock:
+        _users.add(user)
+        if not _undo:
+            for patch in _PATCHES:
+                # Noted before it is done, so that an interrupt between the two leaves nothing behind.
+                _undo.append((patch.owner, patch.name, vars(patch.owner).get(patch.name, _MISSING)))
+                setattr(patch.owner, patch.name, patch.new)
+
+
+def undo_patches(user: object) -> None:
+    """Gives torch back as it was, once no user is left. May be called again, and after an interrupted call."""
+    with _lock:
+        _users.discard(user)
+        if not _users:
+            for owner, name, old in reversed(_undo):
+                if old is not _MISSING:
+                    setattr(owner, name, old)
+                elif name in vars(owner):
+                    delattr(owner, name)
+            _undo.clear()
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+_call_impl = torch.nn.Module._call_impl
+
+
+def _patched_call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    tracker = CURRENT.tracker
+    if tracker is None:
+        return _call_impl(self, *args, **kwargs)
+    return tracker.call(_call_impl, self, args, kwargs)
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+def _patched_operator(name: str) -> Callable[..., Any]:
+    operation = operator_of(name)
+    original = operation.func
+
+    def operator(self: Any, other: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None:
+            return original(self, other)
+        tracker.recorder.operator = operation
+        try:
+            return original(self, other)
+        finally:
+            tracker.recorder.operator = None
+
+    return operator
+
+
+# -- Python functions of torch -----------------------------------------------------------------------------------------
+# `F.relu` asks `has_torch_function` whether somebody wants to see the call, and a mode does. Told no, it goes on to the
+# operation it is made of, which is what gets logged; and code that takes a fast path only if nobody looks
+# (nn.MultiheadAttention) takes it.
+
+_has_torch_function = torch.overrides.has_torch_function
+_has_torch_function_unary = torch.overrides.has_torch_function_unary
+_has_torch_function_variadic = torch.overrides.has_torch_function_variadic
+_NOT_OVERRIDING = frozenset({torch.Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list})
+
+
+def _overrides(values: Any) -> bool:
+    """Whether one of the values is of a class with a `__torch_function__` of its own."""
+    return not _NOT_OVERRIDING.issuperset(map(type, values)) and any(
+        hasattr(type(value), "__torch_function__") and type(value) not in _NOT_OVERRIDING for value in values
+    )
+
+
+def _quiet_has(values: Any) -> bool:
+    if CURRENT.tracker is None or _overrides(values):
+        return _has_torch_function(values)
+    return False
+
+
+def _quiet_has_unary(value: Any) -> bool:
+    if CURRENT.tracker is None or _overrides((value,)):
+        return _has_torch_function_unary(value)
+    return False
+
+
+def _quiet_has_variadic(*values: Any) -> bool:
+    if CURRENT.tracker is None or _overrides(values):
+        return _has_torch_function_variadic(*values)
+    return False
+
+
+# In torch/_tensor.py the answer is no only for the one call that the recorder lets pass to see what it is made of:
+# printing a tensor, say, also asks, and stays one call.
+
+
+def _inlined() -> bool:
+    tracker = CURRENT.tracker
+    if tracker is None or not tracker.recorder.is_inlining:
+        return False
+    tracker.recorder.is_inlining = False
+    return True
+
+
+def _inline_has(values: Any) -> bool:
+    return not _inlined() and _has_torch_function(values)
+
+
+def _inline_has_unary(value: Any) -> bool:
+    return not _inlined() and _has_torch_function_unary(value)
+
+
+def _inline_has_variadic(*values: Any) -> bool:
+    return not _inlined() and _has_torch_function_variadic(*values)
+
+
+def _asking(owner: Any, has: Any, unary: Any, variadic: Any) -> list[Patch]:
+    new = {"has_torch_function": has, "has_torch_function_unary": unary, "has_torch_function_variadic": variadic}
+    return [Patch(owner, name, function) for name, function in new.items() if hasattr(owner, name)]
+
+
+# -- functions that torch does not report ------------------------------------------------------------------------------
+
+
+def _opaque(owner: Any, name: str, label: str, reason: str | None = None) -> Patch:
+    """A patch that logs a call of `owner.name` as one operation called `label`."""
+    original = getattr(owner, name)
+
+    def opaque(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or tracker.recorder.collected is not None:
+            return original(*args, **kwargs)
+        if reason is not None and reason not in tracker.recorder.warnings:
+            tracker.recorder.warnings.append(reason)
+        return tracker.recorder.record_opaque(label, original, partial(original, *args, **kwargs), (args, kwargs))
+
+    return Patch(owner, name, opaque)
+
+
+def _transform_reason(name: str) -> str:
+    return f"what runs inside torch.func.{name} cannot be seen from outside: it is logged as one operation"
+
+
+def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`autograd.Function.apply`: the operations in its forward are logged, and its result is tied to its arguments."""
+    original = super(autograd_function._SingleLevelFunction, cls).apply
+    tracker = CURRENT.tracker
+    if tracker is None or tracker.recorder.collected is not None:
+        return original(*args, **kwargs)
+    recorder = tracker.recorder
+    num_before = len(recorder.rows)
+    result = original(*args, **kwargs)
+    recorder.tie_function(cls.__name__, cls, args, [tensor for _, tensor in plain_tensors(result)], num_before)
+    return result
+
+
+_PATCHES: tuple[Patch, ...] = (
+    Patch(torch.nn.Module, "_call_impl", _patched_call_impl),
+    *(Patch(torch.Tensor, name, _patched_operator(name)) for name in OPERATOR_NAMES),
+    *(
+        patch
+        for owner in (torch.overrides, torch.nn.functional, torch.functional, torch.nn.init)
+        for patch in _asking(owner, _quiet_has, _quiet_has_unary, _quiet_has_variadic)
+    ),
+    *_asking(torch._tensor, _inline_has, _inline_has_unary, _inline_has_variadic),
+    Patch(autograd_function._SingleLevelFunction, "apply", classmethod(_patched_apply)),
+    _opaque(torch._C.ScriptFunction, "__call__", "script_function"),
+    _opaque(apis, "vmap_impl", "vmap", _transform_reason("vmap")),
+    _opaque(eager_transforms, "grad_impl", "grad", _transform_reason("grad")),
+    _opaque(eager_transforms, "grad_and_value_impl", "grad_and_value", _transform_reason("grad_and_value")),
+    _opaque(eager_transforms, "_vjp_with_argnums", "vjp", _transform_reason("vjp")),
+    _opaque(eager_transforms, "_jvp_with_argnums", "jvp", _transform_reason("jvp")),
+    _opaque(torch, "from_numpy", "from_numpy"),
+    _opaque(torch, "frombuffer", "frombuffer"),
+    _opaque(torch, "from_dlpack", "from_dlpack"),
+    _opaque(torch.nested, "nested_tensor", "nested_tensor"),
+    _opaque(torch.nested, "as_nested_tensor", "as_nested_tensor"),
+)

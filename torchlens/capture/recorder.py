@@ -1,0 +1,428 @@
+"""What one call leaves behind: the hot path.
+
+torch tells a `TorchFunctionMode` of every call that would run an operation, whichever name it was called by, and only in
+the thread that entered the mode. While the recorder handles a call the mode is off, so what happens inside the call is
+part of it. The handler is dull on purpose: look up which entries the arguments are, call, append one row. Everything
+else waits for `graph/`.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from torchlens.capture.gradients import GradientHooks
+from torchlens.capture.memory import Memory
+from torchlens.capture.operations import Kind, Operation, named_operation, operation_of
+from torchlens.capture.recording import Failure, ModuleCall, References
+from torchlens.capture.trees import plain_tensors, same_with
+from torchlens.capture.user_code import is_user_code
+
+__all__ = ["BUFFER", "INPUT", "OUTPUT", "Recorder"]
+
+Tensor = torch.Tensor
+# Arguments of these types are, or are not, tensors at a glance; any other is searched for tensors.
+_PLAIN_TYPES = frozenset({
+    Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.Size,
+    torch.layout, torch.memory_format, slice, type(Ellipsis), torch.Generator,
+})  # fmt: skip
+_OPERATION = Kind.OPERATION
+
+
+class Recorder(TorchFunctionMode):
+    """Records the calls made while it is the current mode.
+
+    `saves` says which entries keep their tensor: True, False, or a set of entry numbers.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        saves: bool | frozenset[int],
+        keeps_args: bool,
+        gradients: GradientHooks | None,
+    ) -> None:
+        super().__init__()
+        self.memory = memory
+        self.rows: list[tuple[Any, ...]] = []
+        self.module_calls: list[ModuleCall] = [ModuleCall("", 1, -1, None, 0)]
+        self.module_call = 0
+        self.module_codes: set[CodeType] = set()
+        self.booleans: dict[int, bool] = {}
+        self.saved_args: dict[int, tuple[Any, Any]] = {}
+        self.gradients = gradients
+        self.failure: Failure | None = None
+        self.warnings: list[str] = []
+        # The model's parameters, then tensors it found elsewhere.
+        self.outside: list[Tensor] = []
+        # Set by a patched operator for the one call that follows.
+        self.operator: Operation | None = None
+        # True while a Python method of Tensor is being entered whose own operations are to be recorded.
+        self.is_inlining = False
+        # While not None, calls are not recorded; the entries they read are collected here.
+        self.collected: dict[int, None] | None = None
+        self._saves = saves
+        self._saves_all = saves is True
+        self._keeps_args = keeps_args
+        # id of a tensor → the entry it is, or -1 - k for parameter k.
+        self._entry_of_id: dict[int, int] = {}
+        self._entry_at = self._entry_of_id.get
+
+    # -- what exists before the first operation --------------------------------------------------------------------
+
+    def add_source(self, operation: Operation, tensor: Tensor) -> int:
+        """An entry that no operation made: an input or a buffer."""
+        entry = self._add_boundary(operation, tensor, ())
+        self._entry_of_id[id(tensor)] = entry
+        return entry
+
+    def add_output(self, tensor: Tensor) -> int:
+        """An entry for a tensor that the model returns."""
+        reference = self.entry_of(tensor)
+        return self._add_boundary(OUTPUT, tensor, () if reference is None else (reference,))
+
+    def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
+        entry = len(self.rows)
+        self.memory.add(tensor, self._is_saved(entry))
+        shape, dtype, gradfunc = _shape_of(tensor), tensor.dtype, _gradfunc_of(tensor)
+        self.rows.append((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc))
+        if self.gradients is not None:
+            self.gradients.watch(entry, tensor)
+        return entry
+
+    def _is_saved(self, entry: int) -> bool:
+        return self._saves if isinstance(self._saves, bool) else entry in self._saves
+
+    def add_outside(self, tensor: Tensor) -> int:
+        """A tensor that is no entry, but that the log must know when it meets it: a parameter or a constant."""
+        self.outside.append(tensor)
+        number = -len(self.outside)
+        self._entry_of_id[id(tensor)] = number
+        return number
+
+    def entry_of(self, tensor: Tensor) -> int | None:
+        """The entry that `tensor` is now, -1 - k for parameter k, None if it is not known."""
+        entry = self._entry_at(id(tensor))
+        if entry is not None and entry >= 0 and not self.memory.is_alive(entry, tensor):
+            return None
+        return entry
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        operation = operation_of(func)
+        if self.collected is not None:
+            return self._collect(func, args, kwargs)
+        if operation.kind is not _OPERATION:
+            return self._read(operation, func, args, kwargs)
+        if self.operator is not None:
+            operation, self.operator = self.operator, None
+        if (
+            self.memory.may_die
+            or not _PLAIN_TYPES.issuperset(map(type, args))
+            or (kwargs and not _PLAIN_TYPES.issuperset(map(type, kwargs.values())))
+            or (kwargs and Tensor in map(type, kwargs.values()))
+        ):
+            references: References = self.references_to(args, kwargs)
+        else:
+            references = tuple(map(self._entry_at, map(id, args)))
+        written = self._written(operation, args, kwargs) if operation.written or (kwargs and "out" in kwargs) else ()
+        if written:
+            self.memory.before_write(written)
+        start = perf_counter()
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            self.fail(error, operation, args, kwargs, references, sys._getframe(1))
+            raise
+        seconds = perf_counter() - start
+        frame = sys._getframe(1)
+        code: CodeType | None = frame.f_code
+        instruction = frame.f_lasti
+        if not is_user_code(frame.f_code):
+            code, instruction = self.user_code(frame)
+        call = (operation, args, kwargs, references, self.module_call, code, instruction, seconds)
+        if type(result) is Tensor and not written:
+            self._append(call, result, None)
+        elif result is not NotImplemented:
+            self._append_all(call, result, written)
+        return result
+
+    def _append(self, call: tuple[Any, ...], tensor: Tensor, output_index: int | None, is_written: bool = False) -> None:
+        operation, args, kwargs, references, *where = call
+        rows, memory = self.rows, self.memory
+        entry = len(rows)
+        saves = self._saves_all or self._is_saved(entry)
+        if self._keeps_args and saves:
+            self._keep_args(entry, args, kwargs)
+        if memory.may_die or type(references) is dict:
+            # Nothing must be kept alive, nor a list that the model may yet change.
+            args = same_with(args, _forget)
+            kwargs = same_with(kwargs, _forget)
+        memory.add(tensor, saves)
+        gradfunc = tensor.grad_fn
+        rows.append((
+            operation, args, kwargs, references, *where, output_index, _shape_of(tensor), tensor.dtype,
+            None if gradfunc is None else type(gradfunc).__name__,
+        ))  # fmt: skip
+        if self._entry_at(id(tensor), 0) >= 0:  # a parameter that an operation hands back stays a parameter
+            self._entry_of_id[id(tensor)] = entry
+        if gradfunc is not None and self.gradients is not None and not (is_written and tensor._is_view()):
+            self.gradients.watch(entry, tensor)
+
+    def _append_all(self, call: tuple[Any, ...], result: Any, written: Sequence[Tensor]) -> None:
+        """Several results, or none but what was written."""
+        operation = call[0]
+        first = len(self.rows)
+        if isinstance(result, Tensor):
+            self._append(call, result, None, is_written=bool(written) and operation.is_inplace)
+        else:
+            outputs = [tensor for _, tensor in plain_tensors(result)]
+            if not outputs:
+                outputs = list(written)
+            is_single = len(outputs) == 1 and not isinstance(result, list | tuple)
+            for index, tensor in enumerate(outputs):
+                self._append(call, tensor, None if is_single else index, is_written=operation.is_inplace)
+        if written and len(self.rows) > first:
+            if self.gradients is not None and operation.is_inplace:
+                self.gradients.watch_write(first, written[0], self._read_entry(call))
+            self.memory.after_write(first, written)
+
+    def _read_entry(self, call: tuple[Any, ...]) -> int | None:
+        """The entry that an in-place operation took as the tensor it changes."""
+        references = call[3]
+        return references.get(0) if isinstance(references, dict) else references[0]
+
+    def record_opaque(self, name: str, func: Callable[..., Any], run: Callable[[], Any], arguments: Any) -> Any:
+        """Records `run()` as one operation: of the calls inside it, only what they read counts."""
+        collected: dict[int, None] = {}
+        references = self.references_to((arguments,), None)
+        frame = sys._getframe(2)
+        start = perf_counter()
+        self.collected = collected
+        try:
+            result = run()
+        except BaseException as error:
+            self.fail(error, named_operation(name, func), (arguments,), None, references, frame)
+            raise
+        finally:
+            self.collected = None
+        seconds = perf_counter() - start
+        known = set(references.values())
+        for entry in collected:
+            if entry not in known:
+                references["captured", entry] = entry
+        code, instruction = self.user_code(frame)
+        call = (
+            named_operation(name, func),
+            (arguments,),
+            None,
+            references,
+            self.module_call,
+            code,
+            instruction,
+            seconds,
+        )
+        self._append_all(call, result, ())
+        return result
+
+    def record_identity(self, tensor: Tensor) -> int:
+        """An entry for a tensor that a module handed back as it got it."""
+        entry = len(self.rows)
+        call = (_IDENTITY, (tensor,), None, {0: self.entry_of(tensor)}, self.module_call, None, 0, 0.0)
+        self._append(call, tensor, None)
+        return entry
+
+    def tie_function(self, name: str, func: Any, args: tuple[Any, ...], outputs: Sequence[Tensor], first: int) -> None:
+        """After a custom autograd function: its outputs got their place in autograd's graph only when it returned.
+
+        An output that no recorded operation made, or that does not lead back to anything before the function (it went
+        through numpy, say), gets an entry of the function itself, with the function's arguments as parents.
+        """
+        references = self.references_to(args, None)
+        frame = sys._getframe(2)
+        for index, tensor in enumerate(outputs):
+            entry = self.entry_of(tensor)
+            if entry is not None and (entry < first or self._leads_outside(entry, first)):
+                if entry >= first and tensor.grad_fn is not None:
+                    self.rows[entry] = (*self.rows[entry][:-1], type(tensor.grad_fn).__name__)
+                    if self.gradients is not None:
+                        self.gradients.watch(entry, tensor)
+                continue
+            code, instruction = self.user_code(frame)
+            call = (named_operation(name, func), args, None, references, self.module_call, code, instruction, 0.0)
+            self._append(call, tensor, None if len(outputs) == 1 else index)
+
+    def _leads_outside(self, entry: int, first: int) -> bool:
+        """Whether an entry made since `first` was computed from one made before, or from a parameter."""
+        pending, seen = [entry], {entry}
+        while pending:
+            references = self.rows[pending.pop()][3]
+            for parent in references.values() if isinstance(references, dict) else references:
+                if parent is not None and parent not in seen:
+                    if parent < first:
+                        return True
+                    seen.add(parent)
+                    pending.append(parent)
+        return False
+
+    # -- arguments -------------------------------------------------------------------------------------------------
+
+    def references_to(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[Any, int]:
+        """Which of the arguments, nested and named ones too, are entries or parameters."""
+        found = {}
+        for arguments in (args, kwargs):
+            for path, tensor in plain_tensors(arguments):
+                entry = self.entry_of(tensor)
+                found[path[0] if len(path) == 1 else path] = self.add_outside(tensor) if entry is None else entry
+        return found
+
+    def _written(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:
+        """The tensors that the call is going to write to."""
+        targets = [tensor for _, tensor in plain_tensors((kwargs or {}).get("out"))]
+        if operation.writes_if is None or (len(args) > operation.writes_if and args[operation.writes_if]):
+            for position in operation.written:
+                if position < len(args):
+                    targets.extend(tensor for _, tensor in plain_tensors(args[position]))
+        return targets
+
+    def _keep_args(self, entry: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Keeps the arguments as they were at the call, copied like saved values when their memory is written."""
+
+        def keep(tensor: Tensor) -> list[Tensor]:
+            holder = [tensor]
+            self.memory.watch_argument(holder, 0)
+            return _Kept(holder)
+
+        self.saved_args[entry] = (same_with(args, keep), same_with(kwargs or {}, keep))
+
+    # -- calls that leave no row -----------------------------------------------------------------------------------
+
+    def _read(self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        if operation.kind is Kind.INLINE:
+            self.is_inlining = True
+            torch._C._push_on_torch_function_stack(self)
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                self.is_inlining = False
+                torch._C._pop_torch_function_stack()
+        result = func(*args, **(kwargs or {}))
+        if operation.kind is Kind.BOOLEAN:
+            entry = self.entry_of(args[0])
+            if entry is not None and entry >= 0:
+                self.booleans[entry] = result
+        return result
+
+    def _collect(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        assert self.collected is not None
+        for entry in self.references_to(args, kwargs).values():
+            self.collected[entry] = None
+        return func(*args, **(kwargs or {}))
+
+    # -- where it happened -----------------------------------------------------------------------------------------
+
+    def user_code(self, frame: FrameType | None) -> tuple[CodeType | None, int]:
+        """The user's code that led to `frame`, no further out than the call of the module we are in."""
+        while frame is not None:
+            code = frame.f_code
+            if is_user_code(code):
+                return code, frame.f_lasti
+            if code in self.module_codes:
+                call = self.module_calls[self.module_call]
+                return call.code, call.instruction
+            frame = frame.f_back
+        return None, 0
+
+    def fail(
+        self,
+        error: BaseException,
+        operation: Operation | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        references: References,
+        frame: FrameType | None,
+    ) -> None:
+        """Notes where the model raised; the innermost place, which is told first, stays."""
+        if self.failure is None:
+            code, instruction = self.user_code(frame)
+            arguments = describe_arguments(args, kwargs)
+            message = f"{type(error).__name__}: {error}"
+            self.failure = Failure(message, self.module_call, code, instruction, operation, arguments, references)
+
+    def finish(self, outliving: Sequence[Tensor]) -> None:
+        """The pass is over: lets go of arguments, copies what must not change any more."""
+        self.memory.settle(outliving)
+        for holder in self.saved_args:
+            self.saved_args[holder] = _unwrap(self.saved_args[holder])
+        if not self.memory.may_die:
+            self.rows = [
+                (row[0], tuple([None if isinstance(arg, Tensor) else arg for arg in row[1]]), *row[2:]) for row in self.rows
+            ]
+        self._entry_of_id.clear()
+
+
+class _Kept(list[Tensor]):
+    """A saved argument: one tensor, in a place where it can be replaced by its copy."""
+
+
+def _unwrap(tree: Any) -> Any:
+    if isinstance(tree, _Kept):
+        return tree[0]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*map(_unwrap, tree))
+    if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
+        return type(tree)(map(_unwrap, tree))
+    if isinstance(tree, dict):
+        return {key: _unwrap(item) for key, item in tree.items()}
+    return tree
+
+
+def describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
+    """Arguments in a line: shapes for tensors, the rest as it is."""
+
+    def describe(value: Any) -> str:
+        if isinstance(value, Tensor):
+            return f"{'x'.join(map(str, _shape_of(value))) or 'scalar'} {str(value.dtype).removeprefix('torch.')}"
+        if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+            return f"[{', '.join(map(describe, value))}]"
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+
+    return ", ".join([*map(describe, args), *(f"{key}={describe(value)}" for key, value in (kwargs or {}).items())])
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    """Stands for the function of an entry that no function made."""
+    return tensor
+
+
+INPUT = named_operation("input", _unchanged)
+BUFFER = named_operation("buffer", _unchanged)
+OUTPUT = named_operation("output", _unchanged)
+_IDENTITY = named_operation("identity", _unchanged)
+
+
+def _forget(tensor: Tensor) -> None:
+    return None
+
+
+def _shape_of(tensor: Tensor) -> tuple[int, ...]:
+    try:
+        return tensor.shape
+    except RuntimeError:  # nested tensors of the strided layout: sizes differ from one to the next
+        return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
+
+
+def _gradfunc_of(tensor: Tensor) -> str | None:
+    return None if tensor.grad_fn is None else type(tensor.grad_fn).__name__

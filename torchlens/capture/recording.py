@@ -1,0 +1,110 @@
+"""What a forward pass left behind: plain data, handed from capture to graph.
+
+Entries are numbered as they came: the model's inputs, its buffers, one per tensor that an operation made, the model's
+outputs. A reference to an entry is its number. A reference to parameter `k` is `-1 - k`; with `k` beyond the parameters it
+is a tensor that the model found somewhere else (an attribute, a closure), told apart only where memory is written.
+"""
+
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens.capture.operations import Operation
+from torchlens.capture.trees import Path
+
+__all__ = ["Failure", "ModuleCall", "Recording", "References", "Region", "Row", "Write"]
+
+# Which arguments were which entries: aligned with flat positional arguments, or by location where they are nested or
+# named: position, keyword, or (position or keyword, index, ...).
+References = tuple[int | None, ...] | dict[Any, int]
+
+
+class Row(NamedTuple):
+    """One tensor that one call made."""
+
+    operation: Operation
+    args: tuple[Any, ...]  # with None in place of tensors
+    kwargs: dict[str, Any] | None
+    references: References
+    module_call: int  # index into Recording.module_calls
+    code: CodeType | None  # where the user's code called it
+    instruction: int
+    seconds: float
+    output_index: int | None  # which of several outputs
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    gradfunc: str | None
+
+
+class ModuleCall(NamedTuple):
+    """One call of one module: which, the how-manieth, from inside which other call."""
+
+    address: str
+    pass_num: int
+    parent: int
+    code: CodeType | None
+    instruction: int
+
+
+class Region(NamedTuple):
+    """The bytes of its storage that a tensor looks at."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
+
+
+class Write(NamedTuple):
+    """Entry `entry` wrote to `region` of `storage`."""
+
+    entry: int
+    storage: int
+    region: Region
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Where the model raised: the innermost module and, if it was one, the operation with its argument shapes."""
+
+    message: str
+    module_call: int
+    code: CodeType | None
+    instruction: int
+    operation: Operation | None
+    arguments: str
+    references: References
+
+
+@dataclass(slots=True)
+class Recording:
+    """Everything the recorder wrote down, in the order it happened."""
+
+    model_name: str
+    rows: list[Row]
+    values: list[Any]
+    versions: list[int]
+    storages: list[int]
+    regions: dict[int, Region]
+    writes: list[Write]
+    inputs: list[tuple[Path, int]]
+    outputs: list[tuple[Path, int]]
+    buffers: list[tuple[str, int]]
+    params: list[torch.nn.Parameter]
+    param_addresses: list[str]
+    module_params: dict[str, tuple[int, ...]]
+    outside_storages: list[int]  # of what is referred to by -1 - k
+    module_calls: list[ModuleCall]
+    module_classes: dict[str, str]
+    module_entries: list[tuple[int, list[int]]]  # (module call, entries it was given)
+    module_exits: list[tuple[int, list[int]]]  # (module call, entries it returned)
+    booleans: dict[int, bool]
+    saved_args: dict[int, tuple[Any, Any]]
+    gradients: dict[int, torch.Tensor]
+    seconds_forward: float = 0.0
+    seconds_total: float = 0.0
+    random_seed: int | None = None
+    failure: Failure | None = None
+    warnings: list[str] = field(default_factory=list)

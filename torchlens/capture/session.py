@@ -1,0 +1,262 @@
+"""One forward pass under the recorder: set up, run, tear down, whatever happens in between."""
+
+import inspect
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchlens.capture.gradients import GradientHooks
+from torchlens.capture.memory import Memory, region_of, storage_of
+from torchlens.capture.modules import ModuleTracker, clean_address
+from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
+from torchlens.capture.recorder import BUFFER, INPUT, Recorder
+from torchlens.capture.recording import Recording, Row
+from torchlens.capture.trees import Path, named_tensors
+from torchlens.errors import NestedLogError
+
+__all__ = ["CaptureOptions", "Session", "generator_states", "restore_generators", "seed_generators"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """What to keep of a pass. `saves` as in Recorder; `saved_modules` as in ModuleTracker."""
+
+    saves: bool | frozenset[int] = True
+    saved_modules: frozenset[str] = frozenset()
+    transform: Callable[[torch.Tensor], Any] | None = None
+    keeps_args: bool = False
+    keeps_gradients: bool = False
+    keeps_undo: bool = False
+    random_seed: int | None = None
+
+
+class Session:
+    """Runs a model once and holds what was recorded, also if it raised.
+
+    After `run`, `recording` is complete; after an exception in `run` it is what there was until then.
+    """
+
+    def __init__(self, model: torch.nn.Module, options: CaptureOptions) -> None:
+        if CURRENT.tracker is not None:
+            raise NestedLogError(
+                "A forward pass is being logged in this thread already, and a log cannot hold another. Log the inner "
+                "model on its own, before or after; its modules are part of the outer log anyway."
+            )
+        self.model = model
+        self.options = options
+        self._memory = Memory(options.transform, options.keeps_undo)
+        gradients = GradientHooks() if options.keeps_gradients else None
+        self._recorder = Recorder(self._memory, options.saves, options.keeps_args, gradients)
+        self._tracker = ModuleTracker(model, self._recorder, options.saved_modules)
+        self._inputs: list[tuple[Path, int]] = []
+        self._outputs: list[tuple[Path, int]] = []
+        self._buffers: list[tuple[str, int]] = []
+        self._parameters: dict[int, tuple[str, torch.nn.Parameter]] = {}
+        self._module_params: dict[str, tuple[int, ...]] = {}
+        self._bound_buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._seconds_forward = 0.0
+        self._seconds_total = 0.0
+
+    def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls the model and returns what it returns."""
+        start = perf_counter()
+        if self.options.random_seed is not None:
+            seed_generators(self.options.random_seed)
+        outliving = self._add_sources(args, kwargs)
+        try:
+            result = self._run_logged(args, kwargs)
+            for path, tensor in named_tensors(result):
+                self._outputs.append((path, self._recorder.add_output(tensor)))
+                outliving.append(tensor)
+            return result
+        finally:
+            self._recorder.finish(outliving)
+            self._seconds_total = perf_counter() - start
+
+    def _run_logged(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The part in which torch is patched.
+
+        Undoing is safe to repeat, and stands twice: an interrupt (Ctrl-C) can cut short one of the two, not both.
+        """
+        compiled = _compiled_modules(self.model)
+        depth = torch._C._len_torch_function_stack()
+        stance = _eager_stance()
+        try:
+            apply_patches(self)
+            for module, _ in compiled:
+                module._compiled_call_impl = None
+            CURRENT.tracker = self._tracker
+            torch._C._push_on_torch_function_stack(self._recorder)
+            start = perf_counter()
+            try:
+                return self.model(*args, **kwargs)
+            finally:
+                self._seconds_forward = perf_counter() - start
+        finally:
+            try:
+                self._leave(depth, compiled, stance)
+            finally:
+                self._leave(depth, compiled, stance)
+
+    def _leave(self, depth: int, compiled: list[tuple[Any, Any]], stance: Any) -> None:
+        CURRENT.tracker = None
+        if torch._C._len_torch_function_stack() > depth:
+            torch._C._pop_torch_function_stack()
+        for module, implementation in compiled:
+            module._compiled_call_impl = implementation
+        undo_patches(self)
+        if stance is not None:
+            stance.restore()
+
+    def _add_sources(self, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Learns the parameters, makes entries of inputs and buffers; returns them all."""
+        recorder = self._recorder
+        modules = [(clean_address(address), module) for address, module in self.model.named_modules()]
+        sources: list[torch.Tensor] = []
+        for address, module in modules:
+            own = []
+            for name, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                if id(parameter) not in self._parameters:
+                    recorder.add_outside(parameter)
+                    self._parameters[id(parameter)] = (f"{address}.{name}".lstrip("."), parameter)
+                    sources.append(parameter)
+                own.append(-1 - (recorder.entry_of(parameter) or 0))
+            self._module_params[address] = tuple(own)
+        for path, tensor in _named_inputs(self.model, args, kwargs):
+            entry = recorder.entry_of(tensor)
+            if entry is None:
+                entry = recorder.add_source(INPUT, tensor)
+                sources.append(tensor)
+            if entry >= 0:
+                self._inputs.append((path, entry))
+        for address, module in modules:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and recorder.entry_of(buffer) is None:
+                    self._buffers.append((f"{address}.{name}".lstrip("."), recorder.add_source(BUFFER, buffer)))
+                    sources.append(buffer)
+        if self.options.keeps_undo:
+            self._bound_buffers = [(module._buffers, dict(module._buffers)) for _, module in modules]
+        self._memory.begin_operations(sources)
+        return sources
+
+    def restore_memory(self) -> None:
+        """Puts inputs, buffers and parameters back as they were before the pass (needs `keeps_undo`)."""
+        self._memory.restore()
+        for buffers, before in self._bound_buffers:
+            for name in before:
+                if buffers.get(name) is not before[name]:
+                    buffers[name] = before[name]
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether an output of a module in `saved_modules` was written to before the module returned it."""
+        return self._tracker.is_uncertain
+
+    @property
+    def recording(self) -> Recording:
+        """What was recorded."""
+        recorder, memory, tracker = self._recorder, self._memory, self._tracker
+        outside = recorder.outside if memory.writes else []
+        for number, tensor in enumerate(outside):
+            memory.regions[-1 - number] = region_of(tensor)
+        return Recording(
+            model_name=tracker.classes[""],
+            rows=list(map(Row._make, recorder.rows)),
+            values=memory.values,
+            versions=memory.versions,
+            storages=memory.storages,
+            regions=memory.regions,
+            writes=memory.writes,
+            inputs=self._inputs,
+            outputs=self._outputs,
+            buffers=self._buffers,
+            params=[parameter for _, parameter in self._parameters.values()],
+            param_addresses=[address for address, _ in self._parameters.values()],
+            module_params=self._module_params,
+            outside_storages=list(map(storage_of, outside)),
+            module_calls=recorder.module_calls,
+            module_classes=tracker.classes,
+            module_entries=tracker.entries,
+            module_exits=tracker.exits,
+            booleans=recorder.booleans,
+            saved_args=recorder.saved_args,
+            gradients={} if recorder.gradients is None else recorder.gradients.gradients,
+            seconds_forward=self._seconds_forward,
+            seconds_total=self._seconds_total,
+            random_seed=self.options.random_seed,
+            failure=recorder.failure,
+            warnings=recorder.warnings,
+        )
+
+
+def _named_inputs(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[Path, torch.Tensor]]:
+    """Input tensors with the name of the argument they came in."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):  # a forward written in C, or a scripted one
+        parameters = []
+    names: list[Any] = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    found = []
+    for position, argument in enumerate(args):
+        head = (names[position],) if position < len(names) else (rest, position - len(names))
+        found += [((*head, *path), tensor) for path, tensor in named_tensors(argument)]
+    for name, argument in kwargs.items():
+        found += [((name, *path), tensor) for path, tensor in named_tensors(argument)]
+    return found
+
+
+# -- compiled models ---------------------------------------------------------------------------------------------------
+
+
+def _compiled_modules(model: torch.nn.Module) -> list[tuple[Any, Any]]:
+    """Modules that `module.compile()` was called on; they run their source while being logged."""
+    return [(module, module._compiled_call_impl) for module in model.modules() if module._compiled_call_impl is not None]
+
+
+class _EagerStance:
+    """Makes what `torch.compile` returned run its source, until `restore` is called (once or more)."""
+
+    def __init__(self) -> None:
+        self._stance: Any = torch.compiler.set_stance("force_eager")
+
+    def restore(self) -> None:
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
+
+
+def _eager_stance() -> _EagerStance | None:
+    return _EagerStance() if "torch._dynamo.eval_frame" in sys.modules else None
+
+
+# -- random numbers ----------------------------------------------------------------------------------------------------
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds python's, numpy's and torch's generators."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """The state of every generator that `restore_generators` puts back."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), devices
+
+
+def restore_generators(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    if states[3]:
+        torch.cuda.set_rng_state_all(states[3])

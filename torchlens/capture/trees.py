@@ -1,0 +1,82 @@
+"""Finding the tensors in whatever a model or an operation takes and returns."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+__all__ = ["Path", "named_tensors", "plain_tensors", "same_with"]
+
+Path = tuple[Any, ...]
+
+# Objects that are looked into by their attributes only down to this depth: enough for a batch object of a data library.
+_MAX_DEPTH = 12
+_OPAQUE = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, BuiltinFunctionType,
+           MethodType, torch.nn.Module, torch.dtype, torch.device, torch.Size)  # fmt: skip
+
+
+def plain_tensors(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Tensors in nested lists, tuples and dicts: what the arguments and results of torch functions are made of."""
+    if isinstance(tree, torch.Tensor):
+        yield path, tree
+    elif isinstance(tree, list | tuple):
+        for index, item in enumerate(tree):
+            yield from plain_tensors(item, (*path, index))
+    elif isinstance(tree, Mapping):
+        for key, item in tree.items():
+            yield from plain_tensors(item, (*path, key))
+
+
+def named_tensors(tree: Any) -> list[tuple[Path, torch.Tensor]]:
+    """Tensors in a model's input or output, with the path a person would write to reach them.
+
+    Looks into lists, tuples, named tuples (by field), mappings, dataclasses and plain objects (by attribute).
+    """
+    found: list[tuple[Path, torch.Tensor]] = []
+    _collect(tree, (), found, set(), 0)
+    return found
+
+
+def _collect(tree: Any, path: Path, found: list[tuple[Path, torch.Tensor]], seen: set[int], depth: int) -> None:
+    if isinstance(tree, torch.Tensor):
+        found.append((path, tree))
+        return
+    if isinstance(tree, _OPAQUE) or depth > _MAX_DEPTH or id(tree) in seen:
+        return
+    seen.add(id(tree))
+    for key, item in _children(tree):
+        # Private containers of an object (`batch._store._mapping.x`) are left out of the path.
+        hidden = isinstance(key, str) and key.startswith("_")
+        _collect(item, path if hidden else (*path, key), found, seen, depth + 1)
+    seen.discard(id(tree))
+
+
+def _children(tree: Any) -> list[tuple[Any, Any]]:
+    if isinstance(tree, Mapping):
+        return list(tree.items())
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(zip(tree._fields, tree, strict=True))
+    if isinstance(tree, list | tuple | set | frozenset):
+        return list(enumerate(tree))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [(field.name, getattr(tree, field.name, None)) for field in dataclasses.fields(tree)]
+    return list(getattr(tree, "__dict__", {}).items())
+
+
+def same_with(tree: Any, replace: Any) -> Any:
+    """`tree` (lists, tuples, dicts) with each tensor replaced by `replace(tensor)`."""
+    if isinstance(tree, torch.Tensor):
+        return replace(tree)
+    if isinstance(tree, torch.Size):
+        return tree
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(same_with(item, replace) for item in tree))
+    if isinstance(tree, list | tuple):
+        return tuple(same_with(i, replace) for i in tree) if isinstance(tree, tuple) else [
+            same_with(i, replace) for i in tree
+        ]  # fmt: skip
+    if isinstance(tree, dict):
+        return {key: same_with(item, replace) for key, item in tree.items()}
+    return tree

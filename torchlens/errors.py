@@ -1,0 +1,28 @@
+"""The exceptions torchlens raises on its own account.
+
+    TorchLensError
+    ├── NestedLogError          a log was started inside a log of the same thread
+    ├── DifferentGraphError     a second run of the model did not do what the first one did
+    └── ValueChangedError       a saved tensor was changed in place after it was saved
+
+Bad arguments are plain ``TypeError`` and ``ValueError``; unknown layers are plain ``KeyError`` and ``IndexError``; an
+exception of the model's own comes through as it is.
+"""
+
+__all__ = ["DifferentGraphError", "NestedLogError", "TorchLensError", "ValueChangedError"]
+
+
+class TorchLensError(Exception):
+    """Whatever torchlens itself has to complain about."""
+
+
+class NestedLogError(TorchLensError):
+    """A log was started while the same thread was already logging."""
+
+
+class DifferentGraphError(TorchLensError):
+    """Two runs of a model that should have done the same operations did not."""
+
+
+class ValueChangedError(TorchLensError):
+    """A saved tensor no longer holds the value it was saved with."""

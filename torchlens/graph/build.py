@@ -1,0 +1,183 @@
+"""The steps from a recording to a graph, in order."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchlens.capture.recorder import BUFFER, INPUT, OUTPUT
+from torchlens.capture.recording import Recording, Row
+from torchlens.graph.conditions import find_conditions
+from torchlens.graph.connections import ancestors_of, children_of, connected, descendants_of
+from torchlens.graph.edges import find_edges, located
+from torchlens.graph.labels import Layer, number_layers
+from torchlens.graph.loops import group_into_layers
+from torchlens.graph.modules import ModuleTree, call_chains, module_tree
+
+__all__ = ["Graph", "build_graph"]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A forward pass as a graph of entries: one list per fact, index = entry, in the order of the log.
+
+    The entries are those of the recording that belong to the log; `recorded` has the number of each there, `entry_of` is
+    the way back. `first_exit` has the first tensor each module call returned.
+    `located_reads` (in numbers of the recording) is from `find_edges`.
+    """
+
+    recorded: list[int]
+    entry_of: dict[int, int]
+    parents: list[tuple[int, ...]]
+    children: list[list[int]]
+    located_reads: dict[int, list[tuple[Any, int]]]
+    params: list[tuple[int, ...]]
+    layers: list[Layer]
+    layer_of: list[int]
+    pass_of: list[int]
+    has_input_ancestor: list[bool]
+    is_output_ancestor: list[bool]
+    inputs: list[int]
+    outputs: list[int]
+    buffers: list[int]
+    booleans: dict[int, bool]
+    condition_entries: set[int]
+    condition_edges: list[tuple[int, int]]
+    module_tree: ModuleTree
+    module_chains: list[tuple[int, ...]]
+    modules_entered: dict[int, list[int]]
+    modules_exited: dict[int, list[int]]
+    first_exit: dict[int, int]
+    num_left_out: int
+
+
+def build_graph(recording: Recording) -> Graph:
+    """Edges, then what belongs to the log, then layers and their numbers, then modules and conditions."""
+    edges, located_reads = find_edges(recording)
+    recorded = _choose_entries(recording, edges)
+    entry_of = {number: entry for entry, number in enumerate(recorded)}
+    reads = [tuple([entry_of[parent] for parent in edges[number]]) for number in recorded]
+    parents = [read if len(read) < 2 else tuple(dict.fromkeys(read)) for read in reads]
+    rows = [recording.rows[number] for number in recorded]
+    kinds = [row.operation for row in rows]
+    inputs = [entry for entry, kind in enumerate(kinds) if kind is INPUT]
+    buffers = [entry for entry, kind in enumerate(kinds) if kind is BUFFER]
+    outputs = [entry for entry, kind in enumerate(kinds) if kind is OUTPUT]
+    num_before = len(inputs) + len(buffers)
+    params = [_params_of(row, len(recording.params)) for row in rows]
+
+    operations = range(num_before, len(rows) - len(outputs))
+    first_of_layer = list(range(len(rows)))
+    first_of_layer[operations.start : operations.stop] = _group(recording, rows, reads, params, operations)
+    types = [row.operation.layer_type for row in rows]
+    layers, layer_of = number_layers(types, first_of_layer, [entry < num_before for entry in range(len(rows))])
+    pass_of = [1] * len(rows)
+    for layer in layers:
+        if len(layer.entries) > 1:
+            for number, entry in enumerate(layer.entries, start=1):
+                pass_of[entry] = number
+
+    is_output_ancestor = ancestors_of(outputs, parents)
+    booleans = {entry_of[number]: value for number, value in recording.booleans.items() if number in entry_of}
+    condition_entries, condition_edges = find_conditions(booleans, parents, is_output_ancestor)
+    return Graph(
+        recorded=recorded,
+        entry_of=entry_of,
+        parents=parents,
+        children=children_of(parents),
+        located_reads=located_reads,
+        params=params,
+        layers=layers,
+        layer_of=layer_of,
+        pass_of=pass_of,
+        has_input_ancestor=descendants_of(inputs, parents),
+        is_output_ancestor=is_output_ancestor,
+        inputs=inputs,
+        outputs=outputs,
+        buffers=buffers,
+        booleans=booleans,
+        condition_entries=condition_entries,
+        condition_edges=condition_edges,
+        module_tree=module_tree(recording.module_calls),
+        module_chains=call_chains(recording.module_calls),
+        modules_entered=_by_entry(recording.module_entries, entry_of),
+        modules_exited=_by_entry(recording.module_exits, entry_of),
+        first_exit=_first_exits(recording.module_exits, entry_of),
+        num_left_out=sum(
+            row.operation is not BUFFER for number, row in enumerate(recording.rows) if number not in entry_of
+        ),
+    )
+
+
+def _choose_entries(recording: Recording, parents: Sequence[Sequence[int]]) -> list[int]:
+    """Inputs first, then the buffers that are read, in the order they are, then operations, then outputs."""
+    outputs = [number for _, number in recording.outputs]
+    inputs = list(dict.fromkeys(number for _, number in recording.inputs))
+    belongs = connected(inputs, outputs, parents)
+    num_inputs, num_sources = len(inputs), len(inputs) + len(recording.buffers)
+    chosen = [number for number in range(num_sources, len(parents)) if belongs[number]]
+    read = dict.fromkeys(parent for number in chosen for parent in parents[number] if parent < num_sources)
+    return [*range(num_inputs), *(number for number in read if number >= num_inputs), *chosen]
+
+
+def _params_of(row: Row, num_params: int) -> tuple[int, ...]:
+    references = row.references
+    found = references.values() if isinstance(references, dict) else references
+    return tuple(dict.fromkeys([-1 - n for n in found if n is not None and -num_params <= n < 0]))
+
+
+def _group(
+    recording: Recording,
+    rows: Sequence[Row],
+    reads: Sequence[Sequence[int]],
+    params: Sequence[tuple[int, ...]],
+    operations: range,
+) -> list[int]:
+    """The first entry of each operation's layer."""
+    start = operations.start
+    keys = [_key_of(recording, rows[entry], params[entry]) for entry in operations]
+    kinds = [(rows[entry].operation.name, rows[entry].output_index) for entry in operations]
+    shifted = [[parent - start for parent in reads[entry]] for entry in operations]
+    has_params = [bool(params[entry]) for entry in operations]
+    return [start + first for first in group_into_layers(keys, has_params, kinds, shifted)]
+
+
+def _key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> Hashable:
+    """What an operation does: see `loops.py`."""
+    name = row.operation.name
+    if params:
+        return name, row.output_index, params
+    shapes = tuple([recording.rows[number].shape for _, number in located(row.references) if number >= 0])
+    module = recording.module_calls[row.module_call].address
+    return name, row.output_index, _hashable(row.args), _hashable(row.kwargs), shapes, module
+
+
+def _hashable(arguments: Any) -> Hashable:
+    if not arguments:
+        return None
+    try:
+        hash(arguments)
+    except TypeError:  # slices and lists
+        return repr(arguments)
+    return arguments
+
+
+def _by_entry(calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]) -> dict[int, list[int]]:
+    """For each entry, the module calls it is listed with."""
+    found: dict[int, list[int]] = {}
+    for call, numbers in calls:
+        for number in numbers:
+            if number in entry_of:
+                own = found.setdefault(entry_of[number], [])
+                if call not in own:
+                    own.append(call)
+    return found
+
+
+def _first_exits(calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]) -> dict[int, int]:
+    """For each module call, the first of the entries it returned."""
+    found = {}
+    for call, numbers in calls:
+        entries = [entry_of[number] for number in numbers if number in entry_of]
+        if entries:
+            found[call] = entries[0]
+    return found

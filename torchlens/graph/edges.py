@@ -1,0 +1,156 @@
+"""Who reads whose result.
+
+An operation that is given a tensor reads the entry that made it, unless the memory was written since: then it reads the
+writers, each byte's last one. An entry that only looks at memory (a view) is read in any case: it is how the reader got
+there.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from torchlens.capture.recording import Recording, References, Region, Write
+
+__all__ = ["find_edges", "located"]
+
+# Above this many elements, strided regions are compared by their first and last byte only.
+_MAX_ELEMENTS = 1 << 22
+
+
+def find_edges(recording: Recording) -> tuple[list[tuple[int, ...]], dict[int, list[tuple[Any, int]]]]:
+    """For every entry, the entries it reads, in the order of its arguments; one read twice is listed twice.
+
+    Beside it, for the entries that read something else than what they were given, the same with locations.
+    """
+    parents_of: list[tuple[int, ...]] = []
+    located_reads: dict[int, list[tuple[Any, int]]] = {}
+    if not recording.writes:
+        for row in recording.rows:
+            references = row.references
+            found = references.values() if isinstance(references, dict) else references
+            parents_of.append(tuple([entry for entry in found if entry is not None and entry >= 0]))
+        return parents_of, located_reads
+    readers = _Readers(recording)
+    for time, row in enumerate(recording.rows):
+        given = located(row.references)
+        read = [(location, source) for location, entry in given for source in readers.read(entry, time)]
+        if read != given:
+            located_reads[time] = read
+        parents_of.append(tuple([entry for _, entry in read]))
+    return parents_of, located_reads
+
+
+def located(references: References) -> list[tuple[Any, int]]:
+    """References as (location, entry) pairs."""
+    if isinstance(references, dict):
+        return list(references.items())
+    return [(position, entry) for position, entry in enumerate(references) if entry is not None]
+
+
+class _Readers:
+    """Answers which entries a reader of an entry reads at a given time, in a recording with writes."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        writes: dict[int, list[Write]] = {}
+        for write in recording.writes:
+            writes.setdefault(write.storage, []).append(write)
+        self.histories = {storage: _WriteHistory(own) for storage, own in writes.items()}
+        self.writers = {write.entry for write in recording.writes}
+
+    def read(self, entry: int, time: int) -> list[int]:
+        """The entries whose result is read by reading `entry` just before entry `time` was made."""
+        own = [entry] if entry >= 0 else []
+        storage = self._storage_of(entry)
+        history = self.histories.get(storage)
+        if history is None:
+            return own
+        # Never looked at while it was written: nothing was written that it looks at.
+        region = self.recording.regions.get(entry)
+        candidates = [] if region is None else history.between(entry, time, *_extent(region))
+        if region is None or not candidates:
+            return own
+        is_view = entry >= 0 and self._is_view(entry, storage)
+        writers, is_covered = _last_writers(region, candidates)
+        return writers if is_covered and not is_view else [*own, *writers]
+
+    def _storage_of(self, entry: int) -> int:
+        return self.recording.storages[entry] if entry >= 0 else self.recording.outside_storages[-1 - entry]
+
+    def _is_view(self, entry: int, storage: int) -> bool:
+        """Whether the entry looks at memory that something before it made."""
+        row = self.recording.rows[entry]
+        if entry in self.writers and row.operation.is_inplace:
+            return False
+        return any(storage == self._storage_of(parent) for _, parent in located(row.references))
+
+
+class _WriteHistory:
+    """The writes to one storage, in order, with the extent of each."""
+
+    def __init__(self, writes: list[Write]) -> None:
+        self.writes = writes
+        self.times = [write.entry for write in writes]
+        self.extents = np.array([_extent(write.region) for write in writes], dtype=np.int64)
+
+    def between(self, after: int, before: int, start: int, end: int) -> list[Write]:
+        """Writes after entry `after` and before entry `before` that touch the bytes from `start` to `end`."""
+        first, last = bisect_right(self.times, after), bisect_left(self.times, before)
+        if first >= last:
+            return []
+        lows, highs = self.extents[first:last, 0], self.extents[first:last, 1]
+        return [self.writes[first + index] for index in np.flatnonzero((lows < end) & (start < highs))]
+
+
+def _last_writers(region: Region, writes: Sequence[Write]) -> tuple[list[int], bool]:
+    """Which writes are the last ones to some part of `region`, earliest first, and whether they cover it all."""
+    writers: list[int] = []
+    start, end = _extent(region)
+    remaining: Any = None  # bytes of the region that no later write covers; None while it is all of them
+    for write in reversed(writes):
+        low, high = _extent(write.region)
+        if high <= start or end <= low:
+            continue
+        if remaining is None and (write.region == region or (_is_dense(write.region) and low <= start and end <= high)):
+            return [write.entry, *writers], True
+        if max(_num_elements(region), _num_elements(write.region)) > _MAX_ELEMENTS:
+            writers.insert(0, write.entry)
+            continue
+        if remaining is None:
+            remaining = _bytes_of(region)
+        left = np.setdiff1d(remaining, _bytes_of(write.region))
+        if len(left) < len(remaining):
+            writers.insert(0, write.entry)
+            remaining = left
+            if not len(left):
+                return writers, True
+    return writers, False
+
+
+def _num_elements(region: Region) -> int:
+    return int(np.prod(region.shape, dtype=np.int64))
+
+
+def _extent(region: Region) -> tuple[int, int]:
+    """The first byte and one past the last."""
+    if 0 in region.shape:
+        return region.offset, region.offset
+    reach = sum((size - 1) * stride for size, stride in zip(region.shape, region.strides, strict=True))
+    return region.offset, region.offset + reach + region.item_bytes
+
+
+def _is_dense(region: Region) -> bool:
+    """Whether the region has no holes."""
+    start, end = _extent(region)
+    return end - start == _num_elements(region) * region.item_bytes
+
+
+def _bytes_of(region: Region) -> Any:
+    """The offsets of all bytes in the region."""
+    offsets = np.array([region.offset], dtype=np.int64)
+    for size, stride in zip(region.shape, region.strides, strict=True):
+        offsets = (offsets[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
+    offsets = (offsets[:, None] + np.arange(region.item_bytes, dtype=np.int64)).reshape(-1)
+    return np.unique(offsets)

@@ -1,0 +1,222 @@
+"""Which operations are passes of one layer.
+
+Two operations are when they do the same thing and belong to a repeated structure. What they do is a key: the function and
+its parameters, or, without parameters, the function, its other arguments, the shapes it takes and the module it is
+called in. Repeated structure shows in two ways, both found in near-linear time and joined by union-find:
+
+- shared parameters: operations of one key with parameters are passes of one layer; so are, step by step, operations that
+  hang in the same way on passes of one layer (the `relu` after each call of the same `linear`);
+- repetition: the sequence of keys repeats back to back (`add sin add sin ...`), every operation reads the counterparts of
+  what its counterpart one period earlier read, and each period reads from the one before it.
+"""
+
+from collections.abc import Hashable, Sequence
+
+__all__ = ["group_into_layers"]
+
+
+def group_into_layers(
+    keys: Sequence[Hashable],
+    has_params: Sequence[bool],
+    kinds: Sequence[Hashable],
+    parents: Sequence[Sequence[int]],
+) -> list[int]:
+    """For each operation, in order of execution, the first operation of its layer.
+
+    `kinds` is a coarser key (the function alone). `parents` may name operations before the first (inputs, buffers) by
+    negative numbers.
+    """
+    groups = _UnionFind(len(keys))
+    _join_repetitions(keys, parents, groups)
+    _join_around_parameters(keys, has_params, kinds, parents, groups)
+    return [groups.find(operation) for operation in range(len(keys))]
+
+
+class _UnionFind:
+    """Sets of operations; the smallest member stands for its set."""
+
+    def __init__(self, size: int) -> None:
+        self._above = list(range(size))
+
+    def find(self, item: int) -> int:
+        above = self._above
+        while above[item] != item:
+            above[item] = above[above[item]]
+            item = above[item]
+        return item
+
+    def join(self, a: int, b: int) -> None:
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self._above[max(a, b)] = min(a, b)
+
+
+# -- repetition --------------------------------------------------------------------------------------------------------
+
+
+def _join_repetitions(keys: Sequence[Hashable], parents: Sequence[Sequence[int]], groups: _UnionFind) -> None:
+    last: dict[Hashable, int] = {}
+    starts: dict[int, list[int]] = {}  # period → operations whose key comes again after that many operations
+    for operation, key in enumerate(keys):
+        before = last.get(key)
+        if before is not None:
+            starts.setdefault(operation - before, []).append(before)
+        last[key] = operation
+    for period, operations in starts.items():
+        end = -1
+        for operation in operations:
+            if operation < end:
+                continue
+            start, end = _run_around(keys, operation, period, end)
+            if end - start >= period:
+                _join_run(start, end, period, parents, groups)
+
+
+def _run_around(keys: Sequence[Hashable], operation: int, period: int, floor: int) -> tuple[int, int]:
+    """The widest range around `operation`, from `floor` on, in which each key comes again after `period`."""
+    start = operation
+    while start - 1 >= max(floor, 0) and keys[start - 1] == keys[start - 1 + period]:
+        start -= 1
+    end = operation + 1
+    limit = len(keys) - period
+    while end < limit and keys[end] == keys[end + period]:
+        end += 1
+    return start, end
+
+
+def _join_run(start: int, end: int, period: int, parents: Sequence[Sequence[int]], groups: _UnionFind) -> None:
+    """Joins operations one period apart where what they read is one period apart, too."""
+    while end - start >= period:
+        stop = start
+        while stop < end and _correspond(parents[stop], parents[stop + period], start, stop, period):
+            stop += 1
+        if stop - start >= period and _reads_previous(start, period, parents):
+            for operation in range(start, stop):
+                groups.join(operation, operation + period)
+        start = max(stop, start + 1)
+
+
+def _correspond(mine: Sequence[int], later: Sequence[int], start: int, operation: int, period: int) -> bool:
+    """Whether the parents of `operation` and of its counterpart a period later are counterparts, too."""
+    if len(mine) != len(later):
+        return False
+    for a, b in zip(mine, later, strict=True):
+        if b == a + period and a >= start:  # the same place in the next period
+            continue
+        if a < start and (b == a or start <= b < operation + period):  # both from outside; or what a loop starts with
+            continue
+        return False
+    return True
+
+
+def _reads_previous(start: int, period: int, parents: Sequence[Sequence[int]]) -> bool:
+    second = range(start + period, start + 2 * period)
+    return any(start <= parent < start + period for operation in second for parent in parents[operation])
+
+
+# -- shared parameters -------------------------------------------------------------------------------------------------
+
+
+def _join_around_parameters(
+    keys: Sequence[Hashable],
+    has_params: Sequence[bool],
+    kinds: Sequence[Hashable],
+    parents: Sequence[Sequence[int]],
+    groups: _UnionFind,
+) -> None:
+    sharing: dict[Hashable, list[int]] = {}
+    for operation, key in enumerate(keys):
+        if has_params[operation]:
+            sharing.setdefault(key, []).append(operation)
+    pending = [operations for operations in sharing.values() if len(operations) > 1]
+    if not pending:
+        return
+    for operations in pending:
+        for operation in operations[1:]:
+            groups.join(operations[0], operation)
+    children: list[list[tuple[int, int]]] = [[] for _ in keys]
+    for operation, own in enumerate(parents):
+        for position, parent in enumerate(own):
+            if parent >= 0:
+                children[parent].append((position, operation))
+    visited: set[tuple[int, ...]] = set()
+    while pending:
+        operations = pending.pop()
+        for neighbours in (_children_by_role(operations, children, keys), _parents_by_role(operations, parents, keys)):
+            for found in neighbours.values():
+                candidates = sorted({operation for operation in found if not has_params[operation]})
+                for alike in _split_by_origin(candidates, kinds, parents, operations):
+                    step = (alike[0], alike[-1], len(alike)) if alike else ()
+                    if len(alike) < 2 or step in visited:
+                        continue
+                    visited.add(step)
+                    for operation in alike[1:]:
+                        groups.join(alike[0], operation)
+                    pending.append(alike)
+
+
+def _children_by_role(
+    operations: Sequence[int], children: Sequence[Sequence[tuple[int, int]]], keys: Sequence[Hashable]
+) -> dict[Hashable, list[int]]:
+    """Children of the passes of a layer, by what they do, the argument they take it as, and the how-manieth they are."""
+    roles: dict[Hashable, list[int]] = {}
+    for operation in operations:
+        count: dict[Hashable, int] = {}
+        for position, child in children[operation]:
+            role = (keys[child], position)
+            count[role] = count.get(role, 0) + 1
+            roles.setdefault((role, count[role]), []).append(child)
+    return roles
+
+
+def _parents_by_role(
+    operations: Sequence[int], parents: Sequence[Sequence[int]], keys: Sequence[Hashable]
+) -> dict[Hashable, list[int]]:
+    roles: dict[Hashable, list[int]] = {}
+    for operation in operations:
+        for position, parent in enumerate(parents[operation]):
+            if parent >= 0:
+                roles.setdefault((keys[parent], position), []).append(parent)
+    return roles
+
+
+def _split_by_origin(
+    candidates: list[int], kinds: Sequence[Hashable], parents: Sequence[Sequence[int]], via: Sequence[int]
+) -> list[list[int]]:
+    """Splits operations that combine several tensors by where those come from: `x + attention(x)` is not `+ mlp(x)`.
+
+    What a loop starts with may come from elsewhere than what it goes on with.
+    """
+    if not candidates or all(len(parents[operation]) < 2 for operation in candidates):
+        return [candidates]
+    own = set(candidates)
+    linked = set(via)
+
+    def origin(parent: int) -> Hashable:
+        if parent in own:
+            return "itself"
+        if parent in linked:
+            return "link"
+        return kinds[parent] if parent >= 0 else parent
+
+    split: dict[Hashable, list[int]] = {}
+    for operation in candidates:
+        split.setdefault(tuple(map(origin, parents[operation])), []).append(operation)
+    if len(split) > 1:
+        first = candidates[0]
+        alone = [signature for signature, members in split.items() if members == [first]]
+        following = [members for members in split.values() if members[0] != first]
+        if alone and following and _starts_loop(first, following[0][0], parents):
+            del split[alone[0]]
+            following[0].insert(0, first)
+    return list(split.values())
+
+
+def _starts_loop(first: int, second: int, parents: Sequence[Sequence[int]]) -> bool:
+    """Whether where the two read different things, the second reads what came up since the first read its own."""
+    if len(parents[first]) != len(parents[second]):
+        return False
+    return all(
+        a == b or (b > a and (b >= first or b in parents[first] or b > min(parents[first])))
+        for a, b in zip(parents[first], parents[second], strict=True)
+    )

@@ -1,0 +1,1 @@
+"""What the user holds: data and lookups."""

@@ -1,0 +1,485 @@
+"""One entry of a history: one tensor, and the operation that made it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchlens.capture.recorder import BUFFER, INPUT, OUTPUT
+from torchlens.graph.edges import located
+from torchlens.history.arguments import argument_names
+from torchlens.history.log import Log, SourceLine, nice_bytes
+from torchlens.history.lookup import lookup_keys
+from torchlens.history.text import entry_text
+
+__all__ = ["LayerEntry"]
+
+
+class LayerEntry:
+    """What is known of one operation's result. Fields are worked out when they are read.
+
+    >>> entry = history['conv2d_3_7']
+    >>> entry.tensor_contents.shape
+    """
+
+    __slots__ = ("_entry", "_log")
+
+    def __init__(self, log: Log, entry: int) -> None:
+        self._log = log
+        self._entry = entry
+
+    def __repr__(self) -> str:
+        return f"<LayerEntry {self.layer_label}>"
+
+    def __str__(self) -> str:
+        return entry_text(self._log, self._entry)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LayerEntry) and self._log is other._log and self._entry == other._entry
+
+    def __hash__(self) -> int:
+        return hash((id(self._log), self._entry))
+
+    def _labels(self, entries: Any) -> list[str]:
+        return [self._log.label(entry) for entry in entries]
+
+    # -- labels ----------------------------------------------------------------------------------------------------
+
+    @property
+    def layer_label(self) -> str:
+        return self._log.label(self._entry)
+
+    @property
+    def layer_label_w_pass(self) -> str:
+        return self._log.label_w_pass(self._entry)
+
+    @property
+    def layer_label_no_pass(self) -> str:
+        return self._log.label_no_pass(self._entry)
+
+    @property
+    def layer_label_short(self) -> str:
+        short = self.layer_label_no_pass_short
+        return f"{short}:{self.pass_num}" if self.layer_passes_total > 1 else short
+
+    @property
+    def layer_label_w_pass_short(self) -> str:
+        return f"{self.layer_label_no_pass_short}:{self.pass_num}"
+
+    @property
+    def layer_label_no_pass_short(self) -> str:
+        return self._layer.label_short
+
+    @property
+    def _layer(self) -> Any:
+        return self._log.graph.layers[self._log.graph.layer_of[self._entry]]
+
+    @property
+    def layer_type(self) -> str:
+        return self._layer.type
+
+    @property
+    def layer_type_num(self) -> int:
+        return self._layer.type_num
+
+    @property
+    def layer_total_num(self) -> int:
+        return self._layer.total_num
+
+    @property
+    def pass_num(self) -> int:
+        return self._log.graph.pass_of[self._entry]
+
+    @property
+    def layer_passes_total(self) -> int:
+        return self._log.num_passes(self._entry)
+
+    @property
+    def operation_num(self) -> int:
+        """Counted from 1, inputs and buffers first."""
+        return self._entry + 1
+
+    @property
+    def lookup_keys(self) -> list[int | str]:
+        return lookup_keys(self._log, self._entry)
+
+    @property
+    def same_layer_operations(self) -> list[str]:
+        return self._labels(self._layer.entries)
+
+    # -- the tensor ------------------------------------------------------------------------------------------------
+
+    @property
+    def tensor_contents(self) -> Any:
+        """The value at the moment the operation ended; None if it was not saved."""
+        return self._log.value(self._entry)
+
+    @property
+    def has_saved_activations(self) -> bool:
+        return self._log.is_saved(self._entry)
+
+    @property
+    def tensor_shape(self) -> tuple[int, ...]:
+        return tuple(self._log.row(self._entry).shape)
+
+    @property
+    def tensor_dtype(self) -> torch.dtype:
+        return self._log.row(self._entry).dtype
+
+    @property
+    def tensor_fsize(self) -> int:
+        return self._log.num_bytes(self._entry)
+
+    @property
+    def tensor_fsize_nice(self) -> str:
+        return nice_bytes(self.tensor_fsize)
+
+    @property
+    def grad_contents(self) -> torch.Tensor | None:
+        """The gradient that arrived in `backward()` (with `save_gradients=True`)."""
+        return self._log.gradient(self._entry)
+
+    @property
+    def has_saved_grad(self) -> bool:
+        return self.grad_contents is not None
+
+    @property
+    def grad_shape(self) -> tuple[int, ...] | None:
+        return None if self.grad_contents is None else tuple(self.grad_contents.shape)
+
+    @property
+    def grad_dtype(self) -> torch.dtype | None:
+        return None if self.grad_contents is None else self.grad_contents.dtype
+
+    # -- the operation ---------------------------------------------------------------------------------------------
+
+    @property
+    def func_applied(self) -> Callable[..., Any] | None:
+        return None if self._is_boundary else self._log.row(self._entry).operation.func
+
+    @property
+    def func_applied_name(self) -> str:
+        return self._log.row(self._entry).operation.name
+
+    @property
+    def func_call_stack(self) -> list[SourceLine]:
+        """Where in the user's code it was called, innermost first."""
+        return self._log.call_stack(self._entry)
+
+    @property
+    def func_time_elapsed(self) -> float:
+        return self._log.row(self._entry).seconds
+
+    @property
+    def func_argnames(self) -> tuple[str, ...]:
+        return () if self._is_boundary else argument_names(self._log.row(self._entry).operation.func)
+
+    @property
+    def func_position_args_non_tensor(self) -> list[Any]:
+        row = self._log.row(self._entry)
+        tensors = {location for location, _ in located(row.references)}
+        return [arg for position, arg in enumerate(row.args) if position not in tensors and not self._is_boundary]
+
+    @property
+    def func_keyword_args_non_tensor(self) -> dict[str, Any]:
+        row = self._log.row(self._entry)
+        tensors = {location for location, _ in located(row.references)}
+        return {name: arg for name, arg in (row.kwargs or {}).items() if name not in tensors}
+
+    @property
+    def function_is_inplace(self) -> bool:
+        return self._log.row(self._entry).operation.is_inplace
+
+    @property
+    def gradfunc(self) -> str | None:
+        return self._log.row(self._entry).gradfunc
+
+    @property
+    def is_part_of_iterable_output(self) -> bool:
+        return self._log.row(self._entry).output_index is not None
+
+    @property
+    def iterable_output_index(self) -> int | None:
+        return self._log.row(self._entry).output_index
+
+    @property
+    def creation_args(self) -> tuple[Any, ...] | None:
+        """The positional arguments as they were (with `save_function_args=True`)."""
+        saved = self._log.recording.saved_args.get(self._log.graph.recorded[self._entry])
+        return None if saved is None else saved[0]
+
+    @property
+    def creation_kwargs(self) -> dict[str, Any] | None:
+        saved = self._log.recording.saved_args.get(self._log.graph.recorded[self._entry])
+        return None if saved is None else saved[1]
+
+    # -- parameters ------------------------------------------------------------------------------------------------
+
+    @property
+    def parent_params(self) -> list[torch.nn.Parameter]:
+        return [self._log.recording.params[number] for number in self._log.graph.params[self._entry]]
+
+    @property
+    def parent_param_addresses(self) -> list[str]:
+        return [self._log.recording.param_addresses[number] for number in self._log.graph.params[self._entry]]
+
+    @property
+    def parent_param_shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(parameter.shape) for parameter in self.parent_params]
+
+    @property
+    def computed_with_params(self) -> bool:
+        return bool(self._log.graph.params[self._entry])
+
+    @property
+    def num_param_tensors(self) -> int:
+        return len(self._log.graph.params[self._entry])
+
+    @property
+    def num_params_total(self) -> int:
+        return sum(parameter.numel() for parameter in self.parent_params)
+
+    @property
+    def parent_params_fsize(self) -> int:
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.parent_params)
+
+    @property
+    def parent_params_fsize_nice(self) -> str:
+        return nice_bytes(self.parent_params_fsize)
+
+    # -- the graph around it ---------------------------------------------------------------------------------------
+
+    @property
+    def parent_layers(self) -> list[str]:
+        return self._labels(self._log.graph.parents[self._entry])
+
+    @property
+    def child_layers(self) -> list[str]:
+        return self._labels(self._log.graph.children[self._entry])
+
+    @property
+    def sibling_layers(self) -> list[str]:
+        """Other children of its parents."""
+        graph = self._log.graph
+        found = (child for parent in graph.parents[self._entry] for child in graph.children[parent])
+        return self._labels(dict.fromkeys(child for child in found if child != self._entry))
+
+    @property
+    def spouse_layers(self) -> list[str]:
+        """Other parents of its children."""
+        graph = self._log.graph
+        found = (parent for child in graph.children[self._entry] for parent in graph.parents[child])
+        return self._labels(dict.fromkeys(parent for parent in found if parent != self._entry))
+
+    @property
+    def has_parents(self) -> bool:
+        return bool(self._log.graph.parents[self._entry])
+
+    @property
+    def has_children(self) -> bool:
+        return bool(self._log.graph.children[self._entry])
+
+    @property
+    def has_siblings(self) -> bool:
+        return bool(self.sibling_layers)
+
+    @property
+    def has_spouses(self) -> bool:
+        return bool(self.spouse_layers)
+
+    @property
+    def parent_layer_arg_locs(self) -> dict[str, dict[Any, Any]]:
+        """Which argument each parent is: `{'args': {0: 'conv2d_1_1', (1, 0): ...}, 'kwargs': {...}}`.
+
+        An argument that several operations wrote to has the list of them.
+        """
+        places: dict[str, dict[Any, Any]] = {"args": {}, "kwargs": {}}
+        for location, label in self._located_parents():
+            head = location[0] if isinstance(location, tuple) else location
+            found = places["kwargs" if isinstance(head, str) else "args"]
+            known = found.get(location)
+            found[location] = label if known is None else [*([known] if isinstance(known, str) else known), label]
+        return places
+
+    def _located_parents(self) -> list[tuple[Any, str]]:
+        graph = self._log.graph
+        number = graph.recorded[self._entry]
+        reads = graph.located_reads.get(number)
+        if reads is None:
+            reads = located(self._log.row(self._entry).references)
+        return [(location, self._log.label(graph.entry_of[parent])) for location, parent in reads if parent >= 0]
+
+    def _reachable(self, edges: Any) -> set[int]:
+        seen = {self._entry}
+        pending = [self._entry]
+        while pending:
+            for entry in edges[pending.pop()]:
+                if entry not in seen:
+                    seen.add(entry)
+                    pending.append(entry)
+        return seen
+
+    @property
+    def input_ancestors(self) -> set[str]:
+        reached = self._reachable(self._log.graph.parents)
+        return set(self._labels(entry for entry in self._log.graph.inputs if entry in reached))
+
+    @property
+    def output_descendents(self) -> set[str]:
+        reached = self._reachable(self._log.graph.children)
+        return set(self._labels(entry for entry in self._log.graph.outputs if entry in reached))
+
+    @property
+    def has_input_ancestor(self) -> bool:
+        return self._log.graph.has_input_ancestor[self._entry]
+
+    @property
+    def is_output_ancestor(self) -> bool:
+        return self._log.graph.is_output_ancestor[self._entry]
+
+    @property
+    def is_output_parent(self) -> bool:
+        outputs = set(self._log.graph.outputs)
+        return any(child in outputs for child in self._log.graph.children[self._entry])
+
+    @property
+    def min_distance_from_input(self) -> int | None:
+        return _distance(self._log.from_input, self._entry, 0)
+
+    @property
+    def max_distance_from_input(self) -> int | None:
+        return _distance(self._log.from_input, self._entry, 1)
+
+    @property
+    def min_distance_from_output(self) -> int | None:
+        return _distance(self._log.to_output, self._entry, 0)
+
+    @property
+    def max_distance_from_output(self) -> int | None:
+        return _distance(self._log.to_output, self._entry, 1)
+
+    # -- where it begins and ends ----------------------------------------------------------------------------------
+
+    @property
+    def is_input_layer(self) -> bool:
+        return self._log.row(self._entry).operation is INPUT
+
+    @property
+    def is_output_layer(self) -> bool:
+        return self._log.row(self._entry).operation is OUTPUT
+
+    @property
+    def is_buffer_layer(self) -> bool:
+        return self._log.row(self._entry).operation is BUFFER
+
+    @property
+    def _is_boundary(self) -> bool:
+        return self._log.row(self._entry).operation in (INPUT, OUTPUT, BUFFER)
+
+    @property
+    def input_output_address(self) -> str | None:
+        """`input.x` or `output.logits`."""
+        addresses = self._log.boundary_addresses.get(self._entry)
+        return addresses[0] if addresses and not self.is_buffer_layer else None
+
+    @property
+    def buffer_address(self) -> str | None:
+        return self._log.boundary_addresses[self._entry][0] if self.is_buffer_layer else None
+
+    @property
+    def initialized_inside_model(self) -> bool:
+        """Made inside the model from nothing, like `torch.zeros`."""
+        return not self.has_parents and not self._is_boundary
+
+    @property
+    def terminated_inside_model(self) -> bool:
+        """Read by nothing, and no output."""
+        return not self.has_children and not self.is_output_layer
+
+    # -- conditions ------------------------------------------------------------------------------------------------
+
+    @property
+    def is_terminal_bool_layer(self) -> bool:
+        """Read by an `if`."""
+        return self._entry in self._log.graph.booleans
+
+    @property
+    def atomic_bool_val(self) -> bool | None:
+        """What the `if` read."""
+        return self._log.graph.booleans.get(self._entry)
+
+    @property
+    def in_cond_branch(self) -> bool:
+        """Computed only to decide an `if`."""
+        return self._entry in self._log.graph.condition_entries
+
+    @property
+    def cond_branch_start_children(self) -> list[str]:
+        """Children that begin the computation of a condition."""
+        return self._labels(child for parent, child in self._log.graph.condition_edges if parent == self._entry)
+
+    # -- modules ---------------------------------------------------------------------------------------------------
+
+    def _addresses(self, calls: Any) -> list[str]:
+        return [self._log.recording.module_calls[call].address for call in calls]
+
+    def _passes(self, calls: Any) -> list[str]:
+        return [self._log.module_pass(call) for call in calls]
+
+    @property
+    def containing_module_origin(self) -> str | None:
+        """The innermost module that was running, as `address:pass`."""
+        chain = self._log.module_chain(self._entry)
+        return self._log.module_pass(chain[-1]) if chain else None
+
+    @property
+    def containing_modules_origin_nested(self) -> list[str]:
+        """All modules that were running, outermost first."""
+        return self._passes(self._log.module_chain(self._entry))
+
+    @property
+    def module_nesting_depth(self) -> int:
+        return len(self._log.module_chain(self._entry))
+
+    @property
+    def modules_entered(self) -> list[str]:
+        """Modules it was given to."""
+        return self._addresses(self._log.graph.modules_entered.get(self._entry, ()))
+
+    @property
+    def module_passes_entered(self) -> list[str]:
+        return self._passes(self._log.graph.modules_entered.get(self._entry, ()))
+
+    @property
+    def modules_exited(self) -> list[str]:
+        """Modules it is an output of, innermost first."""
+        return self._addresses(self._log.graph.modules_exited.get(self._entry, ()))
+
+    @property
+    def module_passes_exited(self) -> list[str]:
+        return self._passes(self._log.graph.modules_exited.get(self._entry, ()))
+
+    @property
+    def is_submodule_input(self) -> bool:
+        return self._entry in self._log.graph.modules_entered
+
+    @property
+    def is_submodule_output(self) -> bool:
+        return self._entry in self._log.graph.modules_exited
+
+    @property
+    def bottom_level_submodule_pass_exited(self) -> str | None:
+        """The module without modules inside that it is an output of."""
+        children = self._log.graph.module_tree.children
+        calls = self._log.graph.modules_exited.get(self._entry, ())
+        bottom = [call for call in calls if not children[self._log.recording.module_calls[call].address]]
+        return self._log.module_pass(bottom[0]) if bottom else None
+
+    @property
+    def is_bottom_level_submodule_output(self) -> bool:
+        return self.bottom_level_submodule_pass_exited is not None
+
+
+def _distance(distances: Any, entry: int, which: int) -> int | None:
+    known = None if distances is None else distances[entry]
+    return None if known is None else known[which]

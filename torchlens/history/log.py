@@ -1,0 +1,150 @@
+"""The data behind a history and its entries, shared by them; it points back to neither."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import CodeType
+from typing import Any
+
+import torch
+
+from torchlens.capture.recording import Recording, Row
+from torchlens.errors import ValueChangedError
+from torchlens.graph.build import Graph
+from torchlens.graph.distances import Distances
+
+__all__ = ["Log", "SourceLine", "nice_bytes", "path_text"]
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A place in the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+@dataclass
+class Log:
+    """A recording, the graph made of it, and what is derived from the two on demand."""
+
+    recording: Recording
+    graph: Graph
+    from_input: Distances | None = None
+    to_output: Distances | None = None
+    visible: list[int] = field(default_factory=list)
+
+    def row(self, entry: int) -> Row:
+        return self.recording.rows[self.graph.recorded[entry]]
+
+    # -- labels ----------------------------------------------------------------------------------------------------
+
+    def label_no_pass(self, entry: int) -> str:
+        return self.layer_labels[self.graph.layer_of[entry]]
+
+    def label_w_pass(self, entry: int) -> str:
+        return f"{self.label_no_pass(entry)}:{self.graph.pass_of[entry]}"
+
+    def label(self, entry: int) -> str:
+        return self.label_w_pass(entry) if self.num_passes(entry) > 1 else self.label_no_pass(entry)
+
+    def num_passes(self, entry: int) -> int:
+        return len(self.graph.layers[self.graph.layer_of[entry]].entries)
+
+    @cached_property
+    def layer_labels(self) -> list[str]:
+        return [layer.label for layer in self.graph.layers]
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def is_saved(self, entry: int) -> bool:
+        return self.recording.values[self.graph.recorded[entry]] is not None
+
+    def value(self, entry: int) -> Any:
+        """The saved value, if there is one and nobody changed it since."""
+        number = self.graph.recorded[entry]
+        value = self.recording.values[number]
+        version = self.recording.versions[number]
+        if version >= 0 and value._version != version:
+            raise ValueChangedError(
+                f"The saved tensor of layer {self.label(entry)!r} was changed in place after the forward pass, so its "
+                "value at the time is lost. Clone a saved tensor before changing it."
+            )
+        return value
+
+    def gradient(self, entry: int) -> torch.Tensor | None:
+        return self.recording.gradients.get(self.graph.recorded[entry])
+
+    def num_bytes(self, entry: int) -> int:
+        row = self.row(entry)
+        count = 1
+        for size in row.shape:
+            count *= size
+        if count < 0 or -1 in row.shape:  # a nested tensor of varying sizes
+            value = self.recording.values[self.graph.recorded[entry]]
+            return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+        return count * row.dtype.itemsize
+
+    # -- modules ---------------------------------------------------------------------------------------------------
+
+    def module_pass(self, call: int) -> str:
+        record = self.recording.module_calls[call]
+        return f"{record.address}:{record.pass_num}"
+
+    def module_chain(self, entry: int) -> tuple[int, ...]:
+        return self.graph.module_chains[self.row(entry).module_call]
+
+    # -- source code -----------------------------------------------------------------------------------------------
+
+    def call_stack(self, entry: int) -> list[SourceLine]:
+        """Where the user's code called the operation, then where it called the modules around it, innermost first."""
+        row = self.row(entry)
+        places = [(row.code, row.instruction)]
+        for call in reversed(self.module_chain(entry)):
+            record = self.recording.module_calls[call]
+            places.append((record.code, record.instruction))
+        lines = [source_line(code, instruction) for code, instruction in places if code is not None]
+        return list(dict.fromkeys(lines))
+
+    # -- addresses -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def boundary_addresses(self) -> dict[int, list[str]]:
+        """Input, output and buffer addresses by entry."""
+        entry_of = self.graph.entry_of
+        found: dict[int, list[str]] = {}
+        for path, number in self.recording.inputs:
+            found.setdefault(entry_of[number], []).append(path_text("input", path))
+        for path, number in self.recording.outputs:
+            found.setdefault(entry_of[number], []).append(path_text("output", path))
+        for address, number in self.recording.buffers:
+            if number in entry_of:
+                found.setdefault(entry_of[number], []).append(address)
+        return found
+
+
+def source_line(code: CodeType, instruction: int) -> SourceLine:
+    """The line an instruction of `code` stands on."""
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end and number is not None:
+            line = number
+    return SourceLine(code.co_filename, line, code.co_qualname)
+
+
+def path_text(head: str, path: tuple[Any, ...]) -> str:
+    """`input.x.0` for the path ('x', 0)."""
+    return ".".join([head, *map(str, path)])
+
+
+def nice_bytes(num_bytes: int) -> str:
+    """A size for people: `253.5 KB`."""
+    size = float(num_bytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1024:
+            return f"{num_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TB"

@@ -1,0 +1,115 @@
+"""From what a user types to an entry, and what to say when there is none."""
+
+import difflib
+from collections.abc import Iterable
+
+from torchlens.history.log import Log
+
+__all__ = ["Lookup", "lookup_keys"]
+
+
+def lookup_keys(log: Log, entry: int) -> list[int | str]:
+    """Every key that finds exactly this entry: ordinals, labels, the modules it comes out of, addresses."""
+    position = log.visible.index(entry) if len(log.visible) < len(log.graph.recorded) else entry
+    layer = log.graph.layers[log.graph.layer_of[entry]]
+    pass_num, is_single = log.graph.pass_of[entry], len(layer.entries) == 1
+    keys: list[int | str] = [position - len(log.visible), position]
+    for label in (layer.label, layer.label_short):
+        keys += [label, f"{label}:{pass_num}"] if is_single else [f"{label}:{pass_num}"]
+    for call in log.graph.modules_exited.get(entry, ()):
+        if log.graph.first_exit[call] == entry:
+            record = log.recording.module_calls[call]
+            if log.graph.module_tree.num_passes[record.address] == 1:
+                keys.append(record.address)
+            keys.append(log.module_pass(call))
+    keys += log.boundary_addresses.get(entry, [])
+    return list(dict.fromkeys(keys))
+
+
+class Lookup:
+    """All the keys of a log."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._entries: dict[str, list[int]] = {}
+        visible = set(log.visible)
+        for layer in log.graph.layers:
+            for label in (layer.label, layer.label_short):
+                for number, entry in enumerate(layer.entries, start=1):
+                    self._add(label, entry, visible)
+                    self._add(f"{label}:{number}", entry, visible)
+        for call, entry in log.graph.first_exit.items():
+            self._add(log.recording.module_calls[call].address, entry, visible)
+            self._add(log.module_pass(call), entry, visible)
+        for entry, addresses in log.boundary_addresses.items():
+            for address in addresses:
+                self._add(address, entry, visible)
+
+    def _add(self, key: str, entry: int, visible: set[int]) -> None:
+        if entry in visible:
+            found = self._entries.setdefault(key, [])
+            if entry not in found[-1:]:
+                found.append(entry)
+
+    def one(self, key: int | str) -> int:
+        """The entry that `key` means."""
+        if isinstance(key, bool) or not isinstance(key, int | str):
+            raise TypeError(
+                f"A layer is looked up by name or by number, not by {key!r} ({type(key).__name__}). "
+                "Try history['conv2d_1_1'], history['features.0'] or history[0]."
+            )
+        if isinstance(key, int):
+            return self._at(key)
+        found = self._entries.get(key)
+        if found is None:
+            found = self._labels_with(key)
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise KeyError(f"No layer {key!r}. {self._closest(key)}")
+        labels = [self._log.label(entry) for entry in found]
+        layers = {self._log.graph.layer_of[entry] for entry in found}
+        if key in self._entries and (len(layers) == 1 or key in self._log.graph.module_tree.num_passes):
+            names = [name for name in self._passes_of(key) if name in self._entries]
+            raise KeyError(f"{key!r} has {len(found)} passes; say which: {_listed(names or labels)}.")
+        raise KeyError(f"{key!r} is part of {len(found)} labels; say which: {_listed(labels)}.")
+
+    def many(self, key: int | str) -> list[int]:
+        """All entries that `key` means: every pass of a bare name, every key it is a substring of."""
+        if isinstance(key, int) and not isinstance(key, bool):
+            return [self._at(key)]
+        if not isinstance(key, str):
+            return [self.one(key)]
+        exact = self._entries.get(key)
+        if exact is not None:
+            return exact
+        found = sorted({entry for name, entries in self._entries.items() if key in name for entry in entries})
+        if not found:
+            raise ValueError(f"layers_to_save names {key!r}, and there is no such layer. {self._closest(key)}")
+        return found
+
+    def _at(self, position: int) -> int:
+        count = len(self._log.visible)
+        if not -count <= position < count:
+            raise IndexError(f"Layer {position} is out of range: there are {count}, numbered 0 to {count - 1}.")
+        return self._log.visible[position]
+
+    def _labels_with(self, part: str) -> list[int]:
+        """Entries with `part` in their label."""
+        return [entry for entry in self._log.visible if part in self._log.label_w_pass(entry)] if part else []
+
+    def _passes_of(self, key: str) -> list[str]:
+        return [name for name in self._entries if name.startswith(f"{key}:")]
+
+    def _closest(self, key: str) -> str:
+        names = list(dict.fromkeys([*(self._log.label(entry) for entry in self._log.visible), *self._entries]))
+        holding = [name for name in names if key.lower() in name.lower()]
+        close = holding or difflib.get_close_matches(key, names, n=5, cutoff=0.4)
+        if close:
+            return f"Closest: {_listed(close[:5])}."
+        return f"There are {len(self._log.visible)} layers, from {names[0]!r} on." if names else "The log is empty."
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [repr(name) for name in names]
+    return ", ".join(shown) if len(shown) <= 12 else f"{', '.join(shown[:10])}, ... {shown[-1]}"

@@ -1,0 +1,335 @@
+"""The log of one forward pass, as the user holds it."""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchlens.capture.session import CaptureOptions
+from torchlens.history.layer_entry import LayerEntry
+from torchlens.history.log import Log, nice_bytes
+from torchlens.history.lookup import Lookup
+from torchlens.history.rerun import rerun, select_numbers
+from torchlens.history.tables import entries_to_pandas
+from torchlens.history.text import history_text
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["ModelHistory"]
+
+LayersToSave = str | int | list[str | int] | Callable[[LayerEntry], bool] | None
+
+
+class ModelHistory:
+    """Every operation of a forward pass, in order. Index it by label, module, address or number.
+
+    >>> history['conv2d_3_7'].tensor_contents
+    >>> history['features.6'], history[7], history[-17]
+    """
+
+    def __init__(self, log: Log, options: CaptureOptions, keeps_unsaved: bool = True) -> None:
+        self._log = log
+        self._options = options
+        self._keeps_unsaved = keeps_unsaved
+        self._show()
+
+    def _show(self) -> None:
+        """Decides which entries are listed."""
+        everything = range(len(self._log.graph.recorded))
+        self._log.visible = [entry for entry in everything if self._keeps_unsaved or self._log.is_saved(entry)]
+        self.__dict__.pop("_lookup", None)
+
+    # -- looking things up -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _lookup(self) -> Lookup:
+        return Lookup(self._log)
+
+    def __len__(self) -> int:
+        return len(self._log.visible)
+
+    def __iter__(self) -> Iterator[LayerEntry]:
+        return (LayerEntry(self._log, entry) for entry in self._log.visible)
+
+    def __getitem__(self, key: int | str) -> LayerEntry:
+        return LayerEntry(self._log, self._lookup.one(key))
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, LayerEntry):
+            return key in self.layer_list
+        try:
+            self._lookup.one(key)  # type: ignore[arg-type]
+        except (KeyError, IndexError, TypeError):
+            return False
+        return True
+
+    def __str__(self) -> str:
+        return history_text(self._log, self.model_name)
+
+    def __repr__(self) -> str:
+        return f"<ModelHistory of {self.model_name}: {len(self)} layers; print() it to see them>"
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per entry, one column per field that is no tensor."""
+        return entries_to_pandas(self.layer_list)
+
+    def print_all_fields(self) -> None:
+        """Prints every field of the history with its value."""
+        for name in sorted(name for name in dir(type(self)) if not name.startswith("_")):
+            value = getattr(self, name)
+            if not callable(value):
+                print(f"{name}: {value}")  # noqa: T201 (printing is what it is for)
+
+    # -- doing it again --------------------------------------------------------------------------------------------
+
+    def save_new_activations(
+        self,
+        model: torch.nn.Module,
+        input_args: Any = None,
+        input_kwargs: dict[str, Any] | None = None,
+        layers_to_save: LayersToSave = "all",
+        random_seed: int | None = None,
+    ) -> None:
+        """Runs a new input through the same graph and replaces the saved tensors by its own.
+
+        Raises DifferentGraphError, and keeps what was saved before, if the model does other operations than it did.
+        """
+        numbers = select_numbers(self._log, self._lookup, layers_to_save, self.layer_list)
+        self._log.recording = rerun(self._log, self._options, model, input_args, input_kwargs, numbers, random_seed)
+        self._show()
+
+    def cleanup(self) -> None:
+        """Lets go of all saved tensors, gradients and arguments, also for entries that somebody still holds."""
+        recording = self._log.recording
+        recording.values[:] = [None] * len(recording.values)
+        recording.versions[:] = [-1] * len(recording.versions)
+        recording.gradients.clear()
+        recording.saved_args.clear()
+        self._show()
+
+    # -- the model -------------------------------------------------------------------------------------------------
+
+    @property
+    def model_name(self) -> str:
+        return self._log.recording.model_name
+
+    @property
+    def model_is_recurrent(self) -> bool:
+        return self.model_max_recurrent_loops > 1
+
+    @property
+    def model_max_recurrent_loops(self) -> int:
+        return max((len(layer.entries) for layer in self._log.graph.layers), default=1)
+
+    @property
+    def model_is_branching(self) -> bool:
+        return any(len(children) > 1 for children in self._log.graph.children)
+
+    @property
+    def model_has_conditional_branching(self) -> bool:
+        return bool(self._log.graph.booleans)
+
+    # -- the layers ------------------------------------------------------------------------------------------------
+
+    @property
+    def layer_list(self) -> list[LayerEntry]:
+        return list(self)
+
+    def _labels(self, entries: Any) -> list[str]:
+        return [self._log.label(entry) for entry in entries]
+
+    @property
+    def layer_labels(self) -> list[str]:
+        return self._labels(self._log.visible)
+
+    @property
+    def layer_labels_w_pass(self) -> list[str]:
+        return [self._log.label_w_pass(entry) for entry in self._log.visible]
+
+    @property
+    def layer_labels_no_pass(self) -> list[str]:
+        return list(dict.fromkeys(self._log.label_no_pass(entry) for entry in self._log.visible))
+
+    @property
+    def layer_num_passes(self) -> dict[str, int]:
+        return {self._log.label_no_pass(entry): self._log.num_passes(entry) for entry in self._log.visible}
+
+    @property
+    def input_layers(self) -> list[str]:
+        return self._labels(self._log.graph.inputs)
+
+    @property
+    def output_layers(self) -> list[str]:
+        return self._labels(self._log.graph.outputs)
+
+    @property
+    def buffer_layers(self) -> list[str]:
+        return self._labels(self._log.graph.buffers)
+
+    def _labels_where(self, fact: str) -> list[str]:
+        everything = (LayerEntry(self._log, entry) for entry in range(len(self._log.graph.recorded)))
+        return [entry.layer_label for entry in everything if getattr(entry, fact)]
+
+    @property
+    def internally_initialized_layers(self) -> list[str]:
+        return self._labels_where("initialized_inside_model")
+
+    @property
+    def internally_terminated_layers(self) -> list[str]:
+        return self._labels_where("terminated_inside_model")
+
+    @property
+    def internally_terminated_bool_layers(self) -> list[str]:
+        return self._labels_where("is_terminal_bool_layer")
+
+    @property
+    def conditional_branch_edges(self) -> list[tuple[str, str]]:
+        """Edges by which the computation of a condition begins."""
+        return [(self._log.label(parent), self._log.label(child)) for parent, child in self._log.graph.condition_edges]
+
+    @property
+    def layers_with_saved_activations(self) -> list[str]:
+        return self._labels_where("has_saved_activations")
+
+    @property
+    def layers_with_saved_gradients(self) -> list[str]:
+        return self._labels_where("has_saved_grad")
+
+    @property
+    def unlogged_layers(self) -> list[str]:
+        """Layers that `keep_unsaved_layers=False` left out of the list."""
+        listed = set(self._log.visible)
+        return self._labels(entry for entry in range(len(self._log.graph.recorded)) if entry not in listed)
+
+    # -- counts and sizes ------------------------------------------------------------------------------------------
+
+    @property
+    def num_operations(self) -> int:
+        """Calls of torch functions in the log; one with several results counts once."""
+        entries = (LayerEntry(self._log, entry) for entry in range(len(self._log.graph.recorded)))
+        return sum(not entry._is_boundary and not entry.iterable_output_index for entry in entries)
+
+    @property
+    def num_operations_left_out(self) -> int:
+        """Results of operations that neither input leads to nor that lead to an output."""
+        return self._log.graph.num_left_out
+
+    @property
+    def num_tensors_total(self) -> int:
+        return len(self._log.graph.recorded)
+
+    @property
+    def num_tensors_saved(self) -> int:
+        return sum(map(self._log.is_saved, range(self.num_tensors_total)))
+
+    @property
+    def tensor_fsize_total(self) -> int:
+        return sum(map(self._log.num_bytes, range(self.num_tensors_total)))
+
+    @property
+    def tensor_fsize_total_nice(self) -> str:
+        return nice_bytes(self.tensor_fsize_total)
+
+    @property
+    def tensor_fsize_saved(self) -> int:
+        return sum(self._log.num_bytes(entry) for entry in range(self.num_tensors_total) if self._log.is_saved(entry))
+
+    @property
+    def tensor_fsize_saved_nice(self) -> str:
+        return nice_bytes(self.tensor_fsize_saved)
+
+    @property
+    def total_params(self) -> int:
+        return sum(parameter.numel() for parameter in self._log.recording.params)
+
+    @property
+    def total_param_tensors(self) -> int:
+        return len(self._log.recording.params)
+
+    @property
+    def total_param_layers(self) -> int:
+        """Layers that compute with parameters."""
+        return len({self._log.graph.layer_of[entry] for entry, own in enumerate(self._log.graph.params) if own})
+
+    @property
+    def total_params_fsize(self) -> int:
+        return sum(parameter.numel() * parameter.element_size() for parameter in self._log.recording.params)
+
+    @property
+    def total_params_fsize_nice(self) -> str:
+        return nice_bytes(self.total_params_fsize)
+
+    # -- modules ---------------------------------------------------------------------------------------------------
+
+    @property
+    def module_addresses(self) -> list[str]:
+        """The modules that ran, in order of their first call."""
+        return list(self._log.graph.module_tree.num_passes)
+
+    @property
+    def module_types(self) -> dict[str, str]:
+        return {address: self._log.recording.module_classes[address] for address in self.module_addresses}
+
+    @property
+    def module_passes(self) -> list[str]:
+        return list(map(self._log.module_pass, range(1, len(self._log.recording.module_calls))))
+
+    @property
+    def module_num_passes(self) -> dict[str, int]:
+        return dict(self._log.graph.module_tree.num_passes)
+
+    @property
+    def module_children(self) -> dict[str, list[str]]:
+        return {address: list(below) for address, below in self._log.graph.module_tree.children.items()}
+
+    @property
+    def top_level_modules(self) -> list[str]:
+        return list(self._log.graph.module_tree.top_level)
+
+    @property
+    def module_nparams(self) -> dict[str, int]:
+        """Parameters of each module and the modules below it; one that is shared counts once in each."""
+        own, params = self._log.recording.module_params, self._log.recording.params
+        found: dict[str, set[int]] = {}
+        for address, numbers in own.items():
+            parts = address.split(".")
+            for end in range(1, len(parts) + 1):
+                found.setdefault(".".join(parts[:end]), set()).update(numbers)
+        return {
+            address: sum(params[number].numel() for number in found.get(address, ())) for address in self.module_addresses
+        }
+
+    @property
+    def module_layers(self) -> dict[str, list[str]]:
+        """The entries computed inside each module."""
+        calls = self._log.recording.module_calls
+        found: dict[str, dict[str, None]] = {address: {} for address in self.module_addresses}
+        for entry in range(self.num_tensors_total):
+            for call in self._log.module_chain(entry):
+                found[calls[call].address][self._log.label(entry)] = None
+        return {address: list(labels) for address, labels in found.items()}
+
+    # -- random numbers and time -----------------------------------------------------------------------------------
+
+    @property
+    def random_seed_used(self) -> int | None:
+        return self._log.recording.random_seed
+
+    @property
+    def elapsed_time_total(self) -> float:
+        return self._log.recording.seconds_total
+
+    @property
+    def elapsed_time_forward_pass(self) -> float:
+        return self._log.recording.seconds_forward
+
+    @property
+    def elapsed_time_function_calls(self) -> float:
+        rows = self._log.recording.rows
+        return sum(row.seconds for row in rows if not row.output_index)
+
+    @property
+    def elapsed_time_torchlens_logging(self) -> float:
+        return max(0.0, self.elapsed_time_total - self.elapsed_time_function_calls)

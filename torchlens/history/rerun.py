@@ -1,0 +1,82 @@
+"""Running a model again to save tensors of a graph that is known already."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchlens.capture.recording import Recording, Row
+from torchlens.capture.session import CaptureOptions, Session
+from torchlens.errors import DifferentGraphError
+from torchlens.graph.edges import located
+from torchlens.history.log import Log, source_line
+from torchlens.history.lookup import Lookup
+from torchlens.options import check_inputs
+
+__all__ = ["rerun", "select_numbers"]
+
+
+def select_numbers(log: Log, lookup: Lookup, layers_to_save: Any, entries: list[Any]) -> bool | frozenset[int]:
+    """Which entries of the recording `layers_to_save` means: all (True), none (False), or their numbers."""
+    if layers_to_save == "all":
+        return True
+    if layers_to_save is None or layers_to_save == "none" or layers_to_save == []:
+        return False
+    if isinstance(layers_to_save, Callable):  # type: ignore[arg-type]
+        chosen = [entry._entry for entry in entries if layers_to_save(entry)]
+    else:
+        keys = layers_to_save if isinstance(layers_to_save, list | tuple | set) else [layers_to_save]
+        chosen = [entry for key in keys for entry in lookup.many(key)]
+    return frozenset(log.graph.recorded[entry] for entry in chosen)
+
+
+def rerun(
+    log: Log,
+    options: CaptureOptions,
+    model: torch.nn.Module,
+    input_args: Any,
+    input_kwargs: dict[str, Any] | None,
+    saves: bool | frozenset[int],
+    random_seed: int | None,
+) -> Recording:
+    """The recording of another run, after seeing that it did what `log` says."""
+    args, kwargs = check_inputs(model, input_args, input_kwargs)
+    session = Session(
+        model, replace(options, saves=saves, saved_modules=frozenset(), keeps_undo=False, random_seed=random_seed)
+    )
+    session.run(args, kwargs)
+    recording = session.recording
+    _check_same(log.recording, recording)
+    return recording
+
+
+def _check_same(before: Recording, after: Recording) -> None:
+    num_params = len(before.params)
+    for number, (old, new) in enumerate(zip(before.rows, after.rows, strict=False)):
+        if (
+            old.operation.name != new.operation.name
+            or old.output_index != new.output_index
+            or (old.references != new.references and _known(old, num_params) != _known(new, num_params))
+        ):
+            raise DifferentGraphError(
+                f"This run of {after.model_name} differs from the logged one at step {number}: there "
+                f"{_step(before, old)}, here {_step(after, new)}. A model whose operations depend on its input, or on "
+                "what it remembers, must be logged anew: log_forward_pass(model, ...)."
+            )
+    if len(before.rows) != len(after.rows):
+        raise DifferentGraphError(
+            f"This run of {after.model_name} did {len(after.rows)} steps, the logged one {len(before.rows)}, the same "
+            "up to there. Log it anew: log_forward_pass(model, ...)."
+        )
+
+
+def _known(row: Row, num_params: int) -> list[tuple[Any, int]]:
+    return [(location, number) for location, number in located(row.references) if number >= -num_params]
+
+
+def _step(recording: Recording, row: Row) -> str:
+    module = recording.module_calls[row.module_call].address
+    place = "" if row.code is None else f" at {source_line(row.code, row.instruction)}"
+    inside = f" in module {module!r}" if module else ""
+    return f"{row.operation.name}{inside}{place}"

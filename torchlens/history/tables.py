@@ -1,0 +1,42 @@
+"""A history as a pandas table."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+    from torchlens.history.layer_entry import LayerEntry
+
+__all__ = ["COLUMNS", "entries_to_pandas"]
+
+# One column per field that is a fact rather than a tensor, in the order a reader wants them.
+COLUMNS = (
+    "layer_label", "layer_label_w_pass", "layer_label_no_pass", "layer_label_short", "layer_type", "layer_type_num",
+    "layer_total_num", "pass_num", "layer_passes_total", "operation_num", "tensor_shape", "tensor_dtype",
+    "tensor_fsize", "tensor_fsize_nice", "has_saved_activations", "func_applied_name", "func_time_elapsed",
+    "function_is_inplace", "gradfunc", "is_part_of_iterable_output", "iterable_output_index",
+    "func_position_args_non_tensor", "func_keyword_args_non_tensor", "parent_layers", "child_layers", "is_input_layer",
+    "is_output_layer", "is_buffer_layer", "input_output_address", "buffer_address", "computed_with_params",
+    "parent_param_shapes", "num_param_tensors", "num_params_total", "parent_params_fsize", "parent_params_fsize_nice",
+    "has_input_ancestor", "is_output_ancestor", "min_distance_from_input", "max_distance_from_input",
+    "min_distance_from_output", "max_distance_from_output", "initialized_inside_model", "terminated_inside_model",
+    "is_terminal_bool_layer", "atomic_bool_val", "in_cond_branch", "containing_module_origin",
+    "containing_modules_origin_nested", "module_nesting_depth", "modules_entered", "module_passes_entered",
+    "modules_exited", "module_passes_exited", "is_submodule_input", "is_submodule_output",
+    "is_bottom_level_submodule_output", "bottom_level_submodule_pass_exited", "has_saved_grad", "grad_shape",
+    "source",
+)  # fmt: skip
+
+
+def entries_to_pandas(entries: "list[LayerEntry]") -> "pandas.DataFrame":
+    """One row per entry; `source` is the user's line that called the operation."""
+    import pandas  # slow to import, so imported by those who want a table
+
+    return pandas.DataFrame({column: [_cell(entry, column) for entry in entries] for column in COLUMNS})
+
+
+def _cell(entry: "LayerEntry", column: str) -> Any:
+    if column == "source":
+        stack = entry.func_call_stack
+        return str(stack[0]) if stack else None
+    return getattr(entry, column)

@@ -1,0 +1,159 @@
+"""What printing shows."""
+
+import textwrap
+from typing import Any
+
+import torch
+
+from torchlens.history.log import Log, nice_bytes
+from torchlens.history.lookup import lookup_keys
+
+__all__ = ["entry_text", "history_text"]
+
+_WIDTH = 100
+_PREVIEW = 5
+
+
+def history_text(log: Log, name: str) -> str:
+    """A forward pass at a glance, then its modules and layers."""
+    recording, graph = log.recording, log.graph
+    entries = range(len(graph.recorded))
+    saved = [entry for entry in entries if log.is_saved(entry)]
+    total_bytes, saved_bytes = (sum(map(log.num_bytes, some)) for some in (entries, saved))
+    params = recording.params
+    param_bytes = sum(p.numel() * p.element_size() for p in params)
+    tree = graph.module_tree
+    failure = recording.failure
+    computed = f"{len(entries)} tensors ({nice_bytes(total_bytes)}) computed in forward pass"
+    param_size = f"{sum(p.numel() for p in params)} params total; {nice_bytes(param_bytes)}"
+    lines = [
+        f"Log of {name} forward pass{'' if failure is None else ' (it failed)'}:",
+        f"\tModel structure: {_structure(log)}; {len(tree.num_passes)} total modules.",
+        f"\t{computed}; {len(saved)} tensors ({nice_bytes(saved_bytes)}) saved.",
+        f"\t{len(params)} parameter operations ({param_size}).",
+        f"\tRandom seed: {recording.random_seed}",
+        f"\tTime elapsed: {recording.seconds_total:.3f}s",
+        *([] if failure is None else [f"\tFailed: {failure.message.splitlines()[0]}"]),
+        "\tModule Hierarchy:",
+        *(f"\t\t{line}" for line in _hierarchy(tree.top_level, tree.children, 0)),
+        "\tLayers:" if len(saved) == len(entries) else "\tLayers (* means saved):",
+        *(f"\t\t{line}" for line in _layer_lines(log, is_marked=len(saved) < len(entries))),
+    ]
+    return "\n".join(lines)
+
+
+def _structure(log: Log) -> str:
+    loops = max((len(layer.entries) for layer in log.graph.layers), default=1)
+    kind = f"recurrent (at most {loops} loops)" if loops > 1 else "purely feedforward"
+    branching = "with" if any(len(children) > 1 for children in log.graph.children) else "without"
+    conditions = ", with conditions" if log.graph.booleans else ""
+    return f"{kind}, {branching} branching{conditions}"
+
+
+def _hierarchy(addresses: list[str], children: dict[str, list[str]], depth: int) -> list[str]:
+    """Modules with modules inside as headings, the others in flowing lists."""
+    indent = "    " * depth
+    lines: list[str] = []
+    leaves: list[str] = []
+
+    def flush() -> None:
+        wrapper = textwrap.TextWrapper(_WIDTH, indent, indent, break_long_words=False, break_on_hyphens=False)
+        lines.extend(wrapper.wrap(", ".join(leaves)))
+        leaves.clear()
+
+    for address in addresses:
+        inside = children.get(address)
+        if inside and depth < 50:
+            flush()
+            lines.append(f"{indent}{address}:")
+            lines.extend(_hierarchy(inside, children, depth + 1))
+        else:
+            leaves.append(address)
+    flush()
+    return lines
+
+
+def _layer_lines(log: Log, is_marked: bool) -> list[str]:
+    lines = []
+    for position, entry in enumerate(log.visible):
+        passes = log.num_passes(entry)
+        note = f" ({log.graph.pass_of[entry]}/{passes} passes)" if passes > 1 else ""
+        mark = "* " if is_marked and log.is_saved(entry) else "  " if is_marked else ""
+        lines.append(f"{mark}{position}: {log.label(entry)}{note}")
+    return lines
+
+
+def entry_text(log: Log, entry: int) -> str:
+    """Everything about one entry that fits a screen."""
+    row, graph = log.row(entry), log.graph
+    number = graph.recorded[entry]
+    passes = log.num_passes(entry)
+    note = f" ({graph.pass_of[entry]}/{passes} passes)" if passes > 1 else ""
+    size = nice_bytes(log.num_bytes(entry))
+    chain = log.module_chain(entry)
+    exited = graph.modules_exited.get(entry, [])
+    bottom = [call for call in exited if not graph.module_tree.children[log.recording.module_calls[call].address]]
+    lines = [
+        f"Layer {log.label(entry)}{note}, operation {entry + 1}/{len(graph.recorded)}:",
+        f"\tOutput tensor: shape={tuple(row.shape)}, dtype={row.dtype}, size={size}",
+        *_value_lines(log.recording.values[number]),
+    ]
+    gradient = log.gradient(entry)
+    if gradient is not None:
+        lines += [f"\tGradient: shape={tuple(gradient.shape)}, dtype={gradient.dtype}", *_value_lines(gradient)]
+    lines += [
+        f"\tParams: {_params_text(log, entry)}",
+        f"\tParent Layers: {_labels(log, graph.parents[entry])}",
+        f"\tChild Layers: {_labels(log, graph.children[entry])}",
+        f"\tFunction: {row.operation.name} (gradfunc={row.gradfunc})",
+        f"\tComputed inside module: {_modules(log, chain[-1:]) if chain else 'not computed inside a module'}",
+        f"\tTime elapsed: {row.seconds: .3E}s",
+        f"\tOutput of modules: {_modules(log, exited) or 'none'}",
+        f"\tOutput of bottom-level module: {_modules(log, bottom[:1]) or 'none'}",
+    ]
+    stack = log.call_stack(entry)
+    if stack:
+        lines.append(f"\tCalled at: {stack[0]}")
+    short = graph.layers[graph.layer_of[entry]].label_short
+    keys = [key for key in lookup_keys(log, entry) if key not in (short, f"{short}:{graph.pass_of[entry]}")]
+    lines.append(f"\tLookup keys: {', '.join(map(str, keys))}")
+    return "\n".join(lines)
+
+
+def _value_lines(value: Any) -> list[str]:
+    """A corner of the tensor, at most five by five."""
+    if value is None:
+        return ["\t\t(not saved)"]
+    if not isinstance(value, torch.Tensor):
+        return [f"\t\t{value!r}"]
+    corner = value.detach()
+    if corner.layout is not torch.strided or corner.is_nested:
+        return [f"\t\t{type(value).__name__} of layout {corner.layout}"]
+    while corner.dim() > 2 and corner.shape[0]:
+        corner = corner[0]
+    corner = corner[tuple(slice(_PREVIEW) for _ in range(corner.dim()))]
+    ending = "..." if corner.numel() < value.numel() else ""
+    return [f"\t\t{corner.cpu()}{ending}"]
+
+
+def _params_text(log: Log, entry: int) -> str:
+    params = [log.recording.params[number] for number in log.graph.params[entry]]
+    if not params:
+        return "no params used"
+    shapes = ", ".join(str(tuple(p.shape)) for p in sorted(params, key=lambda p: p.dim()))
+    num_bytes = sum(p.numel() * p.element_size() for p in params)
+    total = sum(p.numel() for p in params)
+    return f"Computed from params with shape {shapes}; {total} params total ({nice_bytes(num_bytes)})"
+
+
+def _labels(log: Log, entries: Any) -> str:
+    return ", ".join(map(log.label, entries)) or "none"
+
+
+def _modules(log: Log, calls: Any) -> str:
+    """Module addresses, with the pass where there are several."""
+    names = []
+    for call in calls:
+        address = log.recording.module_calls[call].address
+        names.append(address if log.graph.module_tree.num_passes[address] == 1 else log.module_pass(call))
+    return ", ".join(names)
