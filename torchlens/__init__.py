@@ -7,7 +7,7 @@
 from torchlens.api import get_model_metadata, log_forward_pass
 from torchlens.errors import DifferentGraphError, NestedLogError, TorchLensError, ValueChangedError
 from torchlens.history.layer_entry import LayerEntry
-from torchlens.history.model_history import ModelHistory
+from torchlens.model_history import ModelHistory
 
 __all__ = [
     "DifferentGraphError",

@@ -15,8 +15,8 @@ from torchlens.graph.build import build_graph
 from torchlens.graph.distances import distances_from_inputs, distances_to_outputs
 from torchlens.history.log import Log, source_line
 from torchlens.history.lookup import Lookup
-from torchlens.history.model_history import ModelHistory
 from torchlens.history.rerun import rerun, select_numbers
+from torchlens.model_history import ModelHistory
 from torchlens.options import LogOptions, check_inputs
 
 __all__ = ["get_model_metadata", "log_forward_pass"]

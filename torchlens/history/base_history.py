@@ -1,4 +1,4 @@
-"""The log of one forward pass, as the user holds it."""
+"""The log of one forward pass: lookups, counts and lists. What is done with it later hangs on `ModelHistory`."""
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -17,17 +17,13 @@ from torchlens.history.text import history_text
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["ModelHistory"]
+__all__ = ["BaseHistory"]
 
 LayersToSave = str | int | list[str | int] | Callable[[LayerEntry], bool] | None
 
 
-class ModelHistory:
-    """Every operation of a forward pass, in order. Index it by label, module, address or number.
-
-    >>> history['conv2d_3_7'].tensor_contents
-    >>> history['features.6'], history[7], history[-17]
-    """
+class BaseHistory:
+    """Every operation of a forward pass, in order."""
 
     def __init__(self, log: Log, options: CaptureOptions, keeps_unsaved: bool = True) -> None:
         self._log = log
