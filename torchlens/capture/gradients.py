@@ -23,6 +23,8 @@ class GradientHooks:
         self.gradients: dict[int, torch.Tensor] = {}
         # Nodes of leaves, kept until the graph that is being built holds them.
         self._nodes: list[Any] = []
+        # For each entry that is a view, the node that was heard: torch makes a new one when the base is written.
+        self._view_nodes: dict[int, Any] = {}
 
     def watch(self, entry: int, tensor: torch.Tensor) -> None:
         """Hears the gradient of `tensor`, which entry `entry` made."""
@@ -31,10 +33,18 @@ class GradientHooks:
         add = _adder(self.gradients, entry)
         if tensor.grad_fn is not None:
             tensor.register_hook(add)
+            if tensor._is_view():
+                self._view_nodes[entry] = tensor.grad_fn
         else:
             node = torch.autograd.graph.get_gradient_edge(tensor).node
             node.register_prehook(lambda grads: add(grads[0]))
             self._nodes.append(node)
+
+    def watch_again(self, entry: int, tensor: torch.Tensor) -> None:
+        """Before a view is read: hears it where it now stands, if its base was written since."""
+        node = self._view_nodes.get(entry)
+        if node is not None and tensor.grad_fn is not node:
+            self.watch(entry, tensor)
 
     def watch_write(self, entry: int, tensor: torch.Tensor, before: int | None) -> None:
         """Hears the gradients of a view that entry `entry` wrote in place, and of what it was (`before`) until then."""

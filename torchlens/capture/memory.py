@@ -6,14 +6,14 @@ noted with the bytes it covers, so that the graph can tell later who a reader re
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from torchlens.capture.recording import Region, Write
 
-__all__ = ["Memory", "region_of", "storage_of", "version_of"]
+__all__ = ["Memory", "extent_of", "region_of", "storage_of", "version_of"]
 
 # With more saved tensors than this on one storage, a write copies them all rather than comparing each with it.
 _MANY_ALIASES = 64
@@ -36,14 +36,22 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def region_of(tensor: torch.Tensor) -> Region:
-    """The bytes of its storage that `tensor` looks at."""
-    item = tensor.element_size()
+    """The part of its storage that `tensor` looks at."""
     try:
-        strides = tensor.stride()
-        offset = int(tensor.storage_offset())
+        return Region(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size())
     except (NotImplementedError, RuntimeError):  # no strides: take the object as one whole
         return Region(0, (1,), (1,), 1)
-    return Region(offset * item, tuple(tensor.shape), tuple(s * item for s in strides), item)
+
+
+def extent_of(region: Region) -> tuple[int, int]:
+    """The first byte of a region and one past its last."""
+    offset, shape, strides, item = region
+    if 0 in shape:
+        return offset * item, offset * item
+    last = offset
+    for size, stride in zip(shape, strides, strict=True):
+        last += (size - 1) * stride
+    return offset * item, (last + 1) * item
 
 
 class Memory:
@@ -54,7 +62,7 @@ class Memory:
         self.versions: list[int] = []
         self.storages: list[int] = []
         # A weak reference to the tensor of each entry whose value is not that tensor itself.
-        self.origins: list[weakref.ref[torch.Tensor] | None] = []
+        self.origins: dict[int, weakref.ref[torch.Tensor]] = {}
         self.regions: dict[int, Region] = {}
         self.writes: list[Write] = []
         # True once an entry's tensor may die before the pass ends, and its id be used by another.
@@ -73,12 +81,11 @@ class Memory:
         if is_saved and self._transform is None:
             self.values.append(tensor)
             self.versions.append(version_of(tensor))
-            self.origins.append(None)
             return
         value = self._transform(tensor) if is_saved and self._transform is not None else None
         self.values.append(value)
         self.versions.append(version_of(value) if isinstance(value, torch.Tensor) else -1)
-        self.origins.append(weakref.ref(tensor))
+        self.origins[len(self.storages) - 1] = weakref.ref(tensor)
         self.may_die = True
 
     def save(self, entry: int, tensor: torch.Tensor) -> None:
@@ -95,27 +102,28 @@ class Memory:
 
     def is_alive(self, entry: int, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is still the one that `entry` made."""
-        origin = self.origins[entry]
+        origin = self.origins.get(entry)
         return origin is None or origin() is tensor
 
     def watch_argument(self, holder: list[Any], index: int) -> None:
         """Copies `holder[index]` too when its memory is about to be written."""
         self._arguments.setdefault(storage_of(holder[index]), []).append((holder, index))
 
-    def before_write(self, targets: Iterable[torch.Tensor]) -> None:
+    def before_write(self, targets: Sequence[torch.Tensor]) -> None:
         """Copies the saved values that look at the memory of `targets`."""
-        self._index()
+        if len(self.storages) > self._num_indexed:
+            self._index()
         for target in targets:
             storage = storage_of(target)
             written = region_of(target)
             if self._keeps_undo and (storage in self._outside or storage not in self._aliases):
                 self._undo.setdefault((storage, written), (target, target.detach().clone()))
             if storage in self._aliases:
-                self._aliases[storage] = self._copy_overlapping(self._aliases[storage], storage, written)
+                self._aliases[storage] = self._copy_overlapping(self._aliases[storage], storage, written, target)
             for holder, index in self._arguments.pop(storage, ()):
                 holder[index] = holder[index].clone()
 
-    def after_write(self, entry: int, targets: Iterable[torch.Tensor]) -> None:
+    def after_write(self, entry: int, targets: Sequence[torch.Tensor]) -> None:
         """Notes that `entry` wrote to `targets`."""
         for target in targets:
             storage = storage_of(target)
@@ -151,25 +159,27 @@ class Memory:
                 tensor.data.copy_(before)
         self._undo.clear()
 
-    def _copy_overlapping(self, entries: list[int], storage: int, written: Region) -> list[int]:
+    def _copy_overlapping(self, entries: list[int], storage: int, written: Region, target: torch.Tensor) -> list[int]:
         """Copies the saved values among `entries` that `written` overlaps; returns the entries still looking on."""
         remaining = []
         copy_all = len(entries) > _MANY_ALIASES
         for entry in entries:
             tensor = self._tensor_of(entry)
             if tensor is not None and entry not in self.regions:
-                self.regions[entry] = region_of(tensor)
+                self.regions[entry] = written if tensor is target else region_of(tensor)
             value = self.values[entry]
-            if not isinstance(value, torch.Tensor) or storage_of(value) != storage:
+            if value is target:
+                self._replace_by_copy(entry, value)
+            elif not isinstance(value, torch.Tensor) or storage_of(value) != storage:
                 continue
-            if copy_all or _may_overlap(region_of(value), written):
+            elif copy_all or _may_overlap(region_of(value), written):
                 self._replace_by_copy(entry, value)
             else:
                 remaining.append(entry)
         return remaining
 
     def _replace_by_copy(self, entry: int, value: torch.Tensor) -> None:
-        if self.origins[entry] is None:
+        if entry not in self.origins:
             self.origins[entry] = weakref.ref(value)
             self.may_die = True
         copy = value.clone()
@@ -177,7 +187,7 @@ class Memory:
         self.versions[entry] = version_of(copy)
 
     def _tensor_of(self, entry: int) -> torch.Tensor | None:
-        origin = self.origins[entry]
+        origin = self.origins.get(entry)
         return self.values[entry] if origin is None else origin()
 
     def _index(self) -> None:
@@ -188,12 +198,5 @@ class Memory:
 
 
 def _may_overlap(a: Region, b: Region) -> bool:
-    return a.offset < _end(b) and b.offset < _end(a)
-
-
-def _end(region: Region) -> int:
-    """One past the last byte; for an empty tensor, its start."""
-    if 0 in region.shape:
-        return region.offset
-    reach = sum((size - 1) * stride for size, stride in zip(region.shape, region.strides, strict=True))
-    return region.offset + reach + region.item_bytes
+    (a_start, a_end), (b_start, b_end) = extent_of(a), extent_of(b)
+    return a_start < b_end and b_start < a_end

@@ -44,7 +44,11 @@ class ModuleTracker:
         if address is None or recorder.collected is not None:
             return original(module, *args, **kwargs)
         if address == "":
-            return self._run(original, module, args, kwargs)
+            try:
+                return self._run(original, module, args, kwargs)
+            except BaseException as error:
+                self._note_failure(error)
+                raise
         parent = recorder.module_call
         code, instruction = recorder.user_code(_caller())
         pass_num = self._num_calls[address] = self._num_calls.get(address, 0) + 1
@@ -68,13 +72,17 @@ class ModuleTracker:
             self.exits.append((call, returned))
             return result
         except BaseException as error:
-            frame = error.__traceback__
-            while frame is not None and frame.tb_next is not None:
-                frame = frame.tb_next
-            recorder.fail(error, None, (), None, (), frame.tb_frame if frame else None)
+            self._note_failure(error)
             raise
         finally:
             recorder.module_call = parent
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Something other than an operation raised: the place is where the traceback ends."""
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        self.recorder.fail(error, None, (), None, (), place.tb_frame if place else None)
 
     def _run(self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if id(module) not in self._scripted:

@@ -15,7 +15,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["OPERATOR_NAMES", "Kind", "Operation", "layer_type", "named_operation", "operation_of", "operator_of"]
+__all__ = [
+    "KNOWN_OPERATIONS",
+    "OPERATOR_NAMES",
+    "Kind",
+    "Operation",
+    "layer_type",
+    "named_operation",
+    "operation_of",
+    "operator_of",
+]
 
 
 class Kind(Enum):
@@ -95,13 +104,13 @@ _SILENT_WRITERS: dict[str, tuple[tuple[int, ...], int | None]] = {
 
 def operation_of(func: Callable[..., Any]) -> Operation:
     """What is known of `func`, worked out at the first call and remembered."""
-    operation = _KNOWN.get(func)
+    operation = KNOWN_OPERATIONS.get(func)
     if operation is None:
-        operation = _KNOWN[func] = _describe(func)
+        operation = KNOWN_OPERATIONS[func] = _describe(func)
     return operation
 
 
-_KNOWN: dict[Callable[..., Any], Operation] = {}
+KNOWN_OPERATIONS: dict[Callable[..., Any], Operation] = {}
 
 
 @cache

@@ -16,8 +16,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torchlens.capture.gradients import GradientHooks
-from torchlens.capture.memory import Memory
-from torchlens.capture.operations import Kind, Operation, named_operation, operation_of
+from torchlens.capture.memory import Memory, storage_of, version_of
+from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, named_operation, operation_of
 from torchlens.capture.recording import Failure, ModuleCall, References
 from torchlens.capture.trees import plain_tensors, same_with
 from torchlens.capture.user_code import is_user_code
@@ -30,7 +30,10 @@ _PLAIN_TYPES = frozenset({
     Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.Size,
     torch.layout, torch.memory_format, slice, type(Ellipsis), torch.Generator,
 })  # fmt: skip
+_TENSORS = frozenset({Tensor, torch.nn.Parameter})
+_PLAIN_KEYWORD_TYPES = _PLAIN_TYPES - _TENSORS
 _OPERATION = Kind.OPERATION
+_KNOWN = KNOWN_OPERATIONS.get
 
 
 class Recorder(TorchFunctionMode):
@@ -68,6 +71,7 @@ class Recorder(TorchFunctionMode):
         self._saves = saves
         self._saves_all = saves is True
         self._keeps_args = keeps_args
+        self._is_plain = saves is True and not keeps_args and gradients is None and not memory.may_die
         # id of a tensor → the entry it is, or -1 - k for parameter k.
         self._entry_of_id: dict[int, int] = {}
         self._entry_at = self._entry_of_id.get
@@ -120,25 +124,26 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        operation = operation_of(func)
-        if self.collected is not None:
-            return self._collect(func, args, kwargs)
-        if operation.kind is not _OPERATION:
-            return self._read(operation, func, args, kwargs)
+        operation = _KNOWN(func) or operation_of(func)
+        if self.collected is not None or operation.kind is not _OPERATION:
+            return self._pass_through(operation, func, args, kwargs)
         if self.operator is not None:
             operation, self.operator = self.operator, None
-        if (
-            self.memory.may_die
-            or not _PLAIN_TYPES.issuperset(map(type, args))
-            or (kwargs and not _PLAIN_TYPES.issuperset(map(type, kwargs.values())))
-            or (kwargs and Tensor in map(type, kwargs.values()))
+        memory = self.memory
+        written: Sequence[Tensor] = ()
+        if not _PLAIN_TYPES.issuperset(map(type, args)) or (
+            kwargs and not _PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
         ):
             references: References = self.references_to(args, kwargs)
+        elif memory.may_die:
+            references = tuple([self._reference_to(arg) if type(arg) in _TENSORS else None for arg in args])
         else:
             references = tuple(map(self._entry_at, map(id, args)))
-        written = self._written(operation, args, kwargs) if operation.written or (kwargs and "out" in kwargs) else ()
-        if written:
-            self.memory.before_write(written)
+        if operation.written or (kwargs and "out" in kwargs):
+            written = self._written(operation, args, kwargs)
+            memory.before_write(written)
+        if self.gradients is not None:
+            self._watch_arguments(args, kwargs)
         start = perf_counter()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -151,10 +156,20 @@ class Recorder(TorchFunctionMode):
         instruction = frame.f_lasti
         if not is_user_code(frame.f_code):
             code, instruction = self.user_code(frame)
-        call = (operation, args, kwargs, references, self.module_call, code, instruction, seconds)
-        if type(result) is Tensor and not written:
-            self._append(call, result, None)
+        if type(result) is Tensor and self._is_plain and not (memory.may_die or written or type(references) is dict):
+            # What `_append` does, written out for the common case: one result, everything saved by reference.
+            rows = self.rows
+            self._entry_of_id[id(result)] = len(rows)
+            gradfunc = result.grad_fn
+            rows.append((
+                operation, args, kwargs, references, self.module_call, code, instruction, seconds, None, result.shape,
+                result.dtype, None if gradfunc is None else type(gradfunc).__name__,
+            ))  # fmt: skip
+            memory.values.append(result)
+            memory.storages.append(storage_of(result))
+            memory.versions.append(version_of(result))
         elif result is not NotImplemented:
+            call = (operation, args, kwargs, references, self.module_call, code, instruction, seconds)
             self._append_all(call, result, written)
         return result
 
@@ -165,10 +180,11 @@ class Recorder(TorchFunctionMode):
         saves = self._saves_all or self._is_saved(entry)
         if self._keeps_args and saves:
             self._keep_args(entry, args, kwargs)
-        if memory.may_die or type(references) is dict:
-            # Nothing must be kept alive, nor a list that the model may yet change.
-            args = same_with(args, _forget)
-            kwargs = same_with(kwargs, _forget)
+        # Nothing must be kept alive, nor a list that the model may yet change.
+        if type(references) is dict:
+            args, kwargs = same_with(args, _forget), same_with(kwargs, _forget)
+        else:
+            args = tuple([None if type(arg) in _TENSORS else arg for arg in args])
         memory.add(tensor, saves)
         gradfunc = tensor.grad_fn
         rows.append((
@@ -283,12 +299,27 @@ class Recorder(TorchFunctionMode):
         found = {}
         for arguments in (args, kwargs):
             for path, tensor in plain_tensors(arguments):
-                entry = self.entry_of(tensor)
-                found[path[0] if len(path) == 1 else path] = self.add_outside(tensor) if entry is None else entry
+                if path[0] == "out":  # written, not read
+                    continue
+                found[path[0] if len(path) == 1 else path] = self._reference_to(tensor)
         return found
+
+    def _watch_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        assert self.gradients is not None
+        for _, tensor in plain_tensors((args, kwargs)):
+            if tensor.requires_grad and tensor._is_view():
+                entry = self.entry_of(tensor)
+                if entry is not None and entry >= 0:
+                    self.gradients.watch_again(entry, tensor)
+
+    def _reference_to(self, tensor: Tensor) -> int:
+        entry = self.entry_of(tensor)
+        return self.add_outside(tensor) if entry is None else entry
 
     def _written(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:
         """The tensors that the call is going to write to."""
+        if operation.written == (0,) and operation.writes_if is None and type(args[0]) is Tensor:
+            return [args[0]]
         targets = [tensor for _, tensor in plain_tensors((kwargs or {}).get("out"))]
         if operation.writes_if is None or (len(args) > operation.writes_if and args[operation.writes_if]):
             for position in operation.written:
@@ -308,7 +339,11 @@ class Recorder(TorchFunctionMode):
 
     # -- calls that leave no row -----------------------------------------------------------------------------------
 
-    def _read(self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def _pass_through(self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        if self.collected is not None:
+            for entry in self.references_to(args, kwargs).values():
+                self.collected[entry] = None
+            return func(*args, **(kwargs or {}))
         if operation.kind is Kind.INLINE:
             self.is_inlining = True
             torch._C._push_on_torch_function_stack(self)
@@ -319,16 +354,10 @@ class Recorder(TorchFunctionMode):
                 torch._C._pop_torch_function_stack()
         result = func(*args, **(kwargs or {}))
         if operation.kind is Kind.BOOLEAN:
-            entry = self.entry_of(args[0])
-            if entry is not None and entry >= 0:
-                self.booleans[entry] = result
+            read = self.entry_of(args[0])
+            if read is not None and read >= 0:
+                self.booleans[read] = result
         return result
-
-    def _collect(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        assert self.collected is not None
-        for entry in self.references_to(args, kwargs).values():
-            self.collected[entry] = None
-        return func(*args, **(kwargs or {}))
 
     # -- where it happened -----------------------------------------------------------------------------------------
 
@@ -365,10 +394,9 @@ class Recorder(TorchFunctionMode):
         self.memory.settle(outliving)
         for holder in self.saved_args:
             self.saved_args[holder] = _unwrap(self.saved_args[holder])
-        if not self.memory.may_die:
-            self.rows = [
-                (row[0], tuple([None if isinstance(arg, Tensor) else arg for arg in row[1]]), *row[2:]) for row in self.rows
-            ]
+        self.rows = [
+            (row[0], tuple([None if type(arg) in _TENSORS else arg for arg in row[1]]), *row[2:]) for row in self.rows
+        ]
         self._entry_of_id.clear()
 
 

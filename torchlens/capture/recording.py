@@ -49,7 +49,7 @@ class ModuleCall(NamedTuple):
 
 
 class Region(NamedTuple):
-    """The bytes of its storage that a tensor looks at."""
+    """The part of its storage that a tensor looks at; offset and strides in items."""
 
     offset: int
     shape: tuple[int, ...]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from torchlens.capture.memory import extent_of
 from torchlens.capture.recording import Recording, References, Region, Write
 
 __all__ = ["find_edges", "located"]
@@ -69,7 +70,7 @@ class _Readers:
             return own
         # Never looked at while it was written: nothing was written that it looks at.
         region = self.recording.regions.get(entry)
-        candidates = [] if region is None else history.between(entry, time, *_extent(region))
+        candidates = [] if region is None else history.between(entry, time, *extent_of(region))
         if region is None or not candidates:
             return own
         is_view = entry >= 0 and self._is_view(entry, storage)
@@ -93,7 +94,7 @@ class _WriteHistory:
     def __init__(self, writes: list[Write]) -> None:
         self.writes = writes
         self.times = [write.entry for write in writes]
-        self.extents = np.array([_extent(write.region) for write in writes], dtype=np.int64)
+        self.extents = np.array([extent_of(write.region) for write in writes], dtype=np.int64)
 
     def between(self, after: int, before: int, start: int, end: int) -> list[Write]:
         """Writes after entry `after` and before entry `before` that touch the bytes from `start` to `end`."""
@@ -107,10 +108,10 @@ class _WriteHistory:
 def _last_writers(region: Region, writes: Sequence[Write]) -> tuple[list[int], bool]:
     """Which writes are the last ones to some part of `region`, earliest first, and whether they cover it all."""
     writers: list[int] = []
-    start, end = _extent(region)
+    start, end = extent_of(region)
     remaining: Any = None  # bytes of the region that no later write covers; None while it is all of them
     for write in reversed(writes):
-        low, high = _extent(write.region)
+        low, high = extent_of(write.region)
         if high <= start or end <= low:
             continue
         if remaining is None and (write.region == region or (_is_dense(write.region) and low <= start and end <= high)):
@@ -133,17 +134,9 @@ def _num_elements(region: Region) -> int:
     return int(np.prod(region.shape, dtype=np.int64))
 
 
-def _extent(region: Region) -> tuple[int, int]:
-    """The first byte and one past the last."""
-    if 0 in region.shape:
-        return region.offset, region.offset
-    reach = sum((size - 1) * stride for size, stride in zip(region.shape, region.strides, strict=True))
-    return region.offset, region.offset + reach + region.item_bytes
-
-
 def _is_dense(region: Region) -> bool:
     """Whether the region has no holes."""
-    start, end = _extent(region)
+    start, end = extent_of(region)
     return end - start == _num_elements(region) * region.item_bytes
 
 
@@ -152,5 +145,5 @@ def _bytes_of(region: Region) -> Any:
     offsets = np.array([region.offset], dtype=np.int64)
     for size, stride in zip(region.shape, region.strides, strict=True):
         offsets = (offsets[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
-    offsets = (offsets[:, None] + np.arange(region.item_bytes, dtype=np.int64)).reshape(-1)
+    offsets = (offsets[:, None] * region.item_bytes + np.arange(region.item_bytes, dtype=np.int64)).reshape(-1)
     return np.unique(offsets)

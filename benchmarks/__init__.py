@@ -1,0 +1,1 @@
+"""What torchlens costs, and whether it holds on models nobody here wrote."""

@@ -1,0 +1,187 @@
+"""Times one tool on one workload, in the process and environment it is run in; prints one line of JSON.
+
+    python -m benchmarks.measure TOOL WORKLOAD [--seconds 20]
+
+Plain and logged runs take turns, so that whatever else the machine does hits both; the medians are compared.
+"""
+
+import argparse
+import gc
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.workloads import WORKLOADS
+
+Run = Callable[[], Any]
+
+
+def median_ratio(plain: Run, logged: Run, seconds: float) -> dict[str, float]:
+    """Medians of the two, alternating, after one run each to warm up."""
+    plain()
+    logged()
+    times: dict[str, list[float]] = {"plain": [], "logged": []}
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop or len(times["plain"]) < 3:
+        for name, run in (("plain", plain), ("logged", logged)):
+            start = time.perf_counter()
+            result = run()
+            times[name].append(time.perf_counter() - start)
+            del result
+            if len(times["plain"]) < 3 and name == "logged":
+                gc.collect()
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {**medians, "ratio": medians["logged"] / medians["plain"], "runs": len(times["plain"])}
+
+
+def log_with_torchlens(model: torch.nn.Module, x: Any) -> Run:
+    import torchlens
+
+    return lambda: torchlens.log_forward_pass(model, x)
+
+
+def log_with_classic(model: torch.nn.Module, x: Any) -> Run:
+    import torchlens
+
+    return lambda: torchlens.log_forward_pass(model, x, layers_to_save="all", vis_opt="none")
+
+
+def log_with_newest(model: torch.nn.Module, x: Any) -> Run:
+    import torchlens
+
+    def run() -> Any:
+        history = torchlens.log_forward_pass(model, x)
+        getattr(history, "cleanup", lambda: None)()
+        return None
+
+    return run
+
+
+def save_with_hooks(model: torch.nn.Module, x: Any) -> Run:
+    """The least a user would write by hand: the output of every module."""
+
+    def run() -> Any:
+        saved: dict[str, Any] = {}
+        handles = [
+            module.register_forward_hook(lambda _module, _args, output, name=name: saved.__setitem__(name, output))
+            for name, module in model.named_modules()
+        ]
+        try:
+            model(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return saved
+
+    return run
+
+
+TOOLS: dict[str, Callable[[torch.nn.Module, Any], Run]] = {
+    "torchlens": log_with_torchlens,
+    "hooks": save_with_hooks,
+    "classic": log_with_classic,
+    "newest": log_with_newest,
+}
+
+
+def measure_forward(tool: str, workload: str, seconds: float) -> dict[str, float]:
+    model, x = WORKLOADS[workload]()
+    with torch.no_grad():
+        return median_ratio(lambda: model(x), TOOLS[tool](model, x), seconds)
+
+
+def measure_extraction(seconds: float) -> dict[str, float]:
+    """One layer of ResNet-18 from a new input: `save_new_activations` against one forward hook."""
+    import torchlens
+
+    model, x = WORKLOADS["ResNet-18 224"]()
+    saved: list[Any] = []
+
+    def with_hook() -> None:
+        handle = model.get_submodule("layer3").register_forward_hook(lambda _m, _a, output: saved.append(output))
+        model(x)
+        handle.remove()
+        saved.clear()
+
+    with torch.no_grad():
+        history = torchlens.log_forward_pass(model, x, layers_to_save="layer3")
+
+        def with_history() -> None:
+            history.save_new_activations(model, x, layers_to_save="layer3")
+
+        return median_ratio(with_hook, with_history, seconds)
+
+
+def measure_scaling() -> dict[str, float]:
+    """The time of 100,000 logged operations over that of 10,000."""
+    import torchlens
+
+    (small, x), (large, _) = WORKLOADS["loop of 10,000 operations"](), WORKLOADS["loop of 100,000 operations"]()
+    with torch.no_grad():
+        return median_ratio(lambda: torchlens.log_forward_pass(small, x), lambda: torchlens.log_forward_pass(large, x), 0)
+
+
+def measure_memory() -> dict[str, float]:
+    """Bytes per operation that a log of 100,000 of them takes beyond the tensors it saves."""
+    import torchlens
+
+    model, x = WORKLOADS["loop of 100,000 operations"]()
+
+    def resident() -> int:
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    with torch.no_grad():
+        torchlens.log_forward_pass(WORKLOADS["loop of 10,000 operations"]()[0], x)
+        before = resident()
+        kept = [x]
+        for _ in range(50_000):
+            kept.append(kept[-1] + 1)
+            kept.append(torch.sin(kept[-1]))
+        tensors = resident() - before
+        del kept
+        before = resident()
+        history = torchlens.log_forward_pass(model, x)
+        log = resident() - before
+    return {"tensors": tensors / 100_000, "log": log / 100_000, "extra": (log - tensors) / len(history)}
+
+
+def measure_import() -> dict[str, float]:
+    """What `import torchlens` adds to `import torch`, in new processes taking turns."""
+    times: dict[str, list[float]] = {"torch": [], "torchlens": []}
+    for _ in range(7):
+        code = "import time, torch; t = time.perf_counter(); import torchlens; print(time.perf_counter() - t)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        times["torchlens"].append(float(done.stdout))
+    return {"seconds": statistics.median(times["torchlens"])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("tool", choices=[*TOOLS, "extraction", "scaling", "memory", "import"])
+    parser.add_argument("workload", nargs="?", choices=list(WORKLOADS))
+    parser.add_argument("--seconds", type=float, default=20.0)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")  # of the libraries that are measured
+    torch.manual_seed(0)
+    result: dict[str, Any]
+    if options.tool in TOOLS:
+        result = measure_forward(options.tool, options.workload, options.seconds)
+    elif options.tool == "extraction":
+        result = measure_extraction(options.seconds)
+    else:
+        result = {"scaling": measure_scaling, "memory": measure_memory, "import": measure_import}[options.tool]()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

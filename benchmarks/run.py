@@ -1,0 +1,116 @@
+"""The table of costs: `make bench`.
+
+Each peer runs in an environment of its own under `.venvs`, made at the first run. Every figure is a ratio measured in one
+process, the tool and the plain forward pass taking turns. The table is printed, and written into README.md with --write.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH = "torch==2.13.0"
+MODELS = ["torchvision==0.28.0", "transformers==5.22.2"]
+# tool → what is installed beside torch and the models
+PEERS = {"classic": ["torchlens==0.1.36"], "newest": ["torchlens==2.36.1"]}
+NAMES = {
+    "torchlens": "torchlens (ours)",
+    "hooks": "forward hooks, module outputs only",
+    "classic": "torchlens 0.1.36",
+    "newest": "torchlens 2.36.1",
+}
+WORKLOADS = ["AlexNet 224", "ResNet-18 224", "GPT-2, 128 tokens", "loop of 10,000 operations"]
+START, END = "<!-- bench:start -->", "<!-- bench:end -->"
+
+
+def python_of(tool: str) -> str:
+    """The interpreter a tool runs in, its environment made if it is not there."""
+    folder = ROOT / ".venvs" / ("ours" if tool not in PEERS else tool)
+    python = folder / "bin" / "python"
+    if not (folder / "ready").exists():
+        print(f"setting up {folder.relative_to(ROOT)} ...", file=sys.stderr, flush=True)
+        venv.create(folder, with_pip=True, clear=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, TORCH], check=True)
+        subprocess.run([*pip, *MODELS, *PEERS.get(tool, ["numpy", "pandas", "graphviz"])], check=True)
+        (folder / "ready").touch()
+    return str(python)
+
+
+def measure(tool: str, *arguments: str, environment: str | None = None, timeout: float = 900) -> dict[str, float] | str:
+    """The measured figures, or the reason there are none."""
+    code = (
+        "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('benchmarks.measure', run_name='__main__')"
+    )
+    # The repository is first on the path for our own runs, last for a peer of the same name.
+    paths = {**os.environ, "PYTHONPATH": "" if tool in PEERS else str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [python_of(environment or tool), "-c", code, str(ROOT), tool, *arguments]
+    print(f"measuring {tool} {' '.join(arguments)} ...", file=sys.stderr, flush=True)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, env=paths, cwd=ROOT / ".venvs", check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"over {timeout / 60:.0f} min"
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.strip().splitlines() if re.match(r"\w*(Error|Exception)", line)]
+        print(done.stderr[-2000:], file=sys.stderr)
+        return f"fails ({lines[-1].split(':')[0]})" if lines else "fails"
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def ratio(result: dict[str, float] | str) -> str:
+    if isinstance(result, str):
+        return result
+    value = result["ratio"]
+    return f"{value:.2f}×" if value < 10 else f"{value:,.0f}×"
+
+
+def make_table(seconds: float, with_peers: bool) -> str:
+    tools = [tool for tool in NAMES if with_peers or tool not in PEERS]
+    rows = [f"| everything saved, no_grad | {' | '.join(NAMES[tool] for tool in tools)} |", "|---|" + "---|" * len(tools)]
+    plain = []
+    for workload in WORKLOADS:
+        results = {tool: measure(tool, workload, "--seconds", str(seconds)) for tool in tools}
+        own = results["torchlens"]
+        if not isinstance(own, str):
+            plain.append(f"{workload} {own['plain'] * 1000:.1f} ms")
+        rows.append(f"| {workload} | {' | '.join(ratio(results[tool]) for tool in tools)} |")
+    others = {
+        "100,000 operations against 10,000 (time)": ratio(measure("scaling")),
+        "one layer of ResNet-18 again (`save_new_activations`) against one forward hook": ratio(
+            measure("extraction", "--seconds", str(seconds))
+        ),
+    }
+    memory, imports = measure("memory"), measure("import")
+    if isinstance(memory, str) or isinstance(imports, str):
+        raise SystemExit(f"memory: {memory}; import: {imports}")
+    others["memory beyond the saved tensors"] = f"{memory['extra'] / 1024:.2f} KB per operation"
+    others["`import torchlens` after `import torch`"] = f"{imports['seconds'] * 1000:.0f} ms"
+    rows += ["", "| more | |", "|---|---|", *(f"| {name} | {value} |" for name, value in others.items())]
+    rows += ["", f"1× is the plain forward pass: {', '.join(plain)}. Measured on {os.cpu_count()} cores by `make bench`."]
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="per cell, at least three runs")
+    parser.add_argument("--no-peers", action="store_true", help="only torchlens and hooks")
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    options = parser.parse_args()
+    table = make_table(options.seconds, not options.no_peers)
+    print(table)
+    if options.write:
+        readme = ROOT / "README.md"
+        text = readme.read_text()
+        before, after = text.index(START) + len(START), text.index(END)
+        readme.write_text(f"{text[:before]}\n{table}\n{text[after:]}")
+
+
+if __name__ == "__main__":
+    main()
