@@ -189,6 +189,10 @@ def _explain(error: BaseException, recording: Recording, capture: CaptureOptions
         if failure.code is not None:
             words.append(f"called at {source_line(failure.code, failure.instruction)}")
     history = ModelHistory(_make_log(recording, False), capture)
-    words.append(f"after {len(history)} logged tensors; they are in the exception's partial_history")
-    error.add_note(" ".join([words[0], ", ".join(words[1:])]) + ".")
-    error.partial_history = history  # type: ignore[attr-defined]
+    count = "1 logged tensor" if len(history) == 1 else f"{len(history)} logged tensors"
+    words.append(f"after {count}, which the exception holds as partial_history")
+    try:
+        error.add_note(" ".join([words[0], ", ".join(words[1:])]) + ".")
+        error.partial_history = history  # type: ignore[attr-defined]
+    except AttributeError:  # an exception that takes no attributes, such as a frozen dataclass
+        return

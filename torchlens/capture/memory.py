@@ -23,7 +23,8 @@ def storage_of(tensor: torch.Tensor) -> int:
     """A number that tensors sharing memory have in common."""
     try:
         return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # sparse, nested and wrapped tensors have no storage of their own
+    except (NotImplementedError, RuntimeError, ValueError):
+        # Sparse, nested and wrapped tensors have no storage of their own, nor parameters of lazy modules any yet.
         return -id(tensor)
 
 
@@ -39,7 +40,7 @@ def region_of(tensor: torch.Tensor) -> Region:
     """The part of its storage that `tensor` looks at."""
     try:
         return Region(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size())
-    except (NotImplementedError, RuntimeError):  # no strides: take the object as one whole
+    except (NotImplementedError, RuntimeError, ValueError):  # no strides: take the object as one whole
         return Region(0, (1,), (1,), 1)
 
 
@@ -71,18 +72,25 @@ class Memory:
         self._keeps_undo = keeps_undo
         self._aliases: dict[int, list[int]] = {}
         self._num_indexed = 0
+        # Storages whose memory the model got hold of, to write to it unseen.
+        self._exposed: set[int] = set()
         self._arguments: dict[int, list[tuple[list[Any], int]]] = {}
         self._outside: set[int] = set()
         self._undo: dict[tuple[int, Region], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def add(self, tensor: torch.Tensor, is_saved: bool) -> None:
         """Takes the tensor of the next entry."""
-        self.storages.append(storage_of(tensor))
-        if is_saved and self._transform is None:
+        storage = storage_of(tensor)
+        self.storages.append(storage)
+        is_exposed = storage in self._exposed
+        if is_saved and self._transform is None and not is_exposed:
             self.values.append(tensor)
             self.versions.append(version_of(tensor))
             return
-        value = self._transform(tensor) if is_saved and self._transform is not None else None
+        value = None
+        if is_saved:
+            value = tensor.clone() if is_exposed else tensor
+            value = value if self._transform is None else self._transform(value)
         self.values.append(value)
         self.versions.append(version_of(value) if isinstance(value, torch.Tensor) else -1)
         self.origins[len(self.storages) - 1] = weakref.ref(tensor)
@@ -122,6 +130,12 @@ class Memory:
                 self._aliases[storage] = self._copy_overlapping(self._aliases[storage], storage, written, target)
             for holder, index in self._arguments.pop(storage, ()):
                 holder[index] = holder[index].clone()
+
+    def expose(self, tensor: torch.Tensor) -> None:
+        """Takes note that the model got hold of the tensor's memory: what looks at it is saved by copy."""
+        self.before_write([tensor])
+        self._exposed.add(storage_of(tensor))
+        self.may_die = True
 
     def after_write(self, entry: int, targets: Sequence[torch.Tensor]) -> None:
         """Notes that `entry` wrote to `targets`."""

@@ -26,6 +26,7 @@ class ModuleTracker:
         self.classes: dict[str, str] = {}
         # Whether a saved output was written to, through a view, between its operation and the module's return.
         self.is_uncertain = False
+        recorder.module_code = ModuleTracker.call.__code__
         self._saved_addresses = frozenset(saved_addresses)
         self._addresses: dict[int, str] = {}
         self._num_calls: dict[str, int] = {}
@@ -67,7 +68,8 @@ class ModuleTracker:
                 if entry is not None and entry >= 0:
                     returned.append(entry)
                     if address in self._saved_addresses or f"{address}:{pass_num}" in self._saved_addresses:
-                        recorder.memory.save(entry, tensor)
+                        with torch._C.DisableTorchFunction():
+                            recorder.memory.save(entry, tensor)
                         self.is_uncertain |= recorder.memory.is_written_since(entry)
             self.exits.append((call, returned))
             return result

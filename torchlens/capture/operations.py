@@ -32,6 +32,7 @@ class Kind(Enum):
 
     OPERATION = "operation"  # runs and leaves a record
     READ = "read"  # tells something about a tensor; leaves nothing
+    EXPOSURE = "exposure"  # hands out a tensor's memory, to be written who knows when
     BOOLEAN = "boolean"  # `if tensor:`; marks the tensor it reads
     INLINE = "inline"  # a Python method that ends in operations; those are recorded
 
@@ -80,19 +81,25 @@ _TENSOR_PROPERTIES = frozenset({"T", "H", "mT", "mH", "real", "imag", "data"})
 
 # Calls that make no tensor, or hand back the one they were given without having computed anything.
 _READS = frozenset({
-    "__array__", "__array_wrap__", "__complex__", "__contains__", "__dir__", "__dlpack__", "__dlpack_device__", "__float__",
+    "__array_wrap__", "__complex__", "__contains__", "__dir__", "__dlpack_device__", "__float__",
     "__format__", "__hash__", "__index__", "__int__", "__len__", "__reduce_ex__", "__repr__", "__setstate__", "__str__",
-    "_dimI", "_dimV", "_is_view", "_is_zerotensor", "_nnz", "_storage", "_typed_storage", "allclose", "backward",
+    "_dimI", "_dimV", "_is_view", "_is_zerotensor", "_nnz", "allclose", "backward",
     "broadcast_shapes", "can_cast", "data_ptr", "dense_dim", "dim", "element_size", "equal", "get_device", "has_names",
     "is_coalesced", "is_complex", "is_conj", "is_contiguous", "is_distributed", "is_floating_point", "is_inference",
     "is_neg", "is_nonzero", "is_pinned", "is_same_size", "is_set_to", "is_shared", "is_signed", "item", "module_load",
-    "ndimension", "nelement", "numel", "numpy", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_",
-    "result_type", "retain_grad", "share_memory_", "size", "sparse_dim", "storage", "storage_offset", "storage_type",
-    "stride", "tolist", "typed_storage", "untyped_storage",
+    "ndimension", "nelement", "numel", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_",
+    "result_type", "retain_grad", "share_memory_", "size", "sparse_dim", "storage_offset", "storage_type", "stride",
+    "tolist",
+})  # fmt: skip
+
+# Reads that hand out the memory itself.
+_EXPOSURES = frozenset({
+    "__array__", "__dlpack__", "_storage", "_typed_storage", "numpy", "storage", "typed_storage", "untyped_storage",
 })  # fmt: skip
 
 # Python methods of torch.Tensor that are operations in their own right rather than made of others.
-_PYTHON_LEAVES = frozenset({"__deepcopy__", "as_subclass"})
+# (`unflatten` calls the C method of its own name, which torch reports under the same callable.)
+_PYTHON_LEAVES = frozenset({"__deepcopy__", "as_subclass", "refine_names", "rename", "rename_", "unflatten"})
 
 # Functions that write to arguments although their schema does not say so: {name: (positions, position of the flag)}.
 _SILENT_WRITERS: dict[str, tuple[tuple[int, ...], int | None]] = {
@@ -126,6 +133,8 @@ def _describe(func: Callable[..., Any]) -> Operation:
         return _describe_property(func, name)
     if name == "__bool__":
         return Operation(func, name, layer_type(name), Kind.BOOLEAN)
+    if name in _EXPOSURES:
+        return Operation(func, name, layer_type(name), Kind.EXPOSURE)
     if name in _READS:
         return Operation(func, name, layer_type(name), Kind.READ)
     if isinstance(func, FunctionType) and func.__module__ == "torch._tensor" and name not in _PYTHON_LEAVES:

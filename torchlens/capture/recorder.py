@@ -54,11 +54,13 @@ class Recorder(TorchFunctionMode):
         self.rows: list[tuple[Any, ...]] = []
         self.module_calls: list[ModuleCall] = [ModuleCall("", 1, -1, None, 0)]
         self.module_call = 0
-        self.module_codes: set[CodeType] = set()
+        # The code that calls modules: what is further out on the stack called the module, not the operation.
+        self.module_code: CodeType | None = None
         self.booleans: dict[int, bool] = {}
         self.saved_args: dict[int, tuple[Any, Any]] = {}
         self.gradients = gradients
         self.failure: Failure | None = None
+        self._failure_error: BaseException | None = None
         self.warnings: list[str] = []
         # The model's parameters, then tensors it found elsewhere.
         self.outside: list[Tensor] = []
@@ -82,20 +84,23 @@ class Recorder(TorchFunctionMode):
         """An entry that no operation made: an input or a buffer."""
         entry = self._add_boundary(operation, tensor, ())
         self._entry_of_id[id(tensor)] = entry
+        if self.gradients is not None:
+            self.gradients.watch_input(entry, tensor)
         return entry
 
     def add_output(self, tensor: Tensor) -> int:
         """An entry for a tensor that the model returns."""
         reference = self.entry_of(tensor)
-        return self._add_boundary(OUTPUT, tensor, () if reference is None else (reference,))
+        entry = self._add_boundary(OUTPUT, tensor, () if reference is None else (reference,))
+        if self.gradients is not None:
+            self.gradients.watch(entry, tensor)
+        return entry
 
     def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
         entry = len(self.rows)
         self.memory.add(tensor, self._is_saved(entry))
         shape, dtype, gradfunc = _shape_of(tensor), tensor.dtype, _gradfunc_of(tensor)
         self.rows.append((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc))
-        if self.gradients is not None:
-            self.gradients.watch(entry, tensor)
         return entry
 
     def _is_saved(self, entry: int) -> bool:
@@ -193,7 +198,7 @@ class Recorder(TorchFunctionMode):
         ))  # fmt: skip
         if self._entry_at(id(tensor), 0) >= 0:  # a parameter that an operation hands back stays a parameter
             self._entry_of_id[id(tensor)] = entry
-        if gradfunc is not None and self.gradients is not None and not (is_written and tensor._is_view()):
+        if self.gradients is not None and tensor.requires_grad and not (is_written and tensor._is_view()):
             self.gradients.watch(entry, tensor)
 
     def _append_all(self, call: tuple[Any, ...], result: Any, written: Sequence[Tensor]) -> None:
@@ -212,7 +217,13 @@ class Recorder(TorchFunctionMode):
         if written and len(self.rows) > first:
             if self.gradients is not None and operation.is_inplace:
                 self.gradients.watch_write(first, written[0], self._read_entry(call))
-            self.memory.after_write(first, written)
+            self._note_writes(first, written)
+
+    def _note_writes(self, first: int, written: Sequence[Tensor]) -> None:
+        """Each written tensor was written by the entry that it now is; by the call's first where it is no result."""
+        for tensor in written:
+            entry = self.entry_of(tensor)
+            self.memory.after_write(first if entry is None or entry < first else entry, [tensor])
 
     def _read_entry(self, call: tuple[Any, ...]) -> int | None:
         """The entry that an in-place operation took as the tensor it changes."""
@@ -249,14 +260,16 @@ class Recorder(TorchFunctionMode):
             instruction,
             seconds,
         )
-        self._append_all(call, result, ())
+        with torch._C.DisableTorchFunction():
+            self._append_all(call, result, ())
         return result
 
     def record_identity(self, tensor: Tensor) -> int:
         """An entry for a tensor that a module handed back as it got it."""
         entry = len(self.rows)
-        call = (_IDENTITY, (tensor,), None, {0: self.entry_of(tensor)}, self.module_call, None, 0, 0.0)
-        self._append(call, tensor, None)
+        call = (_IDENTITY, (tensor,), None, (self.entry_of(tensor),), self.module_call, None, 0, 0.0)
+        with torch._C.DisableTorchFunction():
+            self._append(call, tensor, None)
         return entry
 
     def tie_function(self, name: str, func: Any, args: tuple[Any, ...], outputs: Sequence[Tensor], first: int) -> None:
@@ -266,18 +279,19 @@ class Recorder(TorchFunctionMode):
         through numpy, say), gets an entry of the function itself, with the function's arguments as parents.
         """
         references = self.references_to(args, None)
-        frame = sys._getframe(2)
+        code, instruction = self.user_code(sys._getframe(2))
         for index, tensor in enumerate(outputs):
             entry = self.entry_of(tensor)
             if entry is not None and (entry < first or self._leads_outside(entry, first)):
                 if entry >= first and tensor.grad_fn is not None:
                     self.rows[entry] = (*self.rows[entry][:-1], type(tensor.grad_fn).__name__)
                     if self.gradients is not None:
-                        self.gradients.watch(entry, tensor)
+                        with torch._C.DisableTorchFunction():
+                            self.gradients.watch(entry, tensor)
                 continue
-            code, instruction = self.user_code(frame)
             call = (named_operation(name, func), args, None, references, self.module_call, code, instruction, 0.0)
-            self._append(call, tensor, None if len(outputs) == 1 else index)
+            with torch._C.DisableTorchFunction():
+                self._append(call, tensor, None if len(outputs) == 1 else index)
 
     def _leads_outside(self, entry: int, first: int) -> bool:
         """Whether an entry made since `first` was computed from one made before, or from a parameter."""
@@ -352,6 +366,8 @@ class Recorder(TorchFunctionMode):
             finally:
                 self.is_inlining = False
                 torch._C._pop_torch_function_stack()
+        if operation.kind is Kind.EXPOSURE:
+            self.memory.expose(args[0])
         result = func(*args, **(kwargs or {}))
         if operation.kind is Kind.BOOLEAN:
             read = self.entry_of(args[0])
@@ -367,7 +383,7 @@ class Recorder(TorchFunctionMode):
             code = frame.f_code
             if is_user_code(code):
                 return code, frame.f_lasti
-            if code in self.module_codes:
+            if code is self.module_code:
                 call = self.module_calls[self.module_call]
                 return call.code, call.instruction
             frame = frame.f_back
@@ -382,12 +398,27 @@ class Recorder(TorchFunctionMode):
         references: References,
         frame: FrameType | None,
     ) -> None:
-        """Notes where the model raised; the innermost place, which is told first, stays."""
-        if self.failure is None:
+        """Notes where the model raised; of one exception's way out, the innermost place, which is told first, stays."""
+        if not self._has_failed_with(error):
+            self._failure_error = error
             code, instruction = self.user_code(frame)
             arguments = describe_arguments(args, kwargs)
             message = f"{type(error).__name__}: {error}"
             self.failure = Failure(message, self.module_call, code, instruction, operation, arguments, references)
+
+    def _has_failed_with(self, error: BaseException | None) -> bool:
+        """Whether the failure noted is of this exception, or of one that it was raised from."""
+        while error is not None:
+            if error is self._failure_error:
+                return True
+            error = error.__cause__ or error.__context__
+        return False
+
+    def settle_failure(self, error: BaseException | None) -> None:
+        """The pass ended with `error`, or without: exceptions that the model handled itself are no failure."""
+        if not self._has_failed_with(error):
+            self.failure = None
+        self._failure_error = None
 
     def finish(self, outliving: Sequence[Tensor]) -> None:
         """The pass is over: lets go of arguments, copies what must not change any more."""

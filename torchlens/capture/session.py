@@ -42,6 +42,9 @@ class Session:
     After `run`, `recording` is complete; after an exception in `run` it is what there was until then.
     """
 
+    # A room that must see more of each call than the log keeps derives its own recorder and session.
+    recorder_type: type[Recorder] = Recorder
+
     def __init__(self, model: torch.nn.Module, options: CaptureOptions) -> None:
         if CURRENT.tracker is not None:
             raise NestedLogError(
@@ -52,7 +55,7 @@ class Session:
         self.options = options
         self._memory = Memory(options.transform, options.keeps_undo)
         gradients = GradientHooks() if options.keeps_gradients else None
-        self._recorder = Recorder(self._memory, options.saves, options.keeps_args, gradients)
+        self._recorder = self.recorder_type(self._memory, options.saves, options.keeps_args, gradients)
         self._tracker = ModuleTracker(model, self._recorder, options.saved_modules)
         self._inputs: list[tuple[Path, int]] = []
         self._outputs: list[tuple[Path, int]] = []
@@ -74,7 +77,11 @@ class Session:
             for path, tensor in named_tensors(result):
                 self._outputs.append((path, self._recorder.add_output(tensor)))
                 outliving.append(tensor)
+            self._recorder.settle_failure(None)
             return result
+        except BaseException as error:
+            self._recorder.settle_failure(error)
+            raise
         finally:
             self._recorder.finish(outliving)
             self._seconds_total = perf_counter() - start
@@ -85,7 +92,6 @@ class Session:
         Undoing is safe to repeat, and stands twice: an interrupt (Ctrl-C) can cut short one of the two, not both.
         """
         compiled = _compiled_modules(self.model)
-        depth = torch._C._len_torch_function_stack()
         stance = _eager_stance()
         try:
             apply_patches(self)
@@ -100,14 +106,13 @@ class Session:
                 self._seconds_forward = perf_counter() - start
         finally:
             try:
-                self._leave(depth, compiled, stance)
+                self._leave(compiled, stance)
             finally:
-                self._leave(depth, compiled, stance)
+                self._leave(compiled, stance)
 
-    def _leave(self, depth: int, compiled: list[tuple[Any, Any]], stance: Any) -> None:
+    def _leave(self, compiled: list[tuple[Any, Any]], stance: Any) -> None:
         CURRENT.tracker = None
-        if torch._C._len_torch_function_stack() > depth:
-            torch._C._pop_torch_function_stack()
+        _remove_mode(self._recorder)
         for module, implementation in compiled:
             module._compiled_call_impl = implementation
         undo_patches(self)
@@ -212,6 +217,17 @@ def _named_inputs(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any
     for name, argument in kwargs.items():
         found += [((name, *path), tensor) for path, tensor in named_tensors(argument)]
     return found
+
+
+def _remove_mode(mode: Recorder) -> None:
+    """Takes our mode off torch's stack; others that the model may have put above it stay."""
+    above = []
+    depth = torch._C._len_torch_function_stack()
+    if any(torch._C._get_function_stack_at(level) is mode for level in range(depth)):
+        while (top := torch._C._pop_torch_function_stack()) is not mode:
+            above.append(top)
+        for other in reversed(above):
+            torch._C._push_on_torch_function_stack(other)
 
 
 # -- compiled models ---------------------------------------------------------------------------------------------------

@@ -16,5 +16,6 @@ def is_user_code(code: CodeType) -> bool:
     """Whether `code` stands in a file outside torch and torchlens."""
     answer = _KNOWN.get(code)
     if answer is None:
-        answer = _KNOWN[code] = not code.co_filename.startswith((*_LIBRARIES, "<frozen"))
+        file = code.co_filename
+        answer = _KNOWN[code] = not (file.startswith("<frozen") or str(Path(file).resolve()).startswith(_LIBRARIES))
     return answer

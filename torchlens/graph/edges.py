@@ -34,12 +34,14 @@ def find_edges(recording: Recording) -> tuple[list[tuple[int, ...]], dict[int, l
             parents_of.append(tuple([entry for entry in found if entry is not None and entry >= 0]))
         return parents_of, located_reads
     readers = _Readers(recording)
-    for time, row in enumerate(recording.rows):
+    for entry, row in enumerate(recording.rows):
         given = located(row.references)
-        read = [(location, source) for location, entry in given for source in readers.read(entry, time)]
+        # All results of one call were read for before the first of them was there.
+        time = entry - (row.output_index or 0)
+        read = [(location, source) for location, argument in given for source in readers.read(argument, time)]
         if read != given:
-            located_reads[time] = read
-        parents_of.append(tuple([entry for _, entry in read]))
+            located_reads[entry] = read
+        parents_of.append(tuple([source for _, source in read]))
     return parents_of, located_reads
 
 

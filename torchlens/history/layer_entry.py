@@ -406,7 +406,7 @@ class LayerEntry:
     @property
     def atomic_bool_val(self) -> bool | None:
         """What the `if` read."""
-        return self._log.graph.booleans.get(self._entry)
+        return self._log.recording.booleans.get(self._log.graph.recorded[self._entry])
 
     @property
     def in_cond_branch(self) -> bool:

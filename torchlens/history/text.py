@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from torchlens.errors import ValueChangedError
 from torchlens.history.log import Log, nice_bytes
 from torchlens.history.lookup import lookup_keys
 
@@ -86,7 +87,6 @@ def _layer_lines(log: Log, is_marked: bool) -> list[str]:
 def entry_text(log: Log, entry: int) -> str:
     """Everything about one entry that fits a screen."""
     row, graph = log.row(entry), log.graph
-    number = graph.recorded[entry]
     passes = log.num_passes(entry)
     note = f" ({graph.pass_of[entry]}/{passes} passes)" if passes > 1 else ""
     size = nice_bytes(log.num_bytes(entry))
@@ -96,7 +96,7 @@ def entry_text(log: Log, entry: int) -> str:
     lines = [
         f"Layer {log.label(entry)}{note}, operation {entry + 1}/{len(graph.recorded)}:",
         f"\tOutput tensor: shape={tuple(row.shape)}, dtype={row.dtype}, size={size}",
-        *_value_lines(log.recording.values[number]),
+        *_saved_lines(log, entry),
     ]
     gradient = log.gradient(entry)
     if gradient is not None:
@@ -120,6 +120,13 @@ def entry_text(log: Log, entry: int) -> str:
     return "\n".join(lines)
 
 
+def _saved_lines(log: Log, entry: int) -> list[str]:
+    try:
+        return _value_lines(log.value(entry))
+    except ValueChangedError:
+        return ["\t\t(changed in place since it was saved)"]
+
+
 def _value_lines(value: Any) -> list[str]:
     """A corner of the tensor, at most five by five."""
     if value is None:
@@ -127,8 +134,8 @@ def _value_lines(value: Any) -> list[str]:
     if not isinstance(value, torch.Tensor):
         return [f"\t\t{value!r}"]
     corner = value.detach()
-    if corner.layout is not torch.strided or corner.is_nested:
-        return [f"\t\t{type(value).__name__} of layout {corner.layout}"]
+    if corner.layout is not torch.strided or corner.is_nested or corner.is_meta:
+        return [f"\t\t{type(value).__name__} of layout {corner.layout} on {corner.device}"]
     while corner.dim() > 2 and corner.shape[0]:
         corner = corner[0]
     corner = corner[tuple(slice(_PREVIEW) for _ in range(corner.dim()))]
