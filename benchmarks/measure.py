@@ -58,12 +58,7 @@ def log_with_classic(model: torch.nn.Module, x: Any) -> Run:
 def log_with_newest(model: torch.nn.Module, x: Any) -> Run:
     import torchlens
 
-    def run() -> Any:
-        history = torchlens.log_forward_pass(model, x)
-        getattr(history, "cleanup", lambda: None)()
-        return None
-
-    return run
+    return lambda: torchlens.trace(model, x)  # what log_forward_pass is called since its version 2
 
 
 def save_with_hooks(model: torch.nn.Module, x: Any) -> Run:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
-MODELS = ["torchvision==0.28.0", "transformers==5.22.2"]
+MODELS = ["transformers==5.22.2"]
 # tool → what is installed beside torch and the models
 PEERS = {"classic": ["torchlens==0.1.36"], "newest": ["torchlens==2.36.1"]}
 NAMES = {

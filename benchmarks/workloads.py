@@ -6,32 +6,71 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["WORKLOADS", "declare_torchvision_operators"]
+__all__ = ["WORKLOADS"]
 
-_library: Any = None
+# AlexNet and ResNet-18 are written out: torchvision, beside a CPU build of torch, is more than one of the peers can take.
 
 
-def declare_torchvision_operators() -> None:
-    """Lets torchvision be imported beside a CPU build of torch that its own binary is not linked against."""
-    global _library
-    if _library is None:
-        _library = torch.library.Library("torchvision", "DEF")
-        for name in ("nms", "qnms"):
-            _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+class AlexNet(nn.Sequential):
+    """As in torchvision, in one sequence."""
+
+    def __init__(self) -> None:
+        sizes = [(3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1), (384, 256, 3, 1, 1), (256, 256, 3, 1, 1)]
+        layers: list[nn.Module] = []
+        for number, (inside, outside, kernel, stride, padding) in enumerate(sizes):
+            layers += [nn.Conv2d(inside, outside, kernel, stride, padding), nn.ReLU(inplace=True)]
+            if number in (0, 1, 4):
+                layers.append(nn.MaxPool2d(3, 2))
+        layers += [nn.AdaptiveAvgPool2d(6), nn.Flatten(), nn.Dropout(), nn.Linear(9216, 4096), nn.ReLU(inplace=True)]
+        layers += [nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Linear(4096, 1000)]
+        super().__init__(*layers)
+
+
+class Block(nn.Module):
+    """Two convolutions and a way around them."""
+
+    def __init__(self, inside: int, outside: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outside)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inside != outside:
+            self.downsample = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += x if self.downsample is None else self.downsample(x)
+        return self.relu(out)
+
+
+class ResNet18(nn.Module):
+    """As in torchvision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        )
+        sizes = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+        for number, (inside, outside, stride) in enumerate(sizes, start=1):
+            self.add_module(f"layer{number}", nn.Sequential(Block(inside, outside, stride), Block(outside, outside, 1)))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(512, 1000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x)))))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
 def alexnet() -> tuple[nn.Module, Any]:
-    declare_torchvision_operators()
-    from torchvision.models import alexnet as build
-
-    return build().eval(), torch.rand(1, 3, 224, 224)
+    return AlexNet().eval(), torch.rand(1, 3, 224, 224)
 
 
 def resnet18() -> tuple[nn.Module, Any]:
-    declare_torchvision_operators()
-    from torchvision.models import resnet18 as build
-
-    return build().eval(), torch.rand(1, 3, 224, 224)
+    return ResNet18().eval(), torch.rand(1, 3, 224, 224)
 
 
 def gpt2() -> tuple[nn.Module, Any]:

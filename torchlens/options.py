@@ -62,7 +62,14 @@ class LogOptions:
         def transform(tensor: torch.Tensor) -> Any:
             value: Any = tensor
             for step in steps:
-                value = step(value)
+                try:
+                    value = step(value)
+                except Exception as error:
+                    name = "activation_postfunc" if step is self.activation_postfunc else "output_device"
+                    error.add_note(
+                        f"torchlens: raised by {name} on a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}."
+                    )
+                    raise
             return value
 
         return transform

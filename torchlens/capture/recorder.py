@@ -73,6 +73,8 @@ class Recorder(TorchFunctionMode):
         self._saves = saves
         self._saves_all = saves is True
         self._keeps_args = keeps_args
+        # What is kept of the arguments of the call that is under way.
+        self._kept_args: tuple[Any, Any] | None = None
         self._is_plain = saves is True and not keeps_args and gradients is None and not memory.may_die
         # id of a tensor → the entry it is, or -1 - k for parameter k.
         self._entry_of_id: dict[int, int] = {}
@@ -144,6 +146,8 @@ class Recorder(TorchFunctionMode):
             references = tuple([self._reference_to(arg) if type(arg) in _TENSORS else None for arg in args])
         else:
             references = tuple(map(self._entry_at, map(id, args)))
+        if self._keeps_args:
+            self._kept_args = self._keep_args(args, kwargs)
         if operation.written or (kwargs and "out" in kwargs):
             written = self._written(operation, args, kwargs)
             memory.before_write(written)
@@ -176,6 +180,7 @@ class Recorder(TorchFunctionMode):
         elif result is not NotImplemented:
             call = (operation, args, kwargs, references, self.module_call, code, instruction, seconds)
             self._append_all(call, result, written)
+            self._kept_args = None
         return result
 
     def _append(self, call: tuple[Any, ...], tensor: Tensor, output_index: int | None, is_written: bool = False) -> None:
@@ -184,7 +189,7 @@ class Recorder(TorchFunctionMode):
         entry = len(rows)
         saves = self._saves_all or self._is_saved(entry)
         if self._keeps_args and saves:
-            self._keep_args(entry, args, kwargs)
+            self.saved_args[entry] = self._kept_args or self._keep_args(args, kwargs)
         # Nothing must be kept alive, nor a list that the model may yet change.
         if type(references) is dict:
             args, kwargs = same_with(args, _forget), same_with(kwargs, _forget)
@@ -341,15 +346,15 @@ class Recorder(TorchFunctionMode):
                     targets.extend(tensor for _, tensor in plain_tensors(args[position]))
         return targets
 
-    def _keep_args(self, entry: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """Keeps the arguments as they were at the call, copied like saved values when their memory is written."""
+    def _keep_args(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, Any]:
+        """The arguments as they are at the call, copied like saved values when their memory is written."""
 
         def keep(tensor: Tensor) -> list[Tensor]:
             holder = [tensor]
             self.memory.watch_argument(holder, 0)
             return _Kept(holder)
 
-        self.saved_args[entry] = (same_with(args, keep), same_with(kwargs or {}, keep))
+        return same_with(args, keep), same_with(kwargs or {}, keep)
 
     # -- calls that leave no row -----------------------------------------------------------------------------------
 

@@ -56,9 +56,11 @@ def _collect(tree: Any, path: Path, found: list[tuple[Path, torch.Tensor]], seen
 def _children(tree: Any) -> list[tuple[Any, Any]]:
     if isinstance(tree, Mapping):
         return list(tree.items())
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return list(zip(tree._fields, tree, strict=True))
-    if isinstance(tree, list | tuple | set | frozenset):
+    if isinstance(tree, tuple):
+        # Named tuples, and what `torch.max(x, 0)` returns, name their items; the latter in `__match_args__` alone.
+        names = getattr(tree, "_fields", None) or getattr(tree, "__match_args__", None)
+        return list(zip(names, tree, strict=True)) if names and len(names) == len(tree) else list(enumerate(tree))
+    if isinstance(tree, list | set | frozenset):
         return list(enumerate(tree))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return [(field.name, getattr(tree, field.name, None)) for field in dataclasses.fields(tree)]

@@ -5,8 +5,9 @@ writers, each byte's last one. An entry that only looks at memory (a view) is re
 there.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,9 @@ class _Readers:
         history = self.histories.get(storage)
         if history is None:
             return own
-        # Never looked at while it was written: nothing was written that it looks at.
+        # An entry that was never looked at while its memory was written was not written.
         region = self.recording.regions.get(entry)
-        candidates = [] if region is None else history.between(entry, time, *extent_of(region))
+        candidates = [] if region is None else history.between(entry, time)
         if region is None or not candidates:
             return own
         is_view = entry >= 0 and self._is_view(entry, storage)
@@ -91,28 +92,32 @@ class _Readers:
 
 
 class _WriteHistory:
-    """The writes to one storage, in order, with the extent of each."""
+    """The writes to one storage. Asked in the order of time, it keeps of each region the last write alone."""
 
     def __init__(self, writes: list[Write]) -> None:
-        self.writes = writes
-        self.times = [write.entry for write in writes]
-        self.extents = np.array([extent_of(write.region) for write in writes], dtype=np.int64)
+        self._writes = writes
+        self._num_done = 0
+        self._last: dict[Region, Write] = {}  # the latest write stands last
 
-    def between(self, after: int, before: int, start: int, end: int) -> list[Write]:
-        """Writes after entry `after` and before entry `before` that touch the bytes from `start` to `end`."""
-        first, last = bisect_right(self.times, after), bisect_left(self.times, before)
-        if first >= last:
-            return []
-        lows, highs = self.extents[first:last, 0], self.extents[first:last, 1]
-        return [self.writes[first + index] for index in np.flatnonzero((lows < end) & (start < highs))]
+    def between(self, after: int, before: int) -> list[Write]:
+        """The last writes after entry `after` and before entry `before`, latest first."""
+        while self._num_done < len(self._writes) and self._writes[self._num_done].entry < before:
+            write = self._writes[self._num_done]
+            self._last.pop(write.region, None)
+            self._last[write.region] = write
+            self._num_done += 1
+        return list(takewhile(lambda write: write.entry > after, reversed(self._last.values())))
 
 
 def _last_writers(region: Region, writes: Sequence[Write]) -> tuple[list[int], bool]:
-    """Which writes are the last ones to some part of `region`, earliest first, and whether they cover it all."""
+    """Which of the writes (latest first) are the last ones to some part of `region`, and whether they cover it all.
+
+    The answer has the earliest first.
+    """
     writers: list[int] = []
     start, end = extent_of(region)
     remaining: Any = None  # bytes of the region that no later write covers; None while it is all of them
-    for write in reversed(writes):
+    for write in writes:
         low, high = extent_of(write.region)
         if high <= start or end <= low:
             continue
@@ -142,6 +147,7 @@ def _is_dense(region: Region) -> bool:
     return end - start == _num_elements(region) * region.item_bytes
 
 
+@lru_cache(maxsize=32)
 def _bytes_of(region: Region) -> Any:
     """The offsets of all bytes in the region."""
     offsets = np.array([region.offset], dtype=np.int64)
