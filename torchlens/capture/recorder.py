@@ -350,9 +350,9 @@ class Recorder(TorchFunctionMode):
         """The arguments as they are at the call, copied like saved values when their memory is written."""
 
         def keep(tensor: Tensor) -> list[Tensor]:
-            holder = [tensor]
+            holder = _Kept([tensor])
             self.memory.watch_argument(holder, 0)
-            return _Kept(holder)
+            return holder
 
         return same_with(args, keep), same_with(kwargs or {}, keep)
 
