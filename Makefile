@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 # torch first and by version: a bare `torch` would bring gigabytes of CUDA along where a CPU build will do.
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint format types bench clean
+.PHONY: demo test lint format types bench zoo fuzz soak pictures chromium clean
 
-demo: $(VENV)/ready  ## log a model; print, index and table it
+demo: $(VENV)/ready  ## log a model; print, index, table and draw it
 	$(BIN)/python examples/alexnet.py
 
-test: $(VENV)/ready lint types  ## lint, types and tests
+test: $(VENV)/tested lint types chromium  ## lint, types and tests
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/ready
@@ -25,7 +25,23 @@ types: $(VENV)/ready
 	$(BIN)/mypy
 
 bench: $(VENV)/ready  ## the table of costs, against the plain forward pass and against peers
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+zoo: $(VENV)/tested  ## log and validate real architectures; FILTER=resnet for some of them
+	$(BIN)/python -m benchmarks.zoo $(FILTER) $(ARGS)
+
+fuzz: $(VENV)/tested  ## ten minutes of random programs
+	$(BIN)/python -m tests.fuzz.run $(ARGS)
+
+soak: $(VENV)/tested  ## threads, interrupts, failures, a thousand logs in a row
+	$(BIN)/python benchmarks/soak.py $(ARGS)
+
+pictures: $(VENV)/tested  ## make all pictures in images/ anew
+	$(BIN)/python examples/draw_gallery.py
+
+# The page is tested in a real browser.
+chromium:
+	@command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium >/dev/null)
 
 clean:
 	rm -rf $(VENV) .venvs build *.egg-info
@@ -35,4 +51,9 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet --editable '.[draw,networkx,dev]'
+	touch $@
+
+# The tests also log models of other people's.
+$(VENV)/tested: $(VENV)/ready
+	$(BIN)/pip install --quiet --editable '.[zoo]'
 	touch $@

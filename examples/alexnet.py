@@ -1,4 +1,4 @@
-"""The main job in one file: log a model, print the log, index it, table it.
+"""The main job in one file: log a model, print the log, index it, table it, draw it.
 
 Run `make demo`, or `python examples/alexnet.py`. AlexNet is defined here, with random weights: nothing is downloaded.
 """
@@ -68,9 +68,12 @@ def main() -> None:
 
     folder = Path("output")
     folder.mkdir(exist_ok=True)
-    path = folder / "alexnet.csv"
-    table.to_csv(path, index=False)
-    print(f"\nThe whole table is in {path}.")
+    table_path = folder / "alexnet.csv"
+    table.to_csv(table_path, index=False)
+    history.render_graph(vis_outpath=folder / "alexnet.pdf", vis_save_only=True)
+    history.explore(folder / "alexnet.html")
+    print(f"\nThe whole table is in {table_path}, the drawing in {folder / 'alexnet.pdf'},")
+    print(f"and {folder / 'alexnet.html'} is a page to explore in a browser.")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@
 >>> history = tl.log_forward_pass(model, x)
 """
 
-from torchlens.api import get_model_metadata, log_forward_pass
+from torchlens.api import get_model_metadata, log_forward_pass, show_model_graph
 from torchlens.errors import DifferentGraphError, NestedLogError, TorchLensError, ValueChangedError
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.model_history import ModelHistory
+from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
 
 __all__ = [
     "DifferentGraphError",
@@ -15,7 +16,11 @@ __all__ = [
     "ModelHistory",
     "NestedLogError",
     "TorchLensError",
+    "ValidationReport",
     "ValueChangedError",
     "get_model_metadata",
     "log_forward_pass",
+    "show_model_graph",
+    "validate_forward_pass",
+    "validate_saved_activations",
 ]

@@ -1,16 +1,19 @@
 """The public functions: check the options, then capture → graph → history."""
 
+import difflib
 import gc
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
 from torchlens.capture.recording import Recording
 from torchlens.capture.session import CaptureOptions, Session, generator_states, restore_generators
+from torchlens.draw.drawing import draw
+from torchlens.draw.options import DrawOptions, draw_options
 from torchlens.graph.build import build_graph
 from torchlens.graph.distances import distances_from_inputs, distances_to_outputs
 from torchlens.history.log import Log, source_line
@@ -19,7 +22,7 @@ from torchlens.history.rerun import rerun, select_numbers
 from torchlens.model_history import ModelHistory
 from torchlens.options import LogOptions, check_inputs
 
-__all__ = ["get_model_metadata", "log_forward_pass"]
+__all__ = ["get_model_metadata", "log_forward_pass", "show_model_graph"]
 
 
 def log_forward_pass(
@@ -36,6 +39,8 @@ def log_forward_pass(
     save_function_args: bool = False,
     save_gradients: bool = False,
     random_seed: int | None = None,
+    vis_opt: str = "none",
+    **vis_options: Any,
 ) -> ModelHistory:
     """Runs one forward pass and returns a log of every operation in it.
 
@@ -59,7 +64,11 @@ def log_forward_pass(
         save_function_args: Keeps the arguments of each call.
         save_gradients: A later `backward()` fills each entry's `grad_contents`.
         random_seed: Seeds python's, numpy's and torch's generators first; None leaves them alone.
+        vis_opt: `'unrolled'` draws every operation, `'rolled'` every layer once, `'none'` nothing.
+        **vis_options: The other drawing options: `vis_outpath`, `vis_fileformat`, `vis_nesting_depth`, ...; all are in
+            `torchlens.draw.options.DrawOptions`.
     """
+    drawing = _drawing_options(vis_opt, vis_options)
     options = LogOptions(
         layers_to_save=layers_to_save,
         keep_unsaved_layers=keep_unsaved_layers,
@@ -87,7 +96,9 @@ def log_forward_pass(
             log = _run_selecting(model, args, kwargs, options, capture)
     for message in log.recording.warnings:
         warnings.warn(f"torchlens: {message}.", stacklevel=2)
-    return ModelHistory(log, capture, options.keep_unsaved_layers)
+    history = ModelHistory(log, capture, options.keep_unsaved_layers)
+    _draw(history, drawing)
+    return history
 
 
 def get_model_metadata(
@@ -98,6 +109,42 @@ def get_model_metadata(
     >>> get_model_metadata(model, x).module_nparams
     """
     return log_forward_pass(model, input_args, input_kwargs, layers_to_save="none")
+
+
+def show_model_graph(
+    model: torch.nn.Module,
+    input_args: Any = None,
+    input_kwargs: dict[str, Any] | None = None,
+    vis_opt: str = "unrolled",
+    *,
+    random_seed: int | None = None,
+    **vis_options: Any,
+) -> None:
+    """Runs one forward pass and draws it, without saving a tensor. The options are those of `log_forward_pass`.
+
+    >>> show_model_graph(model, x, vis_opt='rolled', vis_outpath='model.svg')
+    """
+    drawing = _drawing_options(vis_opt, vis_options)
+    history = log_forward_pass(model, input_args, input_kwargs, layers_to_save="none", random_seed=random_seed)
+    _draw(history, drawing)
+
+
+def _drawing_options(vis_opt: str, vis_options: dict[str, Any]) -> DrawOptions:
+    for name in vis_options:
+        if not name.startswith("vis_"):
+            names = [field.name for field in fields(LogOptions)]
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"Did you mean {close[0]!r}? " if close else ""
+            raise TypeError(f"There is no option {name!r}. {hint}There are: {', '.join(names)}, and those for drawing (vis_...).")
+    return draw_options({"vis_opt": vis_opt, **vis_options})
+
+
+def _draw(history: ModelHistory, options: DrawOptions) -> None:
+    """Writes the page to explore, or draws."""
+    if options.vis_opt != "none" and options.picture_format == "html":
+        history.explore(options.picture_path)
+    else:
+        draw(history, options, stacklevel=4)
 
 
 @contextmanager

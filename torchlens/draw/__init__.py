@@ -1,0 +1,1 @@
+"""Draws a history: history → scene (plain nodes, edges, boxes) → DOT → files."""

@@ -1,0 +1,159 @@
+"""What colours say: the kind of a node, or how much of something it took."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchlens.draw.items import Grouping, is_operation
+from torchlens.draw.options import DrawOptions
+from torchlens.draw.scene import Legend
+from torchlens.graph.costs import flops_of
+from torchlens.history.layer_entry import LayerEntry
+from torchlens.history.log import Log, nice_bytes
+
+__all__ = [
+    "BUFFER_FILL", "CONDITION_FILL", "FAILURE_FILL", "GRADIENT_COLOR", "INPUT_FILL", "OUTPUT_FILL", "PARAMS_FILL",
+    "PLAIN_FILL", "Shading", "shade",
+]  # fmt: skip
+
+INPUT_FILL = "#98FB98"
+OUTPUT_FILL = "#ff9999"
+PARAMS_FILL = "#E6E6E6"
+CONDITION_FILL = "#F7D460"
+BUFFER_FILL = "#B8B8B8"
+PLAIN_FILL = "white"
+FAILURE_FILL = "#C62828"
+GRADIENT_COLOR = "#9197F6"
+
+# From little to much: light yellow over green to dark blue, in order of lightness, also for the colour-blind.
+_RAMP = ((255, 255, 229), (199, 233, 180), (65, 182, 196), (34, 94, 168), (8, 29, 88))
+
+
+@dataclass(frozen=True, slots=True)
+class Shading:
+    """For each item its fill, whether its text must be light, and its value in words; None where it has no value."""
+
+    of_item: list[tuple[str, bool, str] | None]
+    legend: Legend | None
+
+
+def shade(history: Any, grouping: Grouping, options: DrawOptions) -> Shading:
+    """Colours the items by `vis_color_by`.
+
+    A node that stands for several operations has the sum of their time, memory or FLOPs, and the mean of values of the
+    caller's own.
+    """
+    log: Log = history._log
+    wish = options.vis_color_by
+    if isinstance(wish, str):
+        measure, text, title = _MEASURES[wish]
+        of_entry = [measure(log, entry) for entry in range(len(log.graph.recorded))]
+        combine: Callable[[Sequence[float]], float] = sum
+    else:
+        text, title = _number_text, "value"
+        of_entry = _given_values(history, wish)
+        combine = _mean
+    values: list[float | None] = []
+    for item in grouping.items:
+        known = [value for entry in (*item.entries, *item.copies) if (value := of_entry[entry]) is not None]
+        values.append(combine(known) if known else None)
+    present = [value for value in values if value is not None]
+    if not present:
+        return Shading([None] * len(values), None)
+    low, high = min(present), max(present)
+    if isinstance(wish, str):
+        low = 0.0
+    shades: list[tuple[str, bool, str] | None] = []
+    for value in values:
+        if value is None:
+            shades.append(None)
+        else:
+            fraction = (value - low) / (high - low) if high > low else 0.0
+            shades.append((_color(fraction), fraction > 0.6, f"{title}: {text(value)}"))
+    count = 5 if high > low else 1
+    steps = [step / max(count - 1, 1) for step in range(count)]
+    legend = Legend(title, tuple((_color(step), text(low + step * (high - low))) for step in steps))
+    return Shading(shades, legend)
+
+
+def _color(fraction: float) -> str:
+    place = min(max(fraction, 0.0), 1.0) * (len(_RAMP) - 1)
+    below = min(int(place), len(_RAMP) - 2)
+    mixed = (low + (high - low) * (place - below) for low, high in zip(_RAMP[below], _RAMP[below + 1], strict=True))
+    return "#" + "".join(f"{round(part):02x}" for part in mixed)
+
+
+def _given_values(history: Any, wish: Any) -> list[float | None]:
+    log: Log = history._log
+    if isinstance(wish, Mapping):
+        found: list[float | None] = [None] * len(log.graph.recorded)
+        by_label: dict[Any, list[int]] = {}
+        for entry in range(len(found)):
+            for label in (log.label_no_pass(entry), log.label_w_pass(entry)):
+                by_label.setdefault(label, []).append(entry)
+        for key, value in wish.items():
+            named = by_label.get(key)
+            for entry in named if named is not None else [history[key]._entry]:
+                found[entry] = _checked(value, key)
+        return found
+    entries = (LayerEntry(log, entry) for entry in range(len(log.graph.recorded)))
+    return [_checked(wish(entry), entry.layer_label) for entry in entries]
+
+
+def _checked(value: Any, key: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"vis_color_by has {value!r:.80} for {key!r}; it takes numbers, or None for no colour.") from error
+    return number if math.isfinite(number) else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _seconds(log: Log, entry: int) -> float | None:
+    if not is_operation(log, entry):
+        return None
+    row = log.row(entry)
+    return 0.0 if row.output_index else row.seconds  # one call, however many results
+
+
+def _flops(log: Log, entry: int) -> float | None:
+    return flops_of(log.recording, log.row(entry))
+
+
+def _memory(log: Log, entry: int) -> float | None:
+    return log.num_bytes(entry)
+
+
+def _seconds_text(value: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value * 1e6:.3g} µs" if value else "0"
+
+
+def _flops_text(value: float) -> str:
+    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}FLOP"
+    return f"{value:.0f} FLOP"
+
+
+def _bytes_text(value: float) -> str:
+    return nice_bytes(round(value))
+
+
+def _number_text(value: float) -> str:
+    return f"{value:.3g}"
+
+
+_MEASURES: dict[str, tuple[Callable[[Log, int], float | None], Callable[[float], str], str]] = {
+    "time": (_seconds, _seconds_text, "time"),
+    "memory": (_memory, _bytes_text, "memory"),
+    "flops": (_flops, _flops_text, "FLOPs"),
+}

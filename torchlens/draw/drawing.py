@@ -1,0 +1,119 @@
+"""A drawing: made of a history, written to files, shown in a notebook."""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torchlens.draw.build import build_scene
+from torchlens.draw.dot import dot_source
+from torchlens.draw.options import DrawOptions, draw_options
+from torchlens.draw.render import DrawingError, is_graphviz_there, render
+from torchlens.draw.scene import Scene
+
+__all__ = ["Drawing", "draw", "make_drawing", "notebook_svg", "render_graph"]
+
+
+class Drawing:
+    """A history drawn. In a notebook it shows itself.
+
+    >>> drawing = history.render_graph(vis_save_only=True)
+    >>> drawing.source, drawing.source_path, drawing.picture_path
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.source = dot_source(scene)
+        self.source_path: Path | None = None
+        self.picture_path: Path | None = None
+
+    def __repr__(self) -> str:
+        place = f", in {self.picture_path or self.source_path}" if self.source_path else ""
+        return f"<Drawing of {self.scene.title}: {len(self.scene.nodes)} nodes, {len(self.scene.edges)} edges{place}>"
+
+    def to_bytes(self, fileformat: str = "svg") -> bytes:
+        """The picture, as the content of a file of that format."""
+        return render(self.source, fileformat)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the picture, or the source for `.gv` and `.dot`; the format is the path's ending."""
+        options = DrawOptions(vis_outpath=path, vis_fileformat=Path(path).suffix[1:].lower() or "pdf")
+        fileformat = options.picture_format
+        target = options.source_path if options.picture_path is None else options.picture_path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(self.source.encode("utf-8") if fileformat is None else self.to_bytes(fileformat))
+        return target
+
+    def _repr_svg_(self) -> str | None:
+        """What a notebook shows; None, and so the one-line text, where there is no Graphviz."""
+        return self.to_bytes("svg").decode("utf-8") if is_graphviz_there() else None
+
+
+def make_drawing(history: Any, options: DrawOptions) -> Drawing:
+    """The drawing of a history, without writing a file."""
+    if options.vis_opt == "none":
+        raise ValueError("vis_opt='none' draws nothing; say 'unrolled' or 'rolled'.")
+    return Drawing(build_scene(history, options))
+
+
+def draw(history: Any, options: DrawOptions, stacklevel: int = 2) -> Drawing | None:
+    """Draws as the options say, writes the files and shows the picture; None for `vis_opt='none'`.
+
+    The source is written first: where no picture can be made, the error says where it is.
+    """
+    if options.vis_opt == "none":
+        return None
+    if options.picture_format == "html":
+        raise ValueError("vis_fileformat='html' is the page that history.explore(path) writes; this draws pictures.")
+    drawing = make_drawing(history, options)
+    for note in drawing.scene.notes:
+        warnings.warn(
+            f"torchlens: {note} vis_nesting_depth, vis_collapse, vis_fold_repeats and vis_opt choose what is drawn; "
+            "vis_max_nodes moves the limit.",
+            stacklevel=stacklevel + 1,
+        )
+    source_path, picture_path = options.source_path, options.picture_path
+    source_path.parent.mkdir(parents=True, exist_ok=True)
+    source_path.write_text(drawing.source, encoding="utf-8")
+    drawing.source_path = source_path
+    if picture_path is not None and options.picture_format is not None:
+        try:
+            picture = drawing.to_bytes(options.picture_format)
+        except DrawingError as error:
+            raise DrawingError(f"{error} The source is in {str(source_path)!r}.") from error
+        picture_path.write_bytes(picture)
+        drawing.picture_path = picture_path
+        if not options.vis_save_only:
+            _show(drawing)
+    return drawing
+
+
+def render_graph(history: Any, vis_opt: str = "unrolled", **options: Any) -> Drawing | None:
+    """`draw` with options by name; see `DrawOptions`."""
+    return draw(history, draw_options({"vis_opt": vis_opt, **options}), stacklevel=3)
+
+
+def notebook_svg(history: Any) -> str | None:
+    """A history as a notebook shows it: drawn, folded, with at most 300 nodes. None where there is no Graphviz."""
+    if not is_graphviz_there() or not len(history._log.graph.recorded):
+        return None
+    return make_drawing(
+        history, DrawOptions(vis_direction="topdown", vis_fold_repeats=True, vis_max_nodes=300)
+    )._repr_svg_()
+
+
+def _show(drawing: Drawing) -> None:
+    """In the notebook, or in a window where there is a screen and somebody in front of it."""
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    if running is not None and running.__class__.__name__ == "ZMQInteractiveShell":
+        from IPython.display import display
+
+        display(drawing)
+        return
+    has_screen = sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if has_screen and sys.stdin is not None and sys.stdin.isatty():
+        import graphviz
+
+        graphviz.view(str(drawing.picture_path), quiet=True)

@@ -1,0 +1,53 @@
+"""What is done to a drawing that would be too large to read, and to lay out."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torchlens.draw.folding import find_repeats
+from torchlens.draw.items import Choices, Grouping, group_entries
+from torchlens.history.log import Log
+
+__all__ = ["group_within"]
+
+# A drawing with fewer nodes than this says too little to stand for thousands of operations.
+_MIN_NODES = 10
+
+
+def group_within(log: Log, choices: Choices, max_nodes: int) -> tuple[Grouping, str | None]:
+    """The items to draw, and, where they had to be made fewer, a sentence that says so.
+
+    Tried in turn: folding repeats, drawing inner modules as one box, rolling loops, both, and at last drawing runs of
+    consecutive operations as one box, which always gets there.
+    """
+    grouping = group_entries(log, choices)
+    num_wanted = len(grouping.items)
+    if num_wanted <= max_nodes:
+        return grouping, None
+    for tried, words in _simpler(log, choices):
+        grouping = group_entries(log, tried)
+        if len(grouping.items) <= max_nodes and (tried.is_rolled or len(grouping.items) >= min(_MIN_NODES, max_nodes)):
+            return grouping, _said(num_wanted, words)
+    run_length = 2
+    while True:
+        grouping = group_entries(log, replace(choices, is_rolled=False, folding=None, run_length=run_length))
+        if len(grouping.items) <= max_nodes or run_length > num_wanted:
+            return grouping, _said(num_wanted, f"runs of up to {run_length} operations are drawn as one box")
+        run_length *= 2
+
+
+def _simpler(log: Log, choices: Choices) -> Iterator[tuple[Choices, str]]:
+    deepest = max((len(chain) for chain in log.graph.module_chains), default=0)
+    depths = range(min(deepest, choices.depth - 1), 0, -1)
+    for is_rolled in (False, True) if not choices.is_rolled else (True,):
+        rolled = "" if is_rolled == choices.is_rolled else "passes of one layer are drawn as one node, "
+        folding = choices.folding if is_rolled == choices.is_rolled else None
+        folded = replace(choices, is_rolled=is_rolled, folding=folding or find_repeats(log, is_rolled))
+        if rolled:
+            yield replace(choices, is_rolled=is_rolled, folding=folding), rolled.rstrip(", ")
+        yield folded, f"{rolled}repeated modules are folded"
+        for depth in depths:
+            yield replace(folded, depth=depth), f"{rolled}repeated modules are folded, modules at level {depth} are one box"
+
+
+def _said(num_wanted: int, words: str) -> str:
+    return f"Simplified, as {num_wanted:,} nodes would be too many to read: {words}."

@@ -1,0 +1,6 @@
+"""Proves a log against the model it was made of."""
+
+from torchlens.validation.report import Finding, ValidationReport
+from torchlens.validation.validate import validate_forward_pass, validate_saved_activations
+
+__all__ = ["Finding", "ValidationReport", "validate_forward_pass", "validate_saved_activations"]

@@ -1,0 +1,75 @@
+"""What rightly need not hold, and why. Nothing else is let pass."""
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["DEPENDENCE", "REPLAY", "UNLOGGED_ATEN", "Exemption", "dependence_exemption"]
+
+# Operations that are not run again: {name: why}.
+_UNINITIALISED = "its result is uninitialised memory"
+REPLAY: dict[str, str] = dict.fromkeys(
+    (
+        "empty", "empty_like", "empty_permuted", "empty_quantized", "empty_strided", "new", "new_empty",
+        "new_empty_strided", "resize_", "resize_as_",
+    ),
+    _UNINITIALISED,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Exemption:
+    """Operations whose result need not depend on the arguments at `locations` (None: on any), and why."""
+
+    names: frozenset[str]
+    locations: frozenset[Any] | None
+    reason: str
+
+
+# Consulted only after changing the argument did not change the result.
+DEPENDENCE: tuple[Exemption, ...] = (
+    Exemption(
+        frozenset({
+            "empty_like", "full_like", "new", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor",
+            "new_zeros", "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like",
+        }),
+        frozenset({0, "self", "input"}),
+        "only the shape, type and device of the argument are used",
+    ),
+    Exemption(
+        frozenset({"broadcast_to", "expand_as", "reshape_as", "resize_as_", "sum_to_size", "to", "type_as", "view_as"}),
+        frozenset({1, "other", "the_template", "tensor"}),
+        "only the shape, type and device of the argument are used",
+    ),
+    Exemption(
+        frozenset({
+            "__setitem__", "bernoulli_", "cauchy_", "copy_", "data", "exponential_", "fill_", "geometric_", "index_copy_",
+            "index_fill_", "index_put_", "log_normal_", "masked_fill_", "normal_", "random_", "scatter_", "set_",
+            "uniform_", "zero_",
+        }),
+        frozenset({0}),
+        "all of the argument is written over",
+    ),
+    Exemption(
+        frozenset({"batch_norm", "instance_norm", "native_batch_norm"}),
+        frozenset({3, 4, "running_mean", "running_var"}),
+        "in training the statistics are written, and only the batch's own are used",
+    ),
+)  # fmt: skip
+
+# ATen operations that may run outside a logged one: {name: why}.
+UNLOGGED_ATEN: dict[str, str] = {
+    "aten::detach": "autograd's own bookkeeping, around custom functions and checkpoints; nothing is computed",
+    "aten::alias": "autograd's own bookkeeping; nothing is computed",
+    "aten::lift_fresh": "marks a tensor made from Python numbers; nothing is computed",
+}
+
+
+def dependence_exemption(name: str, location: Any) -> str | None:
+    """Why the result of the operation need not depend on the argument there; None if it must."""
+    head = location[0] if isinstance(location, tuple) else location
+    if head == "out":
+        return "all of the argument is written over"
+    for exemption in DEPENDENCE:
+        if name in exemption.names and (exemption.locations is None or head in exemption.locations):
+            return exemption.reason
+    return None

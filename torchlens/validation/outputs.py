@@ -1,0 +1,70 @@
+"""Check 1, outputs: the logged run returned, and left behind, what a plain run does."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchlens.capture.session import generator_states
+from torchlens.capture.trees import Path, named_tensors
+from torchlens.history.log import path_text
+from torchlens.validation.report import Finding, ValidationReport
+from torchlens.validation.state import State
+from torchlens.validation.subject import Subject
+from torchlens.validation.values import brief, difference, same
+
+__all__ = ["Outcome", "check_outputs", "outcome_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run returned, and how it left model, inputs and generators."""
+
+    outputs: list[tuple[Path, torch.Tensor]]
+    changes: dict[int, torch.Tensor] = field(default_factory=dict)
+    generators: tuple[Any, ...] = ()
+
+
+def outcome_of(result: Any, state: State) -> Outcome:
+    """Takes down the outcome of a run that began at `state` and returned `result`."""
+    with torch.no_grad():
+        outputs = [(path, tensor.detach().clone()) for path, tensor in named_tensors(result)]
+    return Outcome(outputs, state.changes(), generator_states())
+
+
+def check_outputs(subject: Subject, plain: Outcome, logged: Outcome, report: ValidationReport) -> None:
+    """Compares a plain run with the logged one, and the latter with the log's output layers."""
+    log, findings = subject.log, report.findings
+    names = [path_text("output", path) for path, _ in plain.outputs]
+    numbers = [number for _, number in log.recording.outputs]
+    report.num_checked["outputs"] += len(names)
+    if names != [path_text("output", path) for path, _ in logged.outputs] or len(numbers) != len(names):
+        found = f"{len(logged.outputs)} from the logged run, {len(numbers)} in the log"
+        findings.append(Finding("outputs", "", f"the {len(names)} output tensors of a plain run", found))
+        return
+    for number, name, (_, expected), (_, returned) in zip(numbers, names, plain.outputs, logged.outputs, strict=True):
+        label, saved = subject.label(number), subject.value(number)
+        if not same(expected, returned):
+            found = f"from the logged run {difference(expected, returned)}"
+            findings.append(Finding("outputs", label, f"{name} of a plain run ({brief(expected)})", found))
+        elif not same(returned, saved):
+            found = f"saved {difference(returned, saved) if isinstance(saved, torch.Tensor) else brief(saved)}"
+            findings.append(Finding("outputs", label, f"{name} of the model ({brief(returned)})", found))
+    if plain.changes.keys() != logged.changes.keys() or not all(
+        same(plain.changes[number], logged.changes[number]) for number in plain.changes
+    ):
+        expected_text = "the model's tensors and inputs to be left as a plain run leaves them"
+        findings.append(Finding("outputs", "", expected_text, "other values after the logged run"))
+    if not _same_generators(plain.generators, logged.generators):
+        expected_text = "the generators to be left as a plain run leaves them"
+        findings.append(Finding("outputs", "", expected_text, "another state after the logged run"))
+
+
+def _same_generators(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
+    (python, numpy, cpu, devices), (python_2, numpy_2, cpu_2, devices_2) = first, second
+    return (
+        python == python_2
+        and all(bool((a == b).all()) if hasattr(a, "all") else a == b for a, b in zip(numpy, numpy_2, strict=True))
+        and torch.equal(cpu, cpu_2)
+        and all(map(torch.equal, devices, devices_2))
+    )

@@ -1,0 +1,185 @@
+"""Check 3, replay: each saved value is the one its operation left, and the one it gives when it runs again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchlens.capture.recording import Row
+from torchlens.capture.trees import Path, plain_tensors
+from torchlens.validation.exemptions import REPLAY
+from torchlens.validation.modes import in_force
+from torchlens.validation.report import Finding, ValidationReport
+from torchlens.validation.snapshots import Snapshot, frozen_tensors, thaw
+from torchlens.validation.subject import Subject
+from torchlens.validation.values import brief, close, difference, same
+from torchlens.validation.witness import Call, CallKind
+
+__all__ = ["check_replay", "run_again"]
+
+Tensor = torch.Tensor
+
+
+def check_replay(subject: Subject, report: ValidationReport) -> None:
+    """Compares every saved value with what was seen, then runs every call again."""
+    rows = subject.log.recording.rows
+    stale = set()
+    for number in range(len(rows)):
+        saved, seen = subject.value(number), subject.evidence.tensors.get(number)
+        if seen is not None and not same(seen.value, saved):
+            stale.add(number)
+            expected = f"the value when its operation ended ({brief(seen.value)})"
+            found = f"saved {difference(seen.value, saved) if isinstance(saved, Tensor) else brief(saved)}"
+            report.findings.append(Finding("replay", subject.label(number), expected, found))
+    for call in subject.evidence.calls:
+        row = rows[call.first]
+        reason = REPLAY.get(row.operation.name)
+        if reason is not None:
+            report.exemptions["replay", reason] += call.last - call.first
+            continue
+        report.num_checked["replay"] += call.last - call.first
+        _check_call(subject, report, call, row, stale)
+
+
+def _check_call(subject: Subject, report: ValidationReport, call: Call, row: Row, stale: set[int]) -> None:
+    label = subject.label(call.first)
+    try:
+        outputs = run_again(call, subject.log.recording.rows[call.first : call.last])
+    except Exception as error:  # whatever the operation has to say is the finding
+        found = f"{type(error).__name__}: {_first_line(error)}"
+        report.findings.append(Finding("replay", label, f"{row.operation.name} to run again", found))
+        return
+    numbers = range(call.first, call.last)
+    if len(outputs) != len(numbers):
+        found = f"{len(outputs)} when run again"
+        report.findings.append(Finding("replay", label, f"{len(numbers)} results of {row.operation.name}", found))
+        return
+    for number, output in zip(numbers, outputs, strict=True):
+        saved = subject.value(number)
+        if number not in stale and not close(saved, output):
+            expected = f"{row.operation.name} to give its saved value ({brief(saved)}) again"
+            found = difference(saved, output)
+            report.findings.append(Finding("replay", subject.label(number), expected, found))
+
+
+def run_again(call: Call, rows: Sequence[Row], changed: dict[Any, Tensor] | None = None) -> list[Tensor]:
+    """The results of a call, made again from its own generator state under its own modes.
+
+    `rows` are those of the call. The function is taken from them: what the log says was called is what must give the
+    result. `changed` has tensors to be given in place of the original arguments, by location.
+    """
+    with torch.inference_mode(False):
+        tensor_of = _Arguments(call, changed or {})
+    _set_generators(call.generators)
+    func: Any = rows[0].operation.func
+    with in_force(call.modes):
+        args, kwargs = thaw(call.args, tensor_of), thaw(call.kwargs, tensor_of)
+        if call.kind is CallKind.IDENTITY:
+            result = args[0]
+        elif call.kind is CallKind.AUTOGRAD:
+            result = func.apply(*args)
+        elif call.kind is CallKind.OPAQUE:
+            result = func(*args[0][0], **args[0][1])
+        else:
+            result = func(*args, **kwargs)
+    outputs = [tensor for _, tensor in plain_tensors(result)]
+    if call.kind is CallKind.AUTOGRAD:  # has rows only for the results that no operation inside it made
+        outputs = [outputs[row.output_index or 0] for row in rows]
+    return outputs or _written(rows[0], args, kwargs)
+
+
+def _written(row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Where a call returns nothing, what it wrote to is its result."""
+    trees = [kwargs.get("out"), *(args[position] for position in row.operation.written if position < len(args))]
+    return [tensor for tree in trees for _, tensor in plain_tensors(tree)]
+
+
+class _Arguments:
+    """Makes the tensors of a call anew: as they are where they are only read, as copies where they may be written.
+
+    Tensors that shared memory that the call writes share it again.
+    """
+
+    def __init__(self, call: Call, changed: dict[Any, Tensor]) -> None:
+        self._call = call
+        self._changed = changed
+        self._made: dict[tuple[int, Any], Tensor] = {}
+        self._shared = _shared_memory(call, changed)
+
+    def __call__(self, path: Path, snapshot: Snapshot) -> Tensor:
+        location = path[0] if len(path) == 1 else path
+        if location in self._changed:
+            return _with_grad(self._changed[location].clone(), snapshot, self._call)
+        if snapshot.storage not in self._call.written_storages:
+            return _with_grad(snapshot.value, snapshot, self._call)
+        if snapshot.storage in self._shared and snapshot.region is not None:
+            key = (snapshot.storage, snapshot.region)
+            if key not in self._made:
+                self._made[key] = _look_at(self._shared[snapshot.storage], snapshot)
+            return self._made[key]
+        return _with_grad(snapshot.value, snapshot, self._call, is_written=True)
+
+
+def _shared_memory(call: Call, changed: dict[Any, Tensor]) -> dict[int, tuple[int, Tensor]]:
+    """For each written storage that several arguments look at: its first byte in use, and a copy from there on."""
+    looking: dict[int, list[Snapshot]] = {}
+    for frozen in (call.args, call.kwargs):
+        for path, snapshot in frozen_tensors(frozen):
+            location = path[0] if len(path) == 1 else path
+            if snapshot.storage in call.written_storages and snapshot.region is not None and location not in changed:
+                looking.setdefault(snapshot.storage, []).append(snapshot)
+    shared = {}
+    for storage, snapshots in looking.items():
+        if len(snapshots) > 1:
+            regions = [snapshot.region for snapshot in snapshots if snapshot.region is not None]
+            start = min(region.offset for region in regions)
+            end = max(region.offset + _reach(region) for region in regions)
+            memory = (start, torch.zeros(end - start, dtype=torch.uint8, device=snapshots[0].value.device))
+            for snapshot in snapshots:
+                _fill(_look_at(memory, snapshot), snapshot.value)
+            shared[storage] = memory
+    return shared
+
+
+def _fill(tensor: Tensor, value: Tensor) -> None:
+    """Copies `value`; torch refuses to write to a tensor that looks at one place more than once (`expand`)."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.size(dim) > 1:
+            tensor, value = tensor.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    tensor.copy_(value)
+
+
+def _reach(region: Any) -> int:
+    if 0 in region.shape:
+        return 0
+    return region.item_bytes + sum((n - 1) * s for n, s in zip(region.shape, region.strides, strict=True))
+
+
+def _look_at(memory: tuple[int, Tensor], snapshot: Snapshot) -> Tensor:
+    """A tensor that looks at `memory` as the snapshot's tensor did."""
+    start, data = memory
+    region = snapshot.region
+    assert region is not None
+    tensor = torch.empty(0, dtype=snapshot.value.dtype, device=data.device)
+    strides = tuple(stride // region.item_bytes for stride in region.strides)
+    offset = (region.offset - start) // region.item_bytes
+    return tensor.set_(data.untyped_storage(), offset, region.shape, strides)
+
+
+def _with_grad(value: Tensor, snapshot: Snapshot, call: Call, is_written: bool = False) -> Tensor:
+    """`value` as autograd saw it: some kernels are chosen by whether a gradient is wanted."""
+    wants_grad = snapshot.requires_grad and call.modes.grad and not call.modes.inference
+    if wants_grad and (value.is_floating_point() or value.is_complex()):
+        leaf = value.detach().requires_grad_()
+        return leaf.clone() if is_written else leaf
+    return value.clone() if is_written else value
+
+
+def _set_generators(states: tuple[Tensor, ...]) -> None:
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state_all(list(states[1:]))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,165 @@
+"""The arguments of a call, set aside so that the call can be made again.
+
+A snapshot is a copy of its own, taken without asking the log's memory of what was written when: that is what is being
+proved. A tensor that still has the value of the last snapshot of the same memory shares it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchlens.capture.memory import region_of, storage_of
+from torchlens.capture.recording import Region
+from torchlens.capture.trees import Path
+from torchlens.validation.values import same
+
+__all__ = ["Frozen", "Snapshot", "Snapshots", "frozen_tensors", "thaw"]
+
+Tensor = torch.Tensor
+# Arguments with tensors, generators and arrays set aside: see `Snapshots.freeze`.
+Frozen = Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """A tensor as it was: its value, and the memory it looked at (`region` is None where it looks at none)."""
+
+    value: Tensor
+    storage: int
+    region: Region | None
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sequence:
+    type: type
+    items: tuple[Frozen, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Mapping:
+    items: dict[Any, Frozen]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Generator:
+    device: torch.device
+    state: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Array:
+    value: Any
+
+
+class Snapshots:
+    """Takes snapshots and remembers the last one of each place in memory."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[Any, ...], Tensor] = {}
+
+    def take(self, tensor: Tensor, with_storage: bool = False) -> Snapshot:
+        """A snapshot of `tensor`; `with_storage` also of the memory around it, for functions that reach beyond."""
+        with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
+            region = _region_of(tensor)
+            storage = storage_of(tensor)
+            if with_storage and region is not None:
+                return Snapshot(_copy_with_storage(tensor), storage, region, tensor.requires_grad)
+            key = None if region is None else (tensor.data_ptr(), region.shape, region.strides, tensor.dtype)
+            last = self._last.get(key) if key is not None else None
+            if last is None or not same(last, tensor):
+                last = _copy(tensor, region)
+                if key is not None:
+                    self._last[key] = last
+            return Snapshot(last, storage, region, tensor.requires_grad)
+
+    def know(self, tensor: Tensor, copy: Tensor) -> None:
+        """Takes `copy` for the last snapshot of `tensor`."""
+        region = _region_of(tensor)
+        if region is not None and copy.stride() == tensor.stride():
+            self._last[tensor.data_ptr(), region.shape, region.strides, tensor.dtype] = copy
+
+    def freeze(self, tree: Any, with_storage: bool = False) -> Frozen:
+        """`tree` with snapshots in place of tensors; lists and dicts are copied, so that nobody changes them."""
+        if isinstance(tree, Tensor):
+            return self.take(tree, with_storage)
+        if isinstance(tree, torch.Generator):
+            return _Generator(tree.device, tree.get_state())
+        if isinstance(tree, np.ndarray):
+            return _Array(tree.copy())
+        if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
+            return _Sequence(type(tree), tuple(self.freeze(item, with_storage) for item in tree))
+        if type(tree) is dict:
+            return _Mapping({key: self.freeze(item, with_storage) for key, item in tree.items()})
+        return tree
+
+
+def frozen_tensors(frozen: Frozen, path: Path = ()) -> Iterator[tuple[Path, Snapshot]]:
+    """The snapshots in a frozen tree, with the path to each."""
+    if isinstance(frozen, Snapshot):
+        yield path, frozen
+    elif isinstance(frozen, _Sequence):
+        for index, item in enumerate(frozen.items):
+            yield from frozen_tensors(item, (*path, index))
+    elif isinstance(frozen, _Mapping):
+        for key, item in frozen.items.items():
+            yield from frozen_tensors(item, (*path, key))
+
+
+def thaw(frozen: Frozen, tensor_of: Callable[[Path, Snapshot], Tensor], path: Path = ()) -> Any:
+    """The tree that was frozen, with `tensor_of(path, snapshot)` for each tensor."""
+    if isinstance(frozen, Snapshot):
+        return tensor_of(path, frozen)
+    if isinstance(frozen, _Generator):
+        generator = torch.Generator(frozen.device)
+        generator.set_state(frozen.state)
+        return generator
+    if isinstance(frozen, _Array):
+        return frozen.value.copy()
+    if isinstance(frozen, _Sequence):
+        items = [thaw(item, tensor_of, (*path, index)) for index, item in enumerate(frozen.items)]
+        return frozen.type(*items) if hasattr(frozen.type, "_fields") else frozen.type(items)
+    if isinstance(frozen, _Mapping):
+        return {key: thaw(item, tensor_of, (*path, key)) for key, item in frozen.items.items()}
+    return frozen
+
+
+def _region_of(tensor: Tensor) -> Region | None:
+    """The memory a tensor looks at; None where its elements are not simply there (sparse, nested, lazily conjugated)."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        return None
+    if tensor.is_conj() or tensor.is_neg() or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return None
+    return region_of(tensor)
+
+
+def _copy(tensor: Tensor, region: Region | None) -> Tensor:
+    """A copy with the same strides: kernels choose by them, and views need them."""
+    tensor = tensor.detach()
+    if region is None:
+        return tensor.clone()
+    repeated = [dim for dim, stride in enumerate(tensor.stride()) if stride == 0 and tensor.size(dim) > 1]
+    if repeated:
+        shape = tensor.shape
+        for dim in repeated:
+            tensor = tensor.narrow(dim, 0, 1)
+        return _copy(tensor, region).expand(shape)
+    copy = tensor.clone()
+    if copy.stride() != tensor.stride() and _reach(tensor) <= 4 * tensor.numel():
+        with_gaps = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        if not torch._debug_has_internal_overlap(with_gaps):
+            return with_gaps.copy_(copy)
+    return copy
+
+
+def _reach(tensor: Tensor) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _copy_with_storage(tensor: Tensor) -> Tensor:
+    storage = tensor.untyped_storage().clone()
+    copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

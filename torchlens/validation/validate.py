@@ -1,0 +1,171 @@
+"""The runs and the checks, in order."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from torchlens.capture.session import CaptureOptions, Session, seed_generators
+from torchlens.graph.build import build_graph
+from torchlens.history.log import Log
+from torchlens.options import LogOptions, check_inputs
+from torchlens.validation.arguments import check_arguments
+from torchlens.validation.completeness import CensusSession, check_completeness
+from torchlens.validation.dependence import check_dependence
+from torchlens.validation.outputs import Outcome, check_outputs, outcome_of
+from torchlens.validation.replay import check_replay
+from torchlens.validation.report import CHECKS, Finding, ValidationReport
+from torchlens.validation.state import State
+from torchlens.validation.subject import Subject
+from torchlens.validation.witness import WitnessSession
+
+__all__ = ["validate_forward_pass", "validate_saved_activations"]
+
+
+def validate_saved_activations(
+    model: torch.nn.Module,
+    input_args: Any,
+    input_kwargs: dict[str, Any] | None = None,
+    random_seed: int | None = None,
+    verbose: bool = False,
+) -> bool:
+    """Whether the log of this model on this input is right; `verbose` prints what was found. See `validate_forward_pass`.
+
+    >>> validate_saved_activations(model, x)
+    True
+    """
+    report = validate_forward_pass(model, input_args, input_kwargs, random_seed)
+    if verbose:
+        sys.stdout.write(f"{report}\n")
+    return report.passed
+
+
+def validate_forward_pass(
+    model: torch.nn.Module,
+    input_args: Any,
+    input_kwargs: dict[str, Any] | None = None,
+    random_seed: int | None = None,
+) -> ValidationReport:
+    """Proves the log of a forward pass against the model, and says what does not hold.
+
+    Runs the model three times, plainly, logged, and under the dispatcher's eyes, each time from the same state, then
+    every operation again, and once more for each of its parents. Leaves model, inputs, generators and gradients as they
+    were. A model that raises is a finding; bad arguments are a TypeError, as elsewhere.
+
+    >>> print(validate_forward_pass(model, x))
+    """
+    LogOptions(random_seed=random_seed)
+    args, kwargs = check_inputs(model, input_args, input_kwargs)
+    report = ValidationReport(type(model).__name__)
+    state = State(model, (args, kwargs))
+    try:
+        _validate(model, args, kwargs, random_seed, state, report)
+    finally:
+        state.restore()
+    return report
+
+
+def _validate(
+    model: torch.nn.Module,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    random_seed: int | None,
+    state: State,
+    report: ValidationReport,
+) -> None:
+    def begin() -> None:
+        state.restore()
+        if random_seed is not None:
+            seed_generators(random_seed)
+
+    plain = logged = dispatched = None
+    with _timed(report, "plain run"):
+        begin()
+        plain = _plain_run(model, args, kwargs, state, report)
+    if plain is None:
+        return
+    with _timed(report, "logged run"):
+        begin()
+        session = WitnessSession(model, CaptureOptions())
+        session.know(state.copies())
+        logged = _logged_run(session, args, kwargs, state, report)
+    if logged is None:
+        return
+    with _timed(report, "dispatched run"):
+        begin()
+        census = CensusSession(model, CaptureOptions())
+        dispatched = _logged_run(census, args, kwargs, state, report)
+        state.restore()
+    recording = session.recording
+    subject = Subject(Log(recording, build_graph(recording)), session.evidence)
+    with _timed(report, "outputs"):
+        check_outputs(subject, plain, logged, report)
+        if not report.passed:
+            begin()
+            _explain_nondeterminism(model, args, kwargs, plain, state, report)
+    with _timed(report, "arguments"):
+        check_arguments(subject, report)
+    with _timed(report, "replay"):
+        check_replay(subject, report)
+    with _timed(report, "dependence"):
+        check_dependence(subject, report)
+    with _timed(report, "completeness"):
+        if dispatched is not None:
+            check_completeness(subject, census.census, report)
+
+
+def _plain_run(
+    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], state: State, report: ValidationReport
+) -> Outcome | None:
+    try:
+        return outcome_of(model(*args, **kwargs), state)
+    except Exception as error:  # the model's own failure is the finding
+        report.findings.append(Finding("outputs", "", "a plain run to return", _failure(error)))
+        return None
+
+
+def _logged_run(
+    session: Session, args: list[Any], kwargs: dict[str, Any], state: State, report: ValidationReport
+) -> Outcome | None:
+    try:
+        return outcome_of(session.run(args, kwargs), state)
+    except Exception as error:  # a plain run returned
+        is_census = isinstance(session, CensusSession)
+        check, run = ("completeness", "run under the dispatcher's eyes") if is_census else ("outputs", "logged run")
+        report.findings.append(Finding(check, "", f"the {run} to return, as a plain run does", _failure(error)))
+        return None
+
+
+def _explain_nondeterminism(
+    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], plain: Outcome, state: State, report: ValidationReport
+) -> None:
+    """Where outputs differ, sees whether those of two plain runs do too."""
+    again = _plain_run(model, args, kwargs, state, report)
+    if again is None or len(again.outputs) != len(plain.outputs):
+        is_same = False
+    else:
+        pairs = zip(again.outputs, plain.outputs, strict=True)
+        is_same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for (_, a), (_, b) in pairs if a.shape == b.shape)
+    if not is_same:
+        expected = "two plain runs from one state to return the same"
+        report.findings.append(Finding("outputs", "", expected, "a model that does not repeat itself"))
+
+
+def _failure(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+@contextmanager
+def _timed(report: ValidationReport, name: str) -> Iterator[None]:
+    """Times a step. A check that cannot be made, on a kind of tensor nobody thought of, is a finding too."""
+    start = perf_counter()
+    try:
+        yield
+    except Exception as error:
+        check = name if name in CHECKS else "outputs"
+        report.findings.append(Finding(check, "", f"the {name} to be looked at", _failure(error)))
+    finally:
+        report.seconds[name] = perf_counter() - start
