@@ -3,8 +3,6 @@
 import difflib
 import gc
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,7 +14,8 @@ from torchlens.draw.drawing import draw
 from torchlens.draw.options import DrawOptions, draw_options
 from torchlens.graph.build import build_graph
 from torchlens.graph.distances import distances_from_inputs, distances_to_outputs
-from torchlens.history.log import Log, source_line
+from torchlens.history.failure import explain
+from torchlens.history.log import Log
 from torchlens.history.lookup import Lookup
 from torchlens.history.rerun import rerun, select_numbers
 from torchlens.model_history import ModelHistory
@@ -87,7 +86,7 @@ def log_forward_pass(
         keeps_gradients=options.save_gradients,
         random_seed=options.random_seed,
     )
-    with _collector_paused():
+    with _CollectorPaused():
         if options.layers_to_save == "all":
             log = _run(model, args, kwargs, options, replace(capture, saves=True))
         elif options.layers_to_save in (None, "none", []):
@@ -135,7 +134,9 @@ def _drawing_options(vis_opt: str, vis_options: dict[str, Any]) -> DrawOptions:
             names = [field.name for field in fields(LogOptions)]
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"Did you mean {close[0]!r}? " if close else ""
-            raise TypeError(f"There is no option {name!r}. {hint}There are: {', '.join(names)}, and those for drawing (vis_...).")
+            raise TypeError(
+                f"There is no option {name!r}. {hint}There are: {', '.join(names)}, and those for drawing (vis_...)."
+            )
     return draw_options({"vis_opt": vis_opt, **vis_options})
 
 
@@ -147,15 +148,18 @@ def _draw(history: ModelHistory, options: DrawOptions) -> None:
         draw(history, options, stacklevel=4)
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Nothing that is written down can be garbage yet, and looking for some in it would double the cost of the log."""
-    was_enabled = gc.isenabled()
-    try:
+class _CollectorPaused:
+    """Nothing that is written down can be garbage yet, and looking for some in it would double the cost of the log.
+
+    (A class, for `contextlib` sets attributes of the exceptions that pass through, which not all of them allow.)
+    """
+
+    def __enter__(self) -> None:
+        self._was_enabled = gc.isenabled()
         gc.disable()
-        yield
-    finally:
-        if was_enabled:
+
+    def __exit__(self, *_: object) -> None:
+        if self._was_enabled:
             gc.enable()
 
 
@@ -172,7 +176,7 @@ def _run_session(
     try:
         session.run(args, kwargs)
     except BaseException as error:
-        _explain(error, session.recording, capture)
+        explain(error, session.recording, capture, ModelHistory)
         raise
     return _make_log(session.recording, options.mark_input_output_distances)
 
@@ -200,7 +204,7 @@ def _run_selecting(
         return log
     session.restore_memory()
     restore_generators(states)
-    log.recording = rerun(log, capture, model, args, kwargs, saves, options.random_seed)
+    log.recording = rerun(log, capture, model, args, kwargs, saves, options.random_seed, ModelHistory)
     return log
 
 
@@ -221,25 +225,3 @@ def _make_log(recording: Recording, marks_distances: bool) -> Log:
         log.from_input = distances_from_inputs(graph.inputs, graph.parents)
         log.to_output = distances_to_outputs(graph.outputs, graph.children)
     return log
-
-
-def _explain(error: BaseException, recording: Recording, capture: CaptureOptions) -> None:
-    """Tells, on the model's own exception, where it was raised, and hangs the log so far on it."""
-    failure = recording.failure
-    words = ["torchlens:"]
-    if failure is not None:
-        address = recording.module_calls[failure.module_call].address
-        kind = recording.module_classes.get(address, "")
-        words.append(f"raised in module {address!r} ({kind})" if address else f"raised in {recording.model_name}")
-        if failure.operation is not None:
-            words.append(f"by the operation {failure.operation.name}({failure.arguments})")
-        if failure.code is not None:
-            words.append(f"called at {source_line(failure.code, failure.instruction)}")
-    history = ModelHistory(_make_log(recording, False), capture)
-    count = "1 logged tensor" if len(history) == 1 else f"{len(history)} logged tensors"
-    words.append(f"after {count}, which the exception holds as partial_history")
-    try:
-        error.add_note(" ".join([words[0], ", ".join(words[1:])]) + ".")
-        error.partial_history = history  # type: ignore[attr-defined]
-    except AttributeError:  # an exception that takes no attributes, such as a frozen dataclass
-        return

@@ -99,7 +99,10 @@ _EXPOSURES = frozenset({
 
 # Python methods of torch.Tensor that are operations in their own right rather than made of others.
 # (`unflatten` calls the C method of its own name, which torch reports under the same callable.)
-_PYTHON_LEAVES = frozenset({"__deepcopy__", "as_subclass", "refine_names", "rename", "rename_", "unflatten"})
+_PYTHON_LEAVES = frozenset({
+    "__deepcopy__", "__floordiv__", "__rdiv__", "__rfloordiv__", "__rlshift__", "__rmatmul__", "__rmod__", "__rpow__",
+    "__rrshift__", "__rsub__", "as_subclass", "refine_names", "rename", "rename_", "unflatten",
+})  # fmt: skip
 
 # Functions that write to arguments although their schema does not say so: {name: (positions, position of the flag)}.
 _SILENT_WRITERS: dict[str, tuple[tuple[int, ...], int | None]] = {
@@ -141,7 +144,7 @@ def _describe(func: Callable[..., Any]) -> Operation:
         return Operation(func, name, layer_type(name), Kind.INLINE)
     if name == "__setitem__":
         return Operation(func, name, layer_type(name), written=(0,), has_output=False)
-    name = name.partition(".")[0]
+    name = "__rtruediv__" if name == "__rdiv__" else name.partition(".")[0]  # what Python calls it; torch kept the old name
     if name in _SILENT_WRITERS:
         written, flag = _SILENT_WRITERS[name]
         return Operation(func, name, layer_type(name), written=written, writes_if=flag)
@@ -161,6 +164,8 @@ def _written_arguments(func: Any, name: str) -> tuple[int, ...]:
     """Positions of the arguments that `func` writes to, from torch's schemas (`Tensor(a!) self`), `out=` aside."""
     if isinstance(func, torch._ops.OpOverload):
         schemas = [func._schema]
+    elif isinstance(func, torch._ops.OpOverloadPacket):
+        schemas = [getattr(func, overload)._schema for overload in func.overloads()]
     else:
         # Operators reached through `torch.ops` name their namespace only in their docstring.
         bound = re.search(r"operator '(\w+::\w+)'", func.__doc__ or "")

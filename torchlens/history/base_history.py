@@ -93,7 +93,9 @@ class BaseHistory:
         Raises DifferentGraphError, and keeps what was saved before, if the model does other operations than it did.
         """
         numbers = select_numbers(self._log, self._lookup, layers_to_save, self.layer_list)
-        self._log.recording = rerun(self._log, self._options, model, input_args, input_kwargs, numbers, random_seed)
+        self._log.recording = rerun(
+            self._log, self._options, model, input_args, input_kwargs, numbers, random_seed, type(self)
+        )
         self._show()
 
     def cleanup(self) -> None:

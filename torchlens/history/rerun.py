@@ -10,6 +10,7 @@ from torchlens.capture.recording import Recording, Row
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.errors import DifferentGraphError
 from torchlens.graph.edges import located
+from torchlens.history.failure import explain
 from torchlens.history.log import Log, source_line
 from torchlens.history.lookup import Lookup
 from torchlens.options import check_inputs
@@ -39,13 +40,17 @@ def rerun(
     input_kwargs: dict[str, Any] | None,
     saves: bool | frozenset[int],
     random_seed: int | None,
+    history_type: type,
 ) -> Recording:
     """The recording of another run, after seeing that it did what `log` says."""
     args, kwargs = check_inputs(model, input_args, input_kwargs)
-    session = Session(
-        model, replace(options, saves=saves, saved_modules=frozenset(), keeps_undo=False, random_seed=random_seed)
-    )
-    session.run(args, kwargs)
+    options = replace(options, saves=saves, saved_modules=frozenset(), keeps_undo=False, random_seed=random_seed)
+    session = Session(model, options)
+    try:
+        session.run(args, kwargs)
+    except BaseException as error:
+        explain(error, session.recording, options, history_type)
+        raise
     recording = session.recording
     _check_same(log.recording, recording)
     return recording
