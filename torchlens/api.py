@@ -143,7 +143,9 @@ def _drawing_options(vis_opt: str, vis_options: dict[str, Any]) -> DrawOptions:
 def _draw(history: ModelHistory, options: DrawOptions) -> None:
     """Writes the page to explore, or draws."""
     if options.vis_opt != "none" and options.picture_format == "html":
-        history.explore(options.picture_path)
+        page = history.explore(options.picture_path)
+        if not options.vis_save_only:
+            page.open()
     else:
         draw(history, options, stacklevel=4)
 

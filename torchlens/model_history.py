@@ -1,9 +1,17 @@
 """The log of one forward pass, as the user holds it: the history, and what the rooms behind it can do with it."""
 
-from typing import Any
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from torchlens.draw.drawing import Drawing, notebook_svg, render_graph
+from torchlens.export.json_graph import to_json
+from torchlens.export.networkx_graph import to_networkx
 from torchlens.history.base_history import BaseHistory
+from torchlens.viewer import Exploration, explore
+
+if TYPE_CHECKING:
+    import networkx
 
 __all__ = ["ModelHistory"]
 
@@ -21,6 +29,27 @@ class ModelHistory(BaseHistory):
         >>> history.render_graph(vis_opt='rolled', vis_outpath='model.svg')
         """
         return render_graph(self, vis_opt, **vis_options)
+
+    def explore(
+        self,
+        path: str | os.PathLike[str] | None = "model.html",
+        *,
+        overlays: Mapping[str, Mapping[str, float]] | None = None,
+        title: str | None = None,
+    ) -> Exploration:
+        """Writes one HTML file in which the model can be explored; in a notebook it shows inline.
+
+        >>> history.explore('model.html', overlays={'importance': {'conv2d_1_1': 0.7}})
+        """
+        return explore(self, path, overlays=overlays, title=title)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
+        """The graph as JSON: returned, or written to `path`."""
+        return to_json(self, path, indent)
+
+    def to_networkx(self) -> "networkx.MultiDiGraph":
+        """The graph for networkx, which must be installed."""
+        return to_networkx(self)
 
     def _repr_svg_(self) -> str | None:
         return notebook_svg(self)

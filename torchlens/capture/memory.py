@@ -73,7 +73,7 @@ class Memory:
         self._aliases: dict[int, list[int]] = {}
         self._num_indexed = 0
         # Storages whose memory the model got hold of, to write to it unseen.
-        self._exposed: set[int] = set()
+        self.exposed: set[int] = set()
         self._arguments: dict[int, list[tuple[list[Any], int]]] = {}
         self._outside: set[int] = set()
         self._undo: dict[tuple[int, Region], tuple[torch.Tensor, torch.Tensor]] = {}
@@ -82,7 +82,7 @@ class Memory:
         """Takes the tensor of the next entry."""
         storage = storage_of(tensor)
         self.storages.append(storage)
-        is_exposed = storage in self._exposed
+        is_exposed = storage in self.exposed
         if is_saved and self._transform is None and not is_exposed:
             self.values.append(tensor)
             self.versions.append(version_of(tensor))
@@ -134,7 +134,7 @@ class Memory:
     def expose(self, tensor: torch.Tensor) -> None:
         """Takes note that the model got hold of the tensor's memory: what looks at it is saved by copy."""
         self.before_write([tensor])
-        self._exposed.add(storage_of(tensor))
+        self.exposed.add(storage_of(tensor))
         self.may_die = True
 
     def after_write(self, entry: int, targets: Sequence[torch.Tensor]) -> None:

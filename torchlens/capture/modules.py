@@ -1,7 +1,7 @@
 """Entering and leaving modules."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +13,18 @@ from torchlens.capture.trees import named_tensors
 __all__ = ["ModuleTracker", "clean_address"]
 
 
+_TENSOR_ONLY = frozenset({torch.Tensor})
+
+
 class ModuleTracker:
     """Knows the modules of a model by address and writes down each call of one.
 
     `saved_addresses` are modules (`features.6`, or `features.6:2` for one pass) whose outputs are to be saved.
     """
 
-    def __init__(self, model: torch.nn.Module, recorder: Recorder, saved_addresses: Iterable[str] = ()) -> None:
+    def __init__(
+        self, modules: Sequence[tuple[str, torch.nn.Module]], recorder: Recorder, saved_addresses: Iterable[str] = ()
+    ) -> None:
         self.recorder = recorder
         self.entries: list[tuple[int, list[int]]] = []
         self.exits: list[tuple[int, list[int]]] = []
@@ -31,8 +36,7 @@ class ModuleTracker:
         self._addresses: dict[int, str] = {}
         self._num_calls: dict[str, int] = {}
         self._scripted: set[int] = set()
-        for address, module in model.named_modules():
-            name = clean_address(address)
+        for name, module in modules:
             self._addresses[id(module)] = name
             self.classes[name] = getattr(module, "original_name", None) or type(module).__name__
             if isinstance(module, torch.jit.ScriptModule):
@@ -55,7 +59,8 @@ class ModuleTracker:
         pass_num = self._num_calls[address] = self._num_calls.get(address, 0) + 1
         call = len(recorder.module_calls)
         recorder.module_calls.append(ModuleCall(address, pass_num, parent, code, instruction))
-        self.entries.append((call, self._known(_tensors_in((args, kwargs)))))
+        given = args if not kwargs and _TENSOR_ONLY.issuperset(map(type, args)) else _tensors_in((args, kwargs))
+        self.entries.append((call, self._known(given)))
         num_before = len(recorder.rows)
         recorder.module_call = call
         try:
@@ -94,8 +99,8 @@ class ModuleTracker:
         return self.recorder.record_opaque(name, module, lambda: original(module, *args, **kwargs), arguments)
 
     def _known(self, tensors: Iterable[torch.Tensor]) -> list[int]:
-        entries = (self.recorder.entry_of(tensor) for tensor in tensors)
-        return [entry for entry in dict.fromkeys(entries) if entry is not None and entry >= 0]
+        entries = dict.fromkeys([self.recorder.entry_of(tensor) for tensor in tensors])
+        return [entry for entry in entries if entry is not None and entry >= 0]
 
 
 def clean_address(address: str) -> str:

@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from torchlens.capture.gradients import GradientHooks
@@ -150,7 +151,8 @@ class Recorder(TorchFunctionMode):
             self._kept_args = self._keep_args(args, kwargs)
         if operation.written or (kwargs and "out" in kwargs):
             written = self._written(operation, args, kwargs)
-            memory.before_write(written)
+            if written:
+                memory.before_write(written)
         if self.gradients is not None:
             self._watch_arguments(args, kwargs)
         start = perf_counter()
@@ -165,14 +167,14 @@ class Recorder(TorchFunctionMode):
         instruction = frame.f_lasti
         if not is_user_code(frame.f_code):
             code, instruction = self.user_code(frame)
-        if type(result) is Tensor and self._is_plain and not (memory.may_die or written or type(references) is dict):
+        if type(result) is Tensor and self._is_plain and not (written or memory.exposed or type(references) is dict):
             # What `_append` does, written out for the common case: one result, everything saved by reference.
             rows = self.rows
             self._entry_of_id[id(result)] = len(rows)
             gradfunc = result.grad_fn
             rows.append((
-                operation, args, kwargs, references, self.module_call, code, instruction, seconds, None, result.shape,
-                result.dtype, None if gradfunc is None else type(gradfunc).__name__,
+                operation, args, kwargs, references, self.module_call, code, instruction, seconds, None,
+                _shape_of(result), result.dtype, None if gradfunc is None else type(gradfunc).__name__,
             ))  # fmt: skip
             memory.values.append(result)
             memory.storages.append(storage_of(result))
@@ -337,14 +339,15 @@ class Recorder(TorchFunctionMode):
 
     def _written(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:
         """The tensors that the call is going to write to."""
-        if operation.written == (0,) and operation.writes_if is None and type(args[0]) is Tensor:
+        does_write = operation.writes_if is None or (len(args) > operation.writes_if and args[operation.writes_if])
+        if operation.written == (0,) and does_write and type(args[0]) is Tensor:
             return [args[0]]
-        targets = [tensor for _, tensor in plain_tensors((kwargs or {}).get("out"))]
-        if operation.writes_if is None or (len(args) > operation.writes_if and args[operation.writes_if]):
+        targets = [tensor for _, tensor in plain_tensors(kwargs["out"])] if kwargs and "out" in kwargs else []
+        if does_write:
             for position in operation.written:
                 if position < len(args):
                     targets.extend(tensor for _, tensor in plain_tensors(args[position]))
-        return targets
+        return [tensor for tensor in targets if not is_lazy(tensor)]  # a lazy module's parameter has no value to lose
 
     def _keep_args(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, Any]:
         """The arguments as they are at the call, copied like saved values when their memory is written."""
@@ -482,10 +485,14 @@ def _forget(tensor: Tensor) -> None:
 
 
 def _shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The shape, with -1 for the sizes of a nested tensor that differ from one part to the next."""
     try:
-        return tensor.shape
-    except RuntimeError:  # nested tensors of the strided layout: sizes differ from one to the next
+        shape = tensor.shape
+    except RuntimeError:  # the strided layout has no shape at all
         return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
+    if type(tensor) is not Tensor and tensor.is_nested:
+        return tuple(size if type(size) is int else -1 for size in shape)
+    return shape
 
 
 def _gradfunc_of(tensor: Tensor) -> str | None:

@@ -56,7 +56,8 @@ class Session:
         self._memory = Memory(options.transform, options.keeps_undo)
         gradients = GradientHooks() if options.keeps_gradients else None
         self._recorder = self.recorder_type(self._memory, options.saves, options.keeps_args, gradients)
-        self._tracker = ModuleTracker(model, self._recorder, options.saved_modules)
+        self._modules = [(clean_address(address), module) for address, module in model.named_modules()]
+        self._tracker = ModuleTracker(self._modules, self._recorder, options.saved_modules)
         self._inputs: list[tuple[Path, int]] = []
         self._outputs: list[tuple[Path, int]] = []
         self._buffers: list[tuple[str, int]] = []
@@ -91,7 +92,8 @@ class Session:
 
         Undoing is safe to repeat, and stands twice: an interrupt (Ctrl-C) can cut short one of the two, not both.
         """
-        compiled = _compiled_modules(self.model)
+        # Modules that `module.compile()` was called on run their source while being logged.
+        compiled = [(m, m._compiled_call_impl) for _, m in self._modules if m._compiled_call_impl is not None]
         stance = _eager_stance()
         try:
             apply_patches(self)
@@ -122,7 +124,7 @@ class Session:
     def _add_sources(self, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Learns the parameters, makes entries of inputs and buffers; returns them all."""
         recorder = self._recorder
-        modules = [(clean_address(address), module) for address, module in self.model.named_modules()]
+        modules = self._modules
         sources: list[torch.Tensor] = []
         for address, module in modules:
             own = []
@@ -231,11 +233,6 @@ def _remove_mode(mode: Recorder) -> None:
 
 
 # -- compiled models ---------------------------------------------------------------------------------------------------
-
-
-def _compiled_modules(model: torch.nn.Module) -> list[tuple[Any, Any]]:
-    """Modules that `module.compile()` was called on; they run their source while being logged."""
-    return [(module, module._compiled_call_impl) for module in model.modules() if module._compiled_call_impl is not None]
 
 
 class _EagerStance:

@@ -16,6 +16,7 @@ from torchlens.draw.colors import (
     Shading,
     shade,
 )
+from torchlens.draw.crowding import thin_out
 from torchlens.draw.folding import find_repeats
 from torchlens.draw.items import Choices, Grouping, Item, ItemKind
 from torchlens.draw.links import Link, argument_text, find_links
@@ -48,10 +49,11 @@ def build_scene(history: Any, options: DrawOptions) -> Scene:
         failure, failure_edges = builder.failure(len(nodes))
         nodes.append(failure)
         edges += failure_edges
+    nodes, edges, long_note = thin_out(nodes, edges)
     return Scene(
         title=log.recording.model_name + (" (failed)" if log.recording.failure is not None else ""),
         lines=_caption(log),
-        notes=() if note is None else (note,),
+        notes=tuple(text for text in (note, long_note) if text is not None),
         direction=options.vis_direction,
         nodes=nodes,
         edges=edges,

@@ -56,10 +56,9 @@ def _graph_attributes(scene: Scene) -> dict[str, Any]:
         "fontsize": 13,
         "ranksep": 0.35,
         "nodesep": 0.3,
-        "ordering": "out",
     }
     if len(scene.nodes) > _MANY_NODES or len(scene.edges) > 2 * _MANY_NODES:
-        found |= {"nslimit": 1, "nslimit1": 1, "mclimit": 0.2}
+        found |= {"nslimit": 1, "nslimit1": 1, "mclimit": 0.1}
     return found
 
 

@@ -37,6 +37,9 @@ def find_edges(recording: Recording) -> tuple[list[tuple[int, ...]], dict[int, l
     readers = _Readers(recording)
     for entry, row in enumerate(recording.rows):
         given = located(row.references)
+        if not readers.may_differ(given):
+            parents_of.append(tuple([argument for _, argument in given if argument >= 0]))
+            continue
         # All results of one call were read for before the first of them was there.
         time = entry - (row.output_index or 0)
         read = [(location, source) for location, argument in given for source in readers.read(argument, time)]
@@ -63,6 +66,10 @@ class _Readers:
             writes.setdefault(write.storage, []).append(write)
         self.histories = {storage: _WriteHistory(own) for storage, own in writes.items()}
         self.writers = {write.entry for write in recording.writes}
+
+    def may_differ(self, given: list[tuple[Any, int]]) -> bool:
+        """Whether memory that one of the arguments looks at was ever written."""
+        return any(self._storage_of(argument) in self.histories for _, argument in given)
 
     def read(self, entry: int, time: int) -> list[int]:
         """The entries whose result is read by reading `entry` just before entry `time` was made."""

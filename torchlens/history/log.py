@@ -85,7 +85,10 @@ class Log:
             count *= size
         if count < 0 or -1 in row.shape:  # a nested tensor of varying sizes
             value = self.recording.values[self.graph.recorded[entry]]
-            return value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
+            if not isinstance(value, torch.Tensor):
+                return 0
+            held = value.values() if value.layout is torch.jagged else value
+            return held.numel() * value.element_size()
         return count * row.dtype.itemsize
 
     # -- modules ---------------------------------------------------------------------------------------------------

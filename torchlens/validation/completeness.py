@@ -154,8 +154,10 @@ class _Dispatched(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self._census.saw(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        # Inside an opaque call the recorder would take the ATen operation for one of the model's own.
+        with torch._C.DisableTorchFunction():
+            self._census.saw(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
 
 
 class CensusSession(Session):

@@ -28,6 +28,7 @@ Tensor = torch.Tensor
 _SEED = 20_240_229
 _NUM_RANDOM = 8191
 _VIEW_REASON = "a view that was written over since: it is how the reader got to the memory"
+_PART_REASON = "one of several that wrote the argument, in a part of it that the operation does not pick"
 _CAPTURED_REASON = "a tensor that a function captured cannot be changed from outside"
 _EMPTY_REASON = "a tensor without elements"
 
@@ -109,6 +110,10 @@ def _reason(
             return None
         if attempt == 0 and (reason := dependence_exemption(name, location)):
             return reason
+    if part is not None:
+        changed = next(_changes(argument.value, others, call, generator))
+        if _changes_result(call, rows, {location: changed}, before):
+            return _PART_REASON
     return None if _is_hidden(call, rows, arguments, location, generator) else ""
 
 
@@ -181,10 +186,11 @@ def _changes(value: Tensor, others: Sequence[Tensor], call: Call, generator: tor
 
 
 def _changed_floats(value: Tensor, others: Sequence[Tensor], call: Call, generator: torch.Generator) -> Iterator[Tensor]:
-    finite = value[torch.isfinite(value)]
+    sample = value.reshape(-1)[:_NUM_RANDOM]
+    finite = sample[torch.isfinite(sample)]
     spread = float(finite.abs().float().mean()) if len(finite) else 0.0
     noise = _random(value, generator)
-    yield torch.nan_to_num(value.to(noise.dtype)).add(noise * (spread or 1.0)).to(value.dtype)
+    yield torch.add(value, noise, alpha=spread or 1.0).to(value.dtype)
     yield (noise * 1000 * (spread or 1.0)).to(value.dtype)
     yield torch.full_like(value, torch.nan)
     yield -value
@@ -199,9 +205,8 @@ def _changed_integers(value: Tensor, others: Sequence[Tensor], call: Call, gener
     low, high = int(value.min()), int(value.max())
     yield (value.max() - value + value.min() if low != high else value + (1 if low == 0 else -1)).to(dtype)
     if low != high:
-        yield torch.randint(max(low, -(2**62)), min(high, 2**62) + 1, value.shape, generator=generator).to(
-            value.device, dtype
-        )
+        low, high = max(low, -(2**62)), min(high, 2**62)
+        yield torch.randint(low, high + 1, value.shape, generator=generator).to(value.device, dtype)
         yield torch.full_like(value, low, dtype=dtype)
         yield torch.full_like(value, high, dtype=dtype)
     yield torch.zeros_like(value, dtype=dtype)

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchlens.capture.recording import Region
-from torchlens.validation.snapshots import Snapshot
+from torchlens.validation.snapshots import Region, Snapshot
 
 __all__ = ["Contribution", "Painting", "paint"]
 

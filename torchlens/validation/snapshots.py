@@ -6,21 +6,29 @@ proved. A tensor that still has the value of the last snapshot of the same memor
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from torchlens.capture.memory import region_of, storage_of
-from torchlens.capture.recording import Region
+from torchlens.capture.memory import storage_of
 from torchlens.capture.trees import Path
 from torchlens.validation.values import same
 
-__all__ = ["Frozen", "Snapshot", "Snapshots", "frozen_tensors", "thaw"]
+__all__ = ["Frozen", "Region", "Snapshot", "Snapshots", "frozen_tensors", "thaw"]
 
 Tensor = torch.Tensor
 # Arguments with tensors, generators and arrays set aside: see `Snapshots.freeze`.
 Frozen = Any
+
+
+class Region(NamedTuple):
+    """The bytes of its storage that a tensor looks at; all numbers but the shape are counted in bytes."""
+
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    item_bytes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +141,11 @@ def _region_of(tensor: Tensor) -> Region | None:
         return None
     if tensor.is_conj() or tensor.is_neg() or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return None
-    return region_of(tensor)
+    if storage_of(tensor) < 0:
+        return None
+    item = tensor.element_size()
+    strides = tuple(stride * item for stride in tensor.stride())
+    return Region(int(tensor.storage_offset()) * item, tuple(tensor.shape), strides, item)
 
 
 def _copy(tensor: Tensor, region: Region | None) -> Tensor:

@@ -163,7 +163,8 @@ class Witness(Recorder):
     def add_outside(self, tensor: Tensor) -> int:
         """As in Recorder."""
         number = super().add_outside(tensor)
-        self.evidence.tensors[number] = self.snapshots.take(tensor)
+        if self.collected is None:  # what is met inside an opaque call may be no tensor one can copy
+            self.evidence.tensors[number] = self.snapshots.take(tensor)
         return number
 
 

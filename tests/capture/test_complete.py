@@ -1,0 +1,177 @@
+"""Promise 3: every operation is logged, whichever way it was called."""
+
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import Model
+from torch import (
+    nn,
+    relu as early_relu,
+    sigmoid as early_sigmoid,
+    sigmoid_ as early_sigmoid_,
+)
+
+import torchlens as tl
+
+early_linear, early_method, early_op = F.linear, torch.Tensor.tanh, torch.ops.aten.sin.default
+TABLE = {"act": torch.tanh, "methods": [torch.Tensor.exp]}
+
+
+def with_default(x: torch.Tensor, function: Callable[..., torch.Tensor] = torch.sin) -> torch.Tensor:
+    return function(x)
+
+
+def make_closure() -> Callable[[torch.Tensor], torch.Tensor]:
+    function = torch.cos
+    return lambda x: function(x)
+
+
+class Holder:
+    function = staticmethod(torch.erf)
+
+
+X = torch.rand(2, 3, 4) + 0.1
+SQUARE = torch.rand(3, 3) + torch.eye(3)
+
+CALLS: list[tuple[str, Callable[..., Any], list[str]]] = [
+    ("operator", lambda x: x @ x.T, ["t", "matmul"]),
+    ("operator module", lambda x: operator.add(operator.neg(x), 1), ["neg", "add"]),
+    ("comparison", lambda x: (x > 0) & ~(x == 1), ["gt", "eq", "invert", "and"]),
+    ("power", lambda x: 2**x, ["rpow"]),
+    ("floor division", lambda x: x // 2, ["floordiv"]),
+    ("absolute", lambda x: abs(x), ["abs"]),
+    ("method", lambda x: x.exp().sum(), ["exp", "sum"]),
+    ("unbound method", lambda x: torch.Tensor.exp(x), ["exp"]),
+    ("property", lambda x: x.T + x.mT, ["t", "mt", "add"]),
+    ("torch", lambda x: torch.einsum("ij,jk->ik", x, x), ["einsum"]),
+    ("functional", lambda x: F.softplus(x), ["softplus"]),
+    ("keyword arguments", lambda x: torch.add(input=x, other=x), ["add"]),
+    ("linalg", lambda x: torch.linalg.inv(x), ["linalginv"]),
+    ("linalg norm", lambda x: torch.linalg.norm(x), ["linalgnorm"]),
+    ("fft", lambda x: torch.fft.fft(x), ["fftfft"]),
+    ("special", lambda x: torch.special.expit(x), ["specialexpit"]),
+    ("sparse", lambda x: torch.sparse.mm(x.to_sparse(), x), ["tosparse", "sparsemm"]),
+    ("torch.ops", lambda x: torch.ops.aten.relu(x), ["relu"]),
+    ("torch.ops overload", lambda x: torch.ops.aten.add.Tensor(x, x), ["add"]),
+    ("early torch.ops", lambda x: early_op(x), ["sin"]),
+    ("early import", lambda x: early_relu(early_sigmoid(x)), ["sigmoid", "relu"]),
+    ("early in-place import", lambda x: early_sigmoid_(x * 1), ["mul", "sigmoid"]),
+    ("early functional", lambda x: early_linear(x, x), ["linear"]),
+    ("early method", lambda x: early_method(x), ["tanh"]),
+    ("default argument", with_default, ["sin"]),
+    ("dict", lambda x: TABLE["act"](x), ["tanh"]),
+    ("list in a dict", lambda x: TABLE["methods"][0](x), ["exp"]),
+    ("closure", make_closure(), ["cos"]),
+    ("partial", functools.partial(torch.clamp, max=1.0), ["clamp"]),
+    ("class attribute", lambda x: Holder.function(x), ["erf"]),
+    ("functools.reduce", lambda x: functools.reduce(torch.add, [x, x, x]), ["add", "add"]),
+    ("map", lambda x: list(map(torch.exp, [x]))[0], ["exp"]),
+    ("lru_cache", lambda x: functools.lru_cache(torch.exp)(x), ["exp"]),
+    ("getattr", lambda x: getattr(torch, "ab" + "s")(x), ["abs"]),
+    ("torch.distributions", lambda x: torch.distributions.Normal(x, 1.0, validate_args=False).mean * 1, None),
+    ("numpy argument", lambda x: x * torch.as_tensor(np.ones(3, dtype=np.float32)), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "expected"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS])
+def test_a_call_is_logged_whichever_way_it_is_made(call: Callable[..., Any], expected: list[str] | None) -> None:
+    history = tl.log_forward_pass(Model(lambda self, x: call(x)), SQUARE.clone())
+    types = [entry.layer_type for entry in history][1:-1]
+    if expected is not None:
+        # torch has more than one spelling of some names (`linalg_inv`, `fft_fft`); what counts is that they are there.
+        assert [found.removeprefix("aten") for found in types] == expected
+    assert torch.equal(history["output_1"].tensor_contents, call(SQUARE.clone()))
+    assert history["output_1"].has_input_ancestor
+
+
+def test_a_function_kept_as_a_module_attribute_is_logged() -> None:
+    model = Model(lambda self, x: self.act(self.method(x)), act=torch.tanh, method=torch.Tensor.exp)
+    assert [entry.layer_type for entry in tl.log_forward_pass(model, X)] == ["input", "exp", "tanh", "output"]
+
+
+def test_nested_tensors_are_logged() -> None:
+    def forward(self: Model, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        nested = torch.nested.as_nested_tensor([a, b], layout=torch.jagged)
+        return torch.nested.to_padded_tensor(nested * 2, 0.0)
+
+    model, inputs = Model(forward), [torch.rand(2, 4), torch.rand(3, 4)]
+    expected = model(*inputs)
+    history = tl.log_forward_pass(model, inputs)
+    assert torch.equal(history["output_1"].tensor_contents, expected)
+    assert history["output_1"].input_ancestors == {"input_1_0", "input_2_0"}
+
+
+def test_a_custom_operator_is_one_operation_and_its_writes_are_seen() -> None:
+    @torch.library.custom_op("torchlens_tests::double_", mutates_args=("x",))
+    def double_(x: torch.Tensor) -> None:
+        x.mul_(2)
+
+    @torch.library.custom_op("torchlens_tests::plus_one", mutates_args=())
+    def plus_one(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        y = plus_one(x)
+        view = y.view(-1)
+        double_(y)
+        return view - 3
+
+    history = tl.log_forward_pass(Model(forward), torch.zeros(3))
+    assert [entry.layer_label for entry in history][1:-1] == ["plusone_1_1", "view_1_2", "double_1_3", "sub_1_4"]
+    assert history["sub_1"].parent_layers == ["view_1_2", "double_1_3"]
+    assert history["plusone_1"].tensor_contents.tolist() == [1, 1, 1]
+    assert history["double_1"].tensor_contents.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("way", ["keyword", "all keywords", "positional"])
+def test_parameters_are_found_however_they_are_passed(way: str) -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        if way == "keyword":
+            return F.linear(x, weight=self.w)
+        return F.linear(input=x, weight=self.w) if way == "all keywords" else F.linear(x, self.w)
+
+    entry = tl.log_forward_pass(Model(forward, w=nn.Parameter(torch.rand(5, 4))), X)["linear_1"]
+    assert entry.parent_param_shapes == [(5, 4)]
+    assert entry.func_keyword_args_non_tensor == {}
+
+
+def test_tensors_in_nested_arguments_are_parents() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        a, b = x + 1, x * 2
+        return torch.cat([a, torch.stack([b, a])[0]], dim=0)
+
+    history = tl.log_forward_pass(Model(forward), torch.rand(3))
+    assert history["stack_1"].parent_layers == ["mul_1_2", "add_1_1"]
+    assert history["stack_1"].parent_layer_arg_locs["args"] == {(0, 0): "mul_1_2", (0, 1): "add_1_1"}
+    assert history["cat_1"].func_keyword_args_non_tensor == {"dim": 0}
+
+
+def test_index_tensors_are_parents() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0.5, None]
+
+    history = tl.log_forward_pass(Model(forward), torch.rand(5))
+    assert history["getitem_1"].parent_layers == ["input_1_0", "gt_1_1"]
+
+
+@pytest.mark.parametrize("saved", ["all", "none"])
+def test_short_lived_tensors_are_not_taken_for_one_another(saved: str) -> None:
+    """Ids of dead tensors are used again; the log must not be fooled."""
+
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        total = x
+        for _ in range(200):
+            total = total + torch.exp(torch.zeros(3)).sum()
+        return total
+
+    history = tl.log_forward_pass(Model(forward), torch.rand(3), layers_to_save=saved)
+    for entry in history:
+        wanted = {"exp": ["zeros"], "sum": ["exp"], "zeros": []}.get(entry.layer_type)
+        if wanted is not None:
+            assert [label.partition("_")[0] for label in entry.parent_layers] == wanted

@@ -1,0 +1,615 @@
+"""Ordinary models just work: each kind a small test of its own, compared with a plain call."""
+
+import warnings
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import MLP, Model, ResidualBlock
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torchlens as tl
+
+
+def check(model: nn.Module, *inputs: Any, kwargs: dict[str, Any] | None = None, **options: Any) -> tl.ModelHistory:
+    """Logs the model, sees that its outputs are those of a plain call and that printing works; returns the log."""
+    state = torch.get_rng_state()
+    expected = [tensor for _, tensor in tensors_in(model(*inputs, **(kwargs or {})))]
+    torch.set_rng_state(state)
+    history = tl.log_forward_pass(model, list(inputs), kwargs, **options)
+    found = [history[label].tensor_contents for label in history.output_layers]
+    assert len(found) == len(expected)
+    for mine, wanted in zip(found, expected, strict=True):
+        same(mine, wanted)
+    str(history)
+    for entry in history:
+        str(entry)
+    assert len(history.to_pandas()) == len(history)
+    return history
+
+
+def same(mine: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert mine.dtype is wanted.dtype
+    assert mine.layout is wanted.layout
+    if wanted.is_nested:
+        for a, b in zip(mine.unbind(), wanted.unbind(), strict=True):
+            assert torch.equal(a, b)
+    elif wanted.layout is not torch.strided:
+        assert torch.equal(mine.to_dense(), wanted.to_dense())
+    else:
+        assert mine.shape == wanted.shape
+        assert torch.equal(mine.view(torch.uint8) if mine.element_size() == 1 else mine,
+                           wanted.view(torch.uint8) if wanted.element_size() == 1 else wanted)  # fmt: skip
+
+
+def tensors_in(tree: Any) -> list[tuple[str, torch.Tensor]]:
+    if isinstance(tree, torch.Tensor):
+        return [("", tree)]
+    if hasattr(tree, "_fields"):
+        items: Any = zip(tree._fields, tree, strict=True)
+    elif isinstance(tree, dict):
+        items = tree.items()
+    elif isinstance(tree, list | tuple):
+        items = enumerate(tree)
+    else:
+        items = vars(tree).items() if hasattr(tree, "__dict__") else ()
+    return [(f".{key}{path}", tensor) for key, item in items for path, tensor in tensors_in(item)]
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return torch.sin(x) + 1
+
+
+# -- inputs and outputs ------------------------------------------------------------------------------------------------
+
+
+class KeywordOnly(nn.Module):
+    def forward(self, *, query: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return f(query) * scale
+
+
+def test_keyword_only_calls() -> None:
+    history = check(KeywordOnly(), kwargs={"query": torch.rand(3), "scale": 2.0})
+    assert history["input_1"].input_output_address == "input.query"
+    assert history["input.query"] == history["input_1"]
+
+
+class Variadic(nn.Module):
+    def forward(self, first: torch.Tensor, *rest: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+        return first + sum(rest) + named["last"]
+
+
+def test_forwards_with_any_number_of_arguments() -> None:
+    history = check(Variadic(), torch.rand(3), torch.rand(3), torch.rand(3), kwargs={"last": torch.rand(3)})
+    addresses = [history[label].input_output_address for label in history.input_layers]
+    assert addresses == ["input.first", "input.rest.0", "input.rest.1", "input.last"] or len(set(addresses)) == 4
+
+
+class Nested(nn.Module):
+    def forward(self, batch: dict[str, Any], pair: tuple[Any, ...]) -> dict[str, Any]:
+        return {"sum": batch["x"] + batch["more"][1], "pair": [pair[0] * 2, (pair[1], None)], "none": None, "number": 3}
+
+
+def test_nested_lists_dicts_and_tuples_with_none_among_them() -> None:
+    batch = {"x": torch.rand(3), "more": [None, torch.rand(3)], "name": "b"}
+    history = check(Nested(), batch, (torch.rand(3), torch.rand(3)))
+    assert "input.batch.x" in history
+    assert "input.batch.more.1" in history
+    assert "input.pair.0" in history
+    assert [history[label].input_output_address for label in history.output_layers] == [
+        "output.sum", "output.pair.0", "output.pair.1.0",
+    ]  # fmt: skip
+
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+def test_named_tuples_as_input_and_output() -> None:
+    model = Model(lambda self, pair: Pair(pair.left + 1, pair.right * 2))
+    history = tl.log_forward_pass(model, Pair(torch.rand(3), torch.rand(3)))
+    assert [history[label].input_output_address for label in history.output_layers] == ["output.left", "output.right"]
+    assert len(history.input_layers) == 2
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    mask: torch.Tensor | None = None
+
+
+def test_dataclasses_as_input_and_output() -> None:
+    history = check(Model(lambda self, batch: Batch(batch.x * 2)), Batch(torch.rand(3)))
+    assert "output.x" in history
+    assert history["mul_1"].parent_layers == ["input_1_0"]
+
+
+class ModelOutput(OrderedDict):
+    """As transformers has it: a dict whose items are attributes, too."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.__dict__.update(items)
+
+
+def test_model_output_objects() -> None:
+    history = check(Model(lambda self, x: ModelOutput(logits=x * 2, hidden=(x + 1, None))), torch.rand(3))
+    assert [history[label].input_output_address for label in history.output_layers] == ["output.logits", "output.hidden.0"]
+
+
+def test_plain_objects_as_output() -> None:
+    class Result:
+        def __init__(self, y: torch.Tensor) -> None:
+            self.y = y
+
+    history = tl.log_forward_pass(Model(lambda self, x: Result(x * 2)), torch.rand(3))
+    assert "output.y" in history
+
+
+@pytest.mark.parametrize("result", [None, 3.5, "text", [], {}])
+def test_a_model_that_returns_no_tensor(result: Any) -> None:
+    history = tl.log_forward_pass(Model(lambda self, x: (x + 1, result)[1]), torch.rand(3))
+    assert history.output_layers == []
+    assert history.layer_labels == ["input_1_0", "add_1_1"]
+
+
+def test_a_parameter_as_output() -> None:
+    history = check(Model(lambda self, x: (x + 1, self.w), w=nn.Parameter(torch.rand(2))), torch.rand(3))
+    assert history["output_2"].parent_layers == []
+    assert history["output_2"].tensor_shape == (2,)
+
+
+def test_the_input_as_output() -> None:
+    history = check(Model(lambda self, x: x), torch.rand(3))
+    assert history["output_1"].parent_layers == ["input_1_0"]
+
+
+def test_the_same_tensor_returned_twice() -> None:
+    history = check(Model(lambda self, x: [x + 1] * 2), torch.rand(3))
+    assert history["add_1"].child_layers == history.output_layers
+
+
+def test_a_model_without_inputs() -> None:
+    history = tl.log_forward_pass(Model(lambda self: self.w * 2, w=nn.Parameter(torch.rand(2))), [])
+    assert history.layer_labels == ["mul_1_1", "output_1_2"]
+    assert history["mul_1"].computed_with_params
+
+
+def test_a_single_list_argument() -> None:
+    history = check(Model(lambda self, xs: sum(xs)), [torch.rand(3), torch.rand(3)])
+    assert len(history.input_layers) == 2
+
+
+# -- kinds of tensors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128, torch.int8, torch.int64, torch.uint8]
+)  # fmt: skip
+def test_tensors_of_many_dtypes(dtype: torch.dtype) -> None:
+    x = (torch.rand(3, 3) * 4).to(dtype)
+    history = check(Model(lambda self, x: (x + x) * x), x)
+    assert history["add_1"].tensor_dtype is dtype
+    assert history["add_1"].tensor_fsize == 9 * dtype.itemsize
+
+
+def test_bool_tensors() -> None:
+    check(Model(lambda self, x: ~x | x), torch.tensor([True, False]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_fp8_tensors(dtype: torch.dtype) -> None:
+    history = check(Model(lambda self, x: x.to(dtype).reshape(-1)), torch.rand(2, 2))
+    assert history["to_1"].tensor_fsize == 4
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_tensors(layout: str) -> None:
+    x = torch.eye(3)
+    x = x.to_sparse() if layout == "coo" else x.to_sparse_csr()
+    history = check(Model(lambda self, x, y: torch.sparse.mm(x, y)), x, torch.rand(3, 3))
+    assert history["output_1"].input_ancestors == {"input_1_0", "input_2_0"}
+    check(Model(lambda self, y: (y.to_sparse() * 2)), torch.eye(3))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors(layout: torch.layout) -> None:
+    def forward(self: Model, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.nested.nested_tensor([a, b], layout=layout) * 2
+
+    check(Model(forward), torch.rand(2, 4), torch.rand(3, 4))
+
+
+def test_zero_size_tensors() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y[0:0].add_(1)
+        return torch.cat([y, x[:, 0:0].sum(1, keepdim=True).expand(0, 4)])
+
+    history = check(Model(forward), torch.rand(0, 4))
+    assert history["mul_1"].tensor_fsize == 0
+
+
+def test_meta_tensors() -> None:
+    model = MLP().to("meta")
+    history = tl.log_forward_pass(model, torch.rand(2, 4, device="meta"))
+    assert history["linear_1"].tensor_shape == (2, 5)
+    assert "meta" in str(history["linear_1"])
+
+
+class Tagged(torch.Tensor):
+    """A tensor subclass without methods of its own."""
+
+
+class Loud(torch.Tensor):
+    """A tensor subclass that has a say in every call."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("cls", [Tagged, Loud])
+def test_tensor_subclasses(cls: type[torch.Tensor]) -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(x) + 1
+        y += 2
+        return self.fc(y) / 2
+
+    model, x = Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4).as_subclass(cls)
+    history = check(model, x)
+    assert type(history["relu_1"].tensor_contents) is cls
+    assert [entry.layer_type for entry in history] == ["input", "relu", "add", "iadd", "linear", "truediv", "output"]
+
+
+# -- modes -------------------------------------------------------------------------------------------------------------
+
+
+def test_autocast() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.fc(x)
+
+    history = check(Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4))
+    assert history["linear_1"].tensor_dtype is torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check(MLP(), torch.rand(2, 4))
+
+
+def test_inference_mode_inside_and_around() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            y = self.fc(x)
+            y += 1
+            return F.relu(y, inplace=True)
+
+    history = check(Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4))
+    assert not torch.equal(history["linear_1"].tensor_contents, history["iadd_1"].tensor_contents)
+    with torch.inference_mode():
+        check(MLP(), torch.rand(2, 4), save_gradients=True)
+        check(MLP(), torch.rand(2, 4), layers_to_save=["linear", "output"])
+
+
+def test_no_grad_inside_and_around() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = self.fc(x)
+        return self.fc(y)
+
+    history = check(Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4))
+    assert history["linear_1:1"].gradfunc is None
+    assert history["linear_1:2"].gradfunc == "AddmmBackward0"
+    with torch.no_grad():
+        check(MLP(), torch.rand(2, 4))
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_checkpoint(is_reentrant: bool) -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.block, x, use_reentrant=is_reentrant) * 2
+
+    model = Model(forward, block=ResidualBlock())
+    history = check(model, torch.rand(2, 4, requires_grad=True))
+    assert [entry.layer_type for entry in history] == ["input", "relu", "linear", "add", "mul", "output"]
+    assert history["mul_1"].parent_layers == ["add_1_3"]
+    assert history["block"].layer_label == "add_1_3"
+    history["output_1"].tensor_contents.sum().backward()
+    assert model.block.fc.weight.grad is not None
+
+
+def test_a_device_context_inside() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        with torch.device("cpu"):
+            return x + torch.ones(3)
+
+    assert check(Model(forward), torch.rand(3))["add_1"].parent_layers == ["input_1_0", "ones_1_1"]
+
+
+# -- functions that torch does not report ------------------------------------------------------------------------------
+
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = torch.exp(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        return grad * y
+
+
+class NumpyExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.from_numpy(np.exp(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * torch.exp(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"detach_saved_tensors": True}, {"save_gradients": True}])
+@pytest.mark.parametrize("function", [Exp, NumpyExp])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_autograd_functions_are_tied_to_their_arguments(function: Any, options: dict[str, bool], requires_grad: bool) -> None:
+    model = Model(lambda self, x: function.apply(x * 2) + 1)
+    history = check(model, torch.rand(3, requires_grad=requires_grad), **options)
+    assert history["add_1"].input_ancestors == {"input_1_0"}
+    assert history["output_1"].has_input_ancestor
+    if "save_gradients" in options and requires_grad:
+        history["output_1"].tensor_contents.sum().backward()
+        x = history["input_1"].tensor_contents.detach()
+        torch.testing.assert_close(history["mul_1"].grad_contents, torch.exp(x * 2))
+
+
+@pytest.mark.parametrize("saved", ["none", "add"])
+def test_autograd_functions_are_tied_when_nothing_is_kept(saved: str) -> None:
+    model = Model(lambda self, x: NumpyExp.apply(x * 2) + 1)
+    history = tl.log_forward_pass(model, torch.rand(3), layers_to_save=saved)
+    assert history["add_1"].input_ancestors == {"input_1_0"}
+
+
+def test_vmap_is_one_operation_with_a_warning() -> None:
+    model = Model(lambda self, x: torch.func.vmap(lambda row: (row * self.w).sum())(x) + 1, w=nn.Parameter(torch.rand(3)))
+    x = torch.rand(2, 3)
+    with pytest.warns(UserWarning, match="vmap"):
+        history = tl.log_forward_pass(model, x)
+    assert [entry.layer_type for entry in history] == ["input", "vmap", "add", "output"]
+    assert history["vmap_1"].computed_with_params
+    assert torch.equal(history["output_1"].tensor_contents, model(x))
+
+
+def test_func_grad_is_one_operation_with_a_warning() -> None:
+    model = Model(lambda self, x: torch.func.grad(lambda y: (y**3).sum())(x) * 2)
+    x = torch.rand(3)
+    with pytest.warns(UserWarning, match="grad"):
+        history = tl.log_forward_pass(model, x)
+    assert history["mul_1"].input_ancestors == {"input_1_0"}
+    assert torch.equal(history["output_1"].tensor_contents, model(x))
+
+
+def test_a_gradient_taken_inside_the_model() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        energy = (x**2).sum()
+        return -torch.autograd.grad(energy, x, create_graph=True)[0]
+
+    history = check(Model(forward), torch.rand(3, requires_grad=True))
+    assert history["neg_1"].input_ancestors == {"input_1_0"}
+
+
+# -- compiled and scripted ---------------------------------------------------------------------------------------------
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning"),
+]
+
+
+def test_compiled_models_are_logged_as_their_source() -> None:
+    model, x = MLP(), torch.rand(2, 4)
+    plain = tl.log_forward_pass(model, x)
+    compiled = torch.compile(model, backend="eager")
+    compiled(x)
+    history = tl.log_forward_pass(compiled, x)
+    assert history.layer_labels == plain.layer_labels
+    assert history.module_addresses == plain.module_addresses
+    assert history["fc2"].layer_label == "linear_2_3"
+    assert torch.equal(compiled(x), model(x))
+
+
+def test_modules_compiled_in_place_are_logged_as_their_source() -> None:
+    model, x = MLP(), torch.rand(2, 4)
+    model.fc1.compile(backend="eager")
+    model.compile(backend="eager")
+    expected = model(x)
+    implementation = model._compiled_call_impl
+    history = tl.log_forward_pass(model, x)
+    assert [entry.layer_type for entry in history] == ["input", "linear", "relu", "linear", "output"]
+    assert model._compiled_call_impl is implementation
+    assert model.fc1._compiled_call_impl is not None
+    assert torch.equal(model(x), expected)
+
+
+def test_a_compiled_function_inside_a_model() -> None:
+    compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager")
+    history = check(Model(lambda self, x: compiled(x) * 2), torch.rand(3))
+    assert [entry.layer_type for entry in history] == ["input", "sin", "add", "mul", "output"]
+
+
+
+def scripted_block() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(ResidualBlock())
+
+
+def test_a_scripted_submodule_is_one_operation() -> None:
+    history = check(Model(lambda self, x: self.block(x) * 2, block=scripted_block()), torch.rand(2, 4))
+    assert [entry.layer_type for entry in history] == ["input", "residualblock", "mul", "output"]
+    assert history["residualblock_1"].num_param_tensors == 2
+    assert history["block"].layer_type == "residualblock"
+
+
+def test_a_traced_submodule_is_one_operation() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(ResidualBlock(), torch.rand(2, 4))
+    history = check(Model(lambda self, x: self.block(x) * 2, block=traced), torch.rand(2, 4))
+    assert [entry.layer_type for entry in history] == ["input", "residualblock", "mul", "output"]
+
+
+def test_a_scripted_model() -> None:
+    history = check(scripted_block(), torch.rand(2, 4))
+    assert history["output_1"].has_input_ancestor
+
+
+def test_a_scripted_function_is_one_operation() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(f)
+    history = check(Model(lambda self, x: scripted(x) * 2), torch.rand(3))
+    assert len(history) == 4
+    assert history["mul_1"].input_ancestors == {"input_1_0"}
+
+
+def test_an_fx_graph_module() -> None:
+    history = check(torch.fx.symbolic_trace(MLP()), torch.rand(2, 4))
+    assert history["fc2"].layer_label == "linear_2_3"
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize("is_training", [False, True])
+def test_parametrizations(wrap: Any, is_training: bool) -> None:
+    import copy
+
+    model = Model(lambda self, x: self.fc(x), fc=wrap(nn.Linear(4, 4))).train(is_training)
+    twin, x = copy.deepcopy(model), torch.rand(2, 4)
+    history = tl.log_forward_pass(model, x)
+    assert torch.equal(history["output_1"].tensor_contents, twin(x))
+    for mine, wanted in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        assert torch.equal(mine, wanted)
+    assert history["fc"].layer_type == "linear"
+    assert any("parametrizations" in address for address in history.module_addresses)
+
+
+def test_hooks_of_the_users_own_run_once_and_their_operations_are_logged() -> None:
+    calls = []
+
+    def pre(module: nn.Module, args: tuple[Any, ...]) -> Any:
+        calls.append("pre")
+        return (args[0] * 2,)
+
+    def post(module: nn.Module, args: tuple[Any, ...], out: torch.Tensor) -> torch.Tensor:
+        calls.append("post")
+        return out - 1
+
+    def backward(module: nn.Module, grad_in: Any, grad_out: Any) -> None:
+        calls.append("backward")
+
+    model = MLP()
+    model.fc1.register_forward_pre_hook(pre)
+    model.fc1.register_forward_hook(post)
+    model.fc2.register_full_backward_hook(backward)
+    x = torch.rand(2, 4)
+    expected = model(x)
+    calls.clear()
+    history = tl.log_forward_pass(model, x)
+    assert calls == ["pre", "post"]
+    assert torch.equal(history["output_1"].tensor_contents, expected)
+    assert [entry.layer_type for entry in history][1:5] == ["mul", "linear", "sub", "relu"]
+    assert history["fc1"].layer_type == "sub"
+    history["output_1"].tensor_contents.sum().backward()
+    assert calls == ["pre", "post", "backward"]
+
+
+def test_data_parallel_on_cpu() -> None:
+    history = check(nn.DataParallel(MLP()), torch.rand(2, 4))
+    assert "module.fc1" in history
+
+
+def test_frozen_parameters() -> None:
+    model = MLP().requires_grad_(False)
+    history = check(model, torch.rand(2, 4), save_gradients=True)
+    assert history["linear_1"].computed_with_params
+    assert history["linear_1"].gradfunc is None
+
+
+def test_shared_modules_and_parameters() -> None:
+    fc = nn.Linear(4, 4)
+    model = Model(lambda self, x: self.b(torch.relu(self.a(x))), a=fc, b=fc)
+    history = check(model, torch.rand(2, 4))
+    assert history.total_param_tensors == 2
+    assert history.layer_num_passes["linear_1_1"] == 2
+    other = nn.Linear(4, 4)
+    other.weight = fc.weight
+    history = check(nn.Sequential(fc, other), torch.rand(2, 4))
+    assert history.total_param_tensors == 3
+    assert history.total_params == 16 + 4 + 4
+
+
+def test_lazy_modules_on_their_first_call() -> None:
+    model = Model(lambda self, x: self.fc(x), fc=nn.LazyLinear(2))
+    history = tl.log_forward_pass(model, torch.rand(2, 4))
+    assert history["fc"].parent_param_shapes == [(2, 4), (2,)]
+    assert history.total_params == 10
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("is_bidirectional", [False, True])
+def test_recurrent_modules(make: Any, is_bidirectional: bool) -> None:
+    module = make(4, 6, num_layers=2, bidirectional=is_bidirectional, batch_first=True)
+    history = check(module, torch.rand(2, 5, 4))
+    assert history["output_1"].has_input_ancestor
+
+
+@pytest.mark.parametrize("make", [nn.LSTM, nn.GRU])
+def test_packed_sequences(make: Any) -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3]), batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
+
+    history = check(Model(forward, rnn=make(4, 6, batch_first=True)), torch.rand(2, 5, 4))
+    assert history["output_1"].input_ancestors == {"input_1_0"}
+
+
+def test_a_packed_sequence_as_input() -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(torch.rand(2, 5, 4), torch.tensor([5, 3]), batch_first=True)
+    history = tl.log_forward_pass(nn.LSTM(4, 6, batch_first=True), packed)
+    assert "input.input.data" in history
+
+
+def test_modules_kept_in_a_plain_list_are_logged_without_address() -> None:
+    model = Model(lambda self, x: self.hidden[0](x), hidden=[nn.Linear(4, 4)])
+    history = check(model, torch.rand(2, 4))
+    assert [entry.layer_type for entry in history] == ["input", "linear", "output"]
+    assert history.module_addresses == []
+
+
+def test_a_module_that_calls_itself() -> None:
+    def forward(self: Model, x: torch.Tensor, depth: int = 3) -> torch.Tensor:
+        return self(self.fc(x), depth - 1) if depth else x
+
+    check(nn.Sequential(Model(forward, fc=nn.Linear(4, 4))), torch.rand(2, 4))
+
+
+@pytest.mark.parametrize("options", [{"activation_postfunc": lambda t: (t * 2).mean()}, {"detach_saved_tensors": True}])
+@pytest.mark.parametrize("saved", ["all", "inner", "identity"])
+def test_what_is_done_to_saved_tensors_is_not_logged(options: dict[str, Any], saved: str) -> None:
+    model = Model(lambda self, x: Exp.apply(self.inner(x)) + 1, inner=nn.Identity())
+    history = tl.log_forward_pass(model, torch.rand(3, requires_grad=True), layers_to_save=saved, **options)
+    assert [entry.layer_type for entry in history] == ["input", "identity", "exp", "add", "output"]
+    assert history["exp_1"].parent_layers == ["identity_1_1"]

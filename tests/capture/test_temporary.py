@@ -1,0 +1,172 @@
+"""Promise 2: torch is patched during the call only."""
+
+import gc
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from networks import MLP, ConvNet, Model
+from torch import nn
+
+import torchlens as tl
+from torchlens.capture.patching import CURRENT
+
+NAMESPACES = [
+    torch, torch.Tensor, torch._C.TensorBase, torch.nn.functional, torch._tensor, torch.functional, torch.overrides,
+    torch.nn.Module, torch.nn.init, torch.linalg, torch.fft, torch.special, torch.sparse, torch.nested, torch._C._nn,
+    torch.autograd.Function, torch.autograd.function._SingleLevelFunction, torch.jit,
+    torch._functorch.apis, torch._functorch.eager_transforms, torch.utils.dlpack, torch.func, torch.nn.Parameter,
+    torch._C.ScriptFunction, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+]  # fmt: skip
+
+
+def snapshot() -> list[dict[str, Any]]:
+    return [dict(vars(space)) for space in NAMESPACES]
+
+
+def assert_untouched(before: list[dict[str, Any]]) -> None:
+    for space, old in zip(NAMESPACES, before, strict=True):
+        new = dict(vars(space))
+        assert list(new) == list(old), space
+        changed = [name for name in old if new[name] is not old[name]]
+        assert changed == [], space
+    assert torch._C._len_torch_function_stack() == 0
+    assert CURRENT.tracker is None
+
+
+class OwnError(Exception):
+    pass
+
+
+def raising(error: BaseException) -> Model:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        if y is not None:
+            raise error
+        return y
+
+    return Model(forward, fc=nn.Linear(4, 4))
+
+
+def warm_up() -> None:
+    """The first call of some torch functions sets module attributes of torch's own."""
+    tl.log_forward_pass(ConvNet(), torch.rand(2, 3, 8, 8), save_gradients=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"save_gradients": True}, {"layers_to_save": "relu"}, {"save_function_args": True}])
+def test_after_the_call_every_name_in_torch_is_the_same_object(options: dict[str, Any]) -> None:
+    warm_up()
+    before = snapshot()
+    tl.log_forward_pass(ConvNet(), torch.rand(2, 3, 8, 8), **options)
+    assert_untouched(before)
+
+
+@pytest.mark.parametrize("error", [OwnError(), KeyboardInterrupt(), SystemExit(), GeneratorExit(), StopIteration()])
+def test_after_an_exception_every_name_in_torch_is_the_same_object(error: BaseException) -> None:
+    warm_up()
+    before = snapshot()
+    model = raising(error)
+    with pytest.raises(type(error)) as caught:
+        tl.log_forward_pass(model, torch.rand(2, 4))
+    assert caught.value is error
+    assert_untouched(before)
+    assert vars(model).keys() == vars(raising(error)).keys()
+
+
+def test_after_an_exception_in_the_second_pass_every_name_in_torch_is_the_same_object() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        if self.num_calls == 2:
+            raise OwnError
+        return x + 1
+
+    warm_up()
+    before = snapshot()
+    with pytest.raises(OwnError):
+        tl.log_forward_pass(Model(forward), torch.rand(2), layers_to_save="add")
+    assert_untouched(before)
+
+
+def test_after_ctrl_c_at_any_moment_every_name_in_torch_is_the_same_object() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        while True:
+            x = self.fc(F.relu(x, inplace=True)) + 1
+
+    warm_up()
+    before = snapshot()
+    model = Model(forward, fc=nn.Linear(4, 4))
+    for number in range(15):
+        signal.setitimer(signal.ITIMER_REAL, 0.003 + 0.0007 * number)
+        with pytest.raises(KeyboardInterrupt), torch.no_grad():
+            tl.log_forward_pass(model, torch.rand(2, 4))
+        assert_untouched(before)
+
+
+@pytest.fixture(autouse=True)
+def _alarm_is_ctrl_c() -> Any:
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, old)
+
+
+def test_the_model_has_no_attribute_or_hook_of_ours() -> None:
+    model = MLP()
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    tl.log_forward_pass(model, torch.rand(2, 4), save_gradients=True)
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == before
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert not module._backward_hooks
+        assert "forward" not in vars(module)
+
+
+def test_the_garbage_collector_is_as_before() -> None:
+    tl.log_forward_pass(MLP(), torch.rand(2, 4))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        tl.log_forward_pass(MLP(), torch.rand(2, 4))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    with pytest.raises(OwnError):
+        tl.log_forward_pass(raising(OwnError()), torch.rand(2, 4))
+    assert gc.isenabled()
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_modules_imported_by_the_model_keep_nothing_of_ours() -> None:
+    out = run("""
+        import sys, warnings
+        warnings.simplefilter("ignore")
+        import torch, torchlens as tl
+        class M(torch.nn.Module):
+            def forward(self, x):
+                import torch.utils.checkpoint, torch.distributions, torch.masked, torch.fx.experimental, torch._dynamo
+                import torch.nn.utils.parametrize, torch.ao.nn.quantized, torch.signal.windows, torch.export
+                from torch.nn.attention.flex_attention import flex_attention
+                return x + 1
+        tl.log_forward_pass(M(), torch.rand(3))
+        def ours(value):
+            return callable(value) and str(getattr(value, "__module__", "")).startswith("torchlens")
+        for name, module in sorted(sys.modules.items()):
+            if name.startswith("torch") and not name.startswith("torchlens"):
+                found = [key for key, value in vars(module).items() if ours(value)]
+                if found:
+                    print(name, found)
+    """)
+    assert out == ""

@@ -1,0 +1,123 @@
+"""Promise 5: private to the calling thread."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from networks import MLP, ConvNet, Model
+from torch import nn
+
+import torchlens as tl
+from torchlens.capture.patching import CURRENT
+
+
+def stepwise(barrier: threading.Barrier, function: Callable[[torch.Tensor], torch.Tensor]) -> Model:
+    """A model that waits for the others before each of its steps."""
+
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            barrier.wait(timeout=20)
+            x = function(self.fc(x))
+        return x
+
+    return Model(forward, fc=nn.Linear(4, 4))
+
+
+def test_two_threads_may_log_at_once() -> None:
+    barrier = threading.Barrier(2)
+    models = [stepwise(barrier, torch.sin), stepwise(barrier, torch.tanh)]
+    x = torch.rand(2, 4)
+    relu, call = torch.Tensor.__iadd__, nn.Module._call_impl
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda model: tl.log_forward_pass(model, x), models)
+    assert {entry.layer_type for entry in first} == {"input", "linear", "sin", "output"}
+    assert {entry.layer_type for entry in second} == {"input", "linear", "tanh", "output"}
+    assert len(first) == len(second) == 42
+    assert torch.Tensor.__iadd__ is relu
+    assert nn.Module._call_impl is call
+
+
+def test_a_busy_third_thread_stays_correct_and_unlogged() -> None:
+    started, done = threading.Event(), threading.Event()
+    results: list[torch.Tensor] = []
+    worker_model, x = ConvNet().eval(), torch.rand(2, 3, 8, 8)
+    expected = worker_model(x)
+
+    def work() -> None:
+        while not done.is_set():
+            y = worker_model(x)
+            y += 1
+            y = y / 2
+            results.append(y)
+            started.set()
+
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        started.wait(20)
+        before = len(results)
+        while len(results) < before + 3:
+            x = torch.sin(x)
+        return x
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        history = tl.log_forward_pass(Model(forward), torch.rand(3))
+    finally:
+        done.set()
+        thread.join()
+    assert {entry.layer_type for entry in history} == {"input", "sin", "output"}
+    for result in results:
+        assert torch.equal(result, (expected + 1) / 2)
+
+
+def test_a_thread_started_by_the_model_runs_correctly_and_unlogged() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            y = pool.submit(lambda: self.fc(torch.exp(x)) + 1).result()
+        return x * y
+
+    model, x = Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4)
+    history = tl.log_forward_pass(model, x)
+    assert [entry.layer_type for entry in history] == ["input", "mul", "output"]
+    assert torch.equal(history["output_1"].tensor_contents, model(x))
+
+
+def test_a_log_that_ends_while_another_runs_leaves_it_working() -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        go_on.wait(20)
+        x += 1
+        return self.fc(x)
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(tl.log_forward_pass, Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4))
+        inside.wait(20)
+        short = tl.log_forward_pass(MLP(), torch.rand(2, 4))
+        go_on.set()
+        history = future.result()
+    assert len(short) == 5
+    assert [entry.layer_label for entry in history] == ["input_1_0", "iadd_1_1", "linear_1_2", "output_1_3"]
+    assert history["fc"].layer_type == "linear"
+
+
+def test_a_log_inside_a_log_is_a_clear_error() -> None:
+    inner = MLP()
+    model = Model(lambda self, x: tl.log_forward_pass(inner, x)["output_1"].tensor_contents)
+    with pytest.raises(tl.NestedLogError, match="being logged in this thread already"):
+        tl.log_forward_pass(model, torch.rand(2, 4))
+    assert CURRENT.tracker is None
+    assert len(tl.log_forward_pass(inner, torch.rand(2, 4))) == 5
+
+
+def test_a_model_may_go_on_after_a_refused_inner_log() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        with pytest.raises(tl.NestedLogError):
+            tl.log_forward_pass(MLP(), x)
+        return x * 2
+
+    history = tl.log_forward_pass(Model(forward), torch.rand(2, 4))
+    assert [entry.layer_type for entry in history] == ["input", "mul", "output"]

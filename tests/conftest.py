@@ -1,0 +1,37 @@
+"""What all tests share: golden files, a quiet machine, and generators that start the same everywhere."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew from what is printed now")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with the file of that name in `tests/golden`, or writes the file under `--update-golden`."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"There is no golden file {path.name} yet: run pytest --update-golden and read what it wrote."
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare

@@ -1,0 +1,372 @@
+"""A history as the columns that the page reads. Text is kept once, in `strings`; everything else is numbers."""
+
+import inspect
+import linecache
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchlens.capture.recording import Failure, References
+from torchlens.graph.costs import flops_of
+from torchlens.history.base_history import BaseHistory
+from torchlens.history.log import Log, SourceLine, source_line
+from torchlens.viewer.outline import FailedCall, Part, outline, walk
+from torchlens.viewer.statistics import Statistics
+
+__all__ = ["page_data"]
+
+# What the page paints title bars by; the order is the page's.
+_KINDS = ("input", "output", "module", "weights", "norm", "activation", "compute", "view", "source", "group", "failed")
+_PARTS = ("operation", "module", "loop", "repeat", "step", "span")
+# What the page can dim or hide.
+_SIDES = ("", "buffer", "constant", "mask", "view")
+
+_NORMS = frozenset({"batchnorm", "layernorm", "groupnorm", "instancenorm", "rmsnorm", "localresponsenorm", "normalize"})
+_ACTIVATIONS = frozenset("""
+    relu relu6 gelu sigmoid tanh softmax logsoftmax silu hardswish hardsigmoid hardtanh elu celu selu leakyrelu prelu rrelu mish
+    softplus softsign softmin softshrink hardshrink tanhshrink threshold logsigmoid glu gumbelsoftmax dropout dropout1d dropout2d
+    dropout3d alphadropout featuredropout featurealphadropout
+""".split())
+_VIEWS = frozenset("""
+    view reshape permute transpose t T mT H mH swapaxes swapdims movedim moveaxis squeeze unsqueeze flatten unflatten expand
+    expandas viewas reshapeas getitem select narrow chunk split splitwithsizes tensorsplit unbind contiguous detach identity
+    diagonal unfold asstrided alias atleast1d atleast2d atleast3d broadcastto real imag viewasreal viewascomplex
+    pixelshuffle hsplit vsplit dsplit ravel adjoint to clone
+""".lower().split())
+_LONGEST_ARGUMENTS = 200
+
+
+def page_data(history: BaseHistory, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> dict[str, Any]:
+    """Everything the page knows."""
+    log = history._log
+    return _Writer(history, log).write(overlays, title)
+
+
+class _Strings:
+    def __init__(self) -> None:
+        self.found: dict[str, int] = {"": 0}
+
+    def __call__(self, text: str) -> int:
+        return self.found.setdefault(text, len(self.found))
+
+
+class _Writer:
+    def __init__(self, history: BaseHistory, log: Log) -> None:
+        self.history, self.log = history, log
+        self.strings = _Strings()
+        self.statistics = Statistics()
+        self.places: dict[Any, int] = {}
+        self.place_lines: list[list[Any]] = []
+        self.inputs, self.outputs, self.buffers = map(set, (log.graph.inputs, log.graph.outputs, log.graph.buffers))
+
+    def write(self, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> dict[str, Any]:
+        recording = self.log.recording
+        failure = recording.failure
+        failed = None if failure is None else self._failed_call(failure)
+        root = outline(self.log, failed)
+        entries = self._entries(failure, failed)
+        parts = self._parts(root, len(self.log.graph.recorded), failure)
+        params = self._params()
+        marks = [self._overlay(name, values) for name, values in overlays.items()]
+        return {
+            "title": title or recording.model_name,
+            "model": recording.model_name,
+            "tensors": len(self.log.graph.recorded),
+            "bytes": sum(entries["bytes"]),
+            "params": self.history.total_params,
+            "paramBytes": self.history.total_params_fsize,
+            "seconds": recording.seconds_forward,
+            "failure": None if failure is None else self._failure(failure),
+            "entries": entries,
+            "parts": parts,
+            "parameters": params,
+            "places": self.place_lines,
+            "overlays": marks,
+            "kinds": _KINDS,
+            "partKinds": _PARTS,
+            "sides": _SIDES,
+            "statistics": self.statistics.columns(),
+            "strings": list(self.strings.found),
+        }
+
+    # -- entries -------------------------------------------------------------------------------------------------------
+
+    def _entries(self, failure: Failure | None, failed: FailedCall | None) -> dict[str, list[Any]]:
+        log, graph, strings = self.log, self.log.graph, self.strings
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("label", "shape", "dtype", "bytes", "micros", "flops", "place", "stat", "grad", "args", "parents")
+        }
+        dtypes: dict[torch.dtype, int] = {}
+        for entry in range(len(graph.recorded)):
+            row = log.row(entry)
+            if row.dtype not in dtypes:
+                dtypes[row.dtype] = strings(str(row.dtype).removeprefix("torch."))
+            columns["label"].append(strings(log.label(entry)))
+            columns["shape"].append(strings(_shape_text(row.shape)))
+            columns["dtype"].append(dtypes[row.dtype])
+            columns["bytes"].append(log.num_bytes(entry))
+            columns["micros"].append(0 if row.output_index else round(row.seconds * 1e6, 1))
+            columns["flops"].append(flops_of(log.recording, row) or 0)
+            columns["place"].append(self._place(row.code, row.instruction))
+            columns["stat"].append(self.statistics.add(self._value(entry)))
+            columns["grad"].append(self.statistics.add(log.gradient(entry)))
+            columns["args"].append(strings(self._arguments(entry, row)))
+            columns["parents"].append(graph.parents[entry])
+        if failure is not None and failed is not None:
+            name = failure.operation.name if failure.operation else "raise"
+            place = self._place(failure.code, failure.instruction)
+            values = (strings(name), 0, 0, 0, 0, 0, place, -1, -1, 0, failed.parents)
+            for column, value in zip(columns.values(), values, strict=True):
+                column.append(value)
+        return columns
+
+    def _value(self, entry: int) -> Any:
+        """The saved value; none where it was changed in place since, for then it is not the operation's any more."""
+        number = self.log.graph.recorded[entry]
+        value, version = self.log.recording.values[number], self.log.recording.versions[number]
+        if value is not None and version >= 0 and value._version != version:
+            return None
+        return value
+
+    def _arguments(self, entry: int, row: Any) -> str:
+        if entry in self.inputs or entry in self.outputs or entry in self.buffers:
+            return ", ".join(self.log.boundary_addresses.get(entry, []))
+        if not row.kwargs and all(arg is None for arg in row.args):
+            return ""
+        shown = [_argument_text(arg) for arg in row.args]
+        shown += [f"{name}={_argument_text(arg)}" for name, arg in (row.kwargs or {}).items()]
+        text = ", ".join(shown)
+        return text if len(text) <= _LONGEST_ARGUMENTS else f"{text[:_LONGEST_ARGUMENTS]}…"
+
+    def _place(self, code: Any, instruction: int) -> int:
+        if code is None:
+            return -1
+        key = (code, instruction)
+        if key not in self.places:
+            self.places[key] = len(self.place_lines)
+            line = source_line(code, instruction)
+            text = linecache.getline(line.file, line.line).strip()
+            self.place_lines.append([self.strings(_place_text(line)), self.strings(text)])
+        return self.places[key]
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _parts(self, root: Part, num_entries: int, failure: Failure | None) -> dict[str, list[Any]]:
+        strings = self.strings
+        names = ("part", "parent", "title", "path", "type", "kind", "side", "passes", "entries", "buffers", "params", "place")
+        columns: dict[str, list[Any]] = {name: [] for name in names}
+
+        def visit(part: Part, parent: int) -> None:
+            is_operation = part.kind == "operation"
+            params: list[int] = []
+            if is_operation:
+                for own in part.passes:
+                    for entry in own:
+                        params += self.log.graph.params[entry] if entry < num_entries else ()
+            columns["part"].append(_PARTS.index(part.kind))
+            columns["parent"].append(parent)
+            columns["title"].append(strings(self._title(part, num_entries, failure)))
+            columns["path"].append(strings(self._path(part)))
+            columns["type"].append(strings(self._type(part, num_entries, failure)))
+            columns["kind"].append(_KINDS.index(self._kind(part, num_entries)))
+            columns["side"].append(_SIDES.index(self._side(part, num_entries)))
+            columns["passes"].append(part.num_passes)
+            columns["entries"].append(part.passes)
+            columns["buffers"].append(part.buffers)
+            columns["params"].append(list(dict.fromkeys(params)))
+            record = self.log.recording.module_calls[part.calls[0]] if part.calls and part.calls[0] else None
+            columns["place"].append(self._place(record.code, record.instruction) if record else -1)
+
+        walk(root, visit)
+        return columns
+
+    def _address(self, part: Part) -> str:
+        is_one_of_many = part.num_passes == 1 and self.log.graph.module_tree.num_passes.get(part.address, 1) > 1
+        return f"{part.address}:{part.pass_num}" if is_one_of_many else part.address
+
+    def _title(self, part: Part, num_entries: int, failure: Failure | None) -> str:
+        if part.kind == "operation":
+            entry = part.passes[0][0]
+            if entry >= num_entries:
+                name = failure.operation.name if failure and failure.operation else "raise"
+                return part.address or name
+            if part.address:
+                return self._address(part)
+            if entry in self.log.boundary_addresses:
+                return self.log.boundary_addresses[entry][0]
+            return self.log.label_no_pass(entry)
+        if part.kind == "module":
+            return self._address(part) or self.log.recording.model_name
+        if part.kind == "loop":
+            return f"loop of {len(part.children)}"
+        if part.kind == "step":
+            return self._title(part.children[0], num_entries, failure)
+        first, last = part, part
+        while first.kind in ("repeat", "span", "step"):
+            first = first.children[0]
+        while last.kind in ("repeat", "span", "step"):
+            last = last.children[-1]
+        head, tail = (self._title(end, num_entries, failure) for end in (first, last))
+        return f"{head} … {_unshared(head, tail)}"
+
+    def _path(self, part: Part) -> str:
+        """The attribute path: of a module its own, of an operation that of the module it ran in."""
+        if part.address or part.kind != "operation":
+            return self._address(part)
+        entry = part.passes[0][0]
+        if entry in self.buffers:
+            return self.log.boundary_addresses[entry][0]
+        if entry < len(self.log.graph.recorded):
+            return self.log.recording.module_calls[self.log.row(entry).module_call].address
+        failure = self.log.recording.failure
+        return self.log.recording.module_calls[failure.module_call].address if failure else ""
+
+    def _type(self, part: Part, num_entries: int, failure: Failure | None) -> str:
+        classes = self.log.recording.module_classes
+        if part.kind == "operation":
+            if part.address:
+                return classes.get(part.address, "")
+            entry = part.passes[0][0]
+            if entry >= num_entries:
+                return failure.operation.name if failure and failure.operation else "raise"
+            return self.log.row(entry).operation.name
+        if part.kind == "module":
+            return classes.get(part.address, self.log.recording.model_name)
+        found = dict.fromkeys(self._type(child, num_entries, failure) for child in part.children)
+        if part.kind == "repeat" and len(found) == 1 and part.children[0].kind != "span":
+            return next(iter(found))
+        while part.children[0].kind == "span":
+            part = part.children[0]
+        found = dict.fromkeys(self._type(child, num_entries, failure) for child in part.children)
+        return ", ".join(list(found)[:3]) + (" …" if len(found) > 3 else "")
+
+    def _kind(self, part: Part, num_entries: int) -> str:
+        if part.kind == "module":
+            return "module"
+        if part.kind != "operation":
+            return "group"
+        entry = part.passes[0][0]
+        if entry >= num_entries:
+            return "failed"
+        if entry in self.inputs:
+            return "input"
+        if entry in self.outputs:
+            return "output"
+        name = self.log.row(entry).operation.layer_type
+        if name in _NORMS:
+            return "norm"
+        if self.log.graph.params[entry]:
+            return "weights"
+        if entry in self.buffers or not self._depends_on_input(part):
+            return "source"
+        return "activation" if name in _ACTIVATIONS else "view" if name in _VIEWS else "compute"
+
+    def _side(self, part: Part, num_entries: int) -> str:
+        if part.kind != "operation" or part.passes[0][0] >= num_entries:
+            return ""
+        entry = part.passes[0][0]
+        if entry in self.buffers:
+            return "buffer"
+        if entry in self.inputs or entry in self.outputs or self.log.graph.params[entry]:
+            return ""
+        if self.log.row(entry).dtype is torch.bool:
+            return "mask"
+        if not self._depends_on_input(part):
+            return "constant"
+        return "view" if self.log.row(entry).operation.layer_type in _VIEWS else ""
+
+    def _depends_on_input(self, part: Part) -> bool:
+        return any(self.log.graph.has_input_ancestor[entry] for own in part.passes for entry in own)
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    def _params(self) -> dict[str, list[Any]]:
+        recording = self.log.recording
+        params = recording.params
+        return {
+            "address": [self.strings(address) for address in recording.param_addresses[: len(params)]],
+            "shape": [self.strings(_shape_text(param.shape)) for param in params],
+            "dtype": [self.strings(str(param.dtype).removeprefix("torch.")) for param in params],
+            "count": [param.numel() for param in params],
+            "bytes": [param.numel() * param.element_size() for param in params],
+            "trained": [int(param.requires_grad) for param in params],
+            "stat": [self.statistics.add(param) for param in params],
+            "grad": [self.statistics.add(param.grad) for param in params],
+        }
+
+    def _overlay(self, name: str, values: Mapping[str, float]) -> dict[str, Any]:
+        """A value for each entry that has one; a key that means several passes means all of them."""
+        found: dict[int, float] = {}
+        for key, value in values.items():
+            number = float(value)
+            if number != number or abs(number) == float("inf"):
+                continue
+            try:
+                entries = self.history._lookup.many(key)
+            except ValueError as error:
+                raise ValueError(f"The overlay {name!r} has a value for {key!r}, and there is no such layer.") from error
+            found.update(dict.fromkeys(entries, number))
+        order = sorted(found)
+        return {"name": name, "entries": order, "values": [float(f"{found[entry]:.6g}") for entry in order]}
+
+    def _failed_call(self, failure: Failure) -> FailedCall:
+        entry_of = self.log.graph.entry_of
+        numbers = _numbers(failure.references)
+        if not numbers:
+            given = [own for call, own in self.log.recording.module_entries if call == failure.module_call]
+            numbers = given[-1] if given else []
+        parents = [entry_of[number] for number in numbers if number in entry_of]
+        if not parents and self.log.graph.recorded:
+            parents = [len(self.log.graph.recorded) - 1]
+        return FailedCall(failure.module_call, tuple(dict.fromkeys(parents)))
+
+    def _failure(self, failure: Failure) -> dict[str, str]:
+        record = self.log.recording.module_calls[failure.module_call]
+        place = "" if failure.code is None else _place_text(source_line(failure.code, failure.instruction))
+        return {
+            "message": failure.message,
+            "operation": failure.operation.name if failure.operation else "",
+            "arguments": failure.arguments,
+            "module": record.address,
+            "place": place,
+        }
+
+
+def _numbers(references: References) -> list[int]:
+    found = references.values() if isinstance(references, dict) else references
+    return [number for number in found if number is not None and number >= 0]
+
+
+def _unshared(first: str, second: str) -> str:
+    """The address `second` from where it differs from `first`: `h.11` after `model.h.0`."""
+    heads, tails = first.split("."), second.split(".")
+    same = 0
+    while same < min(len(heads), len(tails)) - 1 and heads[same] == tails[same]:
+        same += 1
+    return ".".join(tails[max(0, same - 1) :]) if same > 1 else second
+
+
+def _place_text(line: SourceLine) -> str:
+    return f"{line.file}:{line.line} in {line.function}"
+
+
+def _shape_text(shape: Any) -> str:
+    return "×".join(map(str, shape)) if len(shape) else "scalar"
+
+
+def _argument_text(value: Any) -> str:
+    """An argument as one would write it; tensors, which the log has as None, as a dot."""
+    if value is None:
+        return "·"
+    if isinstance(value, slice):
+        ends = ["" if end is None else str(end) for end in (value.start, value.stop, value.step)]
+        return ":".join(ends[:2] if not ends[2] else ends)
+    if isinstance(value, tuple | list):
+        inner = ", ".join(map(_argument_text, value))
+        return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+    if value is Ellipsis:
+        return "…"
+    if isinstance(value, int | float | str | bool | torch.dtype | torch.device):
+        return repr(value).removeprefix("torch.")
+    return value.__name__ if inspect.isfunction(value) or inspect.isclass(value) else type(value).__name__

@@ -1,0 +1,99 @@
+"""Writes a history as one web page that explores it."""
+
+import html
+import json
+import webbrowser
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchlens.history.base_history import BaseHistory
+from torchlens.viewer.data import page_data
+
+__all__ = ["Exploration", "explore"]
+
+_HERE = Path(__file__).parent
+_SCRIPTS = ("layout.js", "viewer.js")
+_FRAME_HEIGHT = 720
+
+
+class Exploration:
+    """A page that explores a history: a file, and in a notebook the page itself.
+
+    >>> page = explore(history, 'model.html')
+    >>> page.path, len(page.html)
+    """
+
+    def __init__(self, text: str, path: Path | None, height: int = _FRAME_HEIGHT) -> None:
+        self.html = text
+        self.path = path
+        self.height = height
+
+    def __repr__(self) -> str:
+        where = "not written to a file" if self.path is None else f"written to {str(self.path)!r}"
+        return f"<Exploration, {len(self.html.encode()) // 1024} KB, {where}; open it in a web browser>"
+
+    def _repr_html_(self) -> str:
+        source = html.escape(self.html, quote=True)
+        return (
+            f'<iframe srcdoc="{source}" title="Model explorer" sandbox="allow-scripts" '
+            f'style="width:100%;height:{self.height}px;border:1px solid #8888;border-radius:6px"></iframe>'
+        )
+
+    def open(self) -> None:
+        """Opens the file in the web browser."""
+        if self.path is None:
+            raise ValueError("This page was not written to a file. Give explore() a path, then open() it.")
+        webbrowser.open(self.path.resolve().as_uri())
+
+
+def explore(
+    history: BaseHistory,
+    path: str | Path | None = "model.html",
+    *,
+    overlays: Mapping[str, Mapping[str, float]] | None = None,
+    title: str | None = None,
+) -> Exploration:
+    """Writes one HTML file in which the model can be explored; it needs no network and no other file.
+
+    `overlays` are values to colour the model by: for each name a number per layer, by any key that finds the layer; a key
+    that means several passes means all of them. Time and memory are always there. With `path=None` nothing is written.
+
+    >>> explore(history, 'model.html', overlays={'mean': {e.layer_label: e.tensor_contents.mean() for e in history}})
+    """
+    if not isinstance(history, BaseHistory):
+        raise TypeError(f"explore() takes the result of log_forward_pass, not {history!r} ({type(history).__name__}).")
+    for name, values in (overlays or {}).items():
+        if not isinstance(values, Mapping):
+            kind = type(values).__name__
+            raise TypeError(f"The overlay {name!r} is a {kind}; give a dict with a number for each layer label.")
+    text = page_text(page_data(history, overlays or {}, title))
+    target = None if path is None else Path(path)
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    return Exploration(text, target)
+
+
+def page_text(data: dict[str, Any]) -> str:
+    """The page: the template with style, scripts and data put in their places."""
+    template = (_HERE / "page.html").read_text(encoding="utf-8")
+    scripts = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    pieces = {
+        "TITLE": html.escape(data["title"]),
+        "STYLE": (_HERE / "viewer.css").read_text(encoding="utf-8"),
+        "DATA": _safe_json(data),
+        "SCRIPT": scripts,
+    }
+    # Split first, so that nothing in one piece is taken for the place of another.
+    parts = template.split("%%")
+    return "".join(pieces[part] if index % 2 else part for index, part in enumerate(parts))
+
+
+def _safe_json(data: Any) -> str:
+    """JSON that cannot end the script element it stands in, nor break a line of JavaScript."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    # A lone surrogate (a name taken from undecodable bytes) cannot be written as UTF-8.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
