@@ -149,6 +149,12 @@ class Memory:
         """From here on, entries are made by operations; `outside` is what existed before."""
         self._outside = set(map(storage_of, outside)) if self._keeps_undo else set()
 
+    def cut(self, num_entries: int) -> None:
+        """Lets all lists end together; an interrupt (Ctrl-C) may have come between two of them."""
+        num_entries = min(num_entries, len(self.storages), len(self.values), len(self.versions))
+        for column in (self.storages, self.values, self.versions):
+            del column[num_entries:]
+
     def settle(self, outliving: Iterable[torch.Tensor]) -> None:
         """Copies the saved values that share memory with tensors that live on after the pass."""
         storages = {storage_of(tensor) for tensor in outliving}

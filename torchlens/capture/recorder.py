@@ -430,6 +430,8 @@ class Recorder(TorchFunctionMode):
 
     def finish(self, outliving: Sequence[Tensor]) -> None:
         """The pass is over: lets go of arguments, copies what must not change any more."""
+        self.memory.cut(len(self.rows))
+        del self.rows[len(self.memory.values) :]
         self.memory.settle(outliving)
         for holder in self.saved_args:
             self.saved_args[holder] = _unwrap(self.saved_args[holder])

@@ -40,7 +40,7 @@ def build_scene(history: Any, options: DrawOptions) -> Scene:
         is_collapsed=_collapse_rule(history, options),
         folding=find_repeats(log, options.is_rolled) if options.vis_fold_repeats else None,
     )
-    grouping, note = group_within(log, choices, options.vis_max_nodes)
+    grouping, simplification = group_within(log, choices, options.vis_max_nodes)
     shading = None if options.vis_color_by is None else shade(history, grouping, options)
     builder = _Builder(history, options, grouping)
     nodes = [builder.node(number, shading) for number in range(len(grouping.items))]
@@ -49,11 +49,12 @@ def build_scene(history: Any, options: DrawOptions) -> Scene:
         failure, failure_edges = builder.failure(len(nodes))
         nodes.append(failure)
         edges += failure_edges
-    nodes, edges, long_note = thin_out(nodes, edges)
+    nodes, edges, note = thin_out(nodes, edges)
     return Scene(
         title=log.recording.model_name + (" (failed)" if log.recording.failure is not None else ""),
         lines=_caption(log),
-        notes=tuple(text for text in (note, long_note) if text is not None),
+        simplification=simplification,
+        notes=() if note is None else (note,),
         direction=options.vis_direction,
         nodes=nodes,
         edges=edges,

@@ -63,7 +63,8 @@ def _graph_attributes(scene: Scene) -> dict[str, Any]:
 
 
 def _caption(scene: Scene) -> str:
-    lines = [f"<B>{_text(scene.title)}</B>", *map(_text, scene.lines), *(f"<I>{_text(note)}</I>" for note in scene.notes)]
+    notes = [note for note in (scene.simplification, *scene.notes) if note is not None]
+    lines = [f"<B>{_text(scene.title)}</B>", *map(_text, scene.lines), *(f"<I>{_text(note)}</I>" for note in notes)]
     caption = '<BR ALIGN="LEFT"/>'.join(lines) + '<BR ALIGN="LEFT"/>'
     if scene.legend is None:
         return f"<{caption}>"

@@ -67,9 +67,9 @@ def draw(history: Any, options: DrawOptions, stacklevel: int = 2) -> Drawing | N
     if options.picture_format == "html":
         raise ValueError("vis_fileformat='html' is the page that history.explore(path) writes; this draws pictures.")
     drawing = make_drawing(history, options)
-    for note in drawing.scene.notes:
+    if drawing.scene.simplification is not None:
         warnings.warn(
-            f"torchlens: {note} vis_nesting_depth, vis_collapse, vis_fold_repeats and vis_opt choose what is drawn; "
+            f"torchlens: {drawing.scene.simplification} vis_nesting_depth, vis_collapse, vis_fold_repeats and vis_opt choose what is drawn; "
             "vis_max_nodes moves the limit.",
             stacklevel=stacklevel + 1,
         )

@@ -72,10 +72,11 @@ class Legend:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything in a drawing. `notes` say what was left out of it to keep it readable."""
+    """Everything in a drawing. `simplification` says what was drawn as one to keep it readable, `notes` what else."""
 
     title: str
     lines: tuple[str, ...]
+    simplification: str | None
     notes: tuple[str, ...]
     direction: str
     nodes: list[Node]
