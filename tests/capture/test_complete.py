@@ -12,8 +12,14 @@ import torch.nn.functional as F
 from networks import Model
 from torch import (
     nn,
+)
+from torch import (
     relu as early_relu,
+)
+from torch import (
     sigmoid as early_sigmoid,
+)
+from torch import (
     sigmoid_ as early_sigmoid_,
 )
 
@@ -71,7 +77,7 @@ CALLS: list[tuple[str, Callable[..., Any], list[str]]] = [
     ("partial", functools.partial(torch.clamp, max=1.0), ["clamp"]),
     ("class attribute", lambda x: Holder.function(x), ["erf"]),
     ("functools.reduce", lambda x: functools.reduce(torch.add, [x, x, x]), ["add", "add"]),
-    ("map", lambda x: list(map(torch.exp, [x]))[0], ["exp"]),
+    ("map", lambda x: next(map(torch.exp, [x])), ["exp"]),
     ("lru_cache", lambda x: functools.lru_cache(torch.exp)(x), ["exp"]),
     ("getattr", lambda x: getattr(torch, "ab" + "s")(x), ["abs"]),
     ("torch.distributions", lambda x: torch.distributions.Normal(x, 1.0, validate_args=False).mean * 1, None),

@@ -312,3 +312,30 @@ def test_complex_views_share_memory_too() -> None:
     history = log(forward, torch.ones(3, dtype=torch.complex64))
     assert parents(history, "add_1") == ["mul_1", "mul_2"]
     assert history["mul_1"].tensor_contents.tolist() == [1, 1, 1]
+
+
+def test_a_write_to_a_tensor_given_by_keyword_is_seen() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        view = y.view(-1)
+        torch.relu_(input=y)
+        return view + 1
+
+    history = log(forward, torch.tensor([-1.0, 1.0]))
+    assert history["mul_1"].tensor_contents.tolist() == [-1, 1]
+    assert history["relu_1"].tensor_contents.tolist() == [0, 1]
+    assert parents(history, "add_1") == ["view_1", "relu_1"]
+
+
+def test_a_tensor_that_gets_other_memory_was_saved_as_it_was() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.set_(torch.zeros(3))
+        z = x * 3
+        z.data = x * 4
+        return y + z.resize_(3)
+
+    history = log(forward, torch.ones(3))
+    assert history["mul_1"].tensor_contents.tolist() == [2, 2, 2]
+    assert history["mul_2"].tensor_contents.tolist() == [3, 3, 3]
+    assert history["output_1"].tensor_contents.tolist() == [4, 4, 4]

@@ -188,7 +188,8 @@ def test_a_single_list_argument() -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128, torch.int8, torch.int64, torch.uint8]
+    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128, torch.int8, torch.int64,
+              torch.uint8],
 )  # fmt: skip
 def test_tensors_of_many_dtypes(dtype: torch.dtype) -> None:
     x = (torch.rand(3, 3) * 4).to(dtype)
@@ -214,7 +215,7 @@ def test_sparse_tensors(layout: str) -> None:
     x = x.to_sparse() if layout == "coo" else x.to_sparse_csr()
     history = check(Model(lambda self, x, y: torch.sparse.mm(x, y)), x, torch.rand(3, 3))
     assert history["output_1"].input_ancestors == {"input_1_0", "input_2_0"}
-    check(Model(lambda self, y: (y.to_sparse() * 2)), torch.eye(3))
+    check(Model(lambda self, y: y.to_sparse() * 2), torch.eye(3))
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
@@ -362,7 +363,9 @@ class NumpyExp(torch.autograd.Function):
 @pytest.mark.parametrize("options", [{}, {"detach_saved_tensors": True}, {"save_gradients": True}])
 @pytest.mark.parametrize("function", [Exp, NumpyExp])
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_autograd_functions_are_tied_to_their_arguments(function: Any, options: dict[str, bool], requires_grad: bool) -> None:
+def test_autograd_functions_are_tied_to_their_arguments(
+    function: Any, options: dict[str, bool], requires_grad: bool
+) -> None:
     model = Model(lambda self, x: function.apply(x * 2) + 1)
     history = check(model, torch.rand(3, requires_grad=requires_grad), **options)
     assert history["add_1"].input_ancestors == {"input_1_0"}
@@ -445,7 +448,6 @@ def test_a_compiled_function_inside_a_model() -> None:
     compiled = torch.compile(lambda x: torch.sin(x) + 1, backend="eager")
     history = check(Model(lambda self, x: compiled(x) * 2), torch.rand(3))
     assert [entry.layer_type for entry in history] == ["input", "sin", "add", "mul", "output"]
-
 
 
 def scripted_block() -> nn.Module:

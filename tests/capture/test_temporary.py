@@ -58,7 +58,9 @@ def warm_up() -> None:
     tl.log_forward_pass(ConvNet(), torch.rand(2, 3, 8, 8), save_gradients=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"save_gradients": True}, {"layers_to_save": "relu"}, {"save_function_args": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"save_gradients": True}, {"layers_to_save": "relu"}, {"save_function_args": True}]
+)
 def test_after_the_call_every_name_in_torch_is_the_same_object(options: dict[str, Any]) -> None:
     warm_up()
     before = snapshot()

@@ -215,3 +215,30 @@ def test_a_default_device_that_the_model_sets_stays_set() -> None:
     finally:
         torch.set_default_device(None)
     assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize("way", ["in place", "data in place", "new data"])
+def test_two_passes_see_the_same_parameters(way: str) -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            if way == "in place":
+                self.fc.weight.mul_(2)
+            elif way == "data in place":
+                self.fc.weight.data.mul_(2)
+            else:
+                self.fc.weight.data = self.fc.weight.data * 2
+        return self.fc(x)
+
+    model = Model(forward, fc=nn.Linear(4, 4))
+    before = model.fc.weight.detach().clone()
+    history = tl.log_forward_pass(model, torch.rand(2, 4), layers_to_save="linear_1")
+    assert torch.equal(model.fc.weight, before * 2)
+    assert history["linear_1"].has_saved_activations
+
+
+def test_two_passes_draw_the_same_numbers_from_a_generator_of_the_models_own() -> None:
+    generator, twin = torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+    model = Model(lambda self, x: x + torch.rand(3, generator=generator))
+    history = tl.log_forward_pass(model, torch.rand(3), layers_to_save=["rand", "add"])
+    assert torch.equal(history["rand_1"].tensor_contents, torch.rand(3, generator=twin))
+    assert torch.equal(generator.get_state(), twin.get_state())

@@ -171,10 +171,9 @@ class Recorder(TorchFunctionMode):
             # What `_append` does, written out for the common case: one result, everything saved by reference.
             rows = self.rows
             self._entry_of_id[id(result)] = len(rows)
-            gradfunc = result.grad_fn
             rows.append((
                 operation, args, kwargs, references, self.module_call, code, instruction, seconds, None,
-                _shape_of(result), result.dtype, None if gradfunc is None else type(gradfunc).__name__,
+                _shape_of(result), result.dtype, _gradfunc_of(result),
             ))  # fmt: skip
             memory.values.append(result)
             memory.storages.append(storage_of(result))
@@ -198,10 +197,9 @@ class Recorder(TorchFunctionMode):
         else:
             args = tuple([None if type(arg) in _TENSORS else arg for arg in args])
         memory.add(tensor, saves)
-        gradfunc = tensor.grad_fn
         rows.append((
             operation, args, kwargs, references, *where, output_index, _shape_of(tensor), tensor.dtype,
-            None if gradfunc is None else type(gradfunc).__name__,
+            _gradfunc_of(tensor),
         ))  # fmt: skip
         if self._entry_at(id(tensor), 0) >= 0:  # a parameter that an operation hands back stays a parameter
             self._entry_of_id[id(tensor)] = entry
@@ -498,4 +496,8 @@ def _shape_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _gradfunc_of(tensor: Tensor) -> str | None:
-    return None if tensor.grad_fn is None else type(tensor.grad_fn).__name__
+    try:
+        gradfunc = tensor.grad_fn
+    except RuntimeError:  # one of several views whose base was written behind autograd's back
+        return None
+    return None if gradfunc is None else type(gradfunc).__name__

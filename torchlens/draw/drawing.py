@@ -69,8 +69,8 @@ def draw(history: Any, options: DrawOptions, stacklevel: int = 2) -> Drawing | N
     drawing = make_drawing(history, options)
     if drawing.scene.simplification is not None:
         warnings.warn(
-            f"torchlens: {drawing.scene.simplification} vis_nesting_depth, vis_collapse, vis_fold_repeats and vis_opt choose what is drawn; "
-            "vis_max_nodes moves the limit.",
+            f"torchlens: {drawing.scene.simplification} vis_nesting_depth, vis_collapse, vis_fold_repeats and vis_opt "
+            "choose what is drawn; vis_max_nodes moves the limit.",
             stacklevel=stacklevel + 1,
         )
     source_path, picture_path = options.source_path, options.picture_path

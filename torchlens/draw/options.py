@@ -119,7 +119,7 @@ def draw_options(options: Mapping[str, Any]) -> DrawOptions:
     names = [field.name for field in fields(DrawOptions)]
     for name in options:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1, cutoff=0.3)
+            close = difflib.get_close_matches(name, names, n=1)
             hint = f"Did you mean {close[0]!r}? " if close else ""
             raise TypeError(f"There is no drawing option {name!r}. {hint}There are: {', '.join(names)}.")
     return DrawOptions(**options)

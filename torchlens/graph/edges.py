@@ -65,7 +65,7 @@ class _Readers:
         for write in recording.writes:
             writes.setdefault(write.storage, []).append(write)
         self.histories = {storage: _WriteHistory(own) for storage, own in writes.items()}
-        self.writers = {write.entry for write in recording.writes}
+        self.writers = {(write.entry, write.storage) for write in recording.writes}
 
     def may_differ(self, given: list[tuple[Any, int]]) -> bool:
         """Whether memory that one of the arguments looks at was ever written."""
@@ -93,7 +93,7 @@ class _Readers:
     def _is_view(self, entry: int, storage: int) -> bool:
         """Whether the entry looks at memory that something before it made."""
         row = self.recording.rows[entry]
-        if entry in self.writers and row.operation.is_inplace:
+        if (entry, storage) in self.writers:
             return False
         return any(storage == self._storage_of(parent) for _, parent in located(row.references))
 

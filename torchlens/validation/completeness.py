@@ -89,6 +89,22 @@ class Census(Recorder):
         finally:
             self._may_write = None
 
+    def record_identity(self, tensor: Tensor) -> int:
+        """As in Recorder, which may copy a value that it saved: its own affair too."""
+        self._may_write = set()
+        try:
+            return super().record_identity(tensor)
+        finally:
+            self._may_write = None
+
+    def tie_function(self, name: str, func: Any, args: tuple[Any, ...], outputs: Sequence[Tensor], first: int) -> None:
+        """As in Recorder; likewise."""
+        self._may_write = set()
+        try:
+            super().tie_function(name, func, args, outputs, first)
+        finally:
+            self._may_write = None
+
     def _watch_read(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Reading a value may compute what it likes, as long as no tensor comes of it."""
         self._read = []

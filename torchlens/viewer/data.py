@@ -23,17 +23,53 @@ _PARTS = ("operation", "module", "loop", "repeat", "step", "span")
 _SIDES = ("", "buffer", "constant", "mask", "view")
 
 _NORMS = frozenset({"batchnorm", "layernorm", "groupnorm", "instancenorm", "rmsnorm", "localresponsenorm", "normalize"})
-_ACTIVATIONS = frozenset("""
-    relu relu6 gelu sigmoid tanh softmax logsoftmax silu hardswish hardsigmoid hardtanh elu celu selu leakyrelu prelu rrelu mish
-    softplus softsign softmin softshrink hardshrink tanhshrink threshold logsigmoid glu gumbelsoftmax dropout dropout1d dropout2d
-    dropout3d alphadropout featuredropout featurealphadropout
-""".split())
-_VIEWS = frozenset("""
+_ACTIVATIONS = frozenset(
+    [
+        "relu",
+        "relu6",
+        "gelu",
+        "sigmoid",
+        "tanh",
+        "softmax",
+        "logsoftmax",
+        "silu",
+        "hardswish",
+        "hardsigmoid",
+        "hardtanh",
+        "elu",
+        "celu",
+        "selu",
+        "leakyrelu",
+        "prelu",
+        "rrelu",
+        "mish",
+        "softplus",
+        "softsign",
+        "softmin",
+        "softshrink",
+        "hardshrink",
+        "tanhshrink",
+        "threshold",
+        "logsigmoid",
+        "glu",
+        "gumbelsoftmax",
+        "dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "alphadropout",
+        "featuredropout",
+        "featurealphadropout",
+    ]
+)
+_VIEWS = frozenset(
+    """
     view reshape permute transpose t T mT H mH swapaxes swapdims movedim moveaxis squeeze unsqueeze flatten unflatten expand
     expandas viewas reshapeas getitem select narrow chunk split splitwithsizes tensorsplit unbind contiguous detach identity
     diagonal unfold asstrided alias atleast1d atleast2d atleast3d broadcastto real imag viewasreal viewascomplex
     pixelshuffle hsplit vsplit dsplit ravel adjoint to clone
-""".lower().split())
+""".lower().split()
+)
 _LONGEST_ARGUMENTS = 200
 
 
@@ -95,7 +131,8 @@ class _Writer:
     def _entries(self, failure: Failure | None, failed: FailedCall | None) -> dict[str, list[Any]]:
         log, graph, strings = self.log, self.log.graph, self.strings
         columns: dict[str, list[Any]] = {
-            name: [] for name in ("label", "shape", "dtype", "bytes", "micros", "flops", "place", "stat", "grad", "args", "parents")
+            name: []
+            for name in ("label", "shape", "dtype", "bytes", "micros", "flops", "place", "stat", "grad", "args", "parents")
         }
         dtypes: dict[torch.dtype, int] = {}
         for entry in range(len(graph.recorded)):
@@ -154,7 +191,20 @@ class _Writer:
 
     def _parts(self, root: Part, num_entries: int, failure: Failure | None) -> dict[str, list[Any]]:
         strings = self.strings
-        names = ("part", "parent", "title", "path", "type", "kind", "side", "passes", "entries", "buffers", "params", "place")
+        names = (
+            "part",
+            "parent",
+            "title",
+            "path",
+            "type",
+            "kind",
+            "side",
+            "passes",
+            "entries",
+            "buffers",
+            "params",
+            "place",
+        )
         columns: dict[str, list[Any]] = {name: [] for name in names}
 
         def visit(part: Part, parent: int) -> None:

@@ -162,22 +162,34 @@ const Layout = (() => {
   }
 
 
-  /* A long edge runs straight down where there is a lane that is free all the way. */
+  /* Long edges, and operations that only follow each other, stand in one line where a lane is free all the way. */
   function straighten(byRank, items) {
-    const chains = new Map();
-    for (const item of items) if (item.isDummy) { const key = item.key.slice(0, item.key.lastIndexOf("/")); if (!chains.has(key)) chains.set(key, []); chains.get(key).push(item); }
-    for (const chain of chains.values()) {
-      let low = -Infinity, high = Infinity, sum = 0;
-      for (const item of chain) {
-        const row = byRank[item.rank], before = row[item.pos - 1], after = row[item.pos + 1];
-        if (before) low = Math.max(low, before.x + space(before, item));
-        if (after) high = Math.min(high, after.x - space(item, after));
-        sum += item.x;
+    const isLink = (a, b) => a.isDummy && b.isDummy || !a.isDummy && !b.isDummy && a.down.length === 1 && b.up.length === 1 && !b.up[0].offset && !b.up[0].other;
+    const done = new Set();
+    for (const item of items) {
+      if (done.has(item)) continue;
+      const chain = [item];
+      for (let next = item; next;) {
+        done.add(next);
+        const below = next.down.map(e => e.item).find(other => !done.has(other) && isLink(next, other));
+        if (below) chain.push(below);
+        next = below;
       }
-      if (low > high) continue;
-      const x = Math.max(low, Math.min(high, sum / chain.length));
-      for (const item of chain) item.x = x;
+      if (chain.length > 1) moveTogether(chain, byRank);
     }
+  }
+
+  function moveTogether(chain, byRank) {
+    let low = -Infinity, high = Infinity, sum = 0;
+    for (const item of chain) {
+      const row = byRank[item.rank], before = row[item.pos - 1], after = row[item.pos + 1];
+      if (before) low = Math.max(low, before.x + space(before, item));
+      if (after) high = Math.min(high, after.x - space(item, after));
+      sum += item.x;
+    }
+    if (low > high) return;
+    const x = Math.max(low, Math.min(high, sum / chain.length));
+    for (const item of chain) item.x = x;
   }
 
   function space(a, b) {

@@ -23,8 +23,8 @@ _FEWEST_REPEATED_OPERATIONS = 8
 class Part:
     """One operation or one box of the outline.
 
-    `kind` is 'operation', 'module', 'loop', 'repeat' (identical parts), 'step' (one of them) or 'span'. Parts are ordered by
-    when they first ran. `passes` has the entries of each pass of an operation; `buffers` are entries that live in it.
+    `kind` is 'operation', 'module', 'loop', 'repeat' (identical parts), 'step' (one of them) or 'span'. Parts are in the
+    order in which they first ran. `passes` has the entries of each pass of an operation; `buffers` are entries that live in it.
     `edges` are between children, by their `number`; an edge to an earlier or the same child is a loop's way back.
     """
 
@@ -77,9 +77,9 @@ class _Builder:
         for entry, call in enumerate(self.call_of):
             self.entries_of_call.setdefault(call, []).append(entry)
         self.calls_in: dict[int, list[int]] = {}
-        for number, call in enumerate(log.recording.module_calls):
+        for number, record in enumerate(log.recording.module_calls):
             if number:
-                self.calls_in.setdefault(call.parent, []).append(number)
+                self.calls_in.setdefault(record.parent, []).append(number)
         self.layers_in = self._layers_in_calls()
         self.unit_of: list[Part] = []
         self.above: dict[int, Part] = {}

@@ -219,7 +219,7 @@
 
   function measure(i) {
     const title = titleOf(i), note = noteOf(i), type = typeOf(i), shape = shapeOf(i);
-    if (i === failedUnit) return { w: Math.ceil(Math.min(420, Math.max(widthOf(title, true), widthOf(failedText()), widthOf(D.failure.message.split("\n")[0])) + 20)), h: NODE_H + 19 };
+    if (i === failedUnit) return { w: Math.ceil(Math.min(520, Math.max(widthOf(title, true), widthOf(failedText()), widthOf(D.failure.message.split("\n")[0])) + 20)), h: NODE_H + 19 };
     const most = 270;
     let w = Math.max(widthOf(title, true) + (note ? widthOf(note) + 18 : 0) + (isUnit(i) ? 0 : 16), widthOf(type) + widthOf(shape) + 20, 104) + 20;
     w = Math.min(w, most);
@@ -550,6 +550,7 @@
     for (const edge of scene.edges) {
       let cls = "off";
       for (const { s, t } of edge.ends) {
+        if (s === t && s === state.selected) { cls = "desc"; break; }
         if (anc.has(s) && anc.has(t) && !(self.has(s) && !self.has(t))) { cls = "anc"; break; }
         if (desc.has(s) && desc.has(t)) { cls = "desc"; break; }
       }
@@ -1004,7 +1005,8 @@
       (function look(i) { for (const k of kids[i]) if (!isUnit(k)) { if (state.open[k]) look(k); else candidates.push(k); } })(0);
       // A small loop stays one node. Large things first, modules before what is folded.
       const worth = k => countUnits(k) * (PART[P.part[k]] === "module" ? 4 : 1) / (1 + depth[k]);
-      const fits = candidates.filter(k => now - 1 + shown(k) <= 40 && !(PART[P.part[k]] === "loop" && end[k] - k <= 8) && !(P.passes[k] > 1 && PART[P.part[k]] === "module"));
+      const isSmallLoop = k => (PART[P.part[k]] === "loop" || P.passes[k] > 1 && PART[P.part[k]] === "module") && countUnits(k) < 500;
+      const fits = candidates.filter(k => now - 1 + shown(k) <= 40 && !isSmallLoop(k));
       if (!fits.length) break;
       fits.sort((a, b) => worth(b) - worth(a) || a - b);
       state.open[fits[0]] = 1;

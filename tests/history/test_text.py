@@ -1,0 +1,71 @@
+"""What printing shows, held in golden files."""
+
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from networks import Recurrent, Residual
+
+import torchlens as tl
+
+ROOT = Path(__file__).parents[2]
+
+
+def settled(text: str) -> str:
+    """The text without what differs from run to run and from machine to machine."""
+    text = re.sub(r"Time elapsed: [ \d.E+-]+s", "Time elapsed: <time>", text)
+    return re.sub(r"\S*/(\w+\.py):\d+", r"<\1>", text) + "\n"
+
+
+@pytest.fixture(scope="module")
+def alexnet() -> tl.ModelHistory:
+    spec = importlib.util.spec_from_file_location("alexnet", ROOT / "examples" / "alexnet.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(0)
+    model = module.AlexNet().eval()
+    return tl.log_forward_pass(model, torch.rand(1, 3, 224, 224))
+
+
+def test_a_history_prints_as_the_classic_one(alexnet: tl.ModelHistory, golden: Callable[[str, str], None]) -> None:
+    assert alexnet["output_1"].layer_label == "output_1_23"
+    golden("alexnet_history.txt", settled(str(alexnet)))
+
+
+def test_an_entry_prints_as_the_classic_one(alexnet: tl.ModelHistory, golden: Callable[[str, str], None]) -> None:
+    text = settled(str(alexnet["conv2d_3_7"]))
+    # The numbers themselves may differ in the last digit between processors.
+    golden("alexnet_conv2d_3_7.txt", re.sub(r"-?\d\.\d{4}", "<n>", text).replace(" <n>", "<n>"))
+
+
+def test_several_passes_show_as_such(golden: Callable[[str, str], None]) -> None:
+    history = tl.log_forward_pass(Recurrent(), torch.ones(2, 4))
+    assert "linear_1_1:2 (2/4 passes)" in str(history)
+    assert str(history["linear_1_1:2"]).startswith("Layer linear_1_1:2 (2/4 passes), operation 5/14:")
+    golden("recurrent_history.txt", settled(str(history)))
+
+
+def test_a_partial_save_shows_what_is_saved(golden: Callable[[str, str], None]) -> None:
+    history = tl.log_forward_pass(Residual(), torch.ones(2, 4), layers_to_save=["blocks.0", "output.logits"])
+    golden("partial_save_history.txt", settled(str(history)))
+    assert "(not saved)" in str(history["relu_1"])
+
+
+def test_a_failed_pass_shows_where_it_got(golden: Callable[[str, str], None]) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(6, 2))
+    with pytest.raises(RuntimeError) as caught:
+        tl.log_forward_pass(model, torch.ones(2, 4))
+    golden("failed_history.txt", settled(str(caught.value.partial_history)))
+    golden("failed_note.txt", settled("\n".join(caught.value.__notes__)))
+
+
+def test_repr_is_one_line() -> None:
+    history = tl.log_forward_pass(Residual(), torch.ones(2, 4))
+    assert repr(history).startswith("<ModelHistory of Residual: 13 layers")
+    assert repr(history["add_1"]) == "<LayerEntry add_1_3>"
+    assert "\n" not in repr(history)

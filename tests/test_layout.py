@@ -1,0 +1,170 @@
+"""The layout of the package: which way imports go, which names are public, what importing does."""
+
+import ast
+import subprocess
+import sys
+import textwrap
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import torchlens as tl
+
+PACKAGE = Path(tl.__file__).parent
+
+# Every public name, once. A new one is added here, on purpose.
+PUBLIC_NAMES = [
+    "DifferentGraphError",
+    "LayerEntry",
+    "ModelHistory",
+    "NestedLogError",
+    "TorchLensError",
+    "ValidationReport",
+    "ValueChangedError",
+    "get_model_metadata",
+    "log_forward_pass",
+    "show_model_graph",
+    "validate_forward_pass",
+    "validate_saved_activations",
+]
+
+# From the bottom up; a file imports from its own line and the lines above it in this list. A folder that is not listed
+# is a room: it hangs on the history, and no room knows another.
+GROUND = ["errors", "options", "capture", "graph", "history"]
+FACADE = ["model_history", "api", "__init__"]
+
+# Slow to import or not always there: imported where they are needed.
+OPTIONAL = {"pandas", "graphviz", "pygraphviz", "networkx", "IPython", "jax", "transformers"}
+
+
+def place(module: str) -> str:
+    """`capture` for `torchlens.capture.session`, `api` for `torchlens.api`, `__init__` for `torchlens`."""
+    return [*module.split("."), "__init__"][1]
+
+
+def rank(name: str) -> int:
+    if name in GROUND:
+        return GROUND.index(name)
+    return len(GROUND) + (1 + FACADE.index(name) if name in FACADE else 0)
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "imports are absolute"
+        return [node.module or ""]
+    return []
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+@pytest.mark.parametrize("path", FILES, ids=[module_name(path) for path in FILES])
+def test_imports_go_one_way(path: Path) -> None:
+    mine = place(module_name(path))
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for name in imports_of(node):
+            if name.partition(".")[0] != "torchlens":
+                continue
+            theirs = place(name)
+            assert theirs == mine or rank(theirs) < rank(mine), f"{module_name(path)} imports {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=[module_name(path) for path in FILES])
+def test_imports_stand_at_the_top_unless_the_package_is_optional(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(function):
+                for name in imports_of(node):
+                    assert name.partition(".")[0] in OPTIONAL, f"{function.name} imports {name}"
+
+
+def test_no_imports_go_round_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        named = [name for node in tree.body if not is_for_types(node) for name in imports_of(node)]
+        graph[module_name(path)] = {name for name in named if name.startswith("torchlens.")}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {error.args[1]}")
+
+
+def test_optional_packages_are_never_imported_at_the_top() -> None:
+    for path in FILES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not is_for_types(node):
+                assert not OPTIONAL & {name.partition(".")[0] for name in imports_of(node)}, module_name(path)
+
+
+def test_the_public_names_are_these() -> None:
+    assert tl.__all__ == sorted(tl.__all__)
+    assert tl.__all__ == PUBLIC_NAMES
+    for name in tl.__all__:
+        assert getattr(tl, name).__module__.startswith("torchlens")
+        assert getattr(tl, name).__doc__
+
+
+def test_the_exceptions_are_one_tree() -> None:
+    for name in ("DifferentGraphError", "NestedLogError", "ValueChangedError"):
+        assert issubclass(getattr(tl, name), tl.TorchLensError)
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_changes_nothing_in_torch_and_loads_no_optional_package() -> None:
+    out = run(f"""
+        import random, sys
+        import numpy, torch
+        spaces = [torch, torch.Tensor, torch.nn.functional, torch._tensor, torch.functional, torch.overrides,
+                  torch.nn.Module, torch.nn.init, torch.linalg, torch._C.ScriptFunction,
+                  torch.autograd.function._SingleLevelFunction]
+        before = [dict(vars(space)) for space in spaces]
+        loaded = set(sys.modules)
+        states = torch.get_rng_state(), random.getstate(), str(numpy.random.get_state())
+        modes = torch.get_num_threads(), torch.is_grad_enabled()
+        import torchlens
+        for space, old in zip(spaces, before):
+            new = dict(vars(space))
+            # A submodule of torch that torchlens imports becomes an attribute of its package: that is Python's doing.
+            added = [key for key in new if key not in old and getattr(new[key], "__name__", "") not in sys.modules]
+            changed = [key for key in old if new.get(key) is not old[key]]
+            if added or changed:
+                print(space, added, changed)
+        if not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate():
+            print("generators")
+        if torch._C._len_torch_function_stack() or modes != (torch.get_num_threads(), torch.is_grad_enabled()):
+            print("modes")
+        optional = {sorted(OPTIONAL)!r}
+        print(*[name for name in optional if name in sys.modules and name not in loaded], end="")
+    """)
+    assert out == ""
+
+
+def test_torcheer_is_another_name() -> None:
+    out = run("""
+        import torcheer as tl, torchlens
+        assert tl.log_forward_pass is torchlens.log_forward_pass
+        assert all(getattr(tl, name) is getattr(torchlens, name) for name in torchlens.__all__)
+        assert tl.__all__ == torchlens.__all__
+        import torch
+        print(len(tl.log_forward_pass(torch.nn.ReLU(), torch.rand(3))))
+    """)
+    assert out == "3\n"
