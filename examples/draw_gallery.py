@@ -7,6 +7,7 @@ with random weights: nothing is downloaded.
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -15,8 +16,6 @@ from alexnet import AlexNet
 from torch import nn
 
 import torchlens as tl
-from torchlens.draw.drawing import make_drawing
-from torchlens.draw.options import DrawOptions
 
 
 class BasicBlock(nn.Module):
@@ -205,10 +204,12 @@ def main(folder: Path) -> None:
     """Draws every picture into the folder."""
     torch.manual_seed(0)
     folder.mkdir(exist_ok=True)
-    for name, (make_history, options) in PICTURES.items():
-        drawing = make_drawing(make_history(), DrawOptions(**{"vis_direction": "topdown", **options}))
-        path = drawing.save(folder / f"{name}.png")
-        print(f"{path}: {path.stat().st_size // 1024} KB")
+    with TemporaryDirectory() as elsewhere:
+        for name, (make_history, options) in PICTURES.items():
+            options = {"vis_direction": "topdown", **options}
+            drawing = make_history().render_graph(**options, vis_outpath=Path(elsewhere, name), vis_fileformat="dot")
+            path = drawing.save(folder / f"{name}.png")
+            print(f"{path}: {path.stat().st_size // 1024} KB")
 
 
 if __name__ == "__main__":

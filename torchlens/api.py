@@ -86,13 +86,20 @@ def log_forward_pass(
         keeps_gradients=options.save_gradients,
         random_seed=options.random_seed,
     )
-    with _CollectorPaused():
+    # Nothing that is written down can be garbage yet, and looking for some in it would double the cost of the log.
+    # (Not by a context manager: an interrupt may come when it has begun and its block has not.)
+    is_collecting = gc.isenabled()
+    try:
+        gc.disable()
         if options.layers_to_save == "all":
             log = _run(model, args, kwargs, options, replace(capture, saves=True))
         elif options.layers_to_save in (None, "none", []):
             log = _run(model, args, kwargs, options, replace(capture, saves=False))
         else:
             log = _run_selecting(model, args, kwargs, options, capture)
+    finally:
+        if is_collecting:
+            gc.enable()
     for message in log.recording.warnings:
         warnings.warn(f"torchlens: {message}.", stacklevel=2)
     history = ModelHistory(log, capture, options.keep_unsaved_layers)
@@ -148,21 +155,6 @@ def _draw(history: ModelHistory, options: DrawOptions) -> None:
             page.open()
     else:
         draw(history, options, stacklevel=4)
-
-
-class _CollectorPaused:
-    """Nothing that is written down can be garbage yet, and looking for some in it would double the cost of the log.
-
-    (A class, for `contextlib` sets attributes of the exceptions that pass through, which not all of them allow.)
-    """
-
-    def __enter__(self) -> None:
-        self._was_enabled = gc.isenabled()
-        gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        if self._was_enabled:
-            gc.enable()
 
 
 def _run(

@@ -29,12 +29,18 @@ def snapshot() -> list[dict[str, Any]]:
     return [dict(vars(space)) for space in NAMESPACES]
 
 
+def is_ours(value: Any) -> bool:
+    return str(getattr(getattr(value, "__func__", value), "__module__", "")).startswith("torchlens")
+
+
 def assert_untouched(before: list[dict[str, Any]]) -> None:
     for space, old in zip(NAMESPACES, before, strict=True):
         new = dict(vars(space))
         assert list(new) == list(old), space
         changed = [name for name in old if new[name] is not old[name]]
         assert changed == [], space
+        # A log before this one may have left something behind, too.
+        assert [name for name, value in new.items() if is_ours(value)] == [], space
     assert torch._C._len_torch_function_stack() == 0
     assert CURRENT.tracker is None
 
@@ -149,6 +155,28 @@ def run(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_the_first_log_of_a_process_leaves_every_name_in_torch_the_same_object() -> None:
+    out = run("""
+        import torch
+        spaces = [torch, torch.Tensor, torch.nn.functional, torch._tensor, torch.functional, torch.overrides,
+                  torch.nn.Module, torch.nn.init, torch.linalg, torch.fft, torch.special, torch._C.ScriptFunction]
+        before = [dict(vars(space)) for space in spaces]
+        import torchlens as tl
+        class M(torch.nn.Module):
+            def forward(self, x):
+                x = torch.nn.functional.relu(x) / 2
+                x += 1
+                return x @ x.T
+        for saved in ("all", "iadd", "none"):
+            tl.log_forward_pass(M(), torch.rand(3, 3), layers_to_save=saved)
+        for space, old in zip(spaces, before):
+            changed = [name for name in old if vars(space).get(name) is not old[name]]
+            if changed:
+                print(space, changed)
+    """)
+    assert out == ""
 
 
 def test_modules_imported_by_the_model_keep_nothing_of_ours() -> None:

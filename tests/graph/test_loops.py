@@ -200,6 +200,17 @@ def test_a_module_shared_by_two_branches_is_one_layer() -> None:
     assert operations(history) == ["linear_1_1:1", "relu_1_2:1", "linear_1_1:2", "relu_1_2:2", "sub_1_3"]
 
 
+def test_what_is_added_to_a_shared_layer_from_different_places_is_separate_layers() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        y = self.fc(x)
+        y = torch.sin(x) + y
+        z = self.fc(y)
+        return torch.exp(x) + z
+
+    history = tl.log_forward_pass(Model(forward, fc=linear()), torch.randn(2, 4))
+    assert operations(history) == ["linear_1_1:1", "sin_1_2", "add_1_3", "linear_1_1:2", "exp_1_4", "add_2_5"]
+
+
 def test_a_tied_parameter_in_different_functions_is_two_layers() -> None:
     history = tl.log_forward_pass(TinyGPT(depth=1).eval(), torch.randint(11, (1, 5)))
     assert history["embedding_1"].layer_passes_total == 1

@@ -77,6 +77,7 @@ class Memory:
         self._arguments: dict[int, list[tuple[list[Any], int]]] = {}
         self._outside: set[int] = set()
         self._undo: dict[tuple[int, Region], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._generators: dict[torch.Generator, torch.Tensor] = {}
 
     def add(self, tensor: torch.Tensor, is_saved: bool) -> None:
         """Takes the tensor of the next entry."""
@@ -131,6 +132,11 @@ class Memory:
             for holder, index in self._arguments.pop(storage, ()):
                 holder[index] = holder[index].clone()
 
+    def before_random(self, generator: torch.Generator) -> None:
+        """A generator of the model's own is going to be drawn from."""
+        if self._keeps_undo and generator not in self._generators:
+            self._generators[generator] = generator.get_state()
+
     def expose(self, tensor: torch.Tensor) -> None:
         """Takes note that the model got hold of the tensor's memory: what looks at it is saved by copy."""
         self.before_write([tensor])
@@ -143,7 +149,9 @@ class Memory:
             storage = storage_of(target)
             self.writes.append(Write(entry, storage, region_of(target)))
             for alias in self._aliases.get(storage, ()):
-                self.versions[alias] = version_of(self.values[alias])
+                value = self.values[alias]
+                if isinstance(value, torch.Tensor):
+                    self.versions[alias] = version_of(value)
 
     def begin_operations(self, outside: Iterable[torch.Tensor]) -> None:
         """From here on, entries are made by operations; `outside` is what existed before."""
@@ -177,7 +185,10 @@ class Memory:
         with torch.no_grad():
             for tensor, before in reversed(self._undo.values()):
                 tensor.data.copy_(before)
+        for generator, state in self._generators.items():
+            generator.set_state(state)
         self._undo.clear()
+        self._generators.clear()
 
     def _copy_overlapping(self, entries: list[int], storage: int, written: Region, target: torch.Tensor) -> list[int]:
         """Copies the saved values among `entries` that `written` overlaps; returns the entries still looking on."""

@@ -51,12 +51,17 @@ class Operation:
     layer_type: str
     kind: Kind = Kind.OPERATION
     written: tuple[int, ...] = ()
+    argument_names: tuple[str, ...] = ()
     writes_if: int | None = None
     has_output: bool = True
 
     @property
     def is_inplace(self) -> bool:
         return 0 in self.written
+
+    def name_of(self, position: int) -> str:
+        """The keyword of an argument that is written; "" where it has none."""
+        return self.argument_names[position] if position < len(self.argument_names) else ""
 
 
 def layer_type(name: str) -> str:
@@ -148,7 +153,10 @@ def _describe(func: Callable[..., Any]) -> Operation:
     if name in _SILENT_WRITERS:
         written, flag = _SILENT_WRITERS[name]
         return Operation(func, name, layer_type(name), written=written, writes_if=flag)
-    return Operation(func, name, layer_type(name), written=_written_arguments(func, name))
+    schemas = _schemas_of(func, name)
+    return Operation(
+        func, name, layer_type(name), written=_written_arguments(name, schemas), argument_names=_argument_names(schemas)
+    )
 
 
 def _describe_property(func: Any, accessor: str) -> Operation:
@@ -160,16 +168,19 @@ def _describe_property(func: Any, accessor: str) -> Operation:
     return Operation(func, name, layer_type(name), Kind.READ)
 
 
-def _written_arguments(func: Any, name: str) -> tuple[int, ...]:
-    """Positions of the arguments that `func` writes to, from torch's schemas (`Tensor(a!) self`), `out=` aside."""
+def _schemas_of(func: Any, name: str) -> list[Any]:
+    """What torch says about the arguments of an operator, for each of its overloads."""
     if isinstance(func, torch._ops.OpOverload):
-        schemas = [func._schema]
-    elif isinstance(func, torch._ops.OpOverloadPacket):
-        schemas = [getattr(func, overload)._schema for overload in func.overloads()]
-    else:
-        # Operators reached through `torch.ops` name their namespace only in their docstring.
-        bound = re.search(r"operator '(\w+::\w+)'", func.__doc__ or "")
-        schemas = torch._C._jit_get_schemas_for_operator(bound.group(1) if bound else f"aten::{name}")
+        return [func._schema]
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return [getattr(func, overload)._schema for overload in func.overloads()]
+    # Operators reached through `torch.ops` name their namespace only in their docstring.
+    bound = re.search(r"operator '(\w+::\w+)'", func.__doc__ or "")
+    return list(torch._C._jit_get_schemas_for_operator(bound.group(1) if bound else f"aten::{name}"))
+
+
+def _written_arguments(name: str, schemas: list[Any]) -> tuple[int, ...]:
+    """Positions of the arguments that are written to (`Tensor(a!) self`), `out=` aside."""
     written = {
         position
         for schema in schemas
@@ -179,3 +190,9 @@ def _written_arguments(func: Any, name: str) -> tuple[int, ...]:
     if not schemas and name.endswith("_") and not name.endswith("__"):
         written = {0}
     return tuple(sorted(written))
+
+
+def _argument_names(schemas: list[Any]) -> tuple[str, ...]:
+    """The keywords of the first overload; torch's functions call `input` what its schemas call `self`."""
+    names = tuple(argument.name for argument in schemas[0].arguments) if schemas else ("input",)
+    return tuple("input" if name == "self" else name for name in names)

@@ -184,6 +184,20 @@ def _asking(owner: Any, has: Any, unary: Any, variadic: Any) -> list[Patch]:
 # -- functions that torch does not report ------------------------------------------------------------------------------
 
 
+def _reported(owner: Any, name: str) -> Patch:
+    """A patch that reports a call of `owner.name` to the recorder as torch would have done."""
+    original = getattr(owner, name)
+
+    def reported(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return original(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return tracker.recorder.__torch_function__(original, (), args, kwargs or None)
+
+    return Patch(owner, name, reported)
+
+
 def _opaque(owner: Any, name: str, label: str, reason: str | None = None) -> Patch:
     """A patch that logs a call of `owner.name` as one operation called `label`."""
     original = getattr(owner, name)
@@ -232,9 +246,11 @@ _PATCHES: tuple[Patch, ...] = (
     _opaque(eager_transforms, "grad_and_value_impl", "grad_and_value", _transform_reason("grad_and_value")),
     _opaque(eager_transforms, "_vjp_with_argnums", "vjp", _transform_reason("vjp")),
     _opaque(eager_transforms, "_jvp_with_argnums", "jvp", _transform_reason("jvp")),
-    _opaque(torch, "from_numpy", "from_numpy"),
-    _opaque(torch, "frombuffer", "frombuffer"),
-    _opaque(torch, "from_dlpack", "from_dlpack"),
-    _opaque(torch.nested, "nested_tensor", "nested_tensor"),
-    _opaque(torch.nested, "as_nested_tensor", "as_nested_tensor"),
+    _reported(torch, "from_numpy"),
+    _reported(torch, "frombuffer"),
+    _reported(torch, "from_dlpack"),
+    _reported(torch.nested, "nested_tensor"),
+    _reported(torch.nested, "as_nested_tensor"),
+    _reported(torch.Tensor, "as_subclass"),
+    _reported(torch.Tensor, "set_"),
 )

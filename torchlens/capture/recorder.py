@@ -32,7 +32,7 @@ _PLAIN_TYPES = frozenset({
     torch.layout, torch.memory_format, slice, type(Ellipsis), torch.Generator,
 })  # fmt: skip
 _TENSORS = frozenset({Tensor, torch.nn.Parameter})
-_PLAIN_KEYWORD_TYPES = _PLAIN_TYPES - _TENSORS
+_PLAIN_KEYWORD_TYPES = _PLAIN_TYPES - _TENSORS - {torch.Generator}
 _OPERATION = Kind.OPERATION
 _KNOWN = KNOWN_OPERATIONS.get
 
@@ -122,6 +122,11 @@ class Recorder(TorchFunctionMode):
         if entry is not None and entry >= 0 and not self.memory.is_alive(entry, tensor):
             return None
         return entry
+
+    def is_on(self) -> bool:
+        """Whether calls are being reported; inside one that is, they are not."""
+        depth = torch._C._len_torch_function_stack()
+        return any(torch._C._get_function_stack_at(level) is self for level in range(depth))
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
@@ -232,8 +237,10 @@ class Recorder(TorchFunctionMode):
 
     def _read_entry(self, call: tuple[Any, ...]) -> int | None:
         """The entry that an in-place operation took as the tensor it changes."""
-        references = call[3]
-        return references.get(0) if isinstance(references, dict) else references[0]
+        operation, references = call[0], call[3]
+        if isinstance(references, dict):
+            return references.get(0, references.get(operation.name_of(0)))
+        return references[0]
 
     def record_opaque(self, name: str, func: Callable[..., Any], run: Callable[[], Any], arguments: Any) -> Any:
         """Records `run()` as one operation: of the calls inside it, only what they read counts."""
@@ -316,6 +323,8 @@ class Recorder(TorchFunctionMode):
     def references_to(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[Any, int]:
         """Which of the arguments, nested and named ones too, are entries or parameters."""
         found = {}
+        if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
+            self.memory.before_random(kwargs["generator"])
         for arguments in (args, kwargs):
             for path, tensor in plain_tensors(arguments):
                 if path[0] == "out":  # written, not read
@@ -338,13 +347,13 @@ class Recorder(TorchFunctionMode):
     def _written(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:
         """The tensors that the call is going to write to."""
         does_write = operation.writes_if is None or (len(args) > operation.writes_if and args[operation.writes_if])
-        if operation.written == (0,) and does_write and type(args[0]) is Tensor:
+        if operation.written == (0,) and does_write and args and type(args[0]) is Tensor:
             return [args[0]]
         targets = [tensor for _, tensor in plain_tensors(kwargs["out"])] if kwargs and "out" in kwargs else []
         if does_write:
             for position in operation.written:
-                if position < len(args):
-                    targets.extend(tensor for _, tensor in plain_tensors(args[position]))
+                argument = args[position] if position < len(args) else (kwargs or {}).get(operation.name_of(position))
+                targets.extend(tensor for _, tensor in plain_tensors(argument))
         return [tensor for tensor in targets if not is_lazy(tensor)]  # a lazy module's parameter has no value to lose
 
     def _keep_args(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from torchlens.draw.colors import (
 from torchlens.draw.crowding import thin_out
 from torchlens.draw.folding import find_repeats
 from torchlens.draw.items import Choices, Grouping, Item, ItemKind
-from torchlens.draw.links import Link, argument_text, find_links
+from torchlens.draw.links import Link, argument_text, closing_loops, find_links
 from torchlens.draw.options import DrawOptions
 from torchlens.draw.scene import Box, Edge, EdgeKind, Node, NodeShape, Scene
 from torchlens.draw.simplify import group_within
@@ -264,22 +264,15 @@ class _Builder:
     def edges(self) -> list[Edge]:
         """Forward edges, then the gradients' way back."""
         links = find_links(self.log, self.grouping)
-        options = self.options
-        forward = [
-            Edge(
-                source,
-                target,
-                link.lines(self.grouping, source, target),
-                EdgeKind.FORWARD,
-                self._about(options.vis_edge_overrides, link),
-            )
-            for (source, target), link in links.items()
-        ]
-        backward = [
-            Edge(source, target, (), EdgeKind.GRADIENT, self._about(options.vis_gradient_edge_overrides, link))
-            for (source, target), link in links.items()
-            if link.has_gradient
-        ]
+        loops = closing_loops(links)
+        forward, backward = [], []
+        for ends, link in links.items():
+            is_loop = ends in loops
+            attributes = self._about(self.options.vis_edge_overrides, link)
+            forward.append(Edge(*ends, link.lines(self.grouping, *ends), EdgeKind.FORWARD, is_loop, attributes))
+            if link.has_gradient:
+                attributes = self._about(self.options.vis_gradient_edge_overrides, link)
+                backward.append(Edge(*ends, (), EdgeKind.GRADIENT, is_loop, attributes))
         return forward + backward
 
     def _about(self, overrides: Any, link: Link) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from torchlens.draw.items import Grouping, is_operation
 from torchlens.draw.options import DrawOptions
 from torchlens.draw.scene import Legend
@@ -105,8 +107,8 @@ def _checked(value: Any, key: Any) -> float | None:
     if value is None:
         return None
     try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
+        number = float(value.item() if isinstance(value, torch.Tensor) else value)
+    except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: a tensor of several numbers
         raise TypeError(f"vis_color_by has {value!r:.80} for {key!r}; it takes numbers, or None for no colour.") from error
     return number if math.isfinite(number) else None
 

@@ -114,15 +114,14 @@ def _box_lines(scene: Scene, names: list[str], parent: int, indent: str) -> list
 
 
 def _box_attributes(box: Box) -> dict[str, Any]:
-    # Blanks after the title widen the box, so that the edge that enters it at the middle does not cross the title.
-    room = "&#160;" * min(int(1.6 * max(len(box.title), len(box.subtitle))), 40)
     return {
-        "label": f'<<B>{_text(box.title)}</B>{room}<BR ALIGN="LEFT"/>{_text(box.subtitle)}<BR ALIGN="LEFT"/>>',
+        "label": f'<<B>{_text(box.title)}</B><BR ALIGN="LEFT"/>{_text(box.subtitle)}<BR ALIGN="LEFT"/>>',
         "labeljust": "l",
         "labelloc": "t",
         "style": "filled,rounded",
         "fillcolor": _BOX_FILLS[box.depth % len(_BOX_FILLS)],
         "color": "#8A9BB5",
+        "margin": 16,  # wide enough that an edge into the middle seldom crosses the title
         "penwidth": 3 if box.is_stack else 1.2,
         **box.attributes,
     }
@@ -141,15 +140,18 @@ def _node(node: Node, name: str) -> str:
 def _edge(edge: Edge, names: list[str], has_label: bool) -> str:
     found: dict[str, Any] = {}
     if edge.lines and has_label:
-        found["label"] = (
-            f"<{'<BR/>'.join(f'<B>{_text(line)}</B>' if line == 'IF' else _text(line) for line in edge.lines)}>"
-        )
+        words = [f"<B>{_text(line)}</B>" if line == "IF" else _text(line) for line in edge.lines]
+        found["label"] = f"<{'<BR/>'.join(f'&#160;{word}' for word in words)}>"  # the blank keeps it off the line
+    # An edge that closes a loop is laid out from its end to its start, so that the nodes stand in the order of execution;
+    # a gradient the way of its forward edge, so that it runs beside that and moves no node.
+    source, target = (edge.target, edge.source) if edge.is_loop else (edge.source, edge.target)
+    if edge.is_loop != (edge.kind is EdgeKind.GRADIENT):
+        found["dir"] = "back"
     if edge.kind is EdgeKind.GRADIENT:
-        # Drawn against its direction in the source, so that it runs beside its forward edge and moves no node.
-        found |= {"color": GRADIENT_COLOR, "dir": "back"}
+        found["color"] = GRADIENT_COLOR
     elif edge.kind is EdgeKind.FAILURE:
         found |= {"color": FAILURE_FILL, "penwidth": 2, "style": "dotted" if edge.lines == ("then",) else "solid"}
-    ends = f"{_quoted(names[edge.source])} -> {_quoted(names[edge.target])}"
+    ends = f"{_quoted(names[source])} -> {_quoted(names[target])}"
     return f"{ends} {_attributes({**found, **edge.attributes})}".rstrip()
 
 

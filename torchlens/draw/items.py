@@ -55,7 +55,6 @@ class Grouping:
     items: list[Item]
     item_of: list[int]
     pass_of: list[int]
-    num_hidden: int
 
 
 def group_entries(log: Log, choices: Choices) -> Grouping:
@@ -96,7 +95,7 @@ def group_entries(log: Log, choices: Choices) -> Grouping:
         (item.entries if drawn == entry else item.copies).append(entry)
         item.passes.add(pass_of[entry])
         item_of[entry] = number
-    return Grouping(choices, items, item_of, pass_of, item_of.count(-1))
+    return Grouping(choices, items, item_of, pass_of)
 
 
 def is_operation(log: Log, entry: int) -> bool:

@@ -8,7 +8,7 @@ from torchlens.draw.items import Grouping, ItemKind
 from torchlens.graph.edges import located
 from torchlens.history.log import Log
 
-__all__ = ["Link", "argument_text", "find_links", "number_ranges"]
+__all__ = ["Link", "argument_text", "closing_loops", "find_links", "number_ranges"]
 
 # Operations whose arguments may change places.
 _SYMMETRIC = frozenset({
@@ -72,6 +72,26 @@ def find_links(log: Log, grouping: Grouping) -> dict[tuple[int, int], Link]:
                     places = _argument_places(log, grouping, child)
                 link.locations.update(dict.fromkeys(places.get(parent, ())))
     return links
+
+
+def closing_loops(links: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The edges that lead back to where they come from, against the order of execution."""
+    children: dict[int, list[int]] = {}
+    backward: dict[int, list[int]] = {}  # by target
+    for source, target in links:
+        children.setdefault(source, []).append(target)
+        if source > target:
+            backward.setdefault(target, []).append(source)
+    found = set()
+    for target, sources in backward.items():
+        seen, pending = {target}, [target]
+        while pending:
+            for child in children.get(pending.pop(), ()):
+                if child not in seen:
+                    seen.add(child)
+                    pending.append(child)
+        found |= {(source, target) for source in sources if source in seen}
+    return found
 
 
 def _argument_places(log: Log, grouping: Grouping, entry: int) -> dict[int, list[Any]]:

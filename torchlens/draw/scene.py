@@ -41,12 +41,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One edge from the node `source` to the node `target` (their numbers)."""
+    """One edge from the node `source` to the node `target` (their numbers). `is_loop`: it closes a loop."""
 
     source: int
     target: int
     lines: tuple[str, ...] = ()
     kind: EdgeKind = EdgeKind.FORWARD
+    is_loop: bool = False
     attributes: dict[str, Any] = field(default_factory=dict)
 
 

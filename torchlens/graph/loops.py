@@ -213,10 +213,22 @@ def _split_by_origin(
 
 
 def _starts_loop(first: int, second: int, parents: Sequence[Sequence[int]]) -> bool:
-    """Whether where the two read different things, the second reads what came up since the first read its own."""
+    """Whether where the two read different things, the second reads what the first led to, or was given."""
     if len(parents[first]) != len(parents[second]):
         return False
-    return all(
-        a == b or (b > a and (b >= first or b in parents[first] or b > min(parents[first])))
-        for a, b in zip(parents[first], parents[second], strict=True)
-    )
+    pairs = zip(parents[first], parents[second], strict=True)
+    return all(a == b or b in parents[first] or _leads_to(first, b, parents) for a, b in pairs)
+
+
+def _leads_to(source: int, target: int, parents: Sequence[Sequence[int]]) -> bool:
+    """Whether `target` is `source`, or was computed from it."""
+    pending, seen = [target], {target}
+    while pending:
+        operation = pending.pop()
+        if operation == source:
+            return True
+        for parent in parents[operation] if operation > source else ():
+            if parent not in seen:
+                seen.add(parent)
+                pending.append(parent)
+    return False

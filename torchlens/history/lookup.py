@@ -38,9 +38,11 @@ class Lookup:
                 for number, entry in enumerate(layer.entries, start=1):
                     self._add(label, entry, visible)
                     self._add(f"{label}:{number}", entry, visible)
+        labels = set(self._entries)
         for call, entry in log.graph.first_exit.items():
-            self._add(log.recording.module_calls[call].address, entry, visible)
-            self._add(log.module_pass(call), entry, visible)
+            for key in (log.recording.module_calls[call].address, log.module_pass(call)):
+                if key not in labels:  # a label wins over a module that is called like one
+                    self._add(key, entry, visible)
         for entry, addresses in log.boundary_addresses.items():
             for address in addresses:
                 self._add(address, entry, visible)

@@ -53,6 +53,8 @@ class Census(Recorder):
         self._read: list[str] | None = None
         self._known: set[int] = set()
         self._num_known = 0
+        # Whose memory is known stays, so that no other gets its number.
+        self._alive: list[Any] = []
 
     def __torch_function__(
         self,
@@ -149,6 +151,7 @@ class Census(Recorder):
         """Learns the memory that exists before a call."""
         storages = self.memory.storages
         self._known.update(storages[self._num_known :])
+        self._alive += self.memory.values[self._num_known :]
         self._num_known = len(storages)
         if len(self._known) == self._num_known:
             self._known.update(map(storage_of, self.outside))

@@ -144,9 +144,9 @@ def _is_hidden(
     call: Call, rows: Sequence[Row], arguments: dict[Any, Snapshot], location: Any, generator: torch.Generator
 ) -> bool:
     """Whether the argument matters once the others have other values."""
-    for _ in range(4):
+    for attempt in range(4):
         changed = {
-            place: next(_changes(snapshot.value, [], call, generator))
+            place: _other(snapshot.value, call, generator, is_varied=attempt % 2 == 1)
             for place, snapshot in arguments.items()
             if place != location and _has_elements(snapshot.value)
         }
@@ -160,6 +160,14 @@ def _is_hidden(
         if _changes_result(call, rows, changed, before):
             return True
     return False
+
+
+def _other(value: Tensor, call: Call, generator: torch.Generator, is_varied: bool) -> Tensor:
+    """Some other tensor like `value`; `is_varied` makes whole numbers differ from each other, even where they did not."""
+    if is_varied and value.dtype in (torch.int32, torch.int64) and value.layout is torch.strided and not value.is_nested:
+        low, high = max(int(value.min()), -(2**30)), min(int(value.max()), 2**30)
+        return torch.randint(min(low, high), high + 2, value.shape, generator=generator).to(value)
+    return next(_changes(value, [], call, generator))
 
 
 def _has_elements(tensor: Tensor) -> bool:
@@ -196,6 +204,7 @@ def _changed_floats(value: Tensor, others: Sequence[Tensor], call: Call, generat
     yield -value
     yield torch.where(_random(value, generator).real > 0, torch.full_like(value, torch.nan), value)
     yield torch.full_like(value, torch.inf)
+    yield torch.full_like(value, -torch.inf)
     yield torch.zeros_like(value)
     yield from _constants(value, others, call, generator)
 
@@ -222,10 +231,15 @@ def _constants(value: Tensor, others: Sequence[Tensor], call: Call, generator: t
     some = _random(value, generator).real > 0
     for number in _numbers_in((call.args, call.kwargs)):
         yield torch.where(some, torch.full_like(value, number), value)
-        yield torch.full_like(value, number)
+        yield from (torch.full_like(value, number + step) for step in (0, 1, -1))
     for other in others:
+        if _has_elements(other) and other.dtype in (torch.int32, torch.int64) and other.dtype == value.dtype:
+            yield torch.full_like(value, int(other.max()) + 1)
+            yield torch.full_like(value, int(other.min()) - 1)
         if not other.is_nested and other.layout is torch.strided and _is_broadcastable(other, value):
-            yield torch.where(some, other.detach().to(value), value)
+            other = other.detach().to(value)
+            yield torch.where(some, other, value)
+            yield from (torch.where(some, other + step, value) for step in (1, -1))
 
 
 def _numbers_in(tree: Any) -> list[int | float]:

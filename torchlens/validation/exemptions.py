@@ -50,6 +50,11 @@ DEPENDENCE: tuple[Exemption, ...] = (
         "all of the argument is written over",
     ),
     Exemption(
+        frozenset({"script_function"}),
+        None,
+        "a scripted function may use no more of an argument than its shape, and cannot be looked into",
+    ),
+    Exemption(
         frozenset({"batch_norm", "instance_norm", "native_batch_norm"}),
         frozenset({3, 4, "running_mean", "running_var"}),
         "in training the statistics are written, and only the batch's own are used",

@@ -49,7 +49,9 @@ def paint(where: Snapshot, contributions: Sequence[Contribution], nobody: int) -
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).reshape(tensor.numel(), tensor.element_size())
+    # Filled in, not made contiguous: a single element passes for contiguous with any stride, and views mind the stride.
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.detach().reshape(-1))
+    return flat.view(torch.uint8).reshape(tensor.numel(), tensor.element_size())
 
 
 def _offsets(region: Region, start: int) -> Tensor:

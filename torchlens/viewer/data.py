@@ -3,6 +3,7 @@
 import inspect
 import linecache
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,53 +24,18 @@ _PARTS = ("operation", "module", "loop", "repeat", "step", "span")
 _SIDES = ("", "buffer", "constant", "mask", "view")
 
 _NORMS = frozenset({"batchnorm", "layernorm", "groupnorm", "instancenorm", "rmsnorm", "localresponsenorm", "normalize"})
-_ACTIVATIONS = frozenset(
-    [
-        "relu",
-        "relu6",
-        "gelu",
-        "sigmoid",
-        "tanh",
-        "softmax",
-        "logsoftmax",
-        "silu",
-        "hardswish",
-        "hardsigmoid",
-        "hardtanh",
-        "elu",
-        "celu",
-        "selu",
-        "leakyrelu",
-        "prelu",
-        "rrelu",
-        "mish",
-        "softplus",
-        "softsign",
-        "softmin",
-        "softshrink",
-        "hardshrink",
-        "tanhshrink",
-        "threshold",
-        "logsigmoid",
-        "glu",
-        "gumbelsoftmax",
-        "dropout",
-        "dropout1d",
-        "dropout2d",
-        "dropout3d",
-        "alphadropout",
-        "featuredropout",
-        "featurealphadropout",
-    ]
-)
-_VIEWS = frozenset(
-    """
-    view reshape permute transpose t T mT H mH swapaxes swapdims movedim moveaxis squeeze unsqueeze flatten unflatten expand
+_ACTIVATION_NAMES = """
+    relu relu6 gelu sigmoid tanh softmax logsoftmax silu hardswish hardsigmoid hardtanh elu celu selu leakyrelu prelu rrelu
+    mish softplus softsign softmin softshrink hardshrink tanhshrink threshold logsigmoid glu gumbelsoftmax dropout dropout1d
+    dropout2d dropout3d alphadropout featuredropout featurealphadropout
+"""
+_VIEW_NAMES = """
+    view reshape permute transpose t mt h mh swapaxes swapdims movedim moveaxis squeeze unsqueeze flatten unflatten expand
     expandas viewas reshapeas getitem select narrow chunk split splitwithsizes tensorsplit unbind contiguous detach identity
     diagonal unfold asstrided alias atleast1d atleast2d atleast3d broadcastto real imag viewasreal viewascomplex
     pixelshuffle hsplit vsplit dsplit ravel adjoint to clone
-""".lower().split()
-)
+"""
+_ACTIVATIONS, _VIEWS = frozenset(_ACTIVATION_NAMES.split()), frozenset(_VIEW_NAMES.split())
 _LONGEST_ARGUMENTS = 200
 
 
@@ -398,7 +364,11 @@ def _unshared(first: str, second: str) -> str:
 
 
 def _place_text(line: SourceLine) -> str:
-    return f"{line.file}:{line.line} in {line.function}"
+    """A place in the code; files below the working directory by the way from there."""
+    file = Path(line.file)
+    here = Path.cwd()
+    shown = file.relative_to(here) if file.is_relative_to(here) else file
+    return f"{shown}:{line.line} in {line.function}"
 
 
 def _shape_text(shape: Any) -> str:

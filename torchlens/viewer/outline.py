@@ -24,7 +24,8 @@ class Part:
     """One operation or one box of the outline.
 
     `kind` is 'operation', 'module', 'loop', 'repeat' (identical parts), 'step' (one of them) or 'span'. Parts are in the
-    order in which they first ran. `passes` has the entries of each pass of an operation; `buffers` are entries that live in it.
+    order in which they first ran. `passes` has the entries of each pass of an operation; `buffers` are entries that live
+    in it.
     `edges` are between children, by their `number`; an edge to an earlier or the same child is a loop's way back.
     """
 
@@ -340,7 +341,10 @@ class _Builder:
     def _pattern(self, part: Part) -> tuple[str, Hashable]:
         """What repeats of a part have in common: the address but for numbers, and the shape."""
         if part.kind == "operation" and self._is_boundary(part):
-            return "", ("boundary", part.number)
+            entry = part.passes[0][0]
+            address = self.log.boundary_addresses.get(entry, [""])[0]
+            name = re.sub(r"\d+", "#", address)
+            return (name, (name, part.shape)) if "#" in name else ("", ("boundary", part.number))
         return re.sub(r"\d+", "#", part.address), part.shape
 
     def _is_boundary(self, part: Part) -> bool:

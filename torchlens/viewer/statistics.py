@@ -11,7 +11,8 @@ __all__ = ["Statistics"]
 
 _SMALL = 4096  # tensors up to this size are looked at together with others of their shape
 _EXACT = 1 << 20  # larger ones have their mean, deviation and zeros estimated from a sample
-_SAMPLE = 1 << 14  # values that go into a histogram
+_SAMPLE = 1 << 16
+_COUNTED = 1 << 12  # about how many values go into a histogram
 _BATCH = 1 << 21
 _NOT_FINITE = 255
 
@@ -81,7 +82,7 @@ def _describe(batch: torch.Tensor, bins: int, side: int) -> list[dict[str, Any]]
     lowest, highest = _extremes(flat)
     finite = torch.isfinite(lowest) & torch.isfinite(highest)
     if bool(finite.all()):
-        deviation, mean = torch.var_mean(values.double() if size <= _SMALL else values, dim=1, correction=0)
+        variance, mean = _moments(values)
         nonfinite = torch.zeros(len(flat))
     else:
         is_finite = torch.isfinite(flat)
@@ -89,17 +90,18 @@ def _describe(batch: torch.Tensor, bins: int, side: int) -> list[dict[str, Any]]
         kept = torch.where(is_finite, flat, torch.zeros((), dtype=flat.dtype, device=flat.device)).float()
         counts = is_finite.sum(1).clamp(min=1)
         mean = kept.sum(1) / counts
-        deviation = torch.where(is_finite, kept - mean[:, None], 0.0).square().sum(1) / counts
+        variance = torch.where(is_finite, kept - mean[:, None], 0.0).square().sum(1) / counts
         none = ~is_finite.any(1)
         lowest = torch.where(is_finite, flat.float(), torch.inf).amin(1).masked_fill(none, torch.nan)
         highest = torch.where(is_finite, flat.float(), -torch.inf).amax(1).masked_fill(none, torch.nan)
         mean = mean.masked_fill(none, torch.nan)
-        deviation = deviation.masked_fill(none, torch.nan)
-    zeros = 1 - torch.count_nonzero(values, dim=1) / values.shape[1]
-    histogram = _histograms(values[:, :: max(1, values.shape[1] // _SAMPLE)], lowest, highest, bins)
+        variance = variance.masked_fill(none, torch.nan)
+    counted = torch.count_nonzero(values)[None] if len(values) == 1 else torch.count_nonzero(values, dim=1)
+    zeros = 1 - counted / values.shape[1]
+    histogram = _histograms(values[:, :: max(1, values.shape[1] // _COUNTED)], lowest, highest, bins)
     heat, heat_low, heat_high = _pictures(batch, side)
     numbers = torch.stack(
-        [n.double().cpu() for n in (lowest, mean, highest, deviation.sqrt(), zeros, nonfinite, heat_low, heat_high)], dim=1
+        [n.double().cpu() for n in (lowest, mean, highest, variance.sqrt(), zeros, nonfinite, heat_low, heat_high)], dim=1
     ).tolist()
     names = ("min", "mean", "max", "std", "zeros", "nonfinite", "heatlow", "heathigh")
     return [
@@ -111,8 +113,19 @@ def _describe(batch: torch.Tensor, bins: int, side: int) -> list[dict[str, Any]]
 
 
 def _extremes(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    low, high = flat.aminmax(dim=1) if flat.dtype is not torch.bool else flat.byte().aminmax(dim=1)
-    return low.float(), high.float()
+    """The least and the greatest of each row. Over all of a single row is several times faster than along it."""
+    numbers = flat.byte() if flat.dtype is torch.bool else flat
+    low, high = numbers[0].aminmax() if len(numbers) == 1 else numbers.aminmax(dim=1)
+    return low.float().reshape(-1), high.float().reshape(-1)
+
+
+def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variance and mean of each row; of a long one in two passes, each several times faster than `var_mean`."""
+    if len(values) > 1 or values.shape[1] <= _SMALL:
+        variance, mean = torch.var_mean(values.double(), dim=1, correction=0)
+        return variance, mean
+    mean = values.mean()
+    return (torch.linalg.vector_norm(values - mean).double() ** 2 / values.shape[1])[None], mean[None]
 
 
 def _histograms(values: torch.Tensor, low: torch.Tensor, high: torch.Tensor, bins: int) -> torch.Tensor:

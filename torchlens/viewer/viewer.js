@@ -161,7 +161,7 @@
     if (state.overlay) { const v = overlayValue(i); if (v !== null) notes.push(overlayText(v)); }
     else if (paramsIn(i).length) notes.push(short(paramCount(i)) + " params");
     else if (isUnit(i) && S[P.path[i]] && S[P.path[i]] !== S[P.title[i]]) notes.push(pathNote(S[P.path[i]]));
-    else if (!isUnit(i) && P.passes[i] < 2) notes.push(many(countUnits(i)) + " ops");
+    else if (!isUnit(i) && P.passes[i] < 2) notes.push(many(countUnits(i)) + (countUnits(i) === 1 ? " op" : " ops"));
     return notes.join(" · ");
   }
   function pathNote(path) {
@@ -191,7 +191,7 @@
   const overlays = new Map();
   overlays.set("time", { values: E.micros, isSum: true, text: timeText });
   overlays.set("memory", { values: E.bytes, isSum: true, text: bytesText });
-  if (E.flops.some(v => v > 0)) overlays.set("FLOPs", { values: E.flops, isSum: true, text: v => short(v) });
+  if (E.flops.some(v => v > 0)) overlays.set("FLOPs", { values: E.flops.map(v => v || null), isSum: true, text: v => short(v) });
   for (const own of D.overlays) {
     const values = new Array(NUM).fill(null);
     own.entries.forEach((e, k) => { values[e] = own.values[k]; });
@@ -220,7 +220,7 @@
   function measure(i) {
     const title = titleOf(i), note = noteOf(i), type = typeOf(i), shape = shapeOf(i);
     if (i === failedUnit) return { w: Math.ceil(Math.min(520, Math.max(widthOf(title, true), widthOf(failedText()), widthOf(D.failure.message.split("\n")[0])) + 20)), h: NODE_H + 19 };
-    const most = 270;
+    const most = 330;
     let w = Math.max(widthOf(title, true) + (note ? widthOf(note) + 18 : 0) + (isUnit(i) ? 0 : 16), widthOf(type) + widthOf(shape) + 20, 104) + 20;
     w = Math.min(w, most);
     return { w: Math.ceil(w), h: NODE_H };
@@ -403,7 +403,7 @@
 
   function drawNode(node, layer, range, before) {
     const { id, x, y, w, h } = node;
-    const side = SIDE[P.side[id]], isDim = side && state.sides[side] === "dim";
+    const side = SIDE[P.side[id]], isDim = side && state.sides[side] === "dim" && !state.overlay;
     const fresh = before && !before.has(id) ? " fresh" : "";
     const g = make("g", { class: "node k-" + kindOf(id) + (isDim ? " dim" : "") + fresh + (failedUnit > 0 && id !== failedUnit && within(failedUnit, id) ? " has-failed" : ""), transform: `translate(${x} ${y})` }, layer);
     if (P.passes[id] > 1 && !isUnit(id)) {
@@ -550,7 +550,7 @@
     for (const edge of scene.edges) {
       let cls = "off";
       for (const { s, t } of edge.ends) {
-        if (s === t && s === state.selected) { cls = "desc"; break; }
+        if (s === t && within(state.selected, s)) { cls = "desc"; break; }
         if (anc.has(s) && anc.has(t) && !(self.has(s) && !self.has(t))) { cls = "anc"; break; }
         if (desc.has(s) && desc.has(t)) { cls = "desc"; break; }
       }
@@ -794,7 +794,7 @@
     out.append(html("div", { class: "nums" }, ...cells), histogram(row),
       html("div", { class: "pair" }, html("span", {}, numberText(T.low[row])), html("span", {}, numberText(T.high[row]))));
     if (T.rows[row] * T.cols[row] > 1) {
-      out.append(heatMap(row), html("div", { class: "pair" }, html("span", {}, "first example, last two dimensions"), html("span", {}, numberText(T.heatlow[row]) + " … " + numberText(T.heathigh[row]))));
+      out.append(heatMap(row), html("div", { class: "pair" }, html("span", {}, "one example, last two dimensions"), html("span", {}, numberText(T.heatlow[row]) + " … " + numberText(T.heathigh[row]))));
     }
     if (T.sample[row]) out.append(html("div", { class: "sub" }, "Mean, std and zeros from " + many(T.sample[row]) + " of the values."));
     return out;
@@ -1126,6 +1126,7 @@
 
   window.torchlens = {
     timings, state, scene, D, toggle, select, search, walk, fit, shown: () => [...scene.nodes.values()].filter(n => !n.isBox).length,
+    title: i => S[P.title[i]],
     find: text => { for (let i = 1; i < N; i++) if (S[P.title[i]] === text) return i; return -1; },
     screen: i => { const n = scene.nodes.get(i), v = state.view, r = stage.getBoundingClientRect(); return n ? { x: r.left + v.x + n.x * v.k, y: r.top + v.y + n.y * v.k, w: n.w * v.k, h: n.h * v.k } : null; },
   };

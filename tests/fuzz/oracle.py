@@ -1,0 +1,120 @@
+"""What a program's log must say, worked out while the program runs plainly, from nothing but memory addresses.
+
+The rule: an operation that is given a tensor reads, of each element, the last operation that wrote it since the tensor was
+made; and the operation that made the tensor, if an element is still as it left it, or if it is a view. What an in-place
+operation writes is the whole tensor it is given. What is given as `out=` is written, not read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchlens.capture.trees import plain_tensors
+
+Tensor = torch.Tensor
+_NEVER = -1
+
+
+@dataclass
+class Expected:
+    """One entry of the log: what it is called, its value when its operation ended, whom it reads, what it was given."""
+
+    name: str
+    value: Tensor
+    parents: set[int]
+    is_view: bool
+    given: dict[Any, Tensor]
+
+
+class Oracle:
+    """Watches a plain run."""
+
+    def __init__(self, inputs: list[Tensor], buffers: list[Tensor]) -> None:
+        self.entries: list[Expected] = []
+        self._made_by: dict[int, int] = {}
+        self._alive: list[Any] = []
+        self._writers: dict[int, Any] = {}
+        for name, tensors in (("input", inputs), ("buffer", buffers)):
+            for tensor in tensors:
+                self._add(name, tensor, set(), False, {})
+
+    @property
+    def num_entries(self) -> int:
+        return len(self.entries)
+
+    def call(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, written: tuple[Tensor, ...]) -> Any:
+        given = {path: tensor for tree in (args, kwargs) for path, tensor in plain_tensors(tree)}
+        parents = {source for path, tensor in given.items() if path != ("out",) for source in self.read(tensor)}
+        storages = {_address(tensor) for tensor in given.values()}
+        values = {path: tensor.detach().clone() for path, tensor in given.items()}
+        result = func(*args, **kwargs)
+        outputs = [tensor for _, tensor in plain_tensors(result)] or list(written)
+        first = len(self.entries)
+        for output in outputs:
+            is_written = any(output is target for target in written)
+            is_view = not is_written and _address(output) in storages
+            self._add(name, output, parents, is_view, values)
+        for target in written:
+            self._note_write(target, first)
+        return result
+
+    def leave_module(self, tensor: Tensor, first: int) -> None:
+        """A module hands back a tensor: if it was there before, that is an entry."""
+        if self._made_by[id(tensor)] < first:
+            self._add("identity", tensor, self.read(tensor), True, {(0,): tensor.detach().clone()})
+
+    def finish(self, outputs: tuple[Tensor, ...]) -> None:
+        for tensor in outputs:
+            self._add("output", tensor, self.read(tensor), True, {}, is_made=False)
+
+    def read(self, tensor: Tensor) -> set[int]:
+        """Whom a reader of the tensor reads now."""
+        made_by = self._made_by.get(id(tensor))
+        if made_by is None:  # a parameter, which nobody writes here
+            return set()
+        last = self._writers[_address(tensor)][_places(tensor)]
+        sources = {int(writer) for writer in last if writer > made_by}
+        if self.entries[made_by].is_view or not (last > made_by).all():
+            sources.add(made_by)
+        return sources
+
+    def connected(self) -> set[int]:
+        """The entries that belong in the log: what input leads to, what leads to output, and whatever those come from."""
+        reached = {number for number, entry in enumerate(self.entries) if entry.name == "input"}
+        for number, entry in enumerate(self.entries):
+            if entry.parents & reached:
+                reached.add(number)
+        reached |= {number for number, entry in enumerate(self.entries) if entry.name == "output"}
+        for number in range(len(self.entries) - 1, -1, -1):
+            if number in reached:
+                reached |= self.entries[number].parents
+        return reached
+
+    def _add(
+        self, name: str, tensor: Tensor, parents: set[int], is_view: bool, given: dict[Any, Tensor], is_made: bool = True
+    ) -> None:
+        number = len(self.entries)
+        self.entries.append(Expected(name, tensor.detach().clone(), set(parents), is_view, given))
+        if is_made:
+            self._made_by[id(tensor)] = number
+        self._alive.append((tensor, tensor.untyped_storage()))
+        size = tensor.untyped_storage().nbytes()
+        self._writers.setdefault(_address(tensor), np.full(size, _NEVER))
+
+    def _note_write(self, tensor: Tensor, number: int) -> None:
+        self._writers[_address(tensor)][_places(tensor)] = number
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _places(tensor: Tensor) -> Any:
+    """The byte that each element begins at."""
+    places = np.array([tensor.storage_offset()])
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        places = (places[:, None] + np.arange(size) * stride).reshape(-1)
+    return places * tensor.element_size()

@@ -1,0 +1,54 @@
+"""Runs random programs for some minutes: `python tests/fuzz/run.py --minutes 10`. Ends with 1 at the first disagreement."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from compare import HOW, check_program
+from programs import programs
+
+_PER_ROUND = 200
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compares the log of random programs with their plain runs.")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long to go on (10)")
+    parser.add_argument("--seed", type=int, default=None, help="the first seed; by default the time")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    number = int(time.time()) if options.seed is None else options.seed
+    end = time.monotonic() + options.minutes * 60
+    num_programs = num_entries = 0
+    while time.monotonic() < end:
+
+        @seed(number)
+        @settings(
+            max_examples=_PER_ROUND,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink),
+        )
+        @given(steps=programs, how=st.sampled_from(HOW), has_grad=st.booleans())
+        def agree(steps: list, how: str, has_grad: bool) -> None:
+            nonlocal num_programs, num_entries
+            num_entries += check_program(steps, how, has_grad)
+            num_programs += 1
+
+        agree()
+        left = max(0.0, end - time.monotonic())
+        print(f"seed {number}: {num_programs} programs, {num_entries} entries agree; {left / 60:.1f} min left", flush=True)
+        number += 1
+    print(f"{num_programs} programs with {num_entries} entries: the log and the plain run agree on all of them.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

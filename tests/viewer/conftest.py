@@ -1,0 +1,101 @@
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from viewer_models import history_of
+
+from torchlens.viewer import explore
+
+_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def chromium() -> str:
+    found = os.environ.get("TORCHLENS_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    assert found, "The viewer is tested in Chromium, and there is none: apt-get install chromium."
+    return found
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=chromium(), args=_FLAGS)
+        yield launched
+        launched.close()
+
+
+class Tab:
+    """An open page, with everything it asked for and complained about."""
+
+    def __init__(self, page: Page, path: Path):
+        self.page = page
+        self.path = path
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def run(self, script: str):
+        return self.page.evaluate(script)
+
+    def find(self, title: str) -> int:
+        number = self.page.evaluate("title => torchlens.find(title)", title)
+        assert number > 0, title
+        return number
+
+    def node(self, title: str):
+        return self.page.locator(f'[data-id="{self.find(title)}"]')
+
+    def click(self, title: str, **options) -> None:
+        box = self.run(f"torchlens.screen({self.find(title)})")
+        assert box, f"{title} is not shown"
+        if options.get("shift"):
+            self.page.keyboard.down("Shift")
+        self.page.mouse.click(box["x"] + box["w"] / 2, box["y"] + 10)
+        if options.get("shift"):
+            self.page.keyboard.up("Shift")
+
+    def titles(self) -> list[str]:
+        return self.run("[...torchlens.scene.nodes.values()].filter(n => !n.isBox).map(n => torchlens.title(n.id))")
+
+
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for name in ("resnet18", "gpt2", "recurrent", "plain_loop", "nested_loop", "failed"):
+        found[name] = folder / f"{name}.html"
+        explore(history_of(name), found[name])
+    return found
+
+
+@pytest.fixture
+def visit(browser, pages):
+    """Opens a page; afterwards nothing may have been complained about or asked for."""
+    opened: list[Tab] = []
+
+    def visit(where: str | Path, fragment: str = "", **options) -> Tab:
+        path = pages[where] if isinstance(where, str) else where
+        page = browser.new_page(viewport={"width": 1600, "height": 1000}, **options)
+        tab = Tab(page, path)
+        opened.append(tab)
+        page.goto(path.as_uri() + fragment)
+        return tab
+
+    yield visit
+    for tab in opened:
+        tab.page.close()
+        assert tab.complaints == []
+        assert [url for url in tab.requests if not url.startswith(("data:", tab.path.as_uri()))] == []
