@@ -31,7 +31,7 @@ zoo: $(VENV)/tested  ## log and validate real architectures; FILTER=resnet for s
 	$(BIN)/python -m benchmarks.zoo $(FILTER) $(ARGS)
 
 fuzz: $(VENV)/tested  ## ten minutes of random programs
-	$(BIN)/python -m tests.fuzz.run $(ARGS)
+	$(BIN)/python tests/fuzz/run.py --minutes 10 $(ARGS)
 
 soak: $(VENV)/tested  ## threads, interrupts, failures, a thousand logs in a row
 	$(BIN)/python benchmarks/soak.py $(ARGS)
