@@ -16,6 +16,7 @@ PACKAGE = Path(tl.__file__).parent
 # Every public name, once. A new one is added here, on purpose.
 PUBLIC_NAMES = [
     "DifferentGraphError",
+    "DrawingError",
     "LayerEntry",
     "ModelHistory",
     "NestedLogError",

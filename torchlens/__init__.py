@@ -5,13 +5,14 @@
 """
 
 from torchlens.api import get_model_metadata, log_forward_pass, show_model_graph
-from torchlens.errors import DifferentGraphError, NestedLogError, TorchLensError, ValueChangedError
+from torchlens.errors import DifferentGraphError, DrawingError, NestedLogError, TorchLensError, ValueChangedError
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.model_history import ModelHistory
 from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
 
 __all__ = [
     "DifferentGraphError",
+    "DrawingError",
     "LayerEntry",
     "ModelHistory",
     "NestedLogError",

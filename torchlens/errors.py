@@ -3,13 +3,14 @@
     TorchLensError
     ├── NestedLogError          a log was started inside a log of the same thread
     ├── DifferentGraphError     a second run of the model did not do what the first one did
+    ├── DrawingError            no picture could be made of a graph
     └── ValueChangedError       a saved tensor was changed in place after it was saved
 
 Bad arguments are plain ``TypeError`` and ``ValueError``; unknown layers are plain ``KeyError`` and ``IndexError``; an
 exception of the model's own comes through as it is.
 """
 
-__all__ = ["DifferentGraphError", "NestedLogError", "TorchLensError", "ValueChangedError"]
+__all__ = ["DifferentGraphError", "DrawingError", "NestedLogError", "TorchLensError", "ValueChangedError"]
 
 
 class TorchLensError(Exception):
@@ -22,6 +23,10 @@ class NestedLogError(TorchLensError):
 
 class DifferentGraphError(TorchLensError):
     """Two runs of a model that should have done the same operations did not."""
+
+
+class DrawingError(TorchLensError):
+    """No picture could be made. Its DOT source could."""
 
 
 class ValueChangedError(TorchLensError):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlens.draw.drawing import Drawing, notebook_svg, render_graph
@@ -41,7 +42,7 @@ class ModelHistory(BaseHistory):
 
         >>> history.explore('model.html', overlays={'importance': {'conv2d_1_1': 0.7}})
         """
-        return explore(self, path, overlays=overlays, title=title)
+        return explore(self, None if path is None else Path(path), overlays=overlays, title=title)
 
     def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
         """The graph as JSON: returned, or written to `path`."""

@@ -20,8 +20,9 @@ from torchlens.draw.crowding import thin_out
 from torchlens.draw.dot import dot_source
 from torchlens.draw.drawing import draw, make_drawing, notebook_svg, render_graph
 from torchlens.draw.options import DrawOptions
-from torchlens.draw.render import DrawingError, is_graphviz_there
+from torchlens.draw.render import is_graphviz_there
 from torchlens.draw.scene import Edge, EdgeKind, Node, NodeShape, Scene
+from torchlens.errors import DrawingError
 
 GOLDEN = Path(__file__).parent / "golden"
 needs_graphviz = pytest.mark.skipif(not is_graphviz_there(), reason="there is no Graphviz on this machine")

@@ -9,8 +9,9 @@ from typing import Any
 from torchlens.draw.build import build_scene
 from torchlens.draw.dot import dot_source
 from torchlens.draw.options import DrawOptions, draw_options
-from torchlens.draw.render import DrawingError, is_graphviz_there, render
+from torchlens.draw.render import is_graphviz_there, render
 from torchlens.draw.scene import Scene
+from torchlens.errors import DrawingError
 
 __all__ = ["Drawing", "draw", "make_drawing", "notebook_svg", "render_graph"]
 

@@ -6,9 +6,9 @@ import shutil
 import subprocess
 import sys
 
-from torchlens.errors import TorchLensError
+from torchlens.errors import DrawingError
 
-__all__ = ["DrawingError", "is_graphviz_there", "render"]
+__all__ = ["is_graphviz_there", "render"]
 
 # Seconds that a layout may take with the settings of the source, and then again in a hurry.
 _PATIENCE = 40.0
@@ -24,10 +24,6 @@ source = sys.stdin.buffer.read().decode("utf-8")
 picture = pygraphviz.AGraph(string=source, encoding="UTF-8").draw(format=sys.argv[1], prog="dot")
 sys.stdout.buffer.write(picture)
 """
-
-
-class DrawingError(TorchLensError):
-    """No picture could be made. Its DOT source could."""
 
 
 def is_graphviz_there() -> bool:

@@ -13,9 +13,9 @@ import torch
 
 from torchlens.capture.recording import Row
 from torchlens.validation.arguments import NOBODY, contributions_of, side_effects_of
-from torchlens.validation.exemptions import REPLAY, dependence_exemption
+from torchlens.validation.exemptions import CAPTURED, EMPTY, PART, VIEW, dependence_exemption
 from torchlens.validation.memory import paint
-from torchlens.validation.replay import run_again
+from torchlens.validation.replay import replay_exemption, run_again
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot
 from torchlens.validation.subject import Subject
@@ -27,10 +27,6 @@ __all__ = ["check_dependence"]
 Tensor = torch.Tensor
 _SEED = 20_240_229
 _NUM_RANDOM = 8191
-_VIEW_REASON = "a view that was written over since: it is how the reader got to the memory"
-_PART_REASON = "one of several that wrote the argument, in a part of it that the operation does not pick"
-_CAPTURED_REASON = "a tensor that a function captured cannot be changed from outside"
-_EMPTY_REASON = "a tensor without elements"
 
 
 def check_dependence(subject: Subject, report: ValidationReport) -> None:
@@ -93,27 +89,27 @@ def _reason(
     """None if the operation depends on the parent there, otherwise why it need not: an empty string if it should."""
     argument = arguments.get(location)
     if argument is None:
-        return _CAPTURED_REASON if isinstance(location, tuple) and location[0] == "captured" else ""
+        return CAPTURED if isinstance(location, tuple) and location[0] == "captured" else ""
     before = [subject.value(number) for number in range(call.first, call.last)]
     if not _has_elements(argument.value) or not any(isinstance(value, Tensor) and _has_elements(value) for value in before):
-        return _EMPTY_REASON
+        return EMPTY
     name = rows[0].operation.name
-    if name in REPLAY:
-        return dependence_exemption(name, location) or REPLAY[name]
+    if (reason := replay_exemption(call, rows[0])) is not None:
+        return dependence_exemption(name, location) or reason
     part = _part_of(subject, call.first, location, argument, parent, side_effects)
     if part is not None and not bool(part.any()):
-        return _VIEW_REASON
+        return VIEW
     others = [snapshot.value for place, snapshot in arguments.items() if place != location]
     for attempt, changed in enumerate(_changes(argument.value, others, call, generator)):
         given = changed if part is None else torch.where(part.to(changed.device), changed, argument.value)
         if _changes_result(call, rows, {location: given}, before):
             return None
-        if attempt == 0 and (reason := dependence_exemption(name, location)):
+        if attempt == 0 and (reason := dependence_exemption(name, location)) is not None:
             return reason
     if part is not None:
         changed = next(_changes(argument.value, others, call, generator))
         if _changes_result(call, rows, {location: changed}, before):
-            return _PART_REASON
+            return PART
     return None if _is_hidden(call, rows, arguments, location, generator) else ""
 
 

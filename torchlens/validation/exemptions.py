@@ -3,7 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DEPENDENCE", "REPLAY", "UNLOGGED_ATEN", "Exemption", "dependence_exemption"]
+__all__ = [
+    "CAPTURED",
+    "DEPENDENCE",
+    "EMPTY",
+    "PART",
+    "REPLAY",
+    "UNLOGGED_ATEN",
+    "VIEW",
+    "Exemption",
+    "dependence_exemption",
+]
 
 # Operations that are not run again: {name: why}.
 _UNINITIALISED = "its result is uninitialised memory"
@@ -14,6 +24,7 @@ REPLAY: dict[str, str] = dict.fromkeys(
     ),
     _UNINITIALISED,
 )  # fmt: skip
+REPLAY["grad"] = "a derivative is taken of autograd's graph, which the values of the arguments do not hold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,12 @@ DEPENDENCE: tuple[Exemption, ...] = (
         "in training the statistics are written, and only the batch's own are used",
     ),
 )  # fmt: skip
+
+# Parents that an operation need not depend on whatever it is: why.
+VIEW = "a view that was written over since: it is how the reader got to the memory"
+PART = "one of several that wrote the argument, in a part of it that the operation does not pick"
+CAPTURED = "a tensor that a function captured cannot be changed from outside"
+EMPTY = "a tensor without elements"
 
 # ATen operations that may run outside a logged one: {name: why}.
 UNLOGGED_ATEN: dict[str, str] = {

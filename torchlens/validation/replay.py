@@ -15,7 +15,7 @@ from torchlens.validation.subject import Subject
 from torchlens.validation.values import brief, close, difference, same
 from torchlens.validation.witness import Call, CallKind
 
-__all__ = ["check_replay", "run_again"]
+__all__ = ["check_replay", "replay_exemption", "run_again"]
 
 Tensor = torch.Tensor
 
@@ -33,12 +33,17 @@ def check_replay(subject: Subject, report: ValidationReport) -> None:
             report.findings.append(Finding("replay", subject.label(number), expected, found))
     for call in subject.evidence.calls:
         row = rows[call.first]
-        reason = REPLAY.get(row.operation.name)
+        reason = replay_exemption(call, row)
         if reason is not None:
             report.exemptions["replay", reason] += call.last - call.first
             continue
         report.num_checked["replay"] += call.last - call.first
         _check_call(subject, report, call, row, stale)
+
+
+def replay_exemption(call: Call, row: Row) -> str | None:
+    """Why a call is not made again; None if it is."""
+    return REPLAY.get(row.operation.name) if call.kind is CallKind.FUNCTION else None
 
 
 def _check_call(subject: Subject, report: ValidationReport, call: Call, row: Row, stale: set[int]) -> None:

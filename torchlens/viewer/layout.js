@@ -119,7 +119,7 @@ const Layout = (() => {
         const row = byRank[isDown ? k : byRank.length - 1 - k];
         for (const item of row) {
           const near = isDown ? item.up : item.down;
-          item.bary = near.length ? near.reduce((sum, e) => sum + e.item.pos, 0) / near.length : item.pos;
+          item.bary = near.length ? near.reduce((sum, e) => sum + spot(e.item, e.other), 0) / near.length : item.pos;
         }
         row.sort((a, b) => a.bary - b.bary || a.pos - b.pos);
         row.forEach((item, i) => { item.pos = i; });
@@ -131,11 +131,14 @@ const Layout = (() => {
     bestRows.forEach((row, r) => { byRank[r] = row; row.forEach((item, i) => { item.pos = i; }); });
   }
 
+  /* Where in its row an edge meets an item; ports of one box are told apart. */
+  function spot(item, offset) { return item.pos + offset / (item.w + 1); }
+
   function crossings(byRank) {
     let count = 0;
     for (const row of byRank) {
       const ends = [];
-      for (const item of row) for (const e of item.down) ends.push([item.pos, e.item.pos]);
+      for (const item of row) for (const e of item.down) ends.push([spot(item, e.offset), spot(e.item, e.other)]);
       for (let i = 0; i < ends.length; i++) {
         for (let j = i + 1; j < ends.length; j++) {
           if ((ends[i][0] - ends[j][0]) * (ends[i][1] - ends[j][1]) < 0) count++;
