@@ -129,6 +129,12 @@ def comparisons(_, x):
     return far, table[x.abs().long().flatten()], (positions > 50).any(), x * far.float().sum()
 
 
+def gradient(_, x):
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        return torch.autograd.grad((leaf**2).sum(), leaf)[0] + 1
+
+
 CASES = {
     "linear": lambda: nn.Linear(4, 2),
     "dropout": lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.ReLU(inplace=True), nn.Linear(4, 2)),
@@ -164,6 +170,7 @@ CASES = {
     "operators": lambda: Model(lambda _, x: (1 + x) / 2 - 3**x + (x % 2) * (5 - x).abs() // 1),
     "softmax of one": lambda: Model(lambda _, x: x[:, :1].softmax(1) + F.layer_norm(x[:, :1], (1,))),
     "comparisons that come out alike": lambda: Model(comparisons),
+    "a gradient taken inside": lambda: Model(gradient),
     "integers": lambda: Model(lambda _, x: F.one_hot(x.long().clamp(0, 3), 4) + x.argmax(1, keepdim=True)[:, None]),
 }
 

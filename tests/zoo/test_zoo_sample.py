@@ -16,7 +16,7 @@ SAMPLE = (
     "torch.nn/activations_inplace",
     "torch.nn/embeddings",
     "torch.nn/parametrizations",
-    "torchvision/mvit",
+    "torchvision/mobilenet_v3_small",
     "torchvision/squeezenet1_1",
     "timm/test_mambaout",
     "timm/test_nfnet",

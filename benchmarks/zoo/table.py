@@ -1,0 +1,119 @@
+"""The table of results, for people."""
+
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.zoo.check import Result
+
+__all__ = ["write_table"]
+
+_INTRODUCTION = """\
+# The zoo
+
+Architectures that nobody here wrote, each logged and held against a plain run. `make zoo` makes this page;
+`python -m benchmarks.zoo bert` checks the models with *bert* in their name. All have random weights and a small input.
+
+For each model, in eval mode:
+
+- it returns the same, and leaves every generator in the same state, as a plain run from the same seed;
+- what plain hooks hear each module return is what the log holds for that module, pass by pass;
+- every field of every entry can be read, and the history printed and tabled;
+- torch's namespaces are the same objects as before, and the model has no hook or attribute it did not have;
+- `validate_forward_pass` finds nothing: outputs, arguments, replay, dependence, completeness (one level below, at the
+  dispatcher).
+
+Those marked *trained* also run in training mode with `save_gradients=True`: outputs, random numbers, buffers and the
+gradients of all parameters equal those of a plain step.
+
+*Entries* are logged tensors, *layers* those with repeated passes counted once, *passes* the most that one layer has.
+*Time* and *memory* are what logging everything costs, divided by the plain forward pass: the best of three runs, and the
+most memory held by tensors at one time (weights and input not counted). For models as small as these, which run for
+milliseconds, time is mostly the fixed cost of a call; the costs on models of real size are measured by `make bench`.
+"""
+
+
+def write_table(path: Path, results: list[Result], unchecked: Sequence[str] = ()) -> None:
+    """Writes the page for these results, and names the models that have none yet."""
+    failed = [result for result in results if result.reasons]
+    absent = [result for result in results if result.absence]
+    held = [result for result in results if result.passed]
+    lines = [_INTRODUCTION, "## Summary", ""]
+    lines += [
+        "| source | models | hold | fail | trained | entries | time, median | memory, median |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    sources = list(dict.fromkeys(_source(result) for result in results))
+    lines += [_summary(source, [result for result in results if _source(result) == source]) for source in sources]
+    lines += [_summary("**all**", results), ""]
+    lines += [f"Made with Python {platform.python_version()}, {', '.join(_versions())}.", ""]
+    if failed:
+        lines += ["## What does not hold, and why", ""]
+        lines += [f"- `{result.name}`: {_escaped('; '.join(result.reasons))}" for result in failed]
+        lines.append("")
+    if absent:
+        lines += ["## Not in the installed version of their library", ""]
+        lines += [f"- `{result.name}`: {_escaped(result.absence)}" for result in absent]
+        lines.append("")
+    if unchecked:
+        lines += ["## Not checked yet", "", ", ".join(f"`{name}`" for name in unchecked), ""]
+    for source in sources:
+        own = [result for result in results if _source(result) == source and not result.absence]
+        lines += [
+            f"## {source}",
+            "",
+            "| model | entries | layers | passes | time | memory | verdict |",
+            "|---|--:|--:|--:|--:|--:|---|",
+        ]
+        lines += [_row(result) for result in own]
+        lines.append("")
+    assert len(held) + len(failed) + len(absent) == len(results)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(lines).rstrip() + "\n")
+
+
+def _source(result: Result) -> str:
+    return result.name.partition("/")[0]
+
+
+def _summary(source: str, results: list[Result]) -> str:
+    times = [result.time_ratio for result in results if result.time_ratio is not None]
+    memories = [result.memory_ratio for result in results if result.memory_ratio is not None]
+    return (
+        f"| {source} | {len(results)} | {sum(result.passed for result in results)} | "
+        f"{sum(bool(result.reasons) for result in results)} | {sum(result.trained for result in results)} | "
+        f"{sum(result.entries for result in results)} | {_times(median(times) if times else None)} | "
+        f"{_times(median(memories) if memories else None)} |"
+    )
+
+
+def _row(result: Result) -> str:
+    name = result.name.partition("/")[2]
+    verdict = "holds, trained" if result.passed and result.trained else "holds" if result.passed else "**fails**"
+    return (
+        f"| {name} | {result.entries} | {result.layers} | {result.passes} | {_times(result.time_ratio)} | "
+        f"{_times(result.memory_ratio)} | {verdict} |"
+    )
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"×{ratio:.1f}"
+
+
+def _escaped(text: Any) -> str:
+    return str(text).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _versions() -> list[str]:
+    found = [f"torch {torch.__version__.partition('+')[0]}"]
+    for name in ("torchvision", "timm", "transformers", "torch_geometric"):
+        try:
+            found.append(f"{name} {version(name).partition('+')[0]}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return found
