@@ -287,3 +287,30 @@ def test_a_loop_of_20_000_operations_of_any_kind_logs_in_seconds(forward: Callab
     history = tl.log_forward_pass(Model(forward, count=20_000, fc=linear()), torch.randn(4, 4))
     assert time.perf_counter() - start < 10
     assert len(history) >= 20_002
+
+
+class _Stage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = linear()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = x + torch.relu(self.fc(x)) * 0.1
+        return torch.cos(x)
+
+
+@torch.no_grad()
+def test_loops_in_loops_of_modules_log_in_seconds() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(31):
+            for stage in self.stages:
+                x = stage(x)
+        return x
+
+    model = Model(forward, stages=nn.ModuleList(_Stage() for _ in range(4)))
+    start = time.perf_counter()
+    history = tl.log_forward_pass(model, torch.randn(4, 4))
+    assert time.perf_counter() - start < 8
+    assert history.layer_num_passes["add_4_19"] == 620
+    assert history.layer_num_passes["cos_4_20"] == 31

@@ -139,20 +139,20 @@ def _join_around_parameters(
         for position, parent in enumerate(own):
             if parent >= 0:
                 children[parent].append((position, operation))
-    visited: set[tuple[int, ...]] = set()
+    grown_from: set[int] = set()
     while pending:
         operations = pending.pop()
         for neighbours in (_children_by_role(operations, children, keys), _parents_by_role(operations, parents, keys)):
             for found in neighbours.values():
                 candidates = sorted({operation for operation in found if not has_params[operation]})
                 for alike in _split_by_origin(candidates, kinds, parents, operations):
-                    step = (alike[0], alike[-1], len(alike)) if alike else ()
-                    if len(alike) < 2 or step in visited:
+                    if len(alike) < 2:
                         continue
-                    visited.add(step)
                     for operation in alike[1:]:
                         groups.join(alike[0], operation)
-                    pending.append(alike)
+                    if not grown_from.issuperset(alike):  # each growth starts from an operation that none started from yet
+                        grown_from.update(alike)
+                        pending.append(alike)
 
 
 def _children_by_role(

@@ -13,7 +13,7 @@ import torch
 
 from torchlens.capture.recording import Row
 from torchlens.validation.arguments import NOBODY, contributions_of, side_effects_of
-from torchlens.validation.exemptions import CAPTURED, EMPTY, PART, VIEW, dependence_exemption
+from torchlens.validation.exemptions import CAPTURED, EMPTY, OPAQUE, PART, VIEW, dependence_exemption
 from torchlens.validation.memory import paint
 from torchlens.validation.replay import replay_exemption, run_again
 from torchlens.validation.report import Finding, ValidationReport
@@ -110,7 +110,9 @@ def _reason(
         changed = next(_changes(argument.value, others, call, generator))
         if _changes_result(call, rows, {location: changed}, before):
             return PART
-    return None if _is_hidden(call, rows, arguments, location, generator) else ""
+    if _is_hidden(call, rows, arguments, location, generator):
+        return None
+    return OPAQUE if call.kind is CallKind.OPAQUE else ""
 
 
 def _part_of(
@@ -232,6 +234,7 @@ def _constants(value: Tensor, others: Sequence[Tensor], call: Call, generator: t
         if _has_elements(other) and other.dtype in (torch.int32, torch.int64) and other.dtype == value.dtype:
             yield torch.full_like(value, int(other.max()) + 1)
             yield torch.full_like(value, int(other.min()) - 1)
+            yield torch.full_like(value, int(other.reshape(-1)[0]))
         if not other.is_nested and other.layout is torch.strided and _is_broadcastable(other, value):
             other = other.detach().to(value)
             yield torch.where(some, other, value)

@@ -7,6 +7,7 @@ __all__ = [
     "CAPTURED",
     "DEPENDENCE",
     "EMPTY",
+    "OPAQUE",
     "PART",
     "REPLAY",
     "UNLOGGED_ATEN",
@@ -54,16 +55,11 @@ DEPENDENCE: tuple[Exemption, ...] = (
     Exemption(
         frozenset({
             "__setitem__", "bernoulli_", "cauchy_", "copy_", "data", "exponential_", "fill_", "geometric_", "index_copy_",
-            "index_fill_", "index_put_", "log_normal_", "masked_fill_", "normal_", "random_", "scatter_", "set_",
-            "uniform_", "zero_",
+            "index_fill_", "index_put_", "index_reduce_", "log_normal_", "masked_fill_", "normal_", "random_",
+            "scatter_", "scatter_reduce", "scatter_reduce_", "set_", "uniform_", "zero_",
         }),
         frozenset({0}),
         "all of the argument is written over",
-    ),
-    Exemption(
-        frozenset({"script_function"}),
-        None,
-        "a scripted function may use no more of an argument than its shape, and cannot be looked into",
     ),
     Exemption(
         frozenset({"batch_norm", "instance_norm", "native_batch_norm"}),
@@ -76,6 +72,7 @@ DEPENDENCE: tuple[Exemption, ...] = (
 VIEW = "a view that was written over since: it is how the reader got to the memory"
 PART = "one of several that wrote the argument, in a part of it that the operation does not pick"
 CAPTURED = "a tensor that a function captured cannot be changed from outside"
+OPAQUE = "a scripted or transformed function need not use every argument, and cannot be looked into"
 EMPTY = "a tensor without elements"
 
 # ATen operations that may run outside a logged one: {name: why}.
