@@ -154,15 +154,16 @@ def _compare_modules(history: tl.ModelHistory, expected: dict[str, list[torch.Te
     for entry in history:
         for name in entry.module_passes_exited:
             left.setdefault(name, []).append(entry.tensor_contents)
-    lost = [
-        name
-        for name, tensors in expected.items()
-        for tensor in tensors
-        if name in left and not any(_equal(tensor, value) for value in left[name])
-    ]
+    lost: list[torch.Tensor] = []
+    first_loser = ""
+    for name, tensors in expected.items():
+        for tensor in tensors:
+            if name in left and not any(_equal(tensor, value) for value in left[name] + lost):
+                lost.append(tensor)
+                first_loser = first_loser or name
     # What leads neither from an input nor to an output is left out of a log, and counted.
     if len(lost) > history.num_operations_left_out:
-        reasons.append(f"module {lost[0]} returned a tensor that no entry leaving it holds")
+        reasons.append(f"module {first_loser} returned a tensor that no entry leaving it holds")
     missing = {name for name, tensors in expected.items() if tensors} - set(history.module_passes)
     if missing:
         reasons.append(f"{len(missing)} module calls are not in the log, {min(missing)} among them")

@@ -130,8 +130,8 @@ _FED: dict[str, tuple[dict[str, Any], Any]] = {
     "vivit": ({"num_frames": 4, "tubelet_size": [2, 8, 8]}, lambda: {"pixel_values": _pixels(32, 4)}),
     "vjepa2": ({"crop_size": 32, "frames_per_clip": 4}, lambda: {"pixel_values_videos": _pixels(32, 4)}),
 }  # fmt: skip
-_FEEDFORWARD = {"bert", "gpt2", "llama", "roberta", "swin", "t5", "vit"}
-_RECURRENT = {"albert"}
+_FEEDFORWARD = {"bert", "gpt2", "llama", "roberta", "swin", "vit"}
+_RECURRENT = {"albert", "t5"}  # one block used twice; one embedding for both encoder and decoder
 _TRAINED = {
     "albert", "bart", "bert", "bloom", "clip", "distilbert", "gpt2", "gpt_neox", "llama", "mamba", "mixtral", "opt",
     "resnet", "rwkv", "segformer", "swin", "t5", "vit", "wav2vec2", "whisper", "xlnet",
@@ -234,7 +234,6 @@ def _specimen(kind: str) -> Specimen:
 SPECIMENS = (
     *map(_specimen, sorted({*_PLAIN, *_CONFIGURED, *_FED})),
     Specimen("transformers", "gpt2-generate", partial(_generation, "gpt2", "AutoModelForCausalLM"), is_recurrent=True),
-    Specimen("transformers", "t5-generate", partial(_generation, "t5", "AutoModelForSeq2SeqLM"), is_recurrent=True),
     *(
         Specimen("transformers", name, partial(_with_head, kind, f"AutoModelFor{head}", arguments), trains=True)
         for name, kind, head, arguments in (

@@ -34,7 +34,8 @@ gradients of all parameters equal those of a plain step.
 *Entries* are logged tensors, *layers* those with repeated passes counted once, *passes* the most that one layer has.
 *Time* and *memory* are what logging everything costs, divided by the plain forward pass: the best of three runs, and the
 most memory held by tensors at one time (weights and input not counted). For models as small as these, which run for
-milliseconds, time is mostly the fixed cost of a call; the costs on models of real size are measured by `make bench`.
+milliseconds and were timed with others running beside them, time is a rough figure and mostly the fixed cost of a call; the
+costs on models of real size are measured by `make bench`.
 """
 
 

@@ -615,3 +615,16 @@ def test_what_is_done_to_saved_tensors_is_not_logged(options: dict[str, Any], sa
     history = tl.log_forward_pass(model, torch.rand(3, requires_grad=True), layers_to_save=saved, **options)
     assert [entry.layer_type for entry in history] == ["input", "identity", "exp", "add", "output"]
     assert history["exp_1"].parent_layers == ["identity_1_1"]
+
+
+def test_a_view_whose_base_was_written_behind_autograds_back() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.weight
+        behind = y.detach()
+        parts = y.unbind()
+        behind.add_(1)
+        return parts[0]  # torch raises when asked for its grad_fn, and only then
+
+    model = Model(forward, weight=nn.Parameter(torch.ones(3, 4)))
+    history = tl.log_forward_pass(model, torch.ones(3, 4))
+    assert history["output_1"].tensor_contents.tolist() == [2.0] * 4

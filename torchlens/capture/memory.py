@@ -90,7 +90,7 @@ class Memory:
             return
         value = None
         if is_saved:
-            value = tensor.clone() if is_exposed else tensor
+            value = _copy_of(tensor) if is_exposed else tensor
             value = value if self._transform is None else self._transform(value)
         self.values.append(value)
         self.versions.append(version_of(value) if isinstance(value, torch.Tensor) else -1)
@@ -130,7 +130,7 @@ class Memory:
             if storage in self._aliases:
                 self._aliases[storage] = self._copy_overlapping(self._aliases[storage], storage, written, target)
             for holder, index in self._arguments.pop(storage, ()):
-                holder[index] = holder[index].clone()
+                holder[index] = _copy_of(holder[index])
 
     def before_random(self, generator: torch.Generator) -> None:
         """A generator of the model's own is going to be drawn from."""
@@ -173,12 +173,12 @@ class Memory:
                 continue
             copy = copies.get(id(value))
             if copy is None:
-                copy = copies[id(value)] = value.clone()
+                copy = copies[id(value)] = _copy_of(value)
             self.values[entry] = copy
             self.versions[entry] = version_of(copy)
         for storage in storages:
             for holder, index in self._arguments.pop(storage, ()):
-                holder[index] = holder[index].clone()
+                holder[index] = _copy_of(holder[index])
 
     def restore(self) -> None:
         """Puts back what the pass wrote into tensors that exist outside it."""
@@ -213,7 +213,7 @@ class Memory:
         if entry not in self.origins:
             self.origins[entry] = weakref.ref(value)
             self.may_die = True
-        copy = value.clone()
+        copy = _copy_of(value)
         self.values[entry] = copy
         self.versions[entry] = version_of(copy)
 
@@ -226,6 +226,14 @@ class Memory:
         for entry in range(self._num_indexed, len(self.storages)):
             self._aliases.setdefault(self.storages[entry], []).append(entry)
         self._num_indexed = len(self.storages)
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is part of the autograd graph, if the tensor is."""
+    try:
+        return tensor.clone()
+    except RuntimeError:  # one of several views whose base was written behind autograd's back
+        return tensor.detach().clone()
 
 
 def _may_overlap(a: Region, b: Region) -> bool:

@@ -133,7 +133,7 @@ class Witness(Recorder):
             }
             for tree in arguments or ():
                 for path, tensor in plain_tensors(tree):
-                    # A parameter is compared when it is read next, and when the pass is over.
+                    # Parameters are left to the dispatcher's check: comparing them after every call costs a pass.
                     if path in before and type(tensor) is not torch.nn.Parameter and not same(before[path].value, tensor):
                         call.changed.append((path, difference(before[path].value, tensor)))
                         call.written_storages.add(before[path].storage)
