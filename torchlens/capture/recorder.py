@@ -144,7 +144,7 @@ class Recorder(TorchFunctionMode):
             operation, self.operator = self.operator, None
         memory = self.memory
         written: Sequence[Tensor] = ()
-        if not _PLAIN_TYPES.issuperset(map(type, args)) or (
+        if (not _PLAIN_TYPES.issuperset(map(type, args)) and not _are_plain(args)) or (
             kwargs and not _PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
         ):
             references: References = self.references_to(args, kwargs)
@@ -476,6 +476,14 @@ def describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> 
         return text if len(text) <= 60 else f"{text[:57]}..."
 
     return ", ".join([*map(describe, args), *(f"{key}={describe(value)}" for key, value in (kwargs or {}).items())])
+
+
+def _are_plain(args: tuple[Any, ...]) -> bool:
+    """Whether the arguments hold no tensor but at the top: a tuple of numbers is as good as a number."""
+    return all(
+        type(arg) in _PLAIN_TYPES or (type(arg) is tuple and _PLAIN_KEYWORD_TYPES.issuperset(map(type, arg)))
+        for arg in args
+    )
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
