@@ -20,6 +20,7 @@ MODELS = ["transformers==5.22.2"]
 PEERS = {"classic": ["torchlens==0.1.36"], "newest": ["torchlens==2.36.1"]}
 NAMES = {
     "torchlens": "torchlens (ours)",
+    "labelled": "ours, with the labels made at the first look",
     "hooks": "forward hooks, module outputs only",
     "classic": "torchlens 0.1.36",
     "newest": "torchlens 2.36.1",

@@ -76,7 +76,7 @@ def resnet18() -> tuple[nn.Module, Any]:
 def gpt2() -> tuple[nn.Module, Any]:
     from transformers import GPT2Config, GPT2Model
 
-    return GPT2Model(GPT2Config()).eval(), torch.randint(0, 50257, (1, 128))
+    return GPT2Model(GPT2Config(use_cache=False)).eval(), torch.randint(0, 50257, (1, 128))
 
 
 class Loop(nn.Module):

@@ -8,12 +8,9 @@ from typing import Any
 
 import torch
 
-from torchlens.capture.recording import Recording
 from torchlens.capture.session import CaptureOptions, Session, generator_states, restore_generators
 from torchlens.draw.drawing import draw
 from torchlens.draw.options import DrawOptions, draw_options
-from torchlens.graph.build import build_graph
-from torchlens.graph.distances import distances_from_inputs, distances_to_outputs
 from torchlens.history.failure import explain
 from torchlens.history.log import Log
 from torchlens.history.lookup import Lookup
@@ -172,7 +169,7 @@ def _run_session(
     except BaseException as error:
         explain(error, session.recording, capture, ModelHistory)
         raise
-    return _make_log(session.recording, options.mark_input_output_distances)
+    return Log(session.recording, marks_distances=options.mark_input_output_distances)
 
 
 def _run_selecting(
@@ -186,7 +183,6 @@ def _run_selecting(
         first = replace(first, keeps_gradients=capture.keeps_gradients)
     session = Session(model, first)
     log = _run_session(session, args, kwargs, options, first)
-    log.visible = list(range(len(log.graph.recorded)))
     history = ModelHistory(log, first)
     try:
         saves = select_numbers(log, Lookup(log), options.layers_to_save, history.layer_list)
@@ -210,12 +206,3 @@ def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:
     addresses = {address for address, _ in model.named_modules() if address}
     names = [key for key in keys if isinstance(key, str) and key.partition(":")[0] in addresses]
     return frozenset(names) if len(names) == len(keys) else frozenset()
-
-
-def _make_log(recording: Recording, marks_distances: bool) -> Log:
-    graph = build_graph(recording)
-    log = Log(recording, graph)
-    if marks_distances:
-        log.from_input = distances_from_inputs(graph.inputs, graph.parents)
-        log.to_output = distances_to_outputs(graph.outputs, graph.children)
-    return log

@@ -1,14 +1,14 @@
 """Entering and leaving modules."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import ModuleCall
-from torchlens.capture.trees import named_tensors
 
 __all__ = ["ModuleTracker", "clean_address"]
 
@@ -109,9 +109,22 @@ def clean_address(address: str) -> str:
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Tensors that a module is given or returns. A cache object that is handed through is not looked into."""
     if type(tree) is torch.Tensor:
         return [tree]
-    return [tensor for _, tensor in named_tensors(tree)]
+    found: list[torch.Tensor] = []
+    pending = [tree]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            pending.extend(reversed(item))
+        elif isinstance(item, Mapping):
+            pending.extend(reversed(list(item.values())))
+        elif item is not None and is_dataclass(item) and not isinstance(item, type):
+            pending.extend(getattr(item, field.name, None) for field in reversed(fields(item)))
+    return found
 
 
 def _caller() -> Any:

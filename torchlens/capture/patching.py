@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +45,7 @@ _MISSING = object()
 _lock = threading.RLock()
 _users: set[object] = set()
 _undo: list[tuple[Any, str, Any]] = []
-_modules_before: set[str] = set()
+_num_modules: list[int] = []  # how many there were when the patches were applied; new ones stand behind them
 
 
 def apply_patches(user: object) -> None:
@@ -52,7 +53,7 @@ def apply_patches(user: object) -> None:
     with _lock:
         _users.add(user)
         if not _undo:
-            _modules_before.update(sys.modules)
+            _num_modules.append(len(sys.modules))
             for patch in _PATCHES:
                 # Noted before it is done, so that an interrupt between the two leaves nothing behind.
                 _undo.append((patch.owner, patch.name, vars(patch.owner).get(patch.name, _MISSING)))
@@ -64,24 +65,26 @@ def undo_patches(user: object) -> None:
     with _lock:
         _users.discard(user)
         if not _users:
-            if len(sys.modules) > len(_modules_before) > 0:
-                _clean_new_modules()
+            _clean_new_modules()
             for owner, name, old in reversed(_undo):
                 if old is not _MISSING:
                     setattr(owner, name, old)
                 elif name in vars(owner):
                     delattr(owner, name)
             _undo.clear()
-            _modules_before.clear()
 
 
 def _clean_new_modules() -> None:
     """A module that the model imported may have taken a patched name along (torch._dynamo does); it gets the original."""
-    originals = {id(vars(owner)[name]): old for owner, name, old in _undo if old is not _MISSING and name in vars(owner)}
-    for name in sys.modules.keys() - _modules_before:
+    new = list(islice(sys.modules, _num_modules[-1], None)) if _num_modules else []
+    originals = {
+        id(vars(owner)[name]): old for owner, name, old in _undo if new and old is not _MISSING and name in vars(owner)
+    }
+    for name in new:
         for attribute, value in list(vars(sys.modules[name]).items()):
             if id(value) in originals:
                 setattr(sys.modules[name], attribute, originals[id(value)])
+    _num_modules.clear()
 
 
 # -- modules -----------------------------------------------------------------------------------------------------------

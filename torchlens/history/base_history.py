@@ -28,13 +28,12 @@ class BaseHistory:
     def __init__(self, log: Log, options: CaptureOptions, keeps_unsaved: bool = True) -> None:
         self._log = log
         self._options = options
-        self._keeps_unsaved = keeps_unsaved
-        self._show()
+        log.keeps_unsaved = keeps_unsaved
+        log.show_anew()
 
-    def _show(self) -> None:
-        """Decides which entries are listed."""
-        everything = range(len(self._log.graph.recorded))
-        self._log.visible = [entry for entry in everything if self._keeps_unsaved or self._log.is_saved(entry)]
+    def _show_anew(self) -> None:
+        """What is saved has changed, and so may what is listed."""
+        self._log.show_anew()
         self.__dict__.pop("_lookup", None)
 
     # -- looking things up -----------------------------------------------------------------------------------------
@@ -96,7 +95,7 @@ class BaseHistory:
         self._log.recording = rerun(
             self._log, self._options, model, input_args, input_kwargs, numbers, random_seed, type(self)
         )
-        self._show()
+        self._show_anew()
 
     def cleanup(self) -> None:
         """Lets go of all saved tensors, gradients and arguments, also for entries that somebody still holds."""
@@ -105,7 +104,7 @@ class BaseHistory:
         recording.versions[:] = [-1] * len(recording.versions)
         recording.gradients.clear()
         recording.saved_args.clear()
-        self._show()
+        self._show_anew()
 
     # -- the model -------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from torchlens.capture.recording import Recording
 from torchlens.capture.session import CaptureOptions
-from torchlens.graph.build import build_graph
 from torchlens.history.log import Log, source_line
 
 __all__ = ["explain"]
@@ -10,7 +9,7 @@ __all__ = ["explain"]
 
 def explain(error: BaseException, recording: Recording, options: CaptureOptions, history_type: type) -> None:
     """Adds a note that names module, operation, argument shapes and source line; hangs the log so far on the exception."""
-    history = history_type(Log(recording, build_graph(recording)), options)
+    history = history_type(Log(recording), options)
     try:
         error.add_note(_note(recording, len(history)))
         error.partial_history = history  # type: ignore[attr-defined]

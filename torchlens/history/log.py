@@ -1,6 +1,7 @@
 """The data behind a history and its entries, shared by them; it points back to neither."""
 
-from dataclasses import dataclass, field
+import gc
+from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
 from typing import Any
@@ -9,8 +10,8 @@ import torch
 
 from torchlens.capture.recording import Recording, Row
 from torchlens.errors import ValueChangedError
-from torchlens.graph.build import Graph
-from torchlens.graph.distances import Distances
+from torchlens.graph.build import Graph, build_graph
+from torchlens.graph.distances import Distances, distances_from_inputs, distances_to_outputs
 
 __all__ = ["Log", "SourceLine", "nice_bytes", "path_text"]
 
@@ -27,15 +28,48 @@ class SourceLine:
         return f"{self.file}:{self.line} in {self.function}"
 
 
-@dataclass
 class Log:
-    """A recording, the graph made of it, and what is derived from the two on demand."""
+    """A recording, the graph made of it at the first look, and what is derived from the two on demand."""
 
-    recording: Recording
-    graph: Graph
-    from_input: Distances | None = None
-    to_output: Distances | None = None
-    visible: list[int] = field(default_factory=list)
+    def __init__(self, recording: Recording, graph: Graph | None = None, marks_distances: bool = False) -> None:
+        self.recording = recording
+        self.keeps_unsaved = True
+        self._graph = graph
+        self._visible: list[int] | None = None
+        self._marks_distances = marks_distances
+
+    @property
+    def graph(self) -> Graph:
+        if self._graph is None:
+            # None of it can be garbage yet, and looking for some would cost more than the work itself.
+            is_collecting = gc.isenabled()
+            try:
+                gc.disable()
+                self._graph = build_graph(self.recording)
+            finally:
+                if is_collecting:
+                    gc.enable()
+        return self._graph
+
+    @property
+    def visible(self) -> list[int]:
+        """The entries that the history lists."""
+        if self._visible is None:
+            everything = range(len(self.graph.recorded))
+            self._visible = [entry for entry in everything if self.keeps_unsaved or self.is_saved(entry)]
+        return self._visible
+
+    def show_anew(self) -> None:
+        """What is saved has changed."""
+        self._visible = None
+
+    @cached_property
+    def from_input(self) -> Distances | None:
+        return distances_from_inputs(self.graph.inputs, self.graph.parents) if self._marks_distances else None
+
+    @cached_property
+    def to_output(self) -> Distances | None:
+        return distances_to_outputs(self.graph.outputs, self.graph.children) if self._marks_distances else None
 
     def row(self, entry: int) -> Row:
         return self.recording.rows[self.graph.recorded[entry]]
