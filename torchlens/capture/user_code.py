@@ -9,13 +9,15 @@ import torch
 __all__ = ["is_user_code"]
 
 _LIBRARIES = tuple(f"{Path(file).resolve().parents[up]}{os.sep}" for file, up in ((str(torch.__file__), 0), (__file__, 1)))
-_KNOWN: dict[CodeType, bool] = {}
+# By id, with the code itself beside the answer so that the id stays its own: hashing a code object means reading it all.
+_KNOWN: dict[int, tuple[bool, CodeType]] = {}
 
 
 def is_user_code(code: CodeType) -> bool:
     """Whether `code` stands in a file outside torch and torchlens."""
-    answer = _KNOWN.get(code)
-    if answer is None:
+    known = _KNOWN.get(id(code))
+    if known is None:
         file = code.co_filename
-        answer = _KNOWN[code] = not (file.startswith("<frozen") or str(Path(file).resolve()).startswith(_LIBRARIES))
-    return answer
+        is_user = not (file.startswith("<frozen") or str(Path(file).resolve()).startswith(_LIBRARIES))
+        known = _KNOWN[id(code)] = (is_user, code)
+    return known[0]
