@@ -43,7 +43,7 @@ def python_of(tool: str) -> str:
     return str(python)
 
 
-def measure(tool: str, *arguments: str, environment: str | None = None, timeout: float = 900) -> dict[str, float] | str:
+def measure(tool: str, *arguments: str, environment: str | None = None, timeout: float = 150) -> dict[str, float] | str:
     """The measured figures, or the reason there are none."""
     code = (
         "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('benchmarks.measure', run_name='__main__')"

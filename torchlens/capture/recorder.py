@@ -16,6 +16,17 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
+from torchlens.capture.arguments import (
+    PLAIN_KEYWORD_TYPES,
+    PLAIN_TYPES,
+    TENSORS,
+    Kept,
+    are_plain,
+    describe_arguments,
+    shape_of,
+    unwrap,
+    without_tensors,
+)
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory, storage_of, version_of
 from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, named_operation, operation_of
@@ -26,13 +37,6 @@ from torchlens.capture.user_code import is_user_code
 __all__ = ["BUFFER", "INPUT", "OUTPUT", "Recorder"]
 
 Tensor = torch.Tensor
-# Arguments of these types are, or are not, tensors at a glance; any other is searched for tensors.
-_PLAIN_TYPES = frozenset({
-    Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.Size,
-    torch.layout, torch.memory_format, slice, type(Ellipsis), torch.Generator,
-})  # fmt: skip
-_TENSORS = frozenset({Tensor, torch.nn.Parameter})
-_PLAIN_KEYWORD_TYPES = _PLAIN_TYPES - _TENSORS - {torch.Generator}
 _OPERATION = Kind.OPERATION
 _KNOWN = KNOWN_OPERATIONS.get
 
@@ -102,7 +106,7 @@ class Recorder(TorchFunctionMode):
     def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
         entry = len(self.rows)
         self.memory.add(tensor, self._is_saved(entry))
-        shape, dtype, gradfunc = _shape_of(tensor), tensor.dtype, _gradfunc_of(tensor)
+        shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, _gradfunc_of(tensor)
         self.rows.append((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc))
         return entry
 
@@ -144,12 +148,12 @@ class Recorder(TorchFunctionMode):
             operation, self.operator = self.operator, None
         memory = self.memory
         written: Sequence[Tensor] = ()
-        if (not _PLAIN_TYPES.issuperset(map(type, args)) and not _are_plain(args)) or (
-            kwargs and not _PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
+        if (not PLAIN_TYPES.issuperset(map(type, args)) and not are_plain(args)) or (
+            kwargs and not PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
         ):
             references: References = self.references_to(args, kwargs)
         elif memory.may_die:
-            references = tuple([self._reference_to(arg) if type(arg) in _TENSORS else None for arg in args])
+            references = tuple([self._reference_to(arg) if type(arg) in TENSORS else None for arg in args])
         else:
             references = tuple(map(self._entry_at, map(id, args)))
         if self._keeps_args:
@@ -178,7 +182,7 @@ class Recorder(TorchFunctionMode):
             self._entry_of_id[id(result)] = len(rows)
             rows.append((
                 operation, args, kwargs, references, self.module_call, code, instruction, seconds, None,
-                _shape_of(result), result.dtype, _gradfunc_of(result),
+                shape_of(result), result.dtype, _gradfunc_of(result),
             ))  # fmt: skip
             memory.values.append(result)
             memory.storages.append(storage_of(result))
@@ -198,12 +202,12 @@ class Recorder(TorchFunctionMode):
             self.saved_args[entry] = self._kept_args or self._keep_args(args, kwargs)
         # Nothing must be kept alive, nor a list that the model may yet change.
         if type(references) is dict:
-            args, kwargs = same_with(args, _forget), same_with(kwargs, _forget)
+            args, kwargs = without_tensors(args), without_tensors(kwargs)
         else:
-            args = tuple([None if type(arg) in _TENSORS else arg for arg in args])
+            args = tuple([None if type(arg) in TENSORS else arg for arg in args])
         memory.add(tensor, saves)
         rows.append((
-            operation, args, kwargs, references, *where, output_index, _shape_of(tensor), tensor.dtype,
+            operation, args, kwargs, references, *where, output_index, shape_of(tensor), tensor.dtype,
             _gradfunc_of(tensor),
         ))  # fmt: skip
         if self._entry_at(id(tensor), 0) >= 0:  # a parameter that an operation hands back stays a parameter
@@ -360,7 +364,7 @@ class Recorder(TorchFunctionMode):
         """The arguments as they are at the call, copied like saved values when their memory is written."""
 
         def keep(tensor: Tensor) -> list[Tensor]:
-            holder = _Kept([tensor])
+            holder = Kept([tensor])
             self.memory.watch_argument(holder, 0)
             return holder
 
@@ -441,49 +445,11 @@ class Recorder(TorchFunctionMode):
         del self.rows[len(self.memory.values) :]
         self.memory.settle(outliving)
         for holder in self.saved_args:
-            self.saved_args[holder] = _unwrap(self.saved_args[holder])
+            self.saved_args[holder] = unwrap(self.saved_args[holder])
         self.rows = [
-            (row[0], tuple([None if type(arg) in _TENSORS else arg for arg in row[1]]), *row[2:]) for row in self.rows
+            (row[0], tuple([None if type(arg) in TENSORS else arg for arg in row[1]]), *row[2:]) for row in self.rows
         ]
         self._entry_of_id.clear()
-
-
-class _Kept(list[Tensor]):
-    """A saved argument: one tensor, in a place where it can be replaced by its copy."""
-
-
-def _unwrap(tree: Any) -> Any:
-    if isinstance(tree, _Kept):
-        return tree[0]
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*map(_unwrap, tree))
-    if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
-        return type(tree)(map(_unwrap, tree))
-    if isinstance(tree, dict):
-        return {key: _unwrap(item) for key, item in tree.items()}
-    return tree
-
-
-def describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
-    """Arguments in a line: shapes for tensors, the rest as it is."""
-
-    def describe(value: Any) -> str:
-        if isinstance(value, Tensor):
-            return f"{'x'.join(map(str, _shape_of(value))) or 'scalar'} {str(value.dtype).removeprefix('torch.')}"
-        if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
-            return f"[{', '.join(map(describe, value))}]"
-        text = repr(value)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-
-    return ", ".join([*map(describe, args), *(f"{key}={describe(value)}" for key, value in (kwargs or {}).items())])
-
-
-def _are_plain(args: tuple[Any, ...]) -> bool:
-    """Whether the arguments hold no tensor but at the top: a tuple of numbers is as good as a number."""
-    return all(
-        type(arg) in _PLAIN_TYPES or (type(arg) is tuple and _PLAIN_KEYWORD_TYPES.issuperset(map(type, arg)))
-        for arg in args
-    )
 
 
 def _unchanged(tensor: Tensor) -> Tensor:
@@ -495,21 +461,6 @@ INPUT = named_operation("input", _unchanged)
 BUFFER = named_operation("buffer", _unchanged)
 OUTPUT = named_operation("output", _unchanged)
 _IDENTITY = named_operation("identity", _unchanged)
-
-
-def _forget(tensor: Tensor) -> None:
-    return None
-
-
-def _shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """The shape, with -1 for the sizes of a nested tensor that differ from one part to the next."""
-    try:
-        shape = tensor.shape
-    except RuntimeError:  # the strided layout has no shape at all
-        return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
-    if type(tensor) is not Tensor and tensor.is_nested:
-        return tuple(size if type(size) is int else -1 for size in shape)
-    return shape
 
 
 def _gradfunc_of(tensor: Tensor) -> str | None:

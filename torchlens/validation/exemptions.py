@@ -62,6 +62,11 @@ DEPENDENCE: tuple[Exemption, ...] = (
         "all of the argument is written over",
     ),
     Exemption(
+        frozenset({"_indices", "ccol_indices", "col_indices", "crow_indices", "indices", "row_indices"}),
+        frozenset({0}),
+        "a sparse tensor is changed in its values, and these are its pattern",
+    ),
+    Exemption(
         frozenset({"batch_norm", "instance_norm", "native_batch_norm"}),
         frozenset({3, 4, "running_mean", "running_var"}),
         "in training the statistics are written, and only the batch's own are used",

@@ -1,0 +1,82 @@
+"""The arguments of a call: which are plain, what is kept of them, how they read in a line."""
+
+from typing import Any
+
+import torch
+
+from torchlens.capture.trees import same_with
+
+__all__ = [
+    "PLAIN_KEYWORD_TYPES",
+    "PLAIN_TYPES",
+    "TENSORS",
+    "Kept",
+    "are_plain",
+    "describe_arguments",
+    "shape_of",
+    "unwrap",
+    "without_tensors",
+]
+
+Tensor = torch.Tensor
+# Arguments of these types are, or are not, tensors at a glance; any other is searched for tensors.
+PLAIN_TYPES = frozenset({
+    Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.Size,
+    torch.layout, torch.memory_format, slice, type(Ellipsis), torch.Generator,
+})  # fmt: skip
+TENSORS = frozenset({Tensor, torch.nn.Parameter})
+PLAIN_KEYWORD_TYPES = PLAIN_TYPES - TENSORS - {torch.Generator}
+
+
+class Kept(list[Tensor]):
+    """A saved argument: one tensor, in a place where it can be replaced by its copy."""
+
+
+def unwrap(tree: Any) -> Any:
+    """Saved arguments with each tensor in its own place again."""
+    if isinstance(tree, Kept):
+        return tree[0]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*map(unwrap, tree))
+    if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
+        return type(tree)(map(unwrap, tree))
+    if isinstance(tree, dict):
+        return {key: unwrap(item) for key, item in tree.items()}
+    return tree
+
+
+def describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
+    """Arguments in a line: shapes for tensors, the rest as it is."""
+
+    def describe(value: Any) -> str:
+        if isinstance(value, Tensor):
+            return f"{'x'.join(map(str, shape_of(value))) or 'scalar'} {str(value.dtype).removeprefix('torch.')}"
+        if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+            return f"[{', '.join(map(describe, value))}]"
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+
+    return ", ".join([*map(describe, args), *(f"{key}={describe(value)}" for key, value in (kwargs or {}).items())])
+
+
+def are_plain(args: tuple[Any, ...]) -> bool:
+    """Whether the arguments hold no tensor but at the top: a tuple of numbers is as good as a number."""
+    return all(
+        type(arg) in PLAIN_TYPES or (type(arg) is tuple and PLAIN_KEYWORD_TYPES.issuperset(map(type, arg))) for arg in args
+    )
+
+
+def without_tensors(arguments: Any) -> Any:
+    """Arguments with None in place of each tensor, in lists and dicts of their own."""
+    return same_with(arguments, lambda _: None)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The shape, with -1 for the sizes of a nested tensor that differ from one part to the next."""
+    try:
+        shape = tensor.shape
+    except RuntimeError:  # the strided layout has no shape at all
+        return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
+    if type(tensor) is not Tensor and tensor.is_nested:
+        return tuple(size if type(size) is int else -1 for size in shape)
+    return shape
