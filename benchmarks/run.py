@@ -69,7 +69,7 @@ def ratio(result: dict[str, float] | str) -> str:
     if isinstance(result, str):
         return result
     value = result["ratio"]
-    return f"{value:.2f}×" if value < 10 else f"{value:,.0f}×"
+    return f"{value:.2f}×" if value < 20 else f"{value:,.0f}×"
 
 
 def make_table(seconds: float, with_peers: bool) -> str:
