@@ -13,9 +13,6 @@ from torchlens.capture.recording import ModuleCall
 __all__ = ["ModuleTracker", "clean_address"]
 
 
-_TENSOR_ONLY = frozenset({torch.Tensor})
-
-
 class ModuleTracker:
     """Knows the modules of a model by address and writes down each call of one.
 
@@ -55,24 +52,28 @@ class ModuleTracker:
                 self._note_failure(error)
                 raise
         parent = recorder.module_call
-        code, instruction = recorder.user_code(_caller())
+        code, instruction = recorder.user_code(sys._getframe(2))  # past the patched `_call_impl`
         pass_num = self._num_calls[address] = self._num_calls.get(address, 0) + 1
         call = len(recorder.module_calls)
         recorder.module_calls.append(ModuleCall(address, pass_num, parent, code, instruction))
-        given = args if not kwargs and _TENSOR_ONLY.issuperset(map(type, args)) else _tensors_in((args, kwargs))
-        self.entries.append((call, self._known(given)))
+        if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
+            entry = recorder.entry_of(args[0])
+            self.entries.append((call, [] if entry is None or entry < 0 else [entry]))
+        else:
+            self.entries.append((call, self._known(_tensors_in((args, kwargs)))))
         num_before = len(recorder.rows)
         recorder.module_call = call
         try:
-            result = self._run(original, module, args, kwargs)
+            is_scripted = id(module) in self._scripted
+            result = self._run(original, module, args, kwargs) if is_scripted else original(module, *args, **kwargs)
             returned = []
-            for tensor in _tensors_in(result):
+            for tensor in (result,) if type(result) is torch.Tensor else _tensors_in(result):
                 entry = recorder.entry_of(tensor)
                 if entry is not None and 0 <= entry < num_before:
                     entry = recorder.record_identity(tensor)
                 if entry is not None and entry >= 0:
                     returned.append(entry)
-                    if address in self._saved_addresses or f"{address}:{pass_num}" in self._saved_addresses:
+                    if self._saved_addresses and not self._saved_addresses.isdisjoint((address, f"{address}:{pass_num}")):
                         with torch._C.DisableTorchFunction():
                             recorder.memory.save(entry, tensor)
                         self.is_uncertain |= recorder.memory.is_written_since(entry)
@@ -110,8 +111,6 @@ def clean_address(address: str) -> str:
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
     """Tensors that a module is given or returns. A cache object that is handed through is not looked into."""
-    if type(tree) is torch.Tensor:
-        return [tree]
     found: list[torch.Tensor] = []
     pending = [tree]
     while pending:
@@ -125,8 +124,3 @@ def _tensors_in(tree: Any) -> list[torch.Tensor]:
         elif item is not None and is_dataclass(item) and not isinstance(item, type):
             pending.extend(getattr(item, field.name, None) for field in reversed(fields(item)))
     return found
-
-
-def _caller() -> Any:
-    """The frame that called the module: two above `ModuleTracker.call`, past the patched `_call_impl`."""
-    return sys._getframe(3)
