@@ -290,3 +290,13 @@ def test_the_indices_of_a_sparse_tensor_need_not_depend_on_its_values():
     report = validate_forward_pass(Model(lambda _, x: x.to_sparse().indices() * 2), torch.eye(3))
     assert report.passed, str(report)
     assert any("pattern" in reason for _, reason in report.exemptions)
+
+
+def test_a_mask_that_picks_nothing_need_not_use_the_value():
+    def forward(_, x):
+        return x.masked_fill(x > 100, torch.tensor(3.0) * x.sum())
+
+    report = validate_forward_pass(Model(forward), torch.ones(3))
+    assert all("masked_fill" not in finding.expected or "argument 2" not in finding.expected for finding in report.findings)
+    full = validate_forward_pass(Model(forward), torch.full((3,), 200.0))
+    assert full.passed, str(full)

@@ -67,6 +67,11 @@ DEPENDENCE: tuple[Exemption, ...] = (
         "a sparse tensor is changed in its values, and these are its pattern",
     ),
     Exemption(
+        frozenset({"masked_fill", "masked_fill_"}),
+        frozenset({2, "value"}),
+        "a mask that picks nothing leaves the value unused",
+    ),
+    Exemption(
         frozenset({"batch_norm", "instance_norm", "native_batch_norm"}),
         frozenset({3, 4, "running_mean", "running_var"}),
         "in training the statistics are written, and only the batch's own are used",
