@@ -1,13 +1,13 @@
 """The public functions: check the options, then capture → graph → history."""
 
 import difflib
-import gc
 import warnings
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
 
+from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.session import CaptureOptions, Session, generator_states, restore_generators
 from torchlens.draw.drawing import draw
 from torchlens.draw.options import DrawOptions, draw_options
@@ -83,11 +83,10 @@ def log_forward_pass(
         keeps_gradients=options.save_gradients,
         random_seed=options.random_seed,
     )
-    # Nothing that is written down can be garbage yet, and looking for some in it would double the cost of the log.
-    # (Not by a context manager: an interrupt may come when it has begun and its block has not.)
-    is_collecting = gc.isenabled()
+    # Not by a context manager: an interrupt may come when it has begun and its block has not.
+    user = object()
     try:
-        gc.disable()
+        pause_collector(user)
         if options.layers_to_save == "all":
             log = _run(model, args, kwargs, options, replace(capture, saves=True))
         elif options.layers_to_save in (None, "none", []):
@@ -95,8 +94,10 @@ def log_forward_pass(
         else:
             log = _run_selecting(model, args, kwargs, options, capture)
     finally:
-        if is_collecting:
-            gc.enable()
+        try:
+            resume_collector(user)
+        finally:  # once more, for an interrupt may cut the first short
+            resume_collector(user)
     for message in log.recording.warnings:
         warnings.warn(f"torchlens: {message}.", stacklevel=2)
     history = ModelHistory(log, capture, options.keep_unsaved_layers)

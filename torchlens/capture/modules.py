@@ -9,6 +9,7 @@ import torch
 
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import ModuleCall
+from torchlens.capture.trees import named_tensors
 
 __all__ = ["ModuleTracker", "clean_address"]
 
@@ -67,7 +68,7 @@ class ModuleTracker:
             is_scripted = id(module) in self._scripted
             result = self._run(original, module, args, kwargs) if is_scripted else original(module, *args, **kwargs)
             returned = []
-            for tensor in (result,) if type(result) is torch.Tensor else _tensors_in(result):
+            for tensor in (result,) if type(result) is torch.Tensor else [tensor for _, tensor in named_tensors(result)]:
                 entry = recorder.entry_of(tensor)
                 if entry is not None and 0 <= entry < num_before:
                     entry = recorder.record_identity(tensor)
@@ -110,7 +111,7 @@ def clean_address(address: str) -> str:
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
-    """Tensors that a module is given or returns. A cache object that is handed through is not looked into."""
+    """Tensors that a module is given. A cache object that is handed through is not looked into."""
     found: list[torch.Tensor] = []
     pending = [tree]
     while pending:

@@ -1,6 +1,5 @@
 """The data behind a history and its entries, shared by them; it points back to neither."""
 
-import gc
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
@@ -8,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.recording import Recording, Row
 from torchlens.errors import ValueChangedError
 from torchlens.graph.build import Graph, build_graph
@@ -41,14 +41,12 @@ class Log:
     @property
     def graph(self) -> Graph:
         if self._graph is None:
-            # None of it can be garbage yet, and looking for some would cost more than the work itself.
-            is_collecting = gc.isenabled()
+            user = object()
             try:
-                gc.disable()
+                pause_collector(user)
                 self._graph = build_graph(self.recording)
             finally:
-                if is_collecting:
-                    gc.enable()
+                resume_collector(user)
         return self._graph
 
     @property
