@@ -45,6 +45,7 @@ _MISSING = object()
 _lock = threading.RLock()
 _users: set[object] = set()
 _undo: list[tuple[Any, str, Any]] = []
+_is_applied = [False]  # wholly: an interrupt may leave some of them
 _num_modules: list[int] = []  # how many there were when the patches were applied; new ones stand behind them
 
 
@@ -52,12 +53,14 @@ def apply_patches(user: object) -> None:
     """Patches torch for `user` (any object of its own), unless another user's log has done so."""
     with _lock:
         _users.add(user)
-        if not _undo:
+        if not _is_applied[0]:
+            _revert()  # what an interrupt may have left of an earlier time
             _num_modules.append(len(sys.modules))
             for patch in _PATCHES:
                 # Noted before it is done, so that an interrupt between the two leaves nothing behind.
                 _undo.append((patch.owner, patch.name, vars(patch.owner).get(patch.name, _MISSING)))
                 setattr(patch.owner, patch.name, patch.new)
+            _is_applied[0] = True
 
 
 def undo_patches(user: object) -> None:
@@ -65,13 +68,18 @@ def undo_patches(user: object) -> None:
     with _lock:
         _users.discard(user)
         if not _users:
-            _clean_new_modules()
-            for owner, name, old in reversed(_undo):
-                if old is not _MISSING:
-                    setattr(owner, name, old)
-                elif name in vars(owner):
-                    delattr(owner, name)
-            _undo.clear()
+            _is_applied[0] = False
+            _revert()
+
+
+def _revert() -> None:
+    _clean_new_modules()
+    for owner, name, old in reversed(_undo):
+        if old is not _MISSING:
+            setattr(owner, name, old)
+        elif name in vars(owner):
+            delattr(owner, name)
+    _undo.clear()
 
 
 def _clean_new_modules() -> None:
