@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["LogOptions", "check_inputs"]
+__all__ = ["LogOptions", "check_inputs", "check_model", "positional_names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +95,19 @@ def _check_device(device: Any) -> None:
         raise ValueError(f"output_device is 'same' or a torch device such as 'cpu' or 'cuda:0', not {device!r}.") from error
 
 
-def check_inputs(model: Any, input_args: Any, input_kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The model's positional and keyword arguments, after seeing that its `forward` takes them."""
+def check_model(model: Any) -> None:
+    """Sees that the model is one."""
     if not isinstance(model, torch.nn.Module):
         hint = " That is the class; make an instance of it." if isinstance(model, type) else ""
         raise TypeError(
             f"model is a torch.nn.Module, not {model!r:.80} ({type(model).__name__}).{hint} To log a function, call it "
             "in the forward of a small module."
         )
+
+
+def check_inputs(model: Any, input_args: Any, input_kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The model's positional and keyword arguments, after seeing that its `forward` takes them."""
+    check_model(model)
     if input_kwargs is not None and not isinstance(input_kwargs, dict):
         raise TypeError(
             f"input_kwargs is a dict of keyword arguments, or None, not {type(input_kwargs).__name__}. Options of "
@@ -120,7 +125,24 @@ def check_inputs(model: Any, input_args: Any, input_kwargs: Any) -> tuple[list[A
     return args, kwargs
 
 
+def positional_names(forward: Any) -> tuple[str, ...] | None:
+    """The arguments of a plain method, which takes all by position; None for any other, which takes longer to read."""
+    function = getattr(forward, "__func__", None)
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
+        return None
+    if hasattr(function, "__wrapped__") or hasattr(function, "__signature__"):
+        return None
+    names: tuple[str, ...] = code.co_varnames[1 : code.co_argcount]
+    return names
+
+
 def _check_signature(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]) -> None:
+    names = positional_names(model.forward)
+    if names is not None and not kwargs:
+        defaults = model.forward.__func__.__defaults__ or ()  # type: ignore[attr-defined]
+        if len(names) - len(defaults) <= len(args) <= len(names):
+            return
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):  # a forward written in C, or a scripted one

@@ -1,6 +1,8 @@
 """Promise 6: `del history` gives its memory back without the garbage collector."""
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -142,3 +144,22 @@ def test_get_model_metadata_holds_no_activation() -> None:
     history = tl.get_model_metadata(Model(forward), torch.rand(2, 4))
     assert alive(references) == 0
     assert len(history) == 4
+
+
+def test_a_very_deep_graph_is_freed_without_overflowing_the_stack() -> None:
+    """In a process of its own: torch would crash it."""
+    code = """
+import torch, torchlens as tl
+class Deep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        for _ in range(20_000):
+            x = self.fc(x) + 1
+        return x
+history = tl.get_model_metadata(Deep(), torch.rand(2, 4))
+print(history.num_operations)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "40000\n"), done.stderr

@@ -245,3 +245,16 @@ def test_gradients_under_checkpoint(is_reentrant: bool) -> None:
     wanted = 6 * torch.cos(torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(x.grad, wanted)
     torch.testing.assert_close(history["input_1"].grad_contents, wanted)
+
+
+def test_gradients_through_two_writes_to_one_view() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        row = y[0]
+        row.mul_(5)
+        row.mul_(7)
+        return y * 3
+
+    # Functionally: y = 2x, r = y[0], s = 5r, t = 7s, y' = [t, y[1]], out = 3y'.
+    found = gradients(forward, torch.ones(2, 2, requires_grad=True))
+    assert_gradients(found, mul_4=1, mul_3=3, mul_2=21, getitem_1=105, mul_1=[[105, 105], [3, 3]])

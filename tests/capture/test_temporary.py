@@ -200,3 +200,21 @@ def test_modules_imported_by_the_model_keep_nothing_of_ours() -> None:
                     print(name, found)
     """)
     assert out == ""
+
+
+def test_a_model_may_bring_in_the_compiler_itself() -> None:
+    out = run("""
+        import warnings
+        warnings.simplefilter("ignore")
+        import torch, torchlens as tl
+        compile = torch.compile
+        class M(torch.nn.Module):
+            def forward(self, x):
+                from torch.nn.attention.flex_attention import flex_attention  # compiles itself when called
+                return flex_attention(x, x, x)
+        x = torch.rand(1, 2, 16, 8)
+        history = tl.log_forward_pass(M(), x)
+        print("matmul_1" in history, torch.compile is compile, torch.allclose(M()(x), history["output_1"].tensor_contents))
+        print(torch.compile(torch.sin, backend="eager")(x).shape, torch._dynamo.eval_frame._stance.stance)
+    """)
+    assert out.splitlines() == ["True True True", "torch.Size([1, 2, 16, 8]) default"]

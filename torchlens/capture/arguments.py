@@ -61,9 +61,11 @@ def describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> 
 
 def are_plain(args: tuple[Any, ...]) -> bool:
     """Whether the arguments hold no tensor but at the top: a tuple of numbers is as good as a number."""
-    return all(
-        type(arg) in PLAIN_TYPES or (type(arg) is tuple and PLAIN_KEYWORD_TYPES.issuperset(map(type, arg))) for arg in args
-    )
+    for arg in args:
+        kind = type(arg)
+        if kind not in PLAIN_TYPES and (kind is not tuple or not PLAIN_KEYWORD_TYPES.issuperset(map(type, arg))):
+            return False
+    return True
 
 
 def without_tensors(arguments: Any) -> Any:

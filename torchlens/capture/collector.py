@@ -2,6 +2,10 @@
 
 Nothing that is written down can be garbage yet, and looking for some in it would double the cost of the log. Several
 threads may pause it at once; it runs again when the last of them is done. Both functions may be called again.
+
+What a very long log leaves behind is moved past the collector's young generations unread: reading a million objects that
+were made just now is a fifth of the cost of making them. After a few of such logs everything is read, once, so that
+garbage among it is not kept for good.
 """
 
 import gc
@@ -9,9 +13,13 @@ import threading
 
 __all__ = ["pause_collector", "resume_collector"]
 
+_MANY_OBJECTS = 200_000
+_READ_ALL_AFTER = 5_000_000
+
 _lock = threading.RLock()
 _users: set[object] = set()
 _was_enabled: list[bool] = []
+_num_unread = [0]
 
 
 def pause_collector(user: object) -> None:
@@ -27,5 +35,20 @@ def resume_collector(user: object) -> None:
     """Lets the collector run again as it did, once no user is left."""
     with _lock:
         _users.discard(user)
-        if not _users and _was_enabled == [True]:
+        if not _users and _was_enabled == [True] and not gc.isenabled():
+            _grow_old()
             gc.enable()
+
+
+def _grow_old() -> None:
+    """Moves many young objects on to the oldest generation; a few are left to the collector's own ways."""
+    num_young = gc.get_count()[0]
+    if num_young < _MANY_OBJECTS or gc.get_freeze_count():  # frozen by the user, and to stay so
+        return
+    _num_unread[0] += num_young
+    if _num_unread[0] > _READ_ALL_AFTER:
+        gc.collect()
+        _num_unread[0] = 0
+    else:
+        gc.freeze()
+        gc.unfreeze()

@@ -1,84 +1,204 @@
 """Collecting the gradient of each entry during a later backward pass.
 
-A hook on the tensor of an entry hears the gradient with respect to the value it had then. Three cases need more. The
-tensor of an in-place operation on a *view* is not on autograd's path: the base is (torch calls the node `CopySlices`), so
-the gradient is cut out of the base's. A view is given a new node when its base is written, and is heard again there. And
-the model's inputs belong to the user: they may be part of other graphs and must not keep a hook of ours, so what arrives at
-them is heard at the nodes of this pass that send it.
+The gradient of an entry is what arrives at the node of autograd's graph that made it. Three cases need more. The tensor
+of an in-place operation on a *view* is not on autograd's path: the base is (torch calls the node `CopySlices`), so the
+gradient is cut out of the base's. A view is given a new node when its base is written, and is heard again there. And
+inputs and parameters belong to the user: they may be part of other graphs and must not keep a hook of ours, so what
+arrives at them is heard at the nodes of this pass that send it.
 """
 
+import math
+import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["GradientHooks", "Gradients"]
+from torchlens.capture.backward import BackwardWatch, NodeInfo, NodeRun, node_of, sequence_of
 
-Hear = Callable[[Any], None]
+__all__ = ["GradientHooks", "Gradients", "Slice", "TellingWatch", "slice_written"]
+
+
+class Slice(NamedTuple):
+    """A write in place to a view: entry `entry` turned what `before` was into something else, at `node` of its base."""
+
+    entry: int
+    before: int | None
+    node: Any
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    base_size: tuple[int, ...]
+    base_stride: tuple[int, ...]
+
+    def cut(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient of the view, out of that of its base."""
+        laid_out = gradient.new_empty_strided(self.base_size, self.base_stride).copy_(gradient)
+        return laid_out.as_strided(self.size, self.stride, self.offset)
+
+
+def slice_written(entry: int, tensor: torch.Tensor, before: int | None) -> Slice | None:
+    """What autograd made of entry `entry` having written to `tensor`, if that is a view."""
+    base = tensor._base
+    if base is None or base.grad_fn is None or type(base.grad_fn).__name__ != "CopySlices":
+        return None
+    offset = int(tensor.storage_offset() - base.storage_offset())
+    return Slice(entry, before, base.grad_fn, tensor.size(), tensor.stride(), offset, base.size(), base.stride())
 
 
 class Gradients(dict[int, torch.Tensor]):
-    """Entry number → gradient, summed over the backward passes through it.
+    """Entry number → gradient, summed over the backward passes through it; the runs of the nodes that were in them.
 
     The hooks, which live as long as the graph does, know it only weakly: it is gone when its history is.
     """
 
-    def hearer(self, entry: int) -> Hear:
-        """A function that takes gradients of `entry`."""
-        reference = weakref.ref(self)
+    def __init__(self) -> None:
+        super().__init__()
+        # Number of a parameter → what the entries of this pass sent to it, summed likewise.
+        self.parameters: dict[int, torch.Tensor] = {}
+        # (backward pass, entry) in the order in which gradients arrived.
+        self.arrivals: list[tuple[int, int]] = []
+        # Number of a node → the entry that made it.
+        self.owners: dict[int, int] = {}
+        # Entries of which not every node is known for certain to be theirs.
+        self.uncertain: set[int] = set()
+        # Whether there is a part that runs its own backward pass inside, out of sight; the passes in which it was heard.
+        self.has_checkpoint = False
+        self.complete: set[int] = set()
+        # Runs of nodes that no entry made, in the backward passes that were logged as such.
+        self.outside: list[NodeRun] = []
+        self.watch: BackwardWatch = TellingWatch(_weakly(self, "_before"), _weakly(self, "_after"), most=math.inf)
+        # By number of the node: what is heard of the gradients that reach it, and of those that it sends on.
+        self._reaching: dict[int, list[tuple[int, int, Slice | None]]] = {}
+        self._sent: dict[int, list[tuple[int, list[int], Slice | None]]] = {}
 
-        def hear(gradient: torch.Tensor | None) -> None:
-            gradients = reference()
-            if gradients is not None and gradient is not None:
-                known = gradients.get(entry)
-                # Cloned: autograd may go on to add into the very tensor it hands to hooks.
-                gradients[entry] = gradient.detach().clone() if known is None else known + gradient.detach()
+    def clear(self) -> None:
+        """Forgets all gradients and runs. Later backward passes are heard nevertheless."""
+        super().clear()
+        self.parameters.clear()
+        self.arrivals.clear()
+        self.watch.runs.clear()
+        self.outside.clear()
+        self.complete.clear()
 
-        return hear
+    def hear_reaching(self, number: int, output: int, entry: int, part: Slice | None = None) -> None:
+        """What reaches output `output` of node `number`, or part of it, is the gradient of `entry`."""
+        self._reaching.setdefault(number, []).append((output, entry, part))
+
+    def hear_sent(self, number: int, position: int, targets: list[int], part: Slice | None = None) -> None:
+        """What node `number` sends to the node at `position`, or part of it, is sent to `targets`."""
+        self._sent.setdefault(number, []).append((position, targets, part))
+
+    def hear(self, number: int, output: int, gradient: torch.Tensor, task: int) -> None:
+        """Takes a gradient that came as far as node `number`, which did not run, in backward pass `task`."""
+        for own_output, entry, part in reversed(self._reaching.get(number, ())):
+            if own_output == output:
+                self.add(entry, gradient, part, task)
+
+    def _before(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+        # Last made, first heard: an output comes before the operation that made it.
+        for output, entry, part in reversed(self._reaching.get(info.number, ())):
+            self.add(entry, gradients[output], part)
+
+    def _after(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+        for position, targets, part in self._sent.get(info.number, ()):
+            for target in targets:
+                self.add(target, gradients[position], part)
+
+    def add(self, target: int, gradient: Any, part: Slice | None = None, task: int | None = None) -> None:
+        """Adds to the gradient of `target`: an entry, or -1 - k for parameter k."""
+        if gradient is None:
+            return
+        gradient = gradient.detach()
+        if part is not None:
+            gradient = part.cut(gradient)
+        held, key = (self, target) if target >= 0 else (self.parameters, -1 - target)
+        known = held.get(key)
+        # Cloned: autograd may go on to add into the very tensor it hands to hooks.
+        held[key] = gradient.clone() if known is None else known + gradient
+        if target >= 0:
+            self.arrivals.append((torch._C._current_graph_task_id() if task is None else task, target))
+
+
+class TellingWatch(BackwardWatch):
+    """Nobody reads the failures of this one, so it says at once that something is missing."""
+
+    def _fail(self, error: Exception, info: NodeInfo) -> None:
+        super()._fail(error, info)
+        warnings.warn(f"A gradient could not be recorded. {self.failures[-1]}", stacklevel=2)
+
+
+def _weakly(owner: Any, method: str) -> Callable[[NodeInfo, tuple[Any, ...]], None]:
+    """A method of `owner`, which is not kept alive."""
+    reference = weakref.ref(owner)
+
+    def call(info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+        known = reference()
+        if known is not None:
+            getattr(known, method)(info, gradients)
+
+    return call
 
 
 class GradientHooks:
-    """Fills `gradients` as backward runs."""
+    """Tells `gradients` which entry each node belongs to."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_sequence: int = 0) -> None:
         self.gradients = Gradients()
-        # The end of the graph that each input hangs on, as (id of node, output), and the entries there.
-        self._inputs: dict[tuple[int, int], list[int]] = {}
-        # id of an input that is a leaf → the node that accumulates its gradient.
-        self._leaves: dict[int, Any] = {}
-        # Nodes seen, kept until the pass ends so that their ids stay theirs.
-        self._nodes: dict[int, Any] = {}
+        # Nodes with lower numbers existed before the pass.
+        self._first_sequence = first_sequence
+        # Nodes with lower numbers are heard, but belong to entries that are not known here.
+        self.owning_from = 0
+        # Where the pass ends: targets (an entry, or -1 - k for parameter k) by `id` of the leaf, or by (`id` of the node,
+        # output). The nodes are kept so that their ids stay theirs.
+        self._leaves: dict[int, list[int]] = {}
+        self._ends: dict[tuple[int, int], list[int]] = {}
+        self._end_nodes: list[Any] = []
         # For each entry that is a view, the node that was heard.
         self._view_nodes: dict[int, Any] = {}
+        # Entries that wrote to a view.
+        self._written_views: set[int] = set()
 
-    def watch_input(self, entry: int, tensor: torch.Tensor) -> None:
+    def watch_source(self, target: int, tensor: torch.Tensor) -> None:
         """Hears what arrives at a tensor that existed before the pass."""
-        if not tensor.requires_grad:
-            return
-        node, output = tensor.grad_fn, tensor.output_nr
-        if node is None:
-            with torch.enable_grad():  # a leaf tells the node that accumulates its gradient only to a reader
-                node = tensor.view_as(tensor).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-            self._leaves[id(tensor)] = node
-        self._nodes[id(node)] = node
-        self._inputs.setdefault((id(node), output), []).append(entry)
+        if tensor.requires_grad:
+            node = node_of(tensor)
+            if node is None:
+                self._leaves.setdefault(id(tensor), []).append(target)
+            else:
+                self.watch_end(target, node, tensor.output_nr)
+
+    def watch_end(self, target: int, node: Any, output: int) -> None:
+        """Hears what arrives at a node that existed before the pass."""
+        if sequence_of(node) < 0:
+            self._leaves.setdefault(id(node.variable), []).append(target)
+        else:
+            self._end_nodes.append(node)
+            self._ends.setdefault((id(node), output), []).append(target)
 
     def watch(self, entry: int, tensor: torch.Tensor) -> None:
         """Hears the gradient of `tensor`, which entry `entry` made."""
         if not tensor.requires_grad:
             return
-        node = self._leaves.get(id(tensor)) if tensor.grad_fn is None else tensor.grad_fn
-        at_input = self._inputs.get((id(node), tensor.output_nr))
-        if at_input is not None:  # an input, handed on as it was
-            at_input.append(entry)
+        node = node_of(tensor)
+        if node is not None:
+            self.watch_at(entry, node, tensor.output_nr)
+            if tensor._is_view():
+                self._view_nodes[entry] = node
+        elif id(tensor) in self._leaves:  # an input, handed on as it was
+            self._leaves[id(tensor)].append(entry)
+
+    def watch_at(self, entry: int, node: Any, output: int) -> None:
+        """Hears what reaches `node` as the gradient of `entry`, which made it."""
+        at_end = self._targets_at(node, output)
+        if at_end is not None:  # an input, handed on as it was
+            at_end.append(entry)
             return
-        if tensor.grad_fn is None:
-            return
-        tensor.register_hook(self.gradients.hearer(entry))
-        if tensor._is_view():
-            self._view_nodes[entry] = tensor.grad_fn
-        self._watch_nodes(tensor.grad_fn)
+        self._own_nodes(entry, node)
+        number = self.gradients.watch.number_of(node)
+        if number is not None:
+            self.gradients.hear_reaching(number, output, entry)
 
     def watch_again(self, entry: int, tensor: torch.Tensor) -> None:
         """Before a view is read: hears it where it now stands, if its base was written since."""
@@ -86,60 +206,41 @@ class GradientHooks:
         if node is not None and tensor.grad_fn is not node:
             self.watch(entry, tensor)
 
-    def watch_write(self, entry: int, tensor: torch.Tensor, before: int | None) -> None:
-        """Hears the gradients of a view that entry `entry` wrote in place, and of what it was (`before`) until then."""
-        base = tensor._base
-        if base is None or base.grad_fn is None or type(base.grad_fn).__name__ != "CopySlices":
-            return
-        size, stride, offset = tensor.size(), tensor.stride(), tensor.storage_offset() - base.storage_offset()
-        base_size, base_stride = base.size(), base.stride()
-        hear_after = self.gradients.hearer(entry)
-        hear_before = None if before is None or before < 0 else self.gradients.hearer(before)
+    def watch_write(self, part: Slice) -> None:
+        """Hears the gradients of a view that was written in place, and of what it was until then."""
+        self._own_nodes(part.entry, part.node)
+        number = self.gradients.watch.number_of(part.node)
+        if number is not None:
+            part = part._replace(node=None)  # a node must not be kept by its own hooks
+            self.gradients.hear_reaching(number, 0, part.entry, part)
+            # What was itself written as a view hears all that reaches its base.
+            is_heard = part.before in self._written_views
+            self._written_views.add(part.entry)
+            if part.before is not None and part.before >= 0 and not is_heard:
+                self.gradients.hear_sent(number, 0, [part.before], part)
 
-        def cut(gradient: Any) -> torch.Tensor | None:
-            if gradient is None:
-                return None
-            laid_out = gradient.new_empty_strided(base_size, base_stride).copy_(gradient)
-            return laid_out.as_strided(size, stride, offset)
+    def _targets_at(self, node: Any, output: int) -> list[int] | None:
+        if sequence_of(node) < 0:
+            return self._leaves.get(id(node.variable))
+        return self._ends.get((id(node), output)) if self._ends else None
 
-        def after(grads: tuple[Any, ...]) -> None:
-            hear_after(cut(grads[0]))
-
-        def until_then(grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
-            if hear_before is not None:
-                hear_before(cut(grad_inputs[0]))
-
-        base.grad_fn.register_prehook(after)
-        base.grad_fn.register_hook(until_then)
-        self._watch_nodes(base.grad_fn)
-
-    def _watch_nodes(self, node: Any) -> None:
-        """Hears what the nodes of this pass, from `node` on, send to the inputs; each is visited once."""
-        pending = [node] if self._inputs else []
+    def _own_nodes(self, entry: int, node: Any) -> None:
+        """The nodes from `node` on that nobody owns are the entry's; what they send to the ends of the pass is heard."""
+        gradients, pending = self.gradients, [node]
         while pending:
             node = pending.pop()
-            if id(node) in self._nodes:
+            sequence = sequence_of(node)
+            number = gradients.watch.watch_node(node) if sequence >= self._first_sequence else None
+            if number is None:
                 continue
-            self._nodes[id(node)] = node
+            if sequence >= self.owning_from:
+                gradients.owners[number] = entry
+            if type(node).__name__ == "CheckpointFunctionBackward":
+                gradients.has_checkpoint = True
             for position, (below, output) in enumerate(node.next_functions):
-                entries = None if below is None else self._inputs.get((id(below), output))
-                if entries is not None:
-                    hearers = _Hearers(self.gradients, entries, position)
-                    node.register_hook(hearers)
-                elif below is not None:
-                    pending.append(below)
-
-
-class _Hearers:
-    """Takes what a node sends to an input, for the input and for the entries that hand it on."""
-
-    def __init__(self, gradients: Gradients, entries: list[int], position: int) -> None:
-        self._gradients = weakref.ref(gradients)
-        self._entries = entries
-        self._position = position
-
-    def __call__(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
-        gradients = self._gradients()
-        if gradients is not None:
-            for entry in self._entries:
-                gradients.hearer(entry)(grad_inputs[self._position])
+                if below is not None:
+                    targets = self._targets_at(below, output)
+                    if targets is None:
+                        pending.append(below)
+                    else:
+                        gradients.hear_sent(number, position, targets)

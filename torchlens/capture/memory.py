@@ -7,16 +7,30 @@ noted with the bytes it covers, so that the graph can tell later who a reader re
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 
 from torchlens.capture.recording import Region, Write
 
-__all__ = ["Memory", "extent_of", "region_of", "storage_of", "version_of"]
+__all__ = ["Memory", "extent_of", "keep_freed_memory", "region_of", "storage_of", "version_of"]
 
+_region = Region._make
 # With more saved tensors than this on one storage, a write copies them all rather than comparing each with it.
 _MANY_ALIASES = 64
+
+
+@cache
+def keep_freed_memory() -> None:
+    """Lets the C library keep up to 64 MB of freed memory for the next tensors, rather than hand it back at once.
+
+    The tensors of a log are freed together, and the next log would get each page of its memory anew from the system,
+    which costs about as much as computing what is written there. glibc keeps twice the largest block that it has seen
+    freed, and sees one of 32 MB here (none of it is touched). A program that has freed such a tensor itself, as any
+    training does, is in that state anyway.
+    """
+    torch.UntypedStorage(32 * 2**20 - 2**16, device="cpu")
 
 
 def storage_of(tensor: torch.Tensor) -> int:
@@ -39,7 +53,7 @@ def version_of(tensor: torch.Tensor) -> int:
 def region_of(tensor: torch.Tensor) -> Region:
     """The part of its storage that `tensor` looks at."""
     try:
-        return Region(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size())
+        return _region((int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size()))
     except (NotImplementedError, RuntimeError, ValueError):  # no strides: take the object as one whole
         return Region(0, (1,), (1,), 1)
 
@@ -68,6 +82,10 @@ class Memory:
         self.writes: list[Write] = []
         # True once an entry's tensor may die before the pass ends, and its id be used by another.
         self.may_die = transform is not None
+        # The tensors whose saved values were replaced by copies. Their memory lives on in what was written to it.
+        self._replaced: list[torch.Tensor] = []
+        # Entries whose saved value is a copy.
+        self.copies: set[int] = set()
         self._transform = transform
         self._keeps_undo = keeps_undo
         self._aliases: dict[int, list[int]] = {}
@@ -90,7 +108,10 @@ class Memory:
             return
         value = None
         if is_saved:
-            value = _copy_of(tensor) if is_exposed else tensor
+            value = tensor
+            if is_exposed:
+                value = _copy_of(tensor)
+                self.copies.add(len(self.storages) - 1)
             value = value if self._transform is None else self._transform(value)
         self.values.append(value)
         self.versions.append(version_of(value) if isinstance(value, torch.Tensor) else -1)
@@ -165,17 +186,20 @@ class Memory:
 
     def settle(self, outliving: Iterable[torch.Tensor]) -> None:
         """Copies the saved values that share memory with tensors that live on after the pass."""
+        self._replaced.clear()
         storages = {storage_of(tensor) for tensor in outliving}
         copies: dict[int, torch.Tensor] = {}
-        for entry, storage in enumerate(self.storages):
+        shared = [entry for entry, storage in enumerate(self.storages) if storage in storages]
+        for entry in shared:
             value = self.values[entry]
-            if storage not in storages or not isinstance(value, torch.Tensor) or storage_of(value) not in storages:
+            if not isinstance(value, torch.Tensor) or storage_of(value) not in storages:
                 continue
             copy = copies.get(id(value))
             if copy is None:
                 copy = copies[id(value)] = _copy_of(value)
             self.values[entry] = copy
             self.versions[entry] = version_of(copy)
+            self.copies.add(entry)
         for storage in storages:
             for holder, index in self._arguments.pop(storage, ()):
                 holder[index] = _copy_of(holder[index])
@@ -212,8 +236,9 @@ class Memory:
     def _replace_by_copy(self, entry: int, value: torch.Tensor) -> None:
         if entry not in self.origins:
             self.origins[entry] = weakref.ref(value)
-            self.may_die = True
+            self._replaced.append(value)
         copy = _copy_of(value)
+        self.copies.add(entry)
         self.values[entry] = copy
         self.versions[entry] = version_of(copy)
 

@@ -1,7 +1,7 @@
 """Entering and leaving modules."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -11,7 +11,11 @@ from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import ModuleCall
 from torchlens.capture.trees import named_tensors
 
-__all__ = ["ModuleTracker", "clean_address"]
+__all__ = ["ModuleTracker", "named_modules"]
+
+
+_module_call = ModuleCall._make
+_Tensor = torch.Tensor
 
 
 class ModuleTracker:
@@ -29,6 +33,8 @@ class ModuleTracker:
         self.classes: dict[str, str] = {}
         # Whether a saved output was written to, through a view, between its operation and the module's return.
         self.is_uncertain = False
+        # Called when the model compiles something.
+        self.on_compile: Callable[[], None] | None = None
         recorder.module_code = ModuleTracker.call.__code__
         self._saved_addresses = frozenset(saved_addresses)
         self._addresses: dict[int, str] = {}
@@ -36,9 +42,11 @@ class ModuleTracker:
         self._scripted: set[int] = set()
         for name, module in modules:
             self._addresses[id(module)] = name
-            self.classes[name] = getattr(module, "original_name", None) or type(module).__name__
             if isinstance(module, torch.jit.ScriptModule):
                 self._scripted.add(id(module))
+                self.classes[name] = getattr(module, "original_name", None) or type(module).__name__
+            else:
+                self.classes[name] = type(module).__name__
 
     def call(self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a module, taking note of what went in and what came out."""
@@ -56,8 +64,8 @@ class ModuleTracker:
         code, instruction = recorder.user_code(sys._getframe(2))  # past the patched `_call_impl`
         pass_num = self._num_calls[address] = self._num_calls.get(address, 0) + 1
         call = len(recorder.module_calls)
-        recorder.module_calls.append(ModuleCall(address, pass_num, parent, code, instruction))
-        if len(args) == 1 and not kwargs and type(args[0]) is torch.Tensor:
+        recorder.module_calls.append(_module_call((address, pass_num, parent, code, instruction)))
+        if len(args) == 1 and not kwargs and type(args[0]) is _Tensor:
             entry = recorder.entry_of(args[0])
             self.entries.append((call, [] if entry is None or entry < 0 else [entry]))
         else:
@@ -68,7 +76,7 @@ class ModuleTracker:
             is_scripted = id(module) in self._scripted
             result = self._run(original, module, args, kwargs) if is_scripted else original(module, *args, **kwargs)
             returned = []
-            for tensor in (result,) if type(result) is torch.Tensor else [tensor for _, tensor in named_tensors(result)]:
+            for tensor in (result,) if type(result) is _Tensor else [tensor for _, tensor in named_tensors(result)]:
                 entry = recorder.entry_of(tensor)
                 if entry is not None and 0 <= entry < num_before:
                     entry = recorder.record_identity(tensor)
@@ -105,9 +113,27 @@ class ModuleTracker:
         return [entry for entry in entries if entry is not None and entry >= 0]
 
 
-def clean_address(address: str) -> str:
-    """A module's address without the `_orig_mod` of compiled modules: the log speaks of their source."""
-    return address.replace("_orig_mod.", "").removesuffix("_orig_mod").removesuffix(".")
+def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Each module once, with its address, outer ones first; `_orig_mod` of compiled modules is left out of addresses.
+
+    The same as `model.named_modules()`, without a generator for each level.
+    """
+    seen: set[int] = set()
+    pending: list[tuple[str, Any]] = [("", model)]
+    while pending:
+        address, module = pending.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield address, module
+        children = module._modules
+        if children:
+            prefix = f"{address}." if address else ""
+            pending.extend([(_address(prefix, name), child) for name, child in reversed(children.items())])
+
+
+def _address(prefix: str, name: str) -> str:
+    return prefix[:-1] if name == "_orig_mod" else prefix + name
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:

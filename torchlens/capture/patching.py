@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.init
@@ -23,13 +23,21 @@ from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.operations import OPERATOR_NAMES, operator_of
 from torchlens.capture.trees import plain_tensors
 
-__all__ = ["CURRENT", "apply_patches", "undo_patches"]
+__all__ = ["CURRENT", "Watcher", "apply_patches", "undo_patches"]
+
+
+class Watcher(Protocol):
+    """Sees the modules that a thread calls, whether it is logging or not."""
+
+    def call(self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs `original(module, *args, **kwargs)`, and returns what it returns."""
 
 
 class _Current(threading.local):
-    """What the current thread is logging."""
+    """What the current thread is logging, and who else watches the modules that it calls."""
 
     tracker: ModuleTracker | None = None
+    watcher: Watcher | None = None
 
 
 CURRENT = _Current()
@@ -101,6 +109,16 @@ _call_impl = torch.nn.Module._call_impl
 
 
 def _patched_call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    watcher = CURRENT.watcher
+    if watcher is not None and not torch.compiler.is_compiling():  # the compiler, if it traces this, sees no watcher
+        return watcher.call(_logged_call, self, args, kwargs)
+    tracker = CURRENT.tracker
+    if tracker is None:
+        return _call_impl(self, *args, **kwargs)
+    return tracker.call(_call_impl, self, args, kwargs)
+
+
+def _logged_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     tracker = CURRENT.tracker
     if tracker is None:
         return _call_impl(self, *args, **kwargs)
@@ -241,8 +259,21 @@ def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+_compile: Callable[..., Any] = torch.compile
+
+
+def _patched_compile(*args: Any, **kwargs: Any) -> Any:
+    """`torch.compile`, called by the model (`flex_attention` does): what it returns runs as its source while logged."""
+    compiled = _compile(*args, **kwargs)
+    tracker = CURRENT.tracker
+    if tracker is not None and tracker.on_compile is not None:
+        tracker.on_compile()
+    return compiled
+
+
 _PATCHES: tuple[Patch, ...] = (
     Patch(torch.nn.Module, "_call_impl", _patched_call_impl),
+    Patch(torch, "compile", _patched_compile),
     *(Patch(torch.Tensor, name, _patched_operator(name)) for name in OPERATOR_NAMES),
     *(
         patch

@@ -8,6 +8,7 @@ else waits for `graph/`.
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
@@ -27,18 +28,22 @@ from torchlens.capture.arguments import (
     unwrap,
     without_tensors,
 )
-from torchlens.capture.gradients import GradientHooks
-from torchlens.capture.memory import Memory, storage_of, version_of
+from torchlens.capture.gradients import GradientHooks, Slice, slice_written
+from torchlens.capture.memory import Memory
 from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, named_operation, operation_of
-from torchlens.capture.recording import Failure, ModuleCall, References
+from torchlens.capture.recording import Failure, ModuleCall, References, Row
 from torchlens.capture.trees import plain_tensors, same_with
-from torchlens.capture.user_code import is_user_code
+from torchlens.capture.user_code import KNOWN_CODE, is_user_code
 
 __all__ = ["BUFFER", "INPUT", "OUTPUT", "Recorder"]
 
 Tensor = torch.Tensor
 _OPERATION = Kind.OPERATION
 _KNOWN = KNOWN_OPERATIONS.get
+_known_code = KNOWN_CODE.get
+_DEEP = 5_000  # entries
+_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)  # what `Row._make` does, at half the price
+_MAKING_LEAVES = frozenset({"requires_grad", "requires_grad_"})
 
 
 class Recorder(TorchFunctionMode):
@@ -56,14 +61,18 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.memory = memory
-        self.rows: list[tuple[Any, ...]] = []
+        self.rows: list[Row] = []
         self.module_calls: list[ModuleCall] = [ModuleCall("", 1, -1, None, 0)]
         self.module_call = 0
         # The code that calls modules: what is further out on the stack called the module, not the operation.
         self.module_code: CodeType | None = None
         self.booleans: dict[int, bool] = {}
+        # Entries that gradients are computed for although they come from no differentiable operation.
+        self.leaves: set[int] = set()
         self.saved_args: dict[int, tuple[Any, Any]] = {}
         self.gradients = gradients
+        # Without them: where autograd keeps what entries wrote to views, for a backward pass that is logged later.
+        self.slices: list[Slice] = []
         self.failure: Failure | None = None
         self._failure_error: BaseException | None = None
         self.warnings: list[str] = []
@@ -81,6 +90,9 @@ class Recorder(TorchFunctionMode):
         # What is kept of the arguments of the call that is under way.
         self._kept_args: tuple[Any, Any] | None = None
         self._is_plain = saves is True and not keeps_args and gradients is None and not memory.may_die
+        # torch frees nodes that were looked at from Python one inside the other, and tens of thousands of them overflow its
+        # stack (torch 2.13). These are held until the model's output is gone, and then go one by one, the last first.
+        self._deep_nodes: list[Any] = []
         # id of a tensor → the entry it is, or -1 - k for parameter k.
         self._entry_of_id: dict[int, int] = {}
         self._entry_at = self._entry_of_id.get
@@ -91,8 +103,10 @@ class Recorder(TorchFunctionMode):
         """An entry that no operation made: an input or a buffer."""
         entry = self._add_boundary(operation, tensor, ())
         self._entry_of_id[id(tensor)] = entry
+        if tensor.requires_grad and tensor.is_leaf:
+            self.leaves.add(entry)
         if self.gradients is not None:
-            self.gradients.watch_input(entry, tensor)
+            self.gradients.watch_source(entry, tensor)
         return entry
 
     def add_output(self, tensor: Tensor) -> int:
@@ -105,9 +119,9 @@ class Recorder(TorchFunctionMode):
 
     def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
         entry = len(self.rows)
-        self.memory.add(tensor, self._is_saved(entry))
-        shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, _gradfunc_of(tensor)
-        self.rows.append((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc))
+        self.memory.add(tensor, self._saves_all or self._is_saved(entry))
+        shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor)
+        self.rows.append(_row((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc)))
         return entry
 
     def _is_saved(self, entry: int) -> bool:
@@ -118,12 +132,19 @@ class Recorder(TorchFunctionMode):
         self.outside.append(tensor)
         number = -len(self.outside)
         self._entry_of_id[id(tensor)] = number
+        if self.gradients is not None:
+            self.gradients.watch_source(number, tensor)
         return number
+
+    def number_of(self, tensor: Tensor) -> int | None:
+        """As `entry_of`, for a tensor that is known to have lived all along."""
+        return self._entry_at(id(tensor))
 
     def entry_of(self, tensor: Tensor) -> int | None:
         """The entry that `tensor` is now, -1 - k for parameter k, None if it is not known."""
         entry = self._entry_at(id(tensor))
-        if entry is not None and entry >= 0 and not self.memory.is_alive(entry, tensor):
+        memory = self.memory
+        if memory.may_die and entry is not None and entry >= 0 and not memory.is_alive(entry, tensor):
             return None
         return entry
 
@@ -174,24 +195,53 @@ class Recorder(TorchFunctionMode):
         frame = sys._getframe(1)
         code: CodeType | None = frame.f_code
         instruction = frame.f_lasti
-        if not is_user_code(frame.f_code):
+        known = _known_code(id(code))
+        if known is None or not known[0]:
             code, instruction = self.user_code(frame)
-        if type(result) is Tensor and self._is_plain and not (written or memory.exposed or type(references) is dict):
+        if (
+            type(result) is Tensor
+            and self._is_plain
+            and not memory.exposed
+            and type(references) is tuple
+            and (not written or (result is written[0] and len(written) == 1))
+        ):
             # What `_append` does, written out for the common case: one result, everything saved by reference.
-            rows = self.rows
-            self._entry_of_id[id(result)] = len(rows)
-            rows.append((
-                operation, args, kwargs, references, self.module_call, code, instruction, seconds, None,
-                shape_of(result), result.dtype, _gradfunc_of(result),
-            ))  # fmt: skip
-            memory.values.append(result)
-            memory.storages.append(storage_of(result))
-            memory.versions.append(version_of(result))
-        elif result is not NotImplemented:
+            try:
+                gradfunc = result.grad_fn
+                row = _row((
+                    operation, tuple([None if type(arg) in TENSORS else arg for arg in args]), kwargs, references,
+                    self.module_call, code, instruction, seconds, None, result.shape, result.dtype,
+                    None if gradfunc is None else type(gradfunc).__name__,
+                ))  # fmt: skip
+                storage, version = result.untyped_storage()._cdata, result._version
+            except RuntimeError:
+                pass  # a kind of tensor that lacks one of these: the long way
+            else:
+                entry = len(self.rows)
+                self._entry_of_id[id(result)] = entry
+                self.rows.append(row)
+                memory.values.append(result)
+                memory.storages.append(storage)
+                memory.versions.append(version)
+                if written:
+                    if gradfunc is not None and operation.is_inplace:
+                        self._note_slice(entry, result, references[0])
+                    memory.after_write(entry, written)
+                return result
+        if result is not NotImplemented:
             call = (operation, args, kwargs, references, self.module_call, code, instruction, seconds)
             self._append_all(call, result, written)
             self._kept_args = None
         return result
+
+    def _gradfunc_of(self, tensor: Tensor) -> str | None:
+        try:
+            gradfunc = tensor.grad_fn
+        except RuntimeError:  # one of several views whose base was written behind autograd's back
+            return None
+        if len(self.rows) > _DEEP:
+            self._deep_nodes.append(gradfunc)
+        return None if gradfunc is None else type(gradfunc).__name__
 
     def _append(self, call: tuple[Any, ...], tensor: Tensor, output_index: int | None, is_written: bool = False) -> None:
         operation, args, kwargs, references, *where = call
@@ -206,10 +256,10 @@ class Recorder(TorchFunctionMode):
         else:
             args = tuple([None if type(arg) in TENSORS else arg for arg in args])
         memory.add(tensor, saves)
-        rows.append((
+        rows.append(_row((
             operation, args, kwargs, references, *where, output_index, shape_of(tensor), tensor.dtype,
-            _gradfunc_of(tensor),
-        ))  # fmt: skip
+            self._gradfunc_of(tensor),
+        )))  # fmt: skip
         if self._entry_at(id(tensor), 0) >= 0:  # a parameter that an operation hands back stays a parameter
             self._entry_of_id[id(tensor)] = entry
         if self.gradients is not None and tensor.requires_grad and not (is_written and tensor._is_view()):
@@ -229,9 +279,16 @@ class Recorder(TorchFunctionMode):
             for index, tensor in enumerate(outputs):
                 self._append(call, tensor, None if is_single else index, is_written=operation.is_inplace)
         if written and len(self.rows) > first:
-            if self.gradients is not None and operation.is_inplace:
-                self.gradients.watch_write(first, written[0], self._read_entry(call))
+            if operation.is_inplace:
+                self._note_slice(first, written[0], self._read_entry(call))
             self._note_writes(first, written)
+
+    def _note_slice(self, entry: int, tensor: Tensor, before: int | None) -> None:
+        part = slice_written(entry, tensor, before)
+        if part is not None and self.gradients is not None:
+            self.gradients.watch_write(part)
+        elif part is not None and self.memory.values[entry] is tensor:  # kept no longer than the tensor itself
+            self.slices.append(part)
 
     def _note_writes(self, first: int, written: Sequence[Tensor]) -> None:
         """Each written tensor was written by the entry that it now is; by the call's first where it is no result."""
@@ -300,7 +357,7 @@ class Recorder(TorchFunctionMode):
             entry = self.entry_of(tensor)
             if entry is not None and (entry < first or self._leads_outside(entry, first)):
                 if entry >= first and tensor.grad_fn is not None:
-                    self.rows[entry] = (*self.rows[entry][:-1], type(tensor.grad_fn).__name__)
+                    self.rows[entry] = self.rows[entry]._replace(gradfunc=type(tensor.grad_fn).__name__)
                     if self.gradients is not None:
                         with torch._C.DisableTorchFunction():
                             self.gradients.watch(entry, tensor)
@@ -313,7 +370,7 @@ class Recorder(TorchFunctionMode):
         """Whether an entry made since `first` was computed from one made before, or from a parameter."""
         pending, seen = [entry], {entry}
         while pending:
-            references = self.rows[pending.pop()][3]
+            references = self.rows[pending.pop()].references
             for parent in references.values() if isinstance(references, dict) else references:
                 if parent is not None and parent not in seen:
                     if parent < first:
@@ -388,6 +445,10 @@ class Recorder(TorchFunctionMode):
         if operation.kind is Kind.EXPOSURE:
             self.memory.expose(args[0])
         result = func(*args, **(kwargs or {}))
+        if operation.name in _MAKING_LEAVES and args[0].requires_grad and args[0].is_leaf:
+            made = self.entry_of(args[0])
+            if made is not None and made >= 0:
+                self.leaves.add(made)
         if operation.kind is Kind.BOOLEAN:
             read = self.entry_of(args[0])
             if read is not None and read >= 0:
@@ -398,11 +459,13 @@ class Recorder(TorchFunctionMode):
 
     def user_code(self, frame: FrameType | None) -> tuple[CodeType | None, int]:
         """The user's code that led to `frame`, no further out than the call of the module we are in."""
+        module_code = self.module_code
         while frame is not None:
             code = frame.f_code
-            if is_user_code(code):
+            known = _known_code(id(code))
+            if is_user_code(code) if known is None else known[0]:
                 return code, frame.f_lasti
-            if code is self.module_code:
+            if code is module_code:
                 call = self.module_calls[self.module_call]
                 return call.code, call.instruction
             frame = frame.f_back
@@ -446,9 +509,6 @@ class Recorder(TorchFunctionMode):
         self.memory.settle(outliving)
         for holder in self.saved_args:
             self.saved_args[holder] = unwrap(self.saved_args[holder])
-        self.rows = [
-            (row[0], tuple([None if type(arg) in TENSORS else arg for arg in row[1]]), *row[2:]) for row in self.rows
-        ]
         self._entry_of_id.clear()
 
 
@@ -461,11 +521,3 @@ INPUT = named_operation("input", _unchanged)
 BUFFER = named_operation("buffer", _unchanged)
 OUTPUT = named_operation("output", _unchanged)
 _IDENTITY = named_operation("identity", _unchanged)
-
-
-def _gradfunc_of(tensor: Tensor) -> str | None:
-    try:
-        gradfunc = tensor.grad_fn
-    except RuntimeError:  # one of several views whose base was written behind autograd's back
-        return None
-    return None if gradfunc is None else type(gradfunc).__name__

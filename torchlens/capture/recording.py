@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchlens.capture.gradients import Slice
 from torchlens.capture.operations import Operation
 from torchlens.capture.trees import Path
 
@@ -101,6 +102,7 @@ class Recording:
     module_entries: list[tuple[int, list[int]]]  # (module call, entries it was given)
     module_exits: list[tuple[int, list[int]]]  # (module call, entries it returned)
     booleans: dict[int, bool]
+    leaves: set[int]  # gradients are computed for these, although they come from no differentiable operation
     saved_args: dict[int, tuple[Any, Any]]
     gradients: dict[int, torch.Tensor]
     seconds_forward: float = 0.0
@@ -108,3 +110,5 @@ class Recording:
     random_seed: int | None = None
     failure: Failure | None = None
     warnings: list[str] = field(default_factory=list)
+    copies: set[int] = field(default_factory=set)  # entries whose value is a copy of the tensor they made
+    slices: list[Slice] = field(default_factory=list)

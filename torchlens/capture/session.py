@@ -3,7 +3,7 @@
 import inspect
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchlens.capture.backward import next_sequence
 from torchlens.capture.gradients import GradientHooks
-from torchlens.capture.memory import Memory, region_of, storage_of
-from torchlens.capture.modules import ModuleTracker, clean_address
+from torchlens.capture.memory import Memory, keep_freed_memory, region_of, storage_of
+from torchlens.capture.modules import ModuleTracker, named_modules
 from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
 from torchlens.capture.recorder import BUFFER, INPUT, Recorder
-from torchlens.capture.recording import Recording, Row
+from torchlens.capture.recording import Recording
 from torchlens.capture.trees import Path, named_tensors
 from torchlens.errors import NestedLogError
+from torchlens.options import positional_names
 
 __all__ = ["CaptureOptions", "Session", "generator_states", "restore_generators", "seed_generators"]
 
@@ -51,12 +53,13 @@ class Session:
                 "A forward pass is being logged in this thread already, and a log cannot hold another. Log the inner "
                 "model on its own, before or after; its modules are part of the outer log anyway."
             )
+        keep_freed_memory()
         self.model = model
         self.options = options
         self._memory = Memory(options.transform, options.keeps_undo)
-        gradients = GradientHooks() if options.keeps_gradients else None
+        gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
         self._recorder = self.recorder_type(self._memory, options.saves, options.keeps_args, gradients)
-        self._modules = [(clean_address(address), module) for address, module in model.named_modules()]
+        self._modules = list(named_modules(model))
         self._tracker = ModuleTracker(self._modules, self._recorder, options.saved_modules)
         self._inputs: list[tuple[Path, int]] = []
         self._outputs: list[tuple[Path, int]] = []
@@ -94,7 +97,8 @@ class Session:
         """
         # Modules that `module.compile()` was called on run their source while being logged.
         compiled = [(m, m._compiled_call_impl) for _, m in self._modules if m._compiled_call_impl is not None]
-        stance = _eager_stance()
+        stance = _EagerStance()
+        self._tracker.on_compile = stance.begin
         try:
             apply_patches(self)
             for module, _ in compiled:
@@ -112,33 +116,32 @@ class Session:
             finally:
                 self._leave(compiled, stance)
 
-    def _leave(self, compiled: list[tuple[Any, Any]], stance: Any) -> None:
+    def _leave(self, compiled: list[tuple[Any, Any]], stance: "_EagerStance") -> None:
         CURRENT.tracker = None
         _remove_mode(self._recorder)
         for module, implementation in compiled:
             module._compiled_call_impl = implementation
         undo_patches(self)
-        if stance is not None:
-            stance.restore()
+        stance.restore()
 
     def _add_sources(self, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Learns the parameters, makes entries of inputs and buffers; returns them all."""
-        recorder = self._recorder
-        modules = self._modules
+        recorder, modules, parameters = self._recorder, self._modules, self._parameters
         sources: list[torch.Tensor] = []
         for address, module in modules:
             own = []
             for name, parameter in module._parameters.items():
                 if parameter is None:
                     continue
-                if id(parameter) not in self._parameters:
-                    recorder.add_outside(parameter)
-                    self._parameters[id(parameter)] = (f"{address}.{name}".lstrip("."), parameter)
+                number = recorder.number_of(parameter)
+                if number is None:
+                    number = recorder.add_outside(parameter)
+                    parameters[id(parameter)] = (f"{address}.{name}" if address else name, parameter)
                     sources.append(parameter)
-                own.append(-1 - (recorder.entry_of(parameter) or 0))
+                own.append(-1 - number)
             self._module_params[address] = tuple(own)
         for path, tensor in _named_inputs(self.model, args, kwargs):
-            entry = recorder.entry_of(tensor)
+            entry = recorder.number_of(tensor)
             if entry is None:
                 entry = recorder.add_source(INPUT, tensor)
                 sources.append(tensor)
@@ -146,8 +149,9 @@ class Session:
                 self._inputs.append((path, entry))
         for address, module in modules:
             for name, buffer in module._buffers.items():
-                if buffer is not None and recorder.entry_of(buffer) is None:
-                    self._buffers.append((f"{address}.{name}".lstrip("."), recorder.add_source(BUFFER, buffer)))
+                if buffer is not None and recorder.number_of(buffer) is None:
+                    entry = recorder.add_source(BUFFER, buffer)
+                    self._buffers.append((f"{address}.{name}" if address else name, entry))
                     sources.append(buffer)
         if self.options.keeps_undo:
             self._bound_buffers = [(module._buffers, dict(module._buffers)) for _, module in modules]
@@ -171,12 +175,14 @@ class Session:
     def recording(self) -> Recording:
         """What was recorded."""
         recorder, memory, tracker = self._recorder, self._memory, self._tracker
-        outside = recorder.outside if memory.writes else []
-        for number, tensor in enumerate(outside):
-            memory.regions[-1 - number] = region_of(tensor)
+        outside_storages = list(map(storage_of, recorder.outside)) if memory.writes else []
+        written = {write.storage for write in memory.writes}
+        for number, storage in enumerate(outside_storages):
+            if storage in written:
+                memory.regions[-1 - number] = region_of(recorder.outside[number])
         return Recording(
             model_name=tracker.classes[""],
-            rows=list(map(Row._make, recorder.rows)),
+            rows=recorder.rows,
             values=memory.values,
             versions=memory.versions,
             storages=memory.storages,
@@ -188,12 +194,13 @@ class Session:
             params=[parameter for _, parameter in self._parameters.values()],
             param_addresses=[address for address, _ in self._parameters.values()],
             module_params=self._module_params,
-            outside_storages=list(map(storage_of, outside)),
+            outside_storages=outside_storages,
             module_calls=recorder.module_calls,
             module_classes=tracker.classes,
             module_entries=tracker.entries,
             module_exits=tracker.exits,
             booleans=recorder.booleans,
+            leaves=recorder.leaves,
             saved_args=recorder.saved_args,
             gradients={} if recorder.gradients is None else recorder.gradients.gradients,
             seconds_forward=self._seconds_forward,
@@ -201,20 +208,25 @@ class Session:
             random_seed=self.options.random_seed,
             failure=recorder.failure,
             warnings=recorder.warnings,
+            copies=memory.copies,
+            slices=recorder.slices,
         )
 
 
 def _named_inputs(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[Path, torch.Tensor]]:
     """Input tensors with the name of the argument they came in."""
-    try:
-        parameters = list(inspect.signature(model.forward).parameters.values())
-    except (TypeError, ValueError):  # a forward written in C, or a scripted one
-        parameters = []
-    names: list[Any] = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    names: Sequence[str] | None = positional_names(model.forward)
+    rest = "args"
+    if names is None:
+        try:
+            parameters = list(inspect.signature(model.forward).parameters.values())
+        except (TypeError, ValueError):  # a forward written in C, or a scripted one
+            parameters = []
+        names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), rest)
     found = []
     for position, argument in enumerate(args):
-        head = (names[position],) if position < len(names) else (rest, position - len(names))
+        head: Path = (names[position],) if position < len(names) else (rest, position - len(names))
         found += [((*head, *path), tensor) for path, tensor in named_tensors(argument)]
     for name, argument in kwargs.items():
         found += [((name, *path), tensor) for path, tensor in named_tensors(argument)]
@@ -236,19 +248,24 @@ def _remove_mode(mode: Recorder) -> None:
 
 
 class _EagerStance:
-    """Makes what `torch.compile` returned run its source, until `restore` is called (once or more)."""
+    """Makes what `torch.compile` returned run its source, until `restore` is called (once or more).
+
+    The compiler takes seconds to import. Where nobody has done so yet, it begins when the model compiles something.
+    """
 
     def __init__(self) -> None:
-        self._stance: Any = torch.compiler.set_stance("force_eager")
+        self._stance: Any = None
+        if "torch._dynamo.eval_frame" in sys.modules:
+            self.begin()
+
+    def begin(self) -> None:
+        if self._stance is None:
+            self._stance = torch.compiler.set_stance("force_eager")
 
     def restore(self) -> None:
         if self._stance is not None:
             self._stance.__exit__(None, None, None)
             self._stance = None
-
-
-def _eager_stance() -> _EagerStance | None:
-    return _EagerStance() if "torch._dynamo.eval_frame" in sys.modules else None
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------

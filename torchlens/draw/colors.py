@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from torchlens.draw.items import Grouping, is_operation
+from torchlens.draw.items import Grouping, Item, ItemKind, is_operation
 from torchlens.draw.options import DrawOptions
 from torchlens.draw.scene import Legend
 from torchlens.graph.costs import flops_of
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
+from torchlens.history.overlay import Marks, Overlay
 
 __all__ = [
     "BUFFER_FILL", "CONDITION_FILL", "FAILURE_FILL", "GRADIENT_COLOR", "INPUT_FILL", "OUTPUT_FILL", "PARAMS_FILL",
@@ -46,25 +47,13 @@ def shade(history: Any, grouping: Grouping, options: DrawOptions) -> Shading:
     A node that stands for several operations has the sum of their time, memory or FLOPs, and the mean of values of the
     caller's own.
     """
-    log: Log = history._log
     wish = options.vis_color_by
-    if isinstance(wish, str):
-        measure, text, title = _MEASURES[wish]
-        of_entry = [measure(log, entry) for entry in range(len(log.graph.recorded))]
-        combine: Callable[[Sequence[float]], float] = sum
-    else:
-        text, title = _number_text, "value"
-        of_entry = _given_values(history, wish)
-        combine = _mean
-    values: list[float | None] = []
-    for item in grouping.items:
-        known = [value for entry in (*item.entries, *item.copies) if (value := of_entry[entry]) is not None]
-        values.append(combine(known) if known else None)
+    values, text, title = _item_values(history, grouping, wish)
     present = [value for value in values if value is not None]
     if not present:
         return Shading([None] * len(values), None)
     low, high = min(present), max(present)
-    if isinstance(wish, str):
+    if text is not _number_text:
         low = 0.0
     shades: list[tuple[str, bool, str] | None] = []
     for value in values:
@@ -79,28 +68,44 @@ def shade(history: Any, grouping: Grouping, options: DrawOptions) -> Shading:
     return Shading(shades, legend)
 
 
+def _item_values(history: Any, grouping: Grouping, wish: Any) -> tuple[list[float | None], Callable[[float], str], str]:
+    """The value of each item, how to write it, and what it is called."""
+    log: Log = history._log
+    entries = range(len(log.graph.recorded))
+    if isinstance(wish, Mapping):
+        marks = Marks(log, wish, lambda key: [history[key]._entry], _checked)
+        values = [marks.of((*item.entries, *item.copies), _calls_of(log, item)) for item in grouping.items]
+        if isinstance(wish, Overlay):
+            return values, _TEXTS[wish.unit], wish.title
+        return values, _number_text, "value"
+    if isinstance(wish, str):
+        measure, text, title, combine = _MEASURES[wish]
+        of_entry = [measure(log, entry) for entry in entries]
+    else:
+        text, title, combine = _number_text, "value", _mean
+        layers = (LayerEntry(log, entry) for entry in entries)
+        of_entry = [_checked(wish(layer), layer.layer_label) for layer in layers]
+    values = []
+    for item in grouping.items:
+        known = [value for entry in (*item.entries, *item.copies) if (value := of_entry[entry]) is not None]
+        values.append(combine(known) if known else None)
+    return values, text, title
+
+
+def _calls_of(log: Log, item: Item) -> list[int]:
+    """The module calls that a collapsed module stands for."""
+    if item.kind is not ItemKind.MODULE:
+        return []
+    chains = [log.module_chain(entry) for entry in (*item.entries, *item.copies) if is_operation(log, entry)]
+    level = len(item.path)
+    return list(dict.fromkeys(chain[level] for chain in chains if len(chain) > level))
+
+
 def _color(fraction: float) -> str:
     place = min(max(fraction, 0.0), 1.0) * (len(_RAMP) - 1)
     below = min(int(place), len(_RAMP) - 2)
     mixed = (low + (high - low) * (place - below) for low, high in zip(_RAMP[below], _RAMP[below + 1], strict=True))
     return "#" + "".join(f"{round(part):02x}" for part in mixed)
-
-
-def _given_values(history: Any, wish: Any) -> list[float | None]:
-    log: Log = history._log
-    if isinstance(wish, Mapping):
-        found: list[float | None] = [None] * len(log.graph.recorded)
-        by_label: dict[Any, list[int]] = {}
-        for entry in range(len(found)):
-            for label in (log.label_no_pass(entry), log.label_w_pass(entry)):
-                by_label.setdefault(label, []).append(entry)
-        for key, value in wish.items():
-            named = by_label.get(key)
-            for entry in named if named is not None else [history[key]._entry]:
-                found[entry] = _checked(value, key)
-        return found
-    entries = (LayerEntry(log, entry) for entry in range(len(log.graph.recorded)))
-    return [_checked(wish(entry), entry.layer_label) for entry in entries]
 
 
 def _checked(value: Any, key: Any) -> float | None:
@@ -125,11 +130,21 @@ def _seconds(log: Log, entry: int) -> float | None:
 
 
 def _flops(log: Log, entry: int) -> float | None:
-    return flops_of(log.recording, log.row(entry))
+    return flops_of(log.recording, log.row(entry)) or None
 
 
 def _memory(log: Log, entry: int) -> float | None:
     return log.num_bytes(entry)
+
+
+def _backward_seconds(log: Log, entry: int) -> float | None:
+    seconds = LayerEntry(log, entry).backward_time_elapsed if is_operation(log, entry) else None
+    return 0.0 if seconds is not None and log.row(entry).output_index else seconds
+
+
+def _gradient_norm(log: Log, entry: int) -> float | None:
+    gradient = log.gradient(entry)
+    return None if gradient is None else _checked(torch.linalg.vector_norm(gradient.float()), log.label(entry))
 
 
 def _seconds_text(value: float) -> str:
@@ -154,8 +169,20 @@ def _number_text(value: float) -> str:
     return f"{value:.3g}"
 
 
-_MEASURES: dict[str, tuple[Callable[[Log, int], float | None], Callable[[float], str], str]] = {
-    "time": (_seconds, _seconds_text, "time"),
-    "memory": (_memory, _bytes_text, "memory"),
-    "flops": (_flops, _flops_text, "FLOPs"),
+# How an overlay's unit is written.
+_TEXTS: dict[str, Callable[[float], str]] = {
+    "seconds": _seconds_text,
+    "bytes": _bytes_text,
+    "FLOPs": _flops_text,
+    "": _number_text,
+}
+
+Combine = Callable[[Sequence[float]], float]
+# By name: the measure of an entry, how it is written, what it is called, and how several become one.
+_MEASURES: dict[str, tuple[Callable[[Log, int], float | None], Callable[[float], str], str, Combine]] = {
+    "time": (_seconds, _seconds_text, "time", sum),
+    "backward_time": (_backward_seconds, _seconds_text, "backward time", sum),
+    "memory": (_memory, _bytes_text, "memory", sum),
+    "flops": (_flops, _flops_text, "FLOPs", sum),
+    "gradient_norm": (_gradient_norm, _number_text, "gradient norm", _mean),
 }

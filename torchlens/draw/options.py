@@ -14,6 +14,8 @@ _PICTURES = ("pdf", "svg", "png", "jpg", "gif", "eps", "ps")
 _SOURCES = ("dot", "gv")
 FORMATS = (*_PICTURES, *_SOURCES, "html")
 
+_COLOR_BY = ("time", "backward_time", "memory", "flops", "gradient_norm")
+
 # graphviz attribute → value or function, or a function that returns such a dict.
 Overrides = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
 
@@ -155,7 +157,7 @@ def _check_color_by(value: Any) -> None:
         return
     if not isinstance(value, str):
         raise TypeError(
-            f"vis_color_by is 'time', 'memory' or 'flops', a dict of layer label → number, or a function of a layer "
-            f"entry that returns a number, not {value!r:.80} ({type(value).__name__})."
+            f"vis_color_by is one of {', '.join(map(repr, _COLOR_BY))}, a dict of layer label → number, or a function of a "
+            f"layer entry that returns a number, not {value!r:.80} ({type(value).__name__})."
         )
-    _check_choice("vis_color_by", value, ("time", "memory", "flops"))
+    _check_choice("vis_color_by", value, _COLOR_BY)

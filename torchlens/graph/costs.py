@@ -1,116 +1,111 @@
-"""Floating-point operations, from the shapes of arguments and results.
+"""What the calls of a recording cost, from the shapes that were noted; the formulas are in `flops/`."""
 
-Counted are the operations that multiply matrices, in whatever guise: convolutions, linear layers, matrix products,
-attention, recurrent layers. A multiplication and the addition that follows it are two. Everything else is cheap beside
-them and is not counted; `flops_of` says None for it.
-"""
-
-from collections.abc import Callable, Sequence
-from math import prod
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from torchlens.capture.recording import Recording, Row
+from torchlens.graph.build import Graph
 from torchlens.graph.edges import located
+from torchlens.graph.flops.call import VARYING, Call, Location, Shape
+from torchlens.graph.flops.registered import registered_flops
+from torchlens.graph.flops.registry import backward_flops, forward_flops
 
-__all__ = ["flops_of"]
+__all__ = ["backward_flops_of", "flops_of", "reached_backward_flops", "reached_by_gradients"]
 
-Shape = tuple[int, ...]
-Shapes = dict[Any, Shape]  # of the tensor arguments, by position or keyword
+# What may return the very tensor it was given, which has no gradient function if it is an input or a parameter.
+_HANDING_ON = frozenset({"contiguous", "cpu", "double", "dropout", "float", "identity", "output", "to", "type", "typeas"})
 
 
 def flops_of(recording: Recording, row: Row) -> int | None:
-    """What one call cost; None for what is not counted. A call with several results is counted at its first."""
-    rule = _RULES.get(row.operation.layer_type)
-    if rule is None:
-        return None
+    """Floating-point operations of one call: 0 for one that is free by convention, None where they are not known.
+
+    A call with several results is counted at its first.
+    """
     if row.output_index:
         return 0
-    count = rule(_argument_shapes(recording, row), tuple(row.shape), row)
-    return None if count is None else int(count)
+    call = _call_of(recording, row)
+    registered = registered_flops(row.operation.func, call)
+    return forward_flops(row.operation.layer_type, call) if registered is None else registered
 
 
-def _argument_shapes(recording: Recording, row: Row) -> Shapes:
-    found: Shapes = {}
+def backward_flops_of(recording: Recording, row: Row) -> int | None:
+    """The same for a call's part in a backward pass that comes by; 0 where its result has no gradient."""
+    return 0 if row.output_index or row.gradfunc is None else _backward(recording, row, located(row.references))
+
+
+def reached_backward_flops(recording: Recording, graph: Graph, entry: int, is_reached: Sequence[bool]) -> int | None:
+    """The same in a backward pass from the outputs; 0 for a call that it does not come by (see `reached_by_gradients`)."""
+    number = graph.recorded[entry]
+    row = recording.rows[number]
+    if row.output_index:
+        return 0
+    results = (graph.entry_of.get(result) for result in _results_of(recording, number))
+    if not any(result is not None and is_reached[result] for result in results):
+        return 0
+    # What the call was given, and what was written there since.
+    return _backward(recording, row, (*located(row.references), *graph.located_reads.get(number, ())))
+
+
+def _backward(recording: Recording, row: Row, given: Iterable[tuple[Location, int]]) -> int | None:
+    wanting = {location for location, source in given if _wants_grad(recording, source)}
+    return backward_flops(row.operation.layer_type, _call_of(recording, row), wanting)
+
+
+def _results_of(recording: Recording, number: int) -> Iterator[int]:
+    """All results of the call whose first one is `number`."""
+    yield number
+    rows = recording.rows
+    if rows[number].output_index == 0:
+        for index in range(1, len(rows) - number):
+            if rows[number + index].output_index != index:
+                return
+            yield number + index
+
+
+def reached_by_gradients(recording: Recording, graph: Graph) -> list[bool]:
+    """For each entry, whether a backward pass from the outputs comes by: not past what cannot be differentiated."""
+    rows = [recording.rows[number] for number in graph.recorded]
+    outputs = set(graph.outputs)
+    is_reached = [False] * len(rows)
+    # Inside a custom autograd function, whose operations have no gradient functions of their own.
+    is_inside = [False] * len(rows)
+    for entry in reversed(range(len(rows))):
+        children = graph.children[entry]
+        if rows[entry].gradfunc is None and entry not in outputs:
+            is_inside[entry] = any(
+                is_inside[child] or (is_reached[child] and _ends_custom_function(rows[child])) for child in children
+            )
+        has_gradient = rows[entry].gradfunc is not None or graph.recorded[entry] in recording.leaves
+        is_reached[entry] = (has_gradient and entry in outputs) or any(
+            is_inside[child] or (is_reached[child] and rows[child].gradfunc is not None) for child in children
+        )
+    return is_reached
+
+
+def _ends_custom_function(row: Row) -> bool:
+    """Whether a function written in Python gave the result its gradient function; torch numbers its own (`MmBackward0`)."""
+    return row.gradfunc is not None and row.gradfunc.endswith("Backward")
+
+
+def _call_of(recording: Recording, row: Row) -> Call:
+    shapes: dict[Location, Shape] = {}
     for location, number in located(row.references):
         if number >= 0:
-            found[location] = tuple(recording.rows[number].shape)
+            # A tensor without memory of its own is sparse or nested: what it costs is not in its shape.
+            is_plain = recording.storages[number] >= 0
+            shapes[location] = tuple(recording.rows[number].shape) if is_plain else VARYING
         elif -1 - number < len(recording.params):
-            found[location] = tuple(recording.params[-1 - number].shape)
-    return found
+            shapes[location] = tuple(recording.params[-1 - number].shape)
+    return Call(shapes, tuple(row.shape), row.args, row.kwargs)
 
 
-def _shape(shapes: Shapes, position: int, name: str) -> Shape | None:
-    return shapes.get(position, shapes.get(name))
-
-
-def _convolution(shapes: Shapes, output: Shape, row: Row) -> int | None:
-    weight = _shape(shapes, 1, "weight")
-    return None if weight is None else 2 * prod(output) * prod(weight[1:])
-
-
-def _transposed_convolution(shapes: Shapes, output: Shape, row: Row) -> int | None:
-    image, weight = _shape(shapes, 0, "input"), _shape(shapes, 1, "weight")
-    return None if image is None or weight is None else 2 * prod(image) * prod(weight[1:])
-
-
-def _product(first: int, name: str) -> Callable[[Shapes, Shape, Row], int | None]:
-    """Of an operation whose argument `first` is multiplied along its last dimension."""
-
-    def count(shapes: Shapes, output: Shape, row: Row) -> int | None:
-        left = _shape(shapes, first, name)
-        return 2 * prod(output) * left[-1] if left else None
-
-    return count
-
-
-def _reversed_product(shapes: Shapes, output: Shape, row: Row) -> int | None:
-    """`a.__rmatmul__(b)` is `b @ a`."""
-    right = _shape(shapes, 0, "self")
-    return 2 * prod(output) * right[-2 if len(right) > 1 else -1] if right else None
-
-
-def _attention(shapes: Shapes, output: Shape, row: Row) -> int | None:
-    query, key, value = _shape(shapes, 0, "query"), _shape(shapes, 1, "key"), _shape(shapes, 2, "value")
-    if query is None or key is None or value is None:
-        return None
-    return 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
-
-
-def _einsum(shapes: Shapes, output: Shape, row: Row) -> int | None:
-    """Every combination of indices once."""
-    equation = row.args[0] if row.args and isinstance(row.args[0], str) else None
-    if equation is None or "." in equation:
-        return None
-    terms = equation.replace(" ", "").partition("->")[0].split(",")
-    operands = [shape for location, shape in shapes.items() if location != 0]
-    if len(terms) != len(operands) or any(len(term) != len(shape) for term, shape in zip(terms, operands, strict=True)):
-        return None
-    sizes = {
-        letter: size for term, shape in zip(terms, operands, strict=True) for letter, size in zip(term, shape, strict=True)
-    }
-    return 2 * prod(sizes.values()) if len(terms) > 1 else 0
-
-
-def _recurrent(shapes: Shapes, output: Shape, row: Row) -> int | None:
-    """Each weight matrix multiplies each step of each sequence once."""
-    sequence = _shape(shapes, 0, "input")
-    if sequence is None or not 2 <= len(sequence) <= 3:
-        return None
-    matrices = _weight_matrices(shapes)
-    return 2 * prod(sequence[:-1]) * sum(map(prod, matrices))
-
-
-def _weight_matrices(shapes: Shapes) -> Sequence[Shape]:
-    return [shape for location, shape in shapes.items() if isinstance(location, tuple) and len(shape) == 2]
-
-
-_RULES: dict[str, Callable[[Shapes, Shape, Row], int | None]] = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), _convolution),
-    **dict.fromkeys(("convtranspose1d", "convtranspose2d", "convtranspose3d"), _transposed_convolution),
-    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "mv", "dot", "imatmul"), _product(0, "input")),
-    **dict.fromkeys(("addmm", "baddbmm", "addmv", "addbmm"), _product(1, "mat1")),
-    "rmatmul": _reversed_product,
-    "scaleddotproductattention": _attention,
-    "einsum": _einsum,
-    **dict.fromkeys(("lstm", "gru", "rnntanh", "rnnrelu"), _recurrent),
-}
+def _wants_grad(recording: Recording, number: int) -> bool:
+    """Whether gradients are computed for an entry or parameter."""
+    while number >= 0:
+        row = recording.rows[number]
+        if row.gradfunc is not None or number in recording.leaves:
+            return True
+        given = located(row.references)
+        if row.operation.layer_type not in _HANDING_ON or not given:
+            return False
+        number = given[0][1]
+    return -1 - number < len(recording.params) and recording.params[-1 - number].requires_grad

@@ -1,16 +1,22 @@
 """The log of one forward pass: lookups, counts and lists. What is done with it later hangs on `ModelHistory`."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchlens.capture.session import CaptureOptions
+from torchlens.history.backward import BackwardPass, backward_passes, parameter_gradients
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
+from torchlens.history.log_backward import log_backward
 from torchlens.history.lookup import Lookup
+from torchlens.history.nonfinite import NonFinite
+from torchlens.history.origins import first_nonfinite
 from torchlens.history.rerun import rerun, select_numbers
+from torchlens.history.summary import Summary, summarize
 from torchlens.history.tables import entries_to_pandas
 from torchlens.history.text import history_text
 
@@ -70,6 +76,18 @@ class BaseHistory:
         """One row per entry, one column per field that is no tensor."""
         return entries_to_pandas(self.layer_list)
 
+    def summary(
+        self, depth: int | None = None, sort_by: str | None = None, width: int | None = None, limit: int | None = None
+    ) -> Summary:
+        """Shapes, parameters, FLOPs, time and memory as a table that fits the terminal, with totals; print it.
+
+        One line per layer, or, with a depth, per module down to that depth (0 is the model alone). `sort_by` puts the most
+        first: 'flops', 'time', 'backward_time', 'memory', 'params' or 'calls'. `limit` cuts the list.
+
+        >>> print(history.summary(sort_by='flops', limit=10))
+        """
+        return summarize(self, depth, sort_by, width, limit)
+
     def print_all_fields(self) -> None:
         """Prints every field of the history with its value."""
         for name in sorted(name for name in dir(type(self)) if not name.startswith("_")):
@@ -103,6 +121,7 @@ class BaseHistory:
         recording.values[:] = [None] * len(recording.values)
         recording.versions[:] = [-1] * len(recording.versions)
         recording.gradients.clear()
+        recording.slices.clear()
         recording.saved_args.clear()
         self._show_anew()
 
@@ -258,6 +277,27 @@ class BaseHistory:
     def total_params_fsize_nice(self) -> str:
         return nice_bytes(self.total_params_fsize)
 
+    # -- floating-point operations ---------------------------------------------------------------------------------
+
+    @property
+    def total_flops(self) -> int:
+        """Floating-point operations of all calls whose cost is known; see `flops_not_counted`."""
+        return sum(entry.flops or 0 for entry in self._entries())
+
+    @property
+    def total_flops_backward(self) -> int:
+        """The same for a backward pass from the outputs."""
+        return sum(entry.flops_backward or 0 for entry in self._entries())
+
+    @property
+    def flops_not_counted(self) -> dict[str, int]:
+        """Layer type → number of calls whose cost is not known."""
+        return dict(Counter(entry.layer_type for entry in self._entries() if entry.flops is None))
+
+    def _entries(self) -> Iterator[LayerEntry]:
+        """All entries, whether listed or not."""
+        return (LayerEntry(self._log, entry) for entry in range(self.num_tensors_total))
+
     # -- modules ---------------------------------------------------------------------------------------------------
 
     @property
@@ -307,6 +347,53 @@ class BaseHistory:
             for call in self._log.module_chain(entry):
                 found[calls[call].address][self._log.label(entry)] = None
         return {address: list(labels) for address, labels in found.items()}
+
+    # -- backward passes -------------------------------------------------------------------------------------------
+
+    def log_backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Runs `loss.backward(...)` and records it: gradients, times and order.
+
+        Needs no `save_gradients=True`, as long as what the loss was computed from is saved.
+
+        >>> loss = history['output_1'].tensor_contents.square().mean()
+        >>> history.log_backward(loss)
+        >>> history['conv2d_1'].grad_contents
+        """
+        has_transform = self._options.transform is not None
+        log_backward(self._log, loss, gradient, retain_graph, create_graph, inputs, has_transform)
+
+    def clear_gradients(self) -> None:
+        """Forgets the gradients and times of all backward passes, so that those of the next one stand alone."""
+        self._log.recording.gradients.clear()
+
+    @property
+    def backward_passes(self) -> list[BackwardPass]:
+        """The backward passes that went through this log, in order."""
+        return backward_passes(self._log)
+
+    @property
+    def param_grads(self) -> dict[str, torch.Tensor]:
+        """Address of a parameter → what backward passes through this log sent to it."""
+        addresses = self._log.recording.param_addresses
+        found = parameter_gradients(self._log)
+        return {address: found[number] for number, address in enumerate(addresses) if number in found}
+
+    def first_nonfinite(self, include_constants: bool = False) -> NonFinite | None:
+        """The first operation that made a NaN or an Inf, in the forward pass or else in a backward pass that was recorded.
+
+        None if all is finite. Infinity that was asked for (`masked_fill(mask, -inf)`, a mask handed in) is passed over,
+        unless `include_constants`.
+
+        >>> print(history.first_nonfinite())
+        """
+        return first_nonfinite(self._log, include_constants)
 
     # -- random numbers and time -----------------------------------------------------------------------------------
 

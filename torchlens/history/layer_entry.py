@@ -6,8 +6,10 @@ from typing import Any
 import torch
 
 from torchlens.capture.recorder import BUFFER, INPUT, OUTPUT
+from torchlens.graph.costs import flops_of
 from torchlens.graph.edges import located
 from torchlens.history.arguments import argument_names
+from torchlens.history.backward import backward_times, parameter_gradients
 from torchlens.history.log import Log, SourceLine, nice_bytes
 from torchlens.history.lookup import lookup_keys
 from torchlens.history.text import entry_text
@@ -136,7 +138,7 @@ class LayerEntry:
 
     @property
     def grad_contents(self) -> torch.Tensor | None:
-        """The gradient that arrived in `backward()` (with `save_gradients=True`)."""
+        """The gradient that arrived in `log_backward()`, or (with `save_gradients=True`) in any backward pass."""
         return self._log.gradient(self._entry)
 
     @property
@@ -150,6 +152,16 @@ class LayerEntry:
     @property
     def grad_dtype(self) -> torch.dtype | None:
         return None if self.grad_contents is None else self.grad_contents.dtype
+
+    @property
+    def backward_time_elapsed(self) -> float | None:
+        """Seconds its part of the backward pass took, over all passes; None if none reached it."""
+        return backward_times(self._log).seconds.get(self._entry)
+
+    @property
+    def backward_order(self) -> int | None:
+        """Its place in the backward pass, from 1 (in the last one that reached it)."""
+        return backward_times(self._log).order.get(self._entry)
 
     # -- the operation ---------------------------------------------------------------------------------------------
 
@@ -169,6 +181,16 @@ class LayerEntry:
     @property
     def func_time_elapsed(self) -> float:
         return self._log.row(self._entry).seconds
+
+    @property
+    def flops(self) -> int | None:
+        """Floating-point operations: 0 for what is free by convention, None where they are not known."""
+        return flops_of(self._log.recording, self._log.row(self._entry))
+
+    @property
+    def flops_backward(self) -> int | None:
+        """The same for its part in a backward pass from the outputs; 0 where no gradient comes."""
+        return self._log.flops_backward(self._entry)
 
     @property
     def func_argnames(self) -> tuple[str, ...]:
@@ -222,6 +244,12 @@ class LayerEntry:
     @property
     def parent_param_addresses(self) -> list[str]:
         return [self._log.recording.param_addresses[number] for number in self._log.graph.params[self._entry]]
+
+    @property
+    def parent_param_grads(self) -> list[torch.Tensor | None]:
+        """What backward passes through this log sent to them, all operations together."""
+        found = parameter_gradients(self._log)
+        return [found.get(number) for number in self._log.graph.params[self._entry]]
 
     @property
     def parent_param_shapes(self) -> list[tuple[int, ...]]:

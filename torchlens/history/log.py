@@ -11,6 +11,7 @@ from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.recording import Recording, Row
 from torchlens.errors import ValueChangedError
 from torchlens.graph.build import Graph, build_graph
+from torchlens.graph.costs import reached_backward_flops, reached_by_gradients
 from torchlens.graph.distances import Distances, distances_from_inputs, distances_to_outputs
 
 __all__ = ["Log", "SourceLine", "nice_bytes", "path_text"]
@@ -37,6 +38,8 @@ class Log:
         self._graph = graph
         self._visible: list[int] | None = None
         self._marks_distances = marks_distances
+        # What was last worked out of the backward passes, and of how much.
+        self.backward_times: tuple[Any, Any] | None = None
 
     @property
     def graph(self) -> Graph:
@@ -60,6 +63,11 @@ class Log:
     def show_anew(self) -> None:
         """What is saved has changed."""
         self._visible = None
+        self.__dict__.pop("reached_by_gradients", None)
+
+    @cached_property
+    def reached_by_gradients(self) -> list[bool]:
+        return reached_by_gradients(self.recording, self.graph)
 
     @cached_property
     def from_input(self) -> Distances | None:
@@ -109,6 +117,9 @@ class Log:
 
     def gradient(self, entry: int) -> torch.Tensor | None:
         return self.recording.gradients.get(self.graph.recorded[entry])
+
+    def flops_backward(self, entry: int) -> int | None:
+        return reached_backward_flops(self.recording, self.graph, entry, self.reached_by_gradients)
 
     def num_bytes(self, entry: int) -> int:
         row = self.row(entry)

@@ -13,7 +13,8 @@ __all__ = ["COLUMNS", "entries_to_pandas"]
 COLUMNS = (
     "layer_label", "layer_label_w_pass", "layer_label_no_pass", "layer_label_short", "layer_type", "layer_type_num",
     "layer_total_num", "pass_num", "layer_passes_total", "operation_num", "tensor_shape", "tensor_dtype",
-    "tensor_fsize", "tensor_fsize_nice", "has_saved_activations", "func_applied_name", "func_time_elapsed",
+    "tensor_fsize", "tensor_fsize_nice", "has_saved_activations", "func_applied_name", "func_time_elapsed", "flops",
+    "flops_backward",
     "function_is_inplace", "gradfunc", "is_part_of_iterable_output", "iterable_output_index",
     "func_position_args_non_tensor", "func_keyword_args_non_tensor", "parent_layers", "child_layers", "is_input_layer",
     "is_output_layer", "is_buffer_layer", "input_output_address", "buffer_address", "computed_with_params",
@@ -24,6 +25,7 @@ COLUMNS = (
     "containing_modules_origin_nested", "module_nesting_depth", "modules_entered", "module_passes_entered",
     "modules_exited", "module_passes_exited", "is_submodule_input", "is_submodule_output",
     "is_bottom_level_submodule_output", "bottom_level_submodule_pass_exited", "has_saved_grad", "grad_shape",
+    "backward_time_elapsed", "backward_order",
     "source",
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from torchlens.errors import ValueChangedError
+from torchlens.history.backward import backward_times
 from torchlens.history.log import Log, nice_bytes
 from torchlens.history.lookup import lookup_keys
 
@@ -107,7 +108,7 @@ def entry_text(log: Log, entry: int) -> str:
         f"\tChild Layers: {_labels(log, graph.children[entry])}",
         f"\tFunction: {row.operation.name} (gradfunc={row.gradfunc})",
         f"\tComputed inside module: {_modules(log, chain[-1:]) if chain else 'not computed inside a module'}",
-        f"\tTime elapsed: {row.seconds: .3E}s",
+        f"\tTime elapsed: {row.seconds: .3E}s{_backward_text(log, entry)}",
         f"\tOutput of modules: {_modules(log, exited) or 'none'}",
         f"\tOutput of bottom-level module: {_modules(log, bottom[:1]) or 'none'}",
     ]
@@ -141,6 +142,11 @@ def _value_lines(value: Any) -> list[str]:
     corner = corner[tuple(slice(_PREVIEW) for _ in range(corner.dim()))]
     ending = "..." if corner.numel() < value.numel() else ""
     return [f"\t\t{corner.cpu()}{ending}"]
+
+
+def _backward_text(log: Log, entry: int) -> str:
+    seconds = backward_times(log).seconds.get(entry)
+    return "" if seconds is None else f" ({seconds:.3E}s in the backward pass)"
 
 
 def _params_text(log: Log, entry: int) -> str:

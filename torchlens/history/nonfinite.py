@@ -1,0 +1,102 @@
+"""Where a NaN or an Inf came from."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["NonFinite", "ValueRange", "value_range"]
+
+
+class ValueRange(NamedTuple):
+    """What the numbers of a tensor are like. `low` and `high` are of the finite ones; None if there are none."""
+
+    name: str  # which argument, layer or parameter it is
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    low: float | None
+    high: float | None
+    num_elements: int
+    num_nan: int
+    num_inf: int
+
+    @property
+    def is_finite(self) -> bool:
+        return not (self.num_nan or self.num_inf)
+
+    @property
+    def finite_share(self) -> float:
+        return 1 - (self.num_nan + self.num_inf) / self.num_elements if self.num_elements else 1.0
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "scalar"
+        kind = f"{shape} {str(self.dtype).removeprefix('torch.')}"
+        span = "no finite value" if self.low is None else f"from {self.low:.4g} to {self.high:.4g}"
+        return f"{self.name}: {kind}, {span}{_counts(self.num_nan, self.num_inf, self.num_elements)}"
+
+
+def value_range(name: str, tensor: torch.Tensor) -> ValueRange:
+    """Looks at every number of a tensor."""
+    values = tensor.detach()
+    if values.is_sparse:
+        values = values.coalesce().values()
+    elif values.is_nested:
+        values = values.values()
+    num_nan, num_inf = int(values.isnan().sum()), int(values.isinf().sum())
+    real = torch.view_as_real(values) if values.is_complex() else values
+    finite = real[real.isfinite()] if num_nan or num_inf else real
+    # Adding 0 makes 0 of -0.
+    low, high = (float(finite.min()) + 0, float(finite.max()) + 0) if finite.numel() else (None, None)
+    return ValueRange(name, tuple(tensor.shape), tensor.dtype, low, high, values.numel(), num_nan, num_inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonFinite:
+    """An operation whose result has NaN or Inf although what it was given does not account for it.
+
+    >>> print(history.first_nonfinite())
+    """
+
+    phase: str  # 'forward' or 'backward'
+    label: str | None  # the layer; None where there is no log
+    operation: str  # the layer type, or in backward the name of autograd's node
+    module: str  # the address of the module it ran in, '' for the model itself
+    source: str | None  # the user's line
+    result: ValueRange
+    inputs: tuple[ValueRange, ...]
+    step: int | None = None  # of a profile
+    note: str = ""  # what else is to be said
+    num_unchecked: int = 0  # entries that could not be looked at, as they are not saved
+
+    @property
+    def num_nan(self) -> int:
+        return self.result.num_nan
+
+    @property
+    def num_inf(self) -> int:
+        return self.result.num_inf
+
+    def __str__(self) -> str:
+        what = "NaN" if self.num_nan else "Inf"
+        name = self.label or self.operation
+        kind = f" ({self.operation})" if self.label else ""
+        place = f", in module {self.module!r}" if self.module else ", in the model itself"
+        made = "made by "
+        if self.operation in ("input", "buffer"):
+            made = kind = place = ""
+        step = "" if self.step is None else f" of step {self.step}"
+        lines = [f"{what} in the {self.phase} pass{step}: {made}{name}{kind}{place}"]
+        if self.source:
+            lines.append(f"    called at {self.source}")
+        lines.append(f"    {self.result}")
+        lines += [f"    {each}" for each in self.inputs]
+        if self.note:
+            lines.append(f"    {self.note}")
+        if self.num_unchecked:
+            lines.append(f"    ({self.num_unchecked} entries are not saved and were not looked at)")
+        return "\n".join(lines)
+
+
+def _counts(num_nan: int, num_inf: int, num_elements: int) -> str:
+    found = [f"{number} {name}" for number, name in ((num_nan, "NaN"), (num_inf, "Inf")) if number]
+    return f"; {' and '.join(found)} of {num_elements}" if found else ""

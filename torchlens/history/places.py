@@ -1,0 +1,97 @@
+"""Finding the nodes of autograd's graph that saved values came from, for a backward pass through an ordinary log.
+
+A saved value is the tensor that an entry made, or a copy taken while it still was: either leads to the node. Where memory
+was written in place and looked at through several views, it may lead to another; such entries are left out.
+"""
+
+from bisect import bisect_right
+from typing import Any
+
+import torch
+
+from torchlens.capture.backward import node_of, sequence_of
+from torchlens.capture.gradients import GradientHooks, Gradients
+from torchlens.capture.recorder import BUFFER, INPUT
+from torchlens.capture.recording import Recording, Row
+
+__all__ = ["gradients_of_saved"]
+
+
+def gradients_of_saved(recording: Recording) -> Gradients:
+    """Gradients that hear every entry whose node can be found; they are paused."""
+    hooks = GradientHooks()
+    gradients = hooks.gradients
+    gradients.watch.is_paused = True
+    for number, parameter in enumerate(recording.params):
+        hooks.watch_source(-1 - number, parameter)
+    slices = {part.entry: part for part in recording.slices}
+    read_later = _read_after_writes(recording)
+    found: set[int] = set()
+    has_gap = False  # whether there are entries, after the last that was found, that were not
+    for number, row in enumerate(recording.rows):
+        part = slices.get(number)
+        place = (part.node, 0) if part is not None else _place_of(recording, number, row)
+        # What was written in place is no view, or is among the slices.
+        if place is None or (number in read_later and part is None and not row.operation.is_inplace):
+            has_gap = has_gap or row.gradfunc is not None
+            continue
+        found.add(number)
+        node, output = place
+        if row.operation in (INPUT, BUFFER):
+            hooks.watch_end(number, node, output)
+            continue
+        num_owned = len(gradients.owners)
+        if part is not None:
+            hooks.watch_write(part if part.before in found else part._replace(before=None))
+        else:
+            hooks.watch_at(number, node, output)
+        if has_gap and len(gradients.owners) > num_owned + 1:
+            gradients.uncertain.add(number)
+        has_gap = False
+        hooks.owning_from = max(hooks.owning_from, sequence_of(node) + 1)
+    return gradients
+
+
+def _place_of(recording: Recording, number: int, row: Row) -> tuple[Any, int] | None:
+    """The node that made a saved value, and which of its outputs it is."""
+    value = recording.values[number]
+    if not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return None
+    node, output = node_of(value), value.output_nr
+    if node is None:  # a leaf tells the node that accumulates its gradient only to a reader
+        with torch.enable_grad():
+            node, output = value.view_as(value).grad_fn.next_functions[0]  # type: ignore[union-attr]
+    elif number in recording.copies:
+        node, output = node.next_functions[0]
+    if node is None or (sequence_of(node) >= 0 and type(node).__name__ != row.gradfunc):
+        return None
+    return node, output
+
+
+def _read_after_writes(recording: Recording) -> set[int]:
+    """Entries on memory that was there before them and that were read again after it was written.
+
+    If one is a view, autograd gave it another node for the second read.
+    """
+    if not recording.writes:
+        return set()
+    first_on: dict[int, int] = dict.fromkeys(recording.outside_storages, -1)
+    for number, storage in enumerate(recording.storages):
+        first_on.setdefault(storage, number)
+    writes: dict[int, list[int]] = {}
+    for write in recording.writes:
+        writes.setdefault(write.storage, []).append(write.entry)
+    found: set[int] = set()
+    for reader, row in enumerate(recording.rows):
+        for number in _references(row):
+            storage = recording.storages[number]
+            if storage in writes and first_on[storage] < number:
+                after = bisect_right(writes[storage], number)
+                if after < len(writes[storage]) and writes[storage][after] < reader:
+                    found.add(number)
+    return found
+
+
+def _references(row: Row) -> list[int]:
+    references = row.references.values() if isinstance(row.references, dict) else row.references
+    return [number for number in references if number is not None and number >= 0]
