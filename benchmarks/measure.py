@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import TRAINING_WORKLOADS, WORKLOADS
 
 Run = Callable[[], Any]
 
@@ -130,6 +130,31 @@ def measure_extraction(seconds: float) -> dict[str, float]:
         return median_ratio(with_hook, with_history, seconds)
 
 
+STEPS_PER_PROFILE = 5
+
+
+def measure_training(workload: str, level: str, seconds: float) -> dict[str, float]:
+    """Training steps under the profile against the same steps without."""
+    import torchlens
+
+    model, images, targets = TRAINING_WORKLOADS[workload]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+
+    def steps() -> None:
+        for _ in range(STEPS_PER_PROFILE):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), targets).backward()
+            optimizer.step()
+
+    def profiled() -> Any:
+        check = "health" if level == "operation" else None
+        with torchlens.profile(model, level=level, check=check) as profile:
+            steps()
+        return profile
+
+    return median_ratio(steps, profiled, seconds)
+
+
 def measure_scaling() -> dict[str, float]:
     """The time of 100,000 logged and labelled operations over that of 10,000."""
     (small, x), (large, _) = WORKLOADS["loop of 10,000 operations"](), WORKLOADS["loop of 100,000 operations"]()
@@ -176,8 +201,9 @@ def measure_import() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tool", choices=[*TOOLS, "extraction", "scaling", "memory", "import"])
-    parser.add_argument("workload", nargs="?", choices=list(WORKLOADS))
+    parser.add_argument("tool", choices=[*TOOLS, "extraction", "training", "scaling", "memory", "import"])
+    parser.add_argument("workload", nargs="?", choices=[*WORKLOADS, *TRAINING_WORKLOADS])
+    parser.add_argument("--level", choices=["module", "operation"], default="module", help="of the profile of training")
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the libraries that are measured
@@ -187,6 +213,8 @@ def main() -> None:
         result = measure_forward(options.tool, options.workload, options.seconds)
     elif options.tool == "extraction":
         result = measure_extraction(options.seconds)
+    elif options.tool == "training":
+        result = measure_training(options.workload, options.level, options.seconds)
     else:
         result = {"scaling": measure_scaling, "memory": measure_memory, "import": measure_import}[options.tool]()
     print(json.dumps(result))

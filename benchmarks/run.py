@@ -26,6 +26,7 @@ NAMES = {
     "newest": "torchlens 2.36.1",
 }
 WORKLOADS = ["AlexNet 224", "ResNet-18 224", "GPT-2, 128 tokens", "loop of 10,000 operations"]
+TRAINING = ["small CNN, 32 images of 32×32", "ResNet-18, 8 images of 112×112"]
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 
 
@@ -88,6 +89,12 @@ def make_table(seconds: float, with_peers: bool) -> str:
             measure("extraction", "--seconds", str(seconds))
         ),
     }
+    rows += ["", "| training under the profile | module level | operation level, with health checks |", "|---|---|---|"]
+    for workload in TRAINING:
+        by_level = [
+            measure("training", workload, "--level", level, "--seconds", str(seconds)) for level in ("module", "operation")
+        ]
+        rows.append(f"| {workload} | {' | '.join(map(ratio, by_level))} |")
     memory, imports = measure("memory"), measure("import")
     if isinstance(memory, str) or isinstance(imports, str):
         raise SystemExit(f"memory: {memory}; import: {imports}")

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["WORKLOADS"]
+__all__ = ["TRAINING_WORKLOADS", "WORKLOADS"]
 
 # AlexNet and ResNet-18 are written out: torchvision, beside a CPU build of torch, is more than one of the peers can take.
 
@@ -106,4 +106,29 @@ WORKLOADS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "GPT-2, 128 tokens": gpt2,
     "loop of 10,000 operations": loop_10_000,
     "loop of 100,000 operations": loop_100_000,
+}
+
+
+class SmallCNN(nn.Sequential):
+    """Three convolutions and a classifier."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = []
+        for inside, outside in ((3, 16), (16, 32), (32, 64)):
+            convolution = nn.Conv2d(inside, outside, 3, padding=1)
+            layers += [convolution, nn.BatchNorm2d(outside), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+def small_cnn_training() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    return SmallCNN().train(), torch.rand(32, 3, 32, 32), torch.randint(0, 10, (32,))
+
+
+def resnet18_training() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    return ResNet18().train(), torch.rand(8, 3, 112, 112), torch.randint(0, 1000, (8,))
+
+
+TRAINING_WORKLOADS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]]] = {
+    "small CNN, 32 images of 32×32": small_cnn_training,
+    "ResNet-18, 8 images of 112×112": resnet18_training,
 }

@@ -4,13 +4,14 @@
     ├── NestedLogError          a log was started inside a log of the same thread
     ├── DifferentGraphError     a second run of the model did not do what the first one did
     ├── DrawingError            no picture could be made of a graph
+    ├── NonFiniteError          a profile was to stop at the first NaN or Inf, and there was one
     └── ValueChangedError       a saved tensor was changed in place after it was saved
 
 Bad arguments are plain ``TypeError`` and ``ValueError``; unknown layers are plain ``KeyError`` and ``IndexError``; an
 exception of the model's own comes through as it is.
 """
 
-__all__ = ["DifferentGraphError", "DrawingError", "NestedLogError", "TorchLensError", "ValueChangedError"]
+__all__ = ["DifferentGraphError", "DrawingError", "NestedLogError", "NonFiniteError", "TorchLensError", "ValueChangedError"]
 
 
 class TorchLensError(Exception):
@@ -27,6 +28,10 @@ class DifferentGraphError(TorchLensError):
 
 class DrawingError(TorchLensError):
     """No picture could be made. Its DOT source could."""
+
+
+class NonFiniteError(TorchLensError):
+    """An operation made NaN or Inf, forward or backward."""
 
 
 class ValueChangedError(TorchLensError):

@@ -79,3 +79,12 @@ def test_find_shape_bug_names_the_place_and_the_cause(folder: Path, capsys: pyte
     assert re.search(r"called at \S*find_shape_bug\.py:\d+ in Up\.forward", printed)
     assert "The cause: maxpool2d_2_6 halves 17 to 8" in printed
     assert "it runs: (1, 1, 34, 34)" in printed
+
+
+def test_profile_training_names_the_origin_of_the_nan(folder: Path, capsys: pytest.CaptureFixture[str]):
+    example("profile_training").main()
+    printed = capsys.readouterr().out
+    assert "error: non-finite gradients at sqrt_1_14 in module 'distance'" in printed
+    assert re.search(r"called at \S*profile_training\.py:\d+ in Distance\.forward", printed)
+    assert "With the root kept away from zero: 0 findings." in printed
+    assert {path.name for path in (folder / "output").iterdir()} == {"profile.json", "profile.csv", "profile.html"}

@@ -2,6 +2,7 @@
 
 import inspect
 import linecache
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from torchlens.capture.recording import Failure, References
 from torchlens.graph.costs import flops_of
 from torchlens.history.base_history import BaseHistory
+from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, SourceLine, source_line
+from torchlens.history.overlay import Marks, Overlay
 from torchlens.viewer.outline import FailedCall, Part, outline, walk
 from torchlens.viewer.statistics import Statistics
 
@@ -70,7 +73,9 @@ class _Writer:
         entries = self._entries(failure, failed)
         parts = self._parts(root, len(self.log.graph.recorded), failure)
         params = self._params()
-        marks = [self._overlay(name, values) for name, values in overlays.items()]
+        numbered: list[Part] = []
+        walk(root, lambda part, _parent: numbered.append(part))
+        marks = [self._overlay(name, values, numbered) for name, values in overlays.items()]
         return {
             "title": title or recording.model_name,
             "model": recording.model_name,
@@ -98,8 +103,11 @@ class _Writer:
         log, graph, strings = self.log, self.log.graph, self.strings
         columns: dict[str, list[Any]] = {
             name: []
-            for name in ("label", "shape", "dtype", "bytes", "micros", "flops", "place", "stat", "grad", "args", "parents")
-        }
+            for name in (
+                "label", "shape", "dtype", "bytes", "micros", "flops", "place", "stat", "grad", "args", "parents",
+                "backward", "gradnorm",
+            )
+        }  # fmt: skip
         dtypes: dict[torch.dtype, int] = {}
         for entry in range(len(graph.recorded)):
             row = log.row(entry)
@@ -116,10 +124,13 @@ class _Writer:
             columns["grad"].append(self.statistics.add(log.gradient(entry)))
             columns["args"].append(strings(self._arguments(entry, row)))
             columns["parents"].append(graph.parents[entry])
+            seconds = LayerEntry(log, entry).backward_time_elapsed
+            columns["backward"].append(None if seconds is None or row.output_index else round(seconds * 1e6, 1))
+            columns["gradnorm"].append(_norm(log.gradient(entry)))
         if failure is not None and failed is not None:
             name = failure.operation.name if failure.operation else "raise"
             place = self._place(failure.code, failure.instruction)
-            values = (strings(name), 0, 0, 0, 0, 0, place, -1, -1, 0, failed.parents)
+            values = (strings(name), 0, 0, 0, 0, 0, place, -1, -1, 0, failed.parents, None, None)
             for column, value in zip(columns.values(), values, strict=True):
                 column.append(value)
         return columns
@@ -311,20 +322,28 @@ class _Writer:
             "grad": [self.statistics.add(param.grad) for param in params],
         }
 
-    def _overlay(self, name: str, values: Mapping[str, float]) -> dict[str, Any]:
-        """A value for each entry that has one; a key that means several passes means all of them."""
-        found: dict[int, float] = {}
-        for key, value in values.items():
-            number = float(value)
-            if number != number or abs(number) == float("inf"):
-                continue
+    def _overlay(self, name: str, values: Mapping[str, float], parts: list[Part]) -> dict[str, Any]:
+        """A value for each part that has one, with what is inside it."""
+
+        def find(key: str) -> list[int]:
             try:
-                entries = self.history._lookup.many(key)
+                return self.history._lookup.many(key)
             except ValueError as error:
                 raise ValueError(f"The overlay {name!r} has a value for {key!r}, and there is no such layer.") from error
-            found.update(dict.fromkeys(entries, number))
-        order = sorted(found)
-        return {"name": name, "entries": order, "values": [float(f"{found[entry]:.6g}") for entry in order]}
+
+        marks = Marks(self.log, values, find, _finite_number)
+        found: dict[int, float] = {}
+        for number, part in enumerate(parts):
+            value = marks.of(_entries_in(part, len(self.log.graph.recorded)), part.calls)
+            if value is not None:
+                found[number] = float(f"{value:.6g}")
+        return {
+            "name": name,
+            "isSum": marks.is_sum,
+            "unit": values.unit if isinstance(values, Overlay) else "",
+            "parts": list(found),
+            "values": list(found.values()),
+        }
 
     def _failed_call(self, failure: Failure) -> FailedCall:
         entry_of = self.log.graph.entry_of
@@ -347,6 +366,28 @@ class _Writer:
             "module": record.address,
             "place": place,
         }
+
+
+def _norm(gradient: torch.Tensor | None) -> float | None:
+    if gradient is None:
+        return None
+    return _finite_number(f"{float(torch.linalg.vector_norm(gradient.detach().float())):.6g}", "")
+
+
+def _finite_number(value: Any, _key: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def _entries_in(part: Part, num_entries: int) -> list[int]:
+    """The entries of a part and of all parts inside it, without the call that failed."""
+    found: list[int] = []
+    pending = [part]
+    while pending:
+        inner = pending.pop()
+        pending += inner.children
+        found += [entry for own in inner.passes for entry in own if entry < num_entries]
+    return found
 
 
 def _numbers(references: References) -> list[int]:

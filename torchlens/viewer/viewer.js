@@ -192,14 +192,16 @@
   overlays.set("time", { values: E.micros, isSum: true, text: timeText });
   overlays.set("memory", { values: E.bytes, isSum: true, text: bytesText });
   if (E.flops.some(v => v > 0)) overlays.set("FLOPs", { values: E.flops.map(v => v || null), isSum: true, text: v => short(v) });
+  if (E.backward.some(v => v !== null)) overlays.set("backward time", { values: E.backward, isSum: true, text: timeText });
+  if (E.gradnorm.some(v => v !== null)) overlays.set("gradient norm", { values: E.gradnorm, isSum: false, text: numberText });
+  const UNITS = { seconds: v => timeText(v * 1e6), bytes: v => v < 0 ? "-" + bytesText(-v) : bytesText(v), FLOPs: v => short(v) };
   for (const own of D.overlays) {
-    const values = new Array(NUM).fill(null);
-    own.entries.forEach((e, k) => { values[e] = own.values[k]; });
-    overlays.set(own.name, { values, isSum: false, text: numberText });
+    overlays.set(own.name, { parts: new Map(own.parts.map((p, k) => [p, own.values[k]])), isSum: own.isSum, isOwn: true, text: UNITS[own.unit] || numberText });
   }
   function overlayValue(i) {
     const o = overlays.get(state.overlay);
     if (!o) return null;
+    if (o.parts) return o.parts.has(i) ? o.parts.get(i) : null;
     let sum = 0, count = 0;
     for (let u = i; u < end[i]; u++) for (const own of P.entries[u]) for (const e of own) if (o.values[e] !== null) { sum += o.values[e]; count++; }
     return count ? (o.isSum ? sum : sum / count) : null;
@@ -870,7 +872,8 @@
         ["Type", isFailed ? "" : S[E.dtype[e]]], ["Size", isFailed ? "" : bytesText(own.reduce((sum, k) => sum + E.bytes[k], 0))],
         ["Time", isFailed ? "" : timeText(own.reduce((sum, k) => sum + E.micros[k], 0))], ["All passes", P.entries[i].length > 1 ? timeText(time) : ""],
         ["FLOPs", E.flops[e] ? short(E.flops[e]) : ""], ["Arguments", S[E.args[e]]],
-        [state.overlay && !["time", "memory", "FLOPs"].includes(state.overlay) ? state.overlay : "", state.overlay && overlayValue(i) !== null && !["time", "memory", "FLOPs"].includes(state.overlay) ? overlayText(overlayValue(i)) : ""],
+        [state.overlay, state.overlay && overlays.get(state.overlay).isOwn && overlayValue(i) !== null ? overlayText(overlayValue(i)) : ""],
+        ["Backward", isFailed || E.backward[e] === null ? "" : timeText(own.reduce((sum, k) => sum + (E.backward[k] || 0), 0))],
       ]));
       own.forEach(k => { if (E.stat[k] >= 0) panel.append(statBlock(E.stat[k], own.length > 1 ? "Values of " + S[E.label[k]] : "Values")); });
       own.forEach(k => { if (E.grad[k] >= 0) panel.append(statBlock(E.grad[k], "Gradient")); });
@@ -884,6 +887,8 @@
         ["Operations", many(countUnits(i))], ["Output shape", shapeOf(i)], ["Input shapes", [...new Set([...ins].map(e => S[E.shape[e]]))].slice(0, 4).join("; ")],
         ["Parameters", params.length ? many(paramCount(i)) : ""], ["Their size", params.length ? bytesText(params.reduce((sum, p) => sum + Q.bytes[p], 0)) : ""],
         ["Tensors", bytesText(all.reduce((sum, e) => sum + E.bytes[e], 0))], ["Time", timeText(time)], ["FLOPs", flops ? short(flops) : ""],
+        ["Backward", all.some(e => E.backward[e] !== null) ? timeText(all.reduce((sum, e) => sum + (E.backward[e] || 0), 0)) : ""],
+        [state.overlay, state.overlay && overlays.get(state.overlay).isOwn && overlayValue(i) !== null ? overlayText(overlayValue(i)) : ""],
       ]));
       panel.append(html("div", { class: "passes" }, html("button", { type: "button", onclick: () => toggle(i) }, state.open[i] ? "Collapse" : "Expand")));
       const out = links.outOf[i], shown = out > 0 ? entriesNow(out) : [];

@@ -1,0 +1,56 @@
+"""Whether a tensor has NaN or Inf in it."""
+
+import threading
+from typing import Any
+
+import torch
+
+__all__ = ["has_nonfinite"]
+
+_MOST = 16
+
+
+class _Known(threading.local):
+    """The last answers, by address: what a module returns, its last operation has often just made.
+
+    A tensor is known weakly. While it lives nothing else lies at its address, and its version tells whether it was written.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[int, tuple[Any, int, Any, bool]] = {}
+
+
+_known = _Known()
+# Python's own references die with the Python object, which may come and go while the tensor lives.
+_reference_to: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
+
+
+def has_nonfinite(tensor: torch.Tensor) -> bool:
+    """Whether some element is NaN or infinite. Sums, which is cheap, and looks closer only if the sum is not finite."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+        return False
+    if tensor.layout is not torch.strided or tensor.is_inference() or tensor.is_nested:
+        return _is_nonfinite(tensor)
+    address, version, looks = tensor.data_ptr(), tensor._version, (tensor.shape, tensor.stride(), tensor.dtype)
+    known = _known.answers.get(address)
+    if known is not None and known[1] == version and known[2] == looks and not known[0].expired():
+        return known[3]
+    answer = _is_nonfinite(tensor)
+    if len(_known.answers) >= _MOST:
+        _known.answers.clear()
+    _known.answers[address] = _reference_to(tensor), version, looks, answer
+    return answer
+
+
+def _is_nonfinite(tensor: torch.Tensor) -> bool:
+    if tensor.is_nested:
+        return any(_is_nonfinite(part) for part in tensor.unbind())
+    if tensor.layout is not torch.strided:
+        if tensor.layout is not torch.sparse_coo:
+            return False
+        tensor = tensor._values()
+    total = tensor.sum().item()
+    if total - total == 0:  # neither NaN nor infinite
+        return False
+    # Large finite numbers may add up to infinity.
+    return not torch.isfinite(tensor).all().item()

@@ -1,0 +1,23 @@
+"""What could not be measured, each thing said once."""
+
+import traceback
+from pathlib import Path
+
+__all__ = ["Problems"]
+
+_PACKAGE = str(Path(__file__).parent.parent)
+
+
+class Problems(list[str]):
+    """Sentences without a full stop, in the order they came up."""
+
+    def add(self, sentence: str) -> None:
+        """Says something, unless it has been said."""
+        if sentence not in self:
+            self.append(sentence)
+
+    def add_failure(self, error: BaseException, consequence: str) -> None:
+        """Something here went wrong: what, where, and what follows from it."""
+        places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(_PACKAGE)]
+        place = f", {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
+        self.add(f"{consequence}: the profile itself failed ({type(error).__name__}: {error}{place})")

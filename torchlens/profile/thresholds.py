@@ -1,0 +1,36 @@
+"""From which number on something is a finding."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["THRESHOLDS", "checked_thresholds"]
+
+THRESHOLDS: dict[str, float] = {
+    # The share of a layer's units that gave nothing but zero in all steps.
+    "dead_share": 0.4,
+    # How many values of a unit, or of a saturated activation, must have been seen before anything is said of it.
+    "min_values": 64,
+    # The share of an activation's values that lie at its limits.
+    "saturated_share": 0.5,
+    # How near to a limit that is, of the distance between the limits.
+    "saturation_margin": 0.01,
+    # The norm of a weight's gradient, to that of the weight with the largest: less is vanishing.
+    "vanishing_ratio": 1e-4,
+    # The root mean square of a weight's gradient, to that of the weight itself: more is exploding.
+    "exploding_ratio": 1e4,
+}
+
+
+def checked_thresholds(given: Mapping[str, Any] | None) -> dict[str, float]:
+    """All thresholds, with those of the caller's own in their places."""
+    found = dict(THRESHOLDS)
+    for name, value in (given or {}).items():
+        if name not in THRESHOLDS:
+            close = difflib.get_close_matches(str(name), THRESHOLDS, n=1)
+            hint = f"Did you mean {close[0]!r}? " if close else ""
+            raise ValueError(f"There is no threshold {name!r}. {hint}There are: {', '.join(map(repr, THRESHOLDS))}.")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+            raise ValueError(f"The threshold {name!r} is a number from 0 on, not {value!r}.")
+        found[name] = float(value)
+    return found
