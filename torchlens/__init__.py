@@ -4,7 +4,10 @@
 >>> history = tl.log_forward_pass(model, x)
 """
 
-from torchlens.api import get_model_metadata, log_forward_pass, profile, show_model_graph
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torchlens.api import get_model_metadata, log_forward_pass, show_model_graph
 from torchlens.errors import (
     DifferentGraphError,
     DrawingError,
@@ -15,8 +18,11 @@ from torchlens.errors import (
 )
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.model_history import ModelHistory
-from torchlens.profile import Finding, Profile
-from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
+
+if TYPE_CHECKING:
+    from torchlens.measure import profile
+    from torchlens.profiling import Finding, Profile
+    from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
 
 __all__ = [
     "DifferentGraphError",
@@ -37,3 +43,24 @@ __all__ = [
     "validate_forward_pass",
     "validate_saved_activations",
 ]
+
+# Rooms that not every program enters are imported when one of their names is first asked for.
+_LATER = {
+    "Finding": "torchlens.profiling",
+    "Profile": "torchlens.profiling",
+    "ValidationReport": "torchlens.validation",
+    "profile": "torchlens.measure",
+    "validate_forward_pass": "torchlens.validation",
+    "validate_saved_activations": "torchlens.validation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

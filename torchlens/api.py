@@ -2,25 +2,29 @@
 
 import difflib
 import warnings
-from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.session import CaptureOptions, Session, generator_states, restore_generators
-from torchlens.draw.drawing import draw
-from torchlens.draw.options import DrawOptions, draw_options
 from torchlens.history.failure import explain
 from torchlens.history.log import Log
 from torchlens.history.lookup import Lookup
 from torchlens.history.rerun import rerun, select_numbers
+from torchlens.later import later
 from torchlens.model_history import ModelHistory
-from torchlens.options import LogOptions, check_inputs, check_model
-from torchlens.profile import Profile, ProfileOptions, run_trial
+from torchlens.options import LogOptions, check_inputs
 
-__all__ = ["get_model_metadata", "log_forward_pass", "profile", "show_model_graph"]
+if TYPE_CHECKING:
+    from torchlens.draw.drawing import draw
+    from torchlens.draw.options import DrawOptions, draw_options
+else:
+    draw = later("torchlens.draw.drawing", "draw")
+    draw_options = later("torchlens.draw.options", "draw_options")
+
+__all__ = ["get_model_metadata", "log_forward_pass", "show_model_graph"]
 
 
 def log_forward_pass(
@@ -135,61 +139,7 @@ def show_model_graph(
     _draw(history, drawing)
 
 
-def profile(
-    model: torch.nn.Module,
-    input_args: Any = None,
-    input_kwargs: dict[str, Any] | None = None,
-    *,
-    level: str | None = None,
-    check: str | None = None,
-    stop: bool = False,
-    memory: bool = True,
-    backward: bool | None = None,
-    warmup: int | None = None,
-    repeats: int = 5,
-    max_steps: int = 100,
-    thresholds: Mapping[str, Any] | None = None,
-) -> Profile:
-    """Measures time, memory and FLOPs of every module of a model, forward and backward.
-
-    Without inputs, around whatever the caller does, in the thread that does it; each call of the model is a step:
-
-    >>> with torchlens.profile(model) as p:
-    ...     for x, y in batches:
-    ...         loss = loss_of(model(x), y)
-    ...         loss.backward()
-    ...         optimizer.step()
-    >>> print(p)
-
-    With inputs it runs the model itself (`warmup` times, then `repeats` times, with a backward pass from a made-up gradient
-    of the outputs unless `backward=False` or nothing requires a gradient) and leaves the model as it was:
-
-    >>> print(torchlens.profile(model, x))
-
-    level: 'module', or 'operation' to measure each operation too, on top of a log of each step (`p.history`).
-    check: 'nonfinite' finds the first operation that makes NaN or Inf; 'health' also looks for dead units, saturation,
-        vanishing and exploding gradients (`p.findings()`). A check is at operation level unless level='module'.
-    stop: raise NonFiniteError at the first NaN or Inf.
-    memory: listen to the allocators.
-    warmup: how many steps to leave out of medians and spreads: 2 of the runs with inputs, none otherwise.
-    max_steps: measure no more steps than these.
-    thresholds: limits of the findings, by name.
-    """
-    options = ProfileOptions(
-        level=level, check=check, stop=stop, memory=memory, backward=backward, warmup=warmup, repeats=repeats,
-        max_steps=max_steps, thresholds=thresholds, has_inputs=input_args is not None or input_kwargs is not None,
-    )  # fmt: skip
-    if not options.has_inputs:
-        check_model(model)
-        return Profile(model, options, ModelHistory)
-    args, kwargs = check_inputs(model, input_args, input_kwargs)
-    num_runs = options.warmup + options.repeats
-    measured = Profile(model, replace(options, max_steps=num_runs), ModelHistory)
-    run_trial(measured, model, args, kwargs, num_runs, options.backward)
-    return measured
-
-
-def _drawing_options(vis_opt: str, vis_options: dict[str, Any]) -> DrawOptions | None:
+def _drawing_options(vis_opt: str, vis_options: dict[str, Any]) -> "DrawOptions | None":
     """The options that were given; None where nothing is to be drawn."""
     if vis_opt == "none" and not vis_options:
         return None
@@ -204,7 +154,7 @@ def _drawing_options(vis_opt: str, vis_options: dict[str, Any]) -> DrawOptions |
     return draw_options({"vis_opt": vis_opt, **vis_options})
 
 
-def _draw(history: ModelHistory, options: DrawOptions | None) -> None:
+def _draw(history: ModelHistory, options: "DrawOptions | None") -> None:
     """Writes the page to explore, or draws."""
     if options is None:
         return
@@ -213,7 +163,7 @@ def _draw(history: ModelHistory, options: DrawOptions | None) -> None:
         if not options.vis_save_only:
             page.open()
     else:
-        draw(history, options, stacklevel=4)
+        draw(history, options, stacklevel=5)
 
 
 def _run(

@@ -5,14 +5,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchlens.draw.drawing import Drawing, notebook_svg, render_graph
-from torchlens.export.json_graph import to_json
-from torchlens.export.networkx_graph import to_networkx
 from torchlens.history.base_history import BaseHistory
-from torchlens.viewer import Exploration, explore
+from torchlens.later import later
 
 if TYPE_CHECKING:
     import networkx
+
+    from torchlens.draw.drawing import Drawing, notebook_svg, render_graph
+    from torchlens.export.json_graph import to_json
+    from torchlens.export.networkx_graph import to_networkx
+    from torchlens.viewer import Exploration, explore
+else:
+    render_graph, notebook_svg = (later("torchlens.draw.drawing", name) for name in ("render_graph", "notebook_svg"))
+    to_json = later("torchlens.export.json_graph", "to_json")
+    to_networkx = later("torchlens.export.networkx_graph", "to_networkx")
+    explore = later("torchlens.viewer", "explore")
 
 __all__ = ["ModelHistory"]
 
@@ -24,7 +31,7 @@ class ModelHistory(BaseHistory):
     >>> history['features.6'], history[7], history[-17]
     """
 
-    def render_graph(self, vis_opt: str = "unrolled", **vis_options: Any) -> Drawing | None:
+    def render_graph(self, vis_opt: str = "unrolled", **vis_options: Any) -> "Drawing | None":
         """Draws the graph; the options are those of `log_forward_pass`.
 
         >>> history.render_graph(vis_opt='rolled', vis_outpath='model.svg')
@@ -37,7 +44,7 @@ class ModelHistory(BaseHistory):
         *,
         overlays: Mapping[str, Mapping[str, float]] | None = None,
         title: str | None = None,
-    ) -> Exploration:
+    ) -> "Exploration":
         """Writes one HTML file in which the model can be explored; in a notebook it shows inline.
 
         >>> history.explore('model.html', overlays={'importance': {'conv2d_1_1': 0.7}})

@@ -1,5 +1,6 @@
 """Promise 5: private to the calling thread."""
 
+import importlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,30 @@ def test_two_threads_may_log_at_once() -> None:
     assert len(first) == len(second) == 42
     assert torch.Tensor.__iadd__ is relu
     assert nn.Module._call_impl is call
+
+
+def test_logs_that_overlap_leave_the_compiler_as_it_was() -> None:
+    eval_frame = importlib.import_module("torch._dynamo.eval_frame")
+    before = eval_frame._stance
+    first_is_in, second_is_in = threading.Event(), threading.Event()
+
+    def forward_first(self: Model, x: torch.Tensor) -> torch.Tensor:
+        first_is_in.set()
+        second_is_in.wait(20)
+        return x + 1
+
+    def forward_second(self: Model, x: torch.Tensor) -> torch.Tensor:
+        second_is_in.set()
+        first.result(20)  # the first to begin is the first to end
+        assert eval_frame._stance.stance == "force_eager"
+        return x + 1
+
+    x = torch.rand(2)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(tl.log_forward_pass, Model(forward_first), x)
+        first_is_in.wait(20)
+        pool.submit(tl.log_forward_pass, Model(forward_second), x).result(20)
+    assert eval_frame._stance is before
 
 
 def test_a_busy_third_thread_stays_correct_and_unlogged() -> None:

@@ -1,8 +1,21 @@
 """A short form of `make soak`."""
 
+import gc
 import random
+from collections.abc import Iterator
+
+import pytest
 
 from benchmarks.soak import soak
+
+
+@pytest.fixture(autouse=True)
+def _no_callbacks() -> Iterator[None]:
+    """hypothesis listens to the garbage collector, and an interrupt that strikes it there would be lost."""
+    callbacks = list(gc.callbacks)
+    gc.callbacks.clear()
+    yield
+    gc.callbacks.extend(callbacks)
 
 
 def test_nothing_is_lost_under_load_and_interruption() -> None:

@@ -2,9 +2,9 @@
 
 import inspect
 import random
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from torchlens.capture.backward import next_sequence
+from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory, keep_freed_memory, region_of, storage_of
 from torchlens.capture.modules import ModuleTracker, named_modules
@@ -97,9 +98,10 @@ class Session:
         """
         # Modules that `module.compile()` was called on run their source while being logged.
         compiled = [(m, m._compiled_call_impl) for _, m in self._modules if m._compiled_call_impl is not None]
-        stance = _EagerStance()
-        self._tracker.on_compile = stance.begin
+        self._tracker.on_compile = partial(begin_eager, self._recorder)  # not self: nothing may point in a circle
         try:
+            if is_compiler_there():
+                begin_eager(self._recorder)
             apply_patches(self)
             for module, _ in compiled:
                 module._compiled_call_impl = None
@@ -112,17 +114,17 @@ class Session:
                 self._seconds_forward = perf_counter() - start
         finally:
             try:
-                self._leave(compiled, stance)
+                self._leave(compiled)
             finally:
-                self._leave(compiled, stance)
+                self._leave(compiled)
 
-    def _leave(self, compiled: list[tuple[Any, Any]], stance: "_EagerStance") -> None:
+    def _leave(self, compiled: list[tuple[Any, Any]]) -> None:
         CURRENT.tracker = None
         _remove_mode(self._recorder)
         for module, implementation in compiled:
             module._compiled_call_impl = implementation
         undo_patches(self)
-        stance.restore()
+        end_eager(self._recorder)
 
     def _add_sources(self, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Learns the parameters, makes entries of inputs and buffers; returns them all."""
@@ -242,30 +244,6 @@ def _remove_mode(mode: Recorder) -> None:
             above.append(top)
         for other in reversed(above):
             torch._C._push_on_torch_function_stack(other)
-
-
-# -- compiled models ---------------------------------------------------------------------------------------------------
-
-
-class _EagerStance:
-    """Makes what `torch.compile` returned run its source, until `restore` is called (once or more).
-
-    The compiler takes seconds to import. Where nobody has done so yet, it begins when the model compiles something.
-    """
-
-    def __init__(self) -> None:
-        self._stance: Any = None
-        if "torch._dynamo.eval_frame" in sys.modules:
-            self.begin()
-
-    def begin(self) -> None:
-        if self._stance is None:
-            self._stance = torch.compiler.set_stance("force_eager")
-
-    def restore(self) -> None:
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-            self._stance = None
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------

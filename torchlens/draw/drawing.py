@@ -92,7 +92,7 @@ def draw(history: Any, options: DrawOptions, stacklevel: int = 2) -> Drawing | N
 
 def render_graph(history: Any, vis_opt: str = "unrolled", **options: Any) -> Drawing | None:
     """`draw` with options by name; see `DrawOptions`."""
-    return draw(history, draw_options({"vis_opt": vis_opt, **options}), stacklevel=3)
+    return draw(history, draw_options({"vis_opt": vis_opt, **options}), stacklevel=4)
 
 
 def notebook_svg(history: Any) -> str | None:

@@ -43,7 +43,7 @@ def products_of(layer_type: str, call: Call) -> list[Product] | None:
         return None
     try:
         return list(formula(call))
-    except (LookupError, TypeError, ValueError):
+    except (ArithmeticError, LookupError, TypeError, ValueError):
         return None
 
 

@@ -1,0 +1,300 @@
+"""The first operation that makes NaN or Inf, and what is none."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchlens as tl
+from torchlens.history.nonfinite import value_range
+from torchlens.profiling.health import make_checker
+from torchlens.profiling.records import Place
+
+INF = math.inf
+X = torch.linspace(-2, 2, 32).view(8, 4)
+MASK = torch.eye(8, 4).bool()
+
+
+class Net(nn.Module):
+    """A linear layer and a function after it."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.fc(x))
+
+
+def profiled(model: nn.Module, x: torch.Tensor = X, **options: Any) -> tl.Profile:
+    with tl.profile(model, **{"check": "nonfinite"} | options) as p:
+        loss = model(x).float().sum()
+        if loss.requires_grad:
+            loss.backward()
+    assert not p.problems
+    return p
+
+
+FORWARD: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "log of zero": (lambda y: torch.log(y * 0) + 1, "log_1_3"),
+    "log of less": (lambda y: torch.log(-y.abs()).relu(), "log_1_4"),
+    "zero by zero": (lambda y: (y * 0) / (y * 0), "truediv_1_4"),
+    "written in place": (lambda y: (y * 1).div_(0.0).mul_(2), "div_1_3"),
+    "overflow in half precision": (lambda y: (y.half() * 8 + 65000) * 8, "mul_2_5"),
+    "overflow on the way to half precision": (lambda y: (y * 1e9).half(), "half_1_3"),
+    "exp of much": (lambda y: torch.exp(y.abs() * 1e4 + 1e4) * 0, "exp_1_5"),
+    "a row that is masked altogether": (lambda y: torch.softmax(y.masked_fill(y < 100, -INF), -1), "softmax_1_4"),
+    "infinity minus infinity": (lambda y: y.masked_fill(MASK, INF) - y.masked_fill(MASK, INF), "sub_1_4"),
+    "thrown away later": (lambda y: torch.where(y > 100, torch.log(-y.abs()), 0.0), "log_1_5"),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_the_first_operation_that_makes_one_is_found(name: str):
+    function, label = FORWARD[name]
+    found = profiled(Net(function)).first_nonfinite
+    assert found is not None
+    assert (found.phase, found.label, found.module) == ("forward", label, "")
+    assert found.num_nan or found.num_inf
+    assert "test_health.py" in (found.source or "")
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_consequences_are_not_told(name: str):
+    function, _ = FORWARD[name]
+    assert [finding.kind for finding in profiled(Net(function)).findings()] == ["non-finite values"]
+
+
+ASKED_FOR: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "masked_fill": lambda y: torch.softmax(y.masked_fill(MASK, -INF), -1),
+    "added mask": lambda y: torch.softmax(y @ y.mT + torch.triu(torch.full((8, 8), -INF), 1), -1),
+    "where": lambda y: torch.softmax(torch.where(MASK, torch.tensor(-INF), y), -1),
+    "constant": lambda y: torch.minimum(y, torch.tensor(INF)),
+    "clamp": lambda y: y.clamp(min=-INF),
+}
+
+
+@pytest.mark.parametrize("name", ASKED_FOR)
+def test_infinity_that_was_asked_for_is_no_finding(name: str):
+    p = profiled(Net(ASKED_FOR[name]))
+    assert p.first_nonfinite is None
+    assert not p.findings()
+
+
+def test_an_infinite_mask_from_outside_is_no_finding():
+    model = Net(lambda y: torch.softmax(y + model.mask, -1))
+    model.register_buffer("mask", torch.zeros(8, 4).masked_fill(MASK, -INF))
+    assert profiled(model).first_nonfinite is None
+
+
+BACKWARD: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "sqrt at zero": (lambda y: torch.sqrt((y * 0).pow(2)), "sqrt_1_4"),
+    "norm of nothing": (lambda y: torch.sqrt((y * 0).pow(2).sum(-1)), "sqrt_1_5"),
+    "power below one at zero": (lambda y: (y * 0) ** 0.5, "pow_1_3"),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_the_first_operation_whose_backward_makes_one_is_found(name: str):
+    function, label = BACKWARD[name]
+    p = profiled(Net(function))
+    found = p.first_nonfinite
+    assert found is not None
+    assert (found.phase, found.label) == ("backward", label)
+    assert [finding.kind for finding in p.findings()] == ["non-finite gradients"]
+    assert "gradient received" in str(found)
+
+
+def test_the_ranges_of_what_it_was_given_are_told():
+    found = profiled(Net(lambda y: torch.log(torch.relu(y) * 0 + 0))).first_nonfinite
+    assert found is not None
+    (given,) = found.inputs
+    assert (given.low, given.high, given.is_finite) == (0.0, 0.0, True)
+    assert str(found).splitlines()[0] == "Inf in the forward pass of step 1: made by log_1_5 (log), in the model itself"
+
+
+@pytest.mark.parametrize("number", [math.nan, INF])
+def test_a_parameter_that_is_broken_already_is_told_as_such(number: float):
+    model = Net(lambda y: y * 2)
+    with torch.no_grad():
+        model.fc.weight[0, 0] = number
+    found = profiled(model).first_nonfinite
+    assert found is not None
+    assert (found.label, found.module) == ("linear_1_1", "fc")
+    assert "came in from outside the model's operations: argument 1 (a parameter)" in found.note
+
+
+def test_a_broken_parameter_is_told_beside_what_is_thrown_away():
+    model = Net(lambda y: y)
+    model.last = nn.Linear(4, 4)
+
+    def forward(y: torch.Tensor) -> torch.Tensor:
+        number = torch.arange(8.0).unsqueeze(1)
+        return model.last(y + torch.where(number < 3, number, torch.log(number)))
+
+    model.function = forward
+    with torch.no_grad():
+        model.last.weight[0, 0] = INF
+    found = profiled(model).first_nonfinite
+    assert found is not None
+    assert found.module == "last"
+
+
+def test_broken_data_is_told_once():
+    x = X.clone()
+    x[0, 0] = math.nan
+    p = profiled(Net(lambda y: torch.relu(y) * 2), x)
+    (finding,) = p.findings()
+    assert finding.where == "linear_1_1"
+    assert "argument 0" in finding.text
+
+
+def test_the_step_in_which_it_happened_is_told():
+    model = Net(lambda y: torch.log(y.abs() + 1))
+    with tl.profile(model, check="nonfinite") as p:
+        for scale in (1.0, 2.0, INF, 1.0):
+            model(X * scale)
+    assert p.first_nonfinite is not None
+    assert p.first_nonfinite.step == 3
+
+
+def test_parameters_that_were_broken_by_an_earlier_step_are_no_news():
+    model = Net(lambda y: torch.log(y * 0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.profile(model, check="nonfinite") as p:
+        for _ in range(3):
+            model(X).sum().backward()
+            optimizer.step()
+    assert model.fc.weight.isnan().any()
+    assert [finding.where for finding in p.findings()] == ["log_1_3"]
+
+
+def test_what_is_thrown_away_is_an_information():
+    def forward(y: torch.Tensor) -> torch.Tensor:
+        number = torch.arange(8.0).unsqueeze(1)
+        return y + torch.where(number < 3, number, torch.log(number))
+
+    (finding,) = profiled(Net(forward)).findings()
+    assert (finding.severity, finding.where) == ("info", "log_1_5")
+    assert "thrown away later" in finding.advice
+
+
+def test_what_is_only_looked_at_is_not_thrown_away():
+    def forward(y: torch.Tensor) -> torch.Tensor:
+        y = torch.log(-y.abs())
+        assert y.argmax(1).shape == (8,)
+        assert y[:, :0].sum() == 0
+        return y
+
+    assert [finding.severity for finding in profiled(Net(forward)).findings()] == ["error"]
+
+
+def test_what_is_made_a_whole_number_is_thrown_away():
+    def forward(y: torch.Tensor) -> torch.Tensor:
+        number = torch.arange(8.0)
+        large = torch.log(number).to(torch.long).clamp(max=3)
+        return y * torch.where(number < 3, number.long(), large).unsqueeze(1)
+
+    assert [finding.severity for finding in profiled(Net(forward)).findings()] == ["info"]
+
+
+def test_gradients_come_out_of_what_is_thrown_away():
+    p = profiled(Net(lambda y: torch.where(y > 100, torch.sqrt(y * 0 - 1), y)))
+    found = [(finding.severity, finding.kind, finding.where) for finding in p.findings()]
+    assert found == [("error", "non-finite gradients", "sqrt_1_5"), ("info", "non-finite values", "sqrt_1_5")]
+    assert p.first_nonfinite is not None
+    assert p.first_nonfinite.phase == "backward"
+
+
+@pytest.mark.parametrize("last", ["truediv", "sqrt"])
+def test_what_is_thrown_away_does_not_hide_what_is_not(last: str):
+    def forward(y: torch.Tensor) -> torch.Tensor:
+        number = torch.arange(8.0).unsqueeze(1)
+        y = y + torch.where(number < 3, number, torch.log(number))
+        return y / 0 if last == "truediv" else torch.sqrt((y * 0).square())
+
+    p = profiled(Net(forward))
+    assert p.first_nonfinite is not None
+    assert (p.first_nonfinite.label or "").startswith(last)
+    assert [(finding.severity, finding.where.partition("_")[0]) for finding in p.findings()] == [
+        ("error", last),
+        ("info", "log"),
+    ]
+
+
+def test_stop_raises_at_the_place():
+    model = Net(lambda y: torch.log(-y.abs()))
+    with (
+        pytest.raises(tl.NonFiniteError, match=r"made by log.*\n.*called at .*test_health\.py"),
+        tl.profile(model, check="nonfinite", stop=True) as p,
+    ):
+        model(X)
+    assert p.first_nonfinite is not None
+    assert p.first_nonfinite.operation == "log"
+
+
+def test_stop_raises_in_backward_too():
+    model = Net(lambda y: torch.sqrt((y * 0).pow(2)))
+    with pytest.raises(tl.NonFiniteError, match="backward"), tl.profile(model, check="nonfinite", stop=True):
+        model(X).sum().backward()
+
+
+def test_at_module_level_it_is_the_innermost_module():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Net(lambda y: torch.log(y * 0 - 1)), nn.ReLU()), nn.ReLU())
+    p = profiled(model, level="module")
+    assert p.first_nonfinite is not None
+    assert (p.first_nonfinite.module, p.first_nonfinite.operation) == ("1.0", "Net")
+    assert len(p.findings()) == 1
+
+
+def test_looking_changes_nothing():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(8, 2))
+    torch.manual_seed(2)
+    plain = model(X)
+    plain.sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    torch.manual_seed(2)
+    with tl.profile(model, check="health"):
+        logged = model(X)
+        logged.sum().backward()
+    assert torch.equal(plain, logged)
+    assert all(torch.equal(a, b.grad) for a, b in zip(gradients, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_ranges_of_every_kind_of_number(dtype: torch.dtype):
+    tensor = torch.tensor([1.0, -2.0, INF, math.nan]).to(dtype)
+    found = value_range("x", tensor)
+    assert (found.low, found.num_nan, found.num_elements) == (-2.0, 1, 4)
+    assert found.num_inf == 1
+    assert not found.is_finite
+    assert found.finite_share == 0.5
+
+
+def test_ranges_of_tensors_without_numbers():
+    assert value_range("x", torch.empty(0, 3)).low is None
+    assert value_range("x", torch.full((2,), math.nan)).high is None
+    assert str(value_range("x", torch.tensor(2.5))) == "x: scalar float32, from 2.5 to 2.5"
+
+
+def test_integers_and_booleans_are_nothing_to_look_at():
+    checker = make_checker("health")
+    place = Place("forward", 1, 0, "", 1, "add")
+    for tensor in (torch.arange(3), torch.tensor([True]), torch.empty(0)):
+        checker.on_value(place, tensor, ((tensor,), {}))
+    assert checker.first_nonfinite is None
+
+
+def test_a_bad_check_or_threshold_says_what_there_is():
+    with pytest.raises(ValueError, match=r"'nonfinite'.*'health'"):
+        tl.profile(nn.ReLU(), check="nan")
+    with pytest.raises(ValueError, match=r"no threshold 'dead_shar'.*Did you mean 'dead_share'"):
+        tl.profile(nn.ReLU(), check="health", thresholds={"dead_shar": 0.5})
+    with pytest.raises(ValueError, match="'dead_share' is a number from 0 on, not 'many'"):
+        tl.profile(nn.ReLU(), check="health", thresholds={"dead_share": "many"})

@@ -1,0 +1,23 @@
+"""Importing a room when it is first entered.
+
+The rooms together take longer to import than everything that a log needs. A file that only calls into one names its
+functions twice: to the type checker as they are, and at run time as ones that import the room when called.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+__all__ = ["later"]
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """The function `name` of `module`, which is imported when it is called.
+
+    >>> to_json = later('torchlens.export.json_graph', 'to_json')
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(module), name)(*args, **kwargs)
+
+    return call

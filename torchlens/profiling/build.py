@@ -1,0 +1,290 @@
+"""From what the watcher wrote down to records: the model's modules, each with its calls."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from torchlens.profiling.backwards import merged_seconds
+from torchlens.profiling.calls import Call, Step, bytes_of
+from torchlens.profiling.operations import Operation, count_flops
+from torchlens.profiling.records import (
+    CallRecord,
+    Measurements,
+    ModuleRecord,
+    OperationRecord,
+    ParameterRecord,
+    StepRecord,
+)
+from torchlens.profiling.saved import CAN_TELL
+from torchlens.profiling.watcher import Watcher
+
+__all__ = ["build_measurements", "label_finder"]
+
+
+def build_measurements(watcher: Watcher, model_name: str) -> Measurements:
+    """All records, of a watcher that has stopped."""
+    options = watcher.options
+    warmup = frozenset(step.number for step in watcher.steps if step.number <= options.warmup)
+    label_of = label_finder(watcher)
+    not_counted = _count_flops(watcher)
+    calls = _calls(watcher)
+    parameters = _parameters(watcher)
+    return Measurements(
+        model_name=model_name,
+        level=options.level,
+        check=options.check,
+        root=_modules(watcher, calls, parameters, warmup),
+        steps=[_step(watcher, step, step.number in warmup) for step in watcher.steps],
+        calls=calls,
+        operations=[_operation(watcher, operation, label_of) for operation in watcher.logs.operations],
+        parameters=[record for record, _ in parameters.values()],
+        flops_not_counted=not_counted,
+        problems=watcher.problems,
+    )
+
+
+# -- steps and calls ---------------------------------------------------------------------------------------------------
+
+
+def _step(watcher: Watcher, step: Step, is_warmup: bool) -> StepRecord:
+    outermost = [call for call in step.calls if call.parent is None and call.original is None]
+    peak, added = step.memory or (None, None)
+    return StepRecord(
+        number=step.number,
+        is_warmup=is_warmup,
+        forward_seconds=sum(call.seconds for call in outermost),
+        backward_seconds=merged_seconds(list(step.runs.values()), watcher.checks.overheads),
+        num_backward_passes=len(step.runs),
+        peak_bytes=peak,
+        added_bytes=added,
+        raised=next((call.raised for call in outermost if call.raised), None),
+    )
+
+
+def _calls(watcher: Watcher) -> list[CallRecord]:
+    children: dict[int, list[Call]] = {}
+    for call in watcher.calls:
+        if call.parent is not None and call.original is None:
+            children.setdefault(call.parent.index, []).append(call)
+    saved: dict[int, dict[int, int]] = {}
+    flops: dict[int, tuple[int, int] | None] = {}
+    for call in reversed(watcher.calls):  # those inside a call come after it
+        inside = children.get(call.index, [])
+        saved[call.index] = dict(call.saved or {})
+        for child in inside:
+            saved[call.index].update(saved[child.index])
+        counts = [flops[child.index] for child in inside]
+        known = [count for count in counts if count is not None]
+        flops[call.index] = (
+            (
+                call.own_flops + sum(forward for forward, _ in known),
+                (call.own_flops_backward or 0) + sum(backward for _, backward in known),
+            )
+            if call.own_flops is not None and len(known) == len(counts)
+            else None
+        )
+    return [_call(watcher, call, sum(saved[call.index].values()), flops[call.index]) for call in watcher.calls]
+
+
+def _call(watcher: Watcher, call: Call, saved_bytes: int, flops: tuple[int, int] | None) -> CallRecord:
+    peak, added = call.forward_memory or (None, None)
+    backward_peak, backward_added = call.backward_memory or (None, None)
+    arrived = watcher.arrived
+    grad_out_shapes = call.outputs.shapes_with_gradient(arrived)
+    has_backward = bool(call.spans or grad_out_shapes)
+    passing = 0.0 if has_backward else None
+    return CallRecord(
+        index=call.index,
+        step=call.step.number,
+        address=call.address,
+        pass_num=call.pass_num,
+        module_type=call.module_type,
+        parent=None if call.parent is None else call.parent.index,
+        depth=call.depth,
+        is_recomputed=call.original is not None,
+        raised=call.raised,
+        input_shapes=call.inputs.shapes,
+        output_shapes=call.outputs.shapes,
+        grad_in_shapes=call.inputs.shapes_with_gradient(arrived) if has_backward else [],
+        grad_out_shapes=grad_out_shapes,
+        input_bytes=call.inputs.bytes,
+        output_bytes=call.outputs.bytes,
+        forward_seconds=call.seconds,
+        forward_self_seconds=max(call.seconds - call.inside, 0.0),
+        # A module that hands on what it was given has no node of its own: gradients pass it in no time.
+        backward_seconds=merged_seconds(list(call.spans.values()), watcher.checks.overheads) if call.spans else passing,
+        backward_self_seconds=(call.backward_self or 0.0) if call.spans else passing,
+        flops=None if flops is None else flops[0],
+        flops_backward=None if flops is None else flops[1],
+        saved_bytes=saved_bytes if CAN_TELL else None,
+        peak_bytes=peak,
+        added_bytes=added,
+        peak_bytes_backward=backward_peak,
+        added_bytes_backward=backward_added,
+        forward_nonfinite=call.forward_nonfinite,
+        grad_in_nonfinite=call.grad_in_nonfinite,
+        grad_out_nonfinite=call.grad_out_nonfinite,
+    )
+
+
+# -- operations --------------------------------------------------------------------------------------------------------
+
+
+def label_finder(watcher: Watcher) -> Callable[[int, int], str | None]:
+    """(step, entry) → layer label. Steps that did the same operations have the same labels."""
+    steps, by_kind = watcher.logs.steps, watcher.logs.by_kind
+    labels: dict[int, dict[int, str]] = {}
+
+    def label_of(step: int, entry: int) -> str | None:
+        if step not in steps:
+            return None
+        kind = steps[step].kind
+        if kind not in labels:
+            log = by_kind[kind]
+            labels[kind] = {number: log.label(position) for number, position in log.graph.entry_of.items()}
+        return labels[kind].get(entry)
+
+    return label_of
+
+
+def _count_flops(watcher: Watcher) -> dict[str, int]:
+    """Gives the calls and operations of all steps their FLOPs; returns what could not be counted in the last step."""
+    logs = watcher.logs
+    counts = [count_flops(log) for log in logs.by_kind]
+    not_counted: dict[str, int] = {}
+    for operation in logs.operations:
+        flops, _ = counts[logs.steps[operation.step.number].kind]
+        operation.flops, operation.flops_backward = flops[operation.mark.first]
+    for step in watcher.steps:
+        calls = [call for call in step.calls if call.original is None]
+        logged = logs.steps.get(step.number)
+        if logged is not None:
+            flops, not_counted = counts[logged.kind]
+            for call in calls:
+                call.own_flops = call.own_flops_backward = 0
+            for mark in logged.marks:
+                call = watcher.calls[mark.call]
+                forward, backward = flops[mark.first]
+                call.own_flops = (call.own_flops or 0) + (forward or 0)
+                call.own_flops_backward = (call.own_flops_backward or 0) + (backward or 0)
+        elif step.plan in logs.plans:
+            same = [call for call in watcher.steps[logs.plans[step.plan] - 1].calls if call.original is None]
+            for call, other in zip(calls, same, strict=True):
+                call.own_flops, call.own_flops_backward = other.own_flops, other.own_flops_backward
+    return not_counted
+
+
+def _operation(watcher: Watcher, operation: Operation, label_of: Callable[[int, int], str | None]) -> OperationRecord:
+    peak, added = operation.memory or (None, None)
+    return OperationRecord(
+        step=operation.step.number,
+        entry=operation.mark.first,
+        label=label_of(operation.step.number, operation.mark.first),
+        call=operation.mark.call,
+        address=watcher.calls[operation.mark.call].address,
+        layer_type=operation.layer_type,
+        shape=operation.shape,
+        num_bytes=operation.num_bytes,
+        forward_seconds=operation.seconds,
+        backward_seconds=operation.backward_seconds,
+        flops=operation.flops,
+        flops_backward=operation.flops_backward,
+        peak_bytes=peak,
+        added_bytes=added,
+    )
+
+
+# -- modules and parameters --------------------------------------------------------------------------------------------
+
+
+def _parameters(watcher: Watcher) -> dict[int, tuple[ParameterRecord, Any]]:
+    """Each parameter once, by id, with itself."""
+    names: dict[int, list[str]] = {}
+    owners: dict[int, str] = {}
+    found: dict[int, Any] = {}
+    for address, parameter in watcher.model.named_parameters(remove_duplicate=False):
+        address = address.replace("_orig_mod.", "")
+        names.setdefault(id(parameter), []).append(address)
+        owners.setdefault(id(parameter), address.rpartition(".")[0])
+        found[id(parameter)] = parameter
+    return {
+        key: (
+            ParameterRecord(
+                address=names[key][0],
+                aliases=names[key][1:],
+                module=owners[key],
+                shape=() if is_lazy(parameter) else tuple(parameter.shape),
+                num_elements=0 if is_lazy(parameter) else parameter.numel(),
+                num_bytes=0 if is_lazy(parameter) else bytes_of(parameter),
+                is_learnable=parameter.requires_grad,
+                gradient_bytes=_gradient_bytes(parameter, watcher.num_gradients.get(key, 0)),
+                num_gradients=watcher.num_gradients.get(key, 0),
+            ),
+            parameter,
+        )
+        for key, parameter in found.items()
+    }
+
+
+def _gradient_bytes(parameter: torch.Tensor, num_gradients: int) -> int:
+    """Of the gradient that it has; of the one that it had, if `zero_grad` has taken it away."""
+    gradient = parameter.grad
+    if gradient is None:
+        return bytes_of(parameter) if num_gradients else 0
+    if gradient.layout is torch.sparse_coo:
+        return bytes_of(gradient._values()) + bytes_of(gradient._indices())
+    return bytes_of(gradient)
+
+
+def _modules(
+    watcher: Watcher,
+    calls: list[CallRecord],
+    parameters: dict[int, tuple[ParameterRecord, Any]],
+    warmup: frozenset[int],
+) -> ModuleRecord:
+    """The tree, as the model is nested. A module that is reached twice stands where it is reached first."""
+    calls_of: dict[str, list[CallRecord]] = {}
+    for call in calls:
+        calls_of.setdefault(call.address, []).append(call)
+    names: dict[int, list[str]] = {}
+    for address, module in watcher.model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(address.replace("_orig_mod.", ""))
+    seen: set[int] = set()
+
+    def build(module: Any, address: str, depth: int) -> tuple[ModuleRecord, dict[int, ParameterRecord]]:
+        module = getattr(module, "_orig_mod", module) if type(module).__name__ == "OptimizedModule" else module
+        own = {id(p): parameters[id(p)][0] for p in module._parameters.values() if p is not None and id(p) in parameters}
+        everything = dict(own)
+        children = []
+        for name, child in module._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                record, inside = build(child, f"{address}.{name}" if address else name, depth + 1)
+                children.append(record)
+                everything.update(inside)
+        record = ModuleRecord(
+            address=address,
+            aliases=[name for name in names.get(id(module), []) if name not in (address, "_orig_mod")],
+            module_type=getattr(module, "original_name", None) or type(module).__name__,
+            depth=depth,
+            **_counts(everything, ""),
+            **_counts(own, "own_"),
+            children=children,
+            calls=calls_of.get(address, []),
+            warmup_steps=warmup,
+        )
+        return record, everything
+
+    return build(watcher.model, "", 0)[0]
+
+
+def _counts(parameters: dict[int, ParameterRecord], prefix: str) -> dict[str, Any]:
+    records = parameters.values()
+    return {
+        f"{prefix}num_parameters": sum(record.num_elements for record in records),
+        f"{prefix}num_learnable": sum(record.num_elements for record in records if record.is_learnable),
+        f"{prefix}param_bytes": sum(record.num_bytes for record in records),
+        f"{prefix}gradient_bytes": sum(record.gradient_bytes for record in records),
+    }

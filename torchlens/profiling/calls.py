@@ -1,0 +1,131 @@
+"""A module call while it is being measured: what the watcher writes down, before it becomes a record."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from torchlens.capture.arguments import shape_of
+from torchlens.capture.backward import sequence_of
+from torchlens.profiling.records import Shape
+
+__all__ = ["Call", "Seen", "Span", "Step", "bytes_of", "look_at"]
+
+
+class Span:
+    """From the first moment of something to the last, by two clocks."""
+
+    __slots__ = ("end", "end_ns", "start", "start_ns")
+
+    def __init__(self, start: float, end: float, start_ns: int, end_ns: int) -> None:
+        self.start, self.end, self.start_ns, self.end_ns = start, end, start_ns, end_ns
+
+
+class Seen:
+    """The tensors that went into a module or came out: shapes, bytes, and where their gradients arrive.
+
+    A gradient arrives at a node of autograd's graph, known by its sequence number, or at a leaf, known by -1 - its id.
+    """
+
+    __slots__ = ("bytes", "gradient_keys", "shapes")
+
+    def __init__(self) -> None:
+        self.shapes: list[Shape] = []
+        self.bytes: list[int] = []
+        self.gradient_keys: list[int | None] = []
+
+    def shapes_with_gradient(self, arrived: set[int]) -> list[Shape]:
+        """The shapes of those whose gradient arrived."""
+        return [shape for shape, key in zip(self.shapes, self.gradient_keys, strict=True) if key in arrived]
+
+
+class Call:
+    """One call of a module. `overhead` is what the profile itself took while it ran."""
+
+    __slots__ = (
+        "address", "backward_memory", "backward_self", "depth", "end", "end_ns", "forward_memory",
+        "forward_nonfinite", "grad_in_nonfinite", "grad_out_nonfinite", "index", "inputs", "inside", "module_type",
+        "original", "outputs", "overhead", "own_flops", "own_flops_backward", "parent", "pass_num", "raised", "saved",
+        "sequence", "sequence_end", "spans", "start", "start_ns", "step",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        index: int,
+        step: "Step",
+        address: str,
+        module_type: str,
+        parent: "Call | None",
+        original: "Call | None" = None,
+    ) -> None:
+        self.index = index
+        self.step = step
+        self.address = address
+        self.module_type = module_type
+        self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.original = original  # the call that this one, inside a backward pass, does again
+        self.pass_num: int = 1 if original is None else original.pass_num
+        self.raised: str | None = None
+        self.inputs = Seen()
+        self.outputs = Seen()
+        self.start = self.end = 0.0
+        self.start_ns = self.end_ns = 0
+        self.overhead = 0.0
+        self.inside = 0.0  # the seconds of the calls directly inside
+        self.sequence = self.sequence_end = 0  # of the backward nodes that it made
+        self.forward_memory: tuple[int, int] | None = None
+        self.backward_memory: tuple[int, int] | None = None
+        self.backward_self: float | None = None
+        self.spans: dict[int, Span] = {}  # by backward pass
+        self.saved: dict[int, int] | None = None  # storage → bytes
+        self.own_flops: int | None = None
+        self.own_flops_backward: int | None = None
+        self.forward_nonfinite: bool | None = None
+        self.grad_in_nonfinite: bool | None = None
+        self.grad_out_nonfinite: bool | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The span, without what the profile took of it."""
+        return max(self.end - self.start - self.overhead, 0.0)
+
+
+class Step:
+    """One step while it is being measured."""
+
+    __slots__ = ("calls", "is_logged", "memory", "number", "passes", "plan", "runs", "signature")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.calls: list[Call] = []
+        self.passes: dict[str, int] = {}  # address → calls so far
+        self.signature: Hashable = None  # what it was called with
+        self.plan: Hashable = None  # what it called
+        self.is_logged = False
+        self.memory: tuple[int, int] | None = None
+        self.runs: dict[int, Span] = {}  # by backward pass
+
+
+def look_at(seen: Seen, tensors: Sequence[torch.Tensor]) -> None:
+    """Notes shapes, bytes and gradient keys of some tensors."""
+    for tensor in tensors:
+        seen.shapes.append(tuple(shape_of(tensor)))
+        seen.bytes.append(bytes_of(tensor))
+        seen.gradient_keys.append(_gradient_key(tensor) if tensor.requires_grad else None)
+
+
+def bytes_of(tensor: Any) -> int:
+    """The bytes of a tensor's elements; 0 where torch cannot tell."""
+    try:
+        return int(tensor.nbytes)
+    except (RuntimeError, NotImplementedError, ValueError):  # some layouts, lazy and nested tensors
+        return 0
+
+
+def _gradient_key(tensor: torch.Tensor) -> int | None:
+    try:
+        node = tensor.grad_fn
+    except RuntimeError:  # one of several views whose base was written behind autograd's back
+        return None
+    return -1 - id(tensor) if node is None else sequence_of(node)

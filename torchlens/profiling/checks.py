@@ -1,0 +1,169 @@
+"""Shows values and gradients to whoever checks them, while they exist."""
+
+from collections.abc import Callable
+from time import perf_counter, time_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchlens.capture.backward import NodeInfo
+from torchlens.capture.trees import plain_tensors
+from torchlens.errors import NonFiniteError
+from torchlens.profiling.backwards import Overheads
+from torchlens.profiling.calls import Call, Seen
+from torchlens.profiling.finite import has_nonfinite
+from torchlens.profiling.logged import LoggedRecorder
+from torchlens.profiling.records import Checker, Place
+
+if TYPE_CHECKING:
+    from torchlens.profiling.watcher import Watcher
+
+__all__ = ["Checks"]
+
+Tensor = torch.Tensor
+
+
+class Checks:
+    """Calls the checker at each value and gradient; the time it takes counts as nobody's."""
+
+    def __init__(self, watcher: "Watcher", checker: Checker | None) -> None:
+        self.overheads = Overheads()
+        self._watcher = watcher
+        self._checker = checker
+        # Where a gradient arrives (as in `Seen`) → the calls whose inputs or outputs it belongs to.
+        self._inputs: dict[int, list[Call]] = {}
+        self._outputs: dict[int, list[Call]] = {}
+        self._arriving: dict[int, tuple[Any, ...]] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether somebody checks."""
+        return self._checker is not None
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def entered(self, call: Call) -> None:
+        """A module was called."""
+        if self._checker is not None:
+            _register(self._inputs, call, call.inputs)
+
+    def outputs(self, call: Call, outputs: list[Tensor], inputs: Any) -> None:
+        """A module returned."""
+        if self._checker is not None:
+            _register(self._outputs, call, call.outputs)
+            self._show(self._look_at_outputs, call, outputs, inputs)
+
+    def _look_at_outputs(self, checker: Checker, call: Call, outputs: list[Tensor], inputs: Any) -> None:
+        call.forward_nonfinite = any(has_nonfinite(tensor) for tensor in outputs)
+        if not call.step.is_logged:
+            place = _place("forward", call, call.module_type)
+            for tensor in outputs:
+                if not tensor.is_meta:
+                    checker.on_value(place, tensor, inputs)
+
+    def operation(self, recorder: LoggedRecorder, entry: int, result: Any, inputs: Any) -> None:
+        """An operation made `result`, which starts at row `entry` of the recording."""
+        call = self._watcher.current
+        start = perf_counter()
+        self._show(self._look_at_operation, call, recorder.rows[entry], entry, result, inputs)
+        if call is not None:
+            call.overhead += perf_counter() - start
+
+    def _look_at_operation(
+        self, checker: Checker, call: Call | None, row: tuple[Any, ...], entry: int, result: Any, inputs: Any
+    ) -> None:
+        place = _place("forward", call, row[0].layer_type, entry)._replace(code=row[5], instruction=row[6])
+        for number, (_, tensor) in enumerate(plain_tensors(result)):
+            if not tensor.is_meta:
+                checker.on_value(place._replace(entry=entry + number) if number else place, tensor, inputs)
+
+    # -- backward --------------------------------------------------------------------------------------------------
+
+    def before_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+        """Gradients arrive at a node."""
+        if self._checker is None:
+            return
+        if info.parameter is None:
+            key = info.sequence
+            self._arriving[key] = gradients
+        else:
+            key = -1 - info.parameter
+        if key in self._inputs or key in self._outputs or info.parameter in self._watcher.known.parameters:
+            self._show(self._look_at_arriving, key, info, _values(gradients))
+
+    def _look_at_arriving(self, checker: Checker, key: int, info: NodeInfo, gradients: list[Tensor]) -> None:
+        inputs, outputs = self._inputs.get(key, ()), self._outputs.get(key, ())
+        if inputs or outputs:
+            is_bad = any(has_nonfinite(gradient) for gradient in gradients)
+            for call in inputs:
+                call.grad_in_nonfinite = call.grad_in_nonfinite or is_bad
+            for call in outputs:
+                call.grad_out_nonfinite = call.grad_out_nonfinite or is_bad
+        known = self._watcher.known.parameters.get(info.parameter or 0)
+        if known is not None:
+            owner = self._watcher.parameter_call(info.parameter or 0)
+            place = _place("backward", owner, info.name)._replace(parameter=known[0])
+            for gradient in gradients:
+                checker.on_parameter(place, known[1], gradient)
+
+    def after_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+        """A node has made gradients."""
+        if self._checker is None or info.parameter is not None:
+            return
+        arrived = self._arriving.pop(info.sequence, ())
+        call = self._watcher.owners.of(info.sequence)
+        if call is not None:
+            self._show(self._look_at_made, call, info, gradients, arrived)
+
+    def _look_at_made(
+        self, checker: Checker, call: Call, info: NodeInfo, gradients: tuple[Any, ...], arrived: tuple[Any, ...]
+    ) -> None:
+        place = _place("backward", call, info.name)
+        found = self._watcher.logs.operation_at(info.sequence)
+        if found is not None:
+            place = place._replace(entry=found.mark.first, code=found.code, instruction=found.instruction)
+        for gradient in _values(gradients):
+            checker.on_gradient(place, gradient, arrived)
+
+    def let_go(self) -> None:
+        """A step is over: a node that failed may have left its gradients."""
+        self._arriving.clear()
+
+    def _show(self, look: Callable[..., None], *what: Any) -> None:
+        """Has the checker look at something, without gradients."""
+        checker = self._checker
+        if checker is None:
+            return
+        start_ns, start = time_ns(), perf_counter()
+        has_grad = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)
+            look(checker, *what)
+        except NonFiniteError:
+            raise
+        except Exception as error:  # the checker's own failure must not stop the training
+            self._checker = None
+            self._watcher.problems.add_failure(error, "Checking ended")
+        finally:
+            try:
+                torch._C._set_grad_enabled(has_grad)
+            finally:  # once more, for an interrupt may cut the first short
+                torch._C._set_grad_enabled(has_grad)
+            self.overheads.add(start, perf_counter(), start_ns, time_ns())
+
+
+def _register(calls: dict[int, list[Call]], call: Call, seen: Seen) -> None:
+    for key in seen.gradient_keys:
+        if key is not None:
+            calls.setdefault(key, []).append(call)
+
+
+def _values(gradients: tuple[Any, ...]) -> list[Tensor]:
+    return [gradient for gradient in gradients if gradient is not None and not gradient.is_meta]
+
+
+def _place(phase: str, call: Call | None, operation: str, entry: int | None = None) -> Place:
+    if call is None:
+        return Place(phase, 0, -1, "", 1, operation, entry)
+    call = call.original or call
+    return Place(phase, call.step.number, call.index, call.address, call.pass_num, operation, entry)

@@ -1,0 +1,85 @@
+"""A profile as pandas tables."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from torchlens.profiling.records import (
+    CallRecord,
+    Measurements,
+    ModuleRecord,
+    OperationRecord,
+    ParameterRecord,
+    StepRecord,
+)
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["to_pandas"]
+
+_TIMES = ("forward_seconds", "forward_self_seconds", "backward_seconds", "backward_self_seconds")
+_PER_STEP = (
+    "flops", "flops_backward", "saved_bytes", "peak_bytes", "added_bytes", "peak_bytes_backward", "added_bytes_backward",
+)  # fmt: skip
+_COUNTS = (
+    "num_parameters", "num_learnable", "param_bytes", "gradient_bytes", "own_num_parameters", "own_num_learnable",
+    "own_param_bytes", "own_gradient_bytes",
+)  # fmt: skip
+_BY = ("module", "call", "operation", "step", "parameter")
+
+
+def to_pandas(measurements: Measurements, by: str = "module") -> "pandas.DataFrame":
+    """One row for each module, call of a module, operation, step or parameter.
+
+    Of modules, times and bytes are medians over the measured steps, with the width of the middle half as `_spread`;
+    of calls and operations they are what was measured that time.
+
+    >>> profile.to_pandas().sort_values('forward_self_seconds').tail()
+    """
+    if by not in _BY:
+        raise ValueError(f"A table is made by {', '.join(map(repr, _BY[:-1]))} or {_BY[-1]!r}, not by {by!r}.")
+    import pandas  # slow to import, so imported by those who want a table
+
+    if by == "module":
+        rows = [_module_row(record) for record in measurements.root.walk()]
+        return pandas.DataFrame(rows)
+    records: Any = getattr(measurements, f"{by}s")
+    types = {"call": CallRecord, "operation": OperationRecord, "step": StepRecord, "parameter": ParameterRecord}
+    columns = [field.name for field in dataclasses.fields(types[by])]  # also where there is no row
+    return pandas.DataFrame([[getattr(record, column) for column in columns] for record in records], columns=columns)
+
+
+def _module_row(record: ModuleRecord) -> dict[str, Any]:
+    calls = record.measured_calls
+    last = calls[-1] if calls else None
+    row: dict[str, Any] = {
+        "address": record.address,
+        "aliases": record.aliases,
+        "module_type": record.module_type,
+        "depth": record.depth,
+        "num_calls": record.num_calls,
+        "num_steps": len({call.step for call in calls}),
+        "input_shapes": last.input_shapes if last else [],
+        "output_shapes": last.output_shapes if last else [],
+        "grad_in_shapes": last.grad_in_shapes if last else [],
+        "grad_out_shapes": last.grad_out_shapes if last else [],
+        **{name: getattr(record, name) for name in _COUNTS},
+        "input_bytes": sum(last.input_bytes) if last else 0,
+        "output_bytes": sum(last.output_bytes) if last else 0,
+    }
+    for name in _TIMES:
+        statistic = record.statistic(name)
+        row[name] = None if statistic is None else statistic.median
+        row[name.replace("_seconds", "_spread")] = None if statistic is None else statistic.spread
+    for name in _PER_STEP:
+        statistic = record.statistic(name)
+        row[name] = None if statistic is None else statistic.median
+    for name in ("forward_nonfinite", "grad_in_nonfinite", "grad_out_nonfinite"):
+        row[name] = any_known(getattr(call, name) for call in record.calls)
+    return row
+
+
+def any_known(facts: Any) -> bool | None:
+    """Whether any is true; None if none is known."""
+    known = [fact for fact in facts if fact is not None]
+    return any(known) if known else None

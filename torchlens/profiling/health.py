@@ -1,0 +1,95 @@
+"""Looks at values and gradients while they exist, and remembers what a finding needs."""
+
+from collections.abc import Callable, Mapping
+from math import sqrt
+from typing import Any
+
+import torch
+
+from torchlens.history.nonfinite import NonFinite
+from torchlens.profiling.activations import ActivationStatistics, Activity
+from torchlens.profiling.origins import Origins
+from torchlens.profiling.records import Place
+from torchlens.profiling.thresholds import checked_thresholds
+
+__all__ = ["CHECKS", "Health", "make_checker"]
+
+CHECKS = ("nonfinite", "health")
+
+
+def make_checker(check: str, stop: bool = False, thresholds: Mapping[str, Any] | None = None) -> "Health":
+    """What `check=` asks for: 'nonfinite' finds NaN and Inf, 'health' also looks at activations and gradients."""
+    if check not in CHECKS:
+        raise ValueError(f"check is {', '.join(map(repr, CHECKS))} or None, not {check!r}.")
+    return Health(stop, checked_thresholds(thresholds), is_full=check == "health")
+
+
+class Health:
+    """A Checker. What it found is read when measuring is over."""
+
+    def __init__(self, stop: bool, thresholds: Mapping[str, float], is_full: bool) -> None:
+        self.is_full = is_full
+        self.num_values = 0
+        self.num_gradients = 0
+        # Parameter address → the norm of its gradient, for each that arrived.
+        self.gradient_norms: dict[str, list[float]] = {}
+        # Parameter address → the norm it had when its first gradient arrived.
+        self.parameter_norms: dict[str, float] = {}
+        self._origins = Origins(stop)
+        self._activations = ActivationStatistics(thresholds["saturation_margin"])
+        self._label_of: Callable[[int, int], str | None] = lambda _step, _entry: None
+
+    @property
+    def first_nonfinite(self) -> NonFinite | None:
+        """The first operation that made a NaN or an Inf; one of which nothing came only if there is no other."""
+        found = self.nonfinite
+        return next((record for record, is_lasting in found if is_lasting), found[0][0] if found else None)
+
+    @property
+    def nonfinite(self) -> list[tuple[NonFinite, bool]]:
+        """All operations that did, each once, and whether it came through to an output or a gradient."""
+        return [(record, number in self._origins.lasting) for number, (_, record) in enumerate(self._origins.found)]
+
+    def activities(self) -> list[tuple[str, Activity]]:
+        """What was seen of each activation, by its label, or the module's address where there is no log."""
+        return [(self._name(activity.place), activity) for activity in self._activations.activities()]
+
+    def _name(self, place: Place) -> str:
+        label = None if place.entry is None else self._label_of(place.step, place.entry)
+        return label or (place.address if place.pass_num == 1 else f"{place.address}:{place.pass_num}") or place.operation
+
+    # -- while measuring ---------------------------------------------------------------------------------------------
+
+    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Any) -> None:
+        self.num_values += 1
+        self._origins.on_value(place, tensor, inputs)
+        if self.is_full:
+            self._activations.on_value(place, tensor, inputs)
+
+    def on_gradient(self, place: Place, gradient: torch.Tensor, inputs: Any) -> None:
+        self.num_gradients += 1
+        self._origins.on_gradient(place, gradient, inputs)
+
+    def on_parameter(self, place: Place, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        if not self.is_full or place.parameter is None:
+            return
+        self.gradient_norms.setdefault(place.parameter, []).append(_norm(gradient))
+        if place.parameter not in self.parameter_norms:
+            self.parameter_norms[place.parameter] = _norm(parameter)
+
+    def finish(self, label_of: Callable[[int, int], str | None]) -> None:
+        self._label_of = label_of
+        self._origins.finish(label_of)
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    values = tensor.detach()
+    if values.layout is not torch.strided:
+        values = values.coalesce().values() if values.is_sparse else values.to_dense()
+    if values.dtype is torch.float32 and values.is_contiguous():
+        flat = values.view(-1)
+        square = float(torch.dot(flat, flat))  # twice as fast; may overflow where the norm does not
+        if square < float("inf"):
+            return sqrt(square)
+    dtype = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None
+    return float(torch.linalg.vector_norm(values, dtype=dtype))

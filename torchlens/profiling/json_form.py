@@ -1,0 +1,119 @@
+"""A profile as nested JSON: `{model: {"info": {...}, "children": {name: {"info": ..., "children": ...}}}}`.
+
+Memory is in bytes, latency in seconds; null says that something was not measured. The fields are described in
+docs/profile.md.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from torchlens.profiling.frames import any_known
+from torchlens.profiling.records import Measurements, ModuleRecord
+
+__all__ = ["profile_data", "to_json"]
+
+
+def to_json(
+    measurements: Measurements, path: str | os.PathLike[str] | None = None, indent: int | None = None
+) -> str | None:
+    """The profile as JSON text, or, with a path, in that file.
+
+    >>> json.loads(profile.to_json())['Net']['children']['fc1']['info']['forward_latency']
+    """
+    text = json.dumps(profile_data(measurements), indent=indent, ensure_ascii=False, allow_nan=False)
+    if path is None:
+        return text
+    target = Path(path).expanduser()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text + "\n", encoding="utf-8")
+    return None
+
+
+def profile_data(measurements: Measurements) -> dict[str, Any]:
+    """The profile as dicts, lists, strings and numbers."""
+    tree = _node(measurements.root)
+    tree["info"] |= {
+        "units": {"memory": "bytes", "latency": "seconds", "flops": "floating-point operations, a multiply-add is two"},
+        "level": measurements.level,
+        "steps": len(measurements.measured_steps),
+        "warmup_steps": len(measurements.steps) - len(measurements.measured_steps),
+        "flops_not_counted": measurements.flops_not_counted,
+        "problems": measurements.problems,
+    }
+    return {measurements.model_name: tree}
+
+
+def _node(record: ModuleRecord) -> dict[str, Any]:
+    """Depth-first without recursion: models may be nested deeper than Python likes."""
+    root: dict[str, Any] = {"info": _info(record), "children": {}}
+    pending = [(record, root)]
+    while pending:
+        above, node = pending.pop()
+        for child in above.children:
+            inner: dict[str, Any] = {"info": _info(child), "children": {}}
+            node["children"][_name_below(child, above)] = inner
+            pending.append((child, inner))
+    return root
+
+
+def _whole(value: float) -> float:
+    """Bytes and operations without a decimal point."""
+    return int(value) if value == int(value) else value
+
+
+def _name_below(child: ModuleRecord, above: ModuleRecord) -> str:
+    return child.address.removeprefix(f"{above.address}.") if above.address else child.address
+
+
+def _info(record: ModuleRecord) -> dict[str, Any]:
+    calls = record.measured_calls
+    last = calls[-1] if calls else None
+
+    def middle(name: str) -> float | None:
+        statistic = record.statistic(name)
+        return None if statistic is None else _whole(statistic.median)
+
+    def spread(name: str) -> float | None:
+        statistic = record.statistic(name)
+        return None if statistic is None else statistic.spread
+
+    def found(name: str) -> bool | None:
+        return any_known(getattr(call, name) for call in record.calls)
+
+    input_bytes = last.input_bytes if last else []
+    return {
+        "type": record.module_type,
+        "input_shapes": last.input_shapes if last else [],
+        "output_shapes": last.output_shapes if last else [],
+        "grad_in_shape": last.grad_in_shapes if last else [],
+        "grad_out_shape": last.grad_out_shapes if last else [],
+        "num_parameters": record.num_parameters,
+        "num_learnable_parameters": record.num_learnable,
+        "param_memory_usage": record.param_bytes,
+        "gradient_memory_usage": record.gradient_bytes,
+        "input_memory_usage": input_bytes,
+        "output_memory_usage": last.output_bytes if last else [],
+        "effective_additional_memory_fwd": middle("added_bytes"),
+        "effective_additional_memory_bwd": middle("added_bytes_backward"),
+        "forward_nan": found("forward_nonfinite"),
+        "grad_in_nan": found("grad_in_nonfinite"),
+        "grad_out_nan": found("grad_out_nonfinite"),
+        "total_memory": record.param_bytes + record.gradient_bytes + sum(input_bytes),
+        "forward_latency": middle("forward_seconds"),
+        "backward_latency": middle("backward_seconds"),
+        # Beyond the classic fields:
+        "address": record.address,
+        "aliases": record.aliases,
+        "num_calls": record.num_calls,
+        "forward_latency_self": middle("forward_self_seconds"),
+        "backward_latency_self": middle("backward_self_seconds"),
+        "forward_latency_spread": spread("forward_seconds"),
+        "backward_latency_spread": spread("backward_seconds"),
+        "flops": middle("flops"),
+        "flops_backward": middle("flops_backward"),
+        "saved_memory": middle("saved_bytes"),
+        "peak_memory_fwd": middle("peak_bytes"),
+        "peak_memory_bwd": middle("peak_bytes_backward"),
+    }

@@ -1,0 +1,97 @@
+"""The modules of a model and their parameters, known by identity."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens.capture.modules import named_modules
+from torchlens.capture.patching import CURRENT
+from torchlens.profiling.calls import Call, Step
+from torchlens.profiling.saved import storage_key
+
+__all__ = ["KnownModule", "KnownModules"]
+
+
+class KnownModule(NamedTuple):
+    """A module, by the first of its addresses."""
+
+    address: str
+    module_type: str
+    module: torch.nn.Module
+
+
+class KnownModules:
+    """What a model consists of. Learnt again at each step: a model may change."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.modules: dict[int, KnownModule] = {}
+        self.parameters: dict[int, tuple[str, torch.Tensor]] = {}  # address and the parameter itself
+        self.storages: set[int | None] = set()  # of parameters and buffers
+        self.is_compiled = False
+        self.is_scripted = False
+        self._model = model
+        self._owners: dict[int, str] = {}  # parameter → the address of its module
+        self._replaced: list[tuple[torch.nn.Module, Any]] = []
+
+    def learn(self) -> None:
+        """Looks at the model as it is now."""
+        self.modules, self._owners, self.storages = {}, {}, set()
+        addresses = set()
+        for address, module in named_modules(self._model):
+            if address not in addresses:  # the source of a compiled module has the same
+                addresses.add(address)
+                name = type(module).__name__
+                if isinstance(module, torch.jit.ScriptModule):
+                    self.is_scripted, name = True, module.original_name
+                self.modules[id(module)] = KnownModule(address, name, module)
+            for own, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) not in self._owners:
+                    self._owners[id(parameter)] = address
+                    self.parameters[id(parameter)] = (f"{address}.{own}" if address else own, parameter)
+                    self.storages.add(storage_key(parameter))
+            self.storages.update([storage_key(buffer) for buffer in module._buffers.values() if buffer is not None])
+
+    def calls_of_parameters(self, step: Step) -> dict[int, Call]:
+        """For each parameter, the first of a step's calls of the module that owns it."""
+        first: dict[str, Call] = {}
+        for call in step.calls:
+            first.setdefault(call.address, call)
+        return {parameter: first[address] for parameter, address in self._owners.items() if address in first}
+
+    def show_compiled(self) -> None:
+        """Makes modules that `module.compile()` was called on visible: they are called past everybody."""
+        for known in self.modules.values():
+            compiled = known.module._compiled_call_impl
+            if compiled is not None:
+                self._replaced.append((known.module, compiled))
+                known.module._compiled_call_impl = _Shown(known.module, compiled)
+        kinds = {known.module_type for known in self.modules.values()}
+        self.is_compiled = bool(self._replaced) or "OptimizedModule" in kinds
+
+    def hide_compiled(self) -> None:
+        """Undoes `show_compiled`. May be called again."""
+        for module, compiled in self._replaced:
+            module._compiled_call_impl = compiled
+        self._replaced.clear()
+
+    def uses_cuda(self) -> bool:
+        """Whether what the modules do happens elsewhere, after they have returned."""
+        return any(parameter.is_cuda for _, parameter in self.parameters.values())
+
+    def forget(self) -> None:
+        """Lets go of the model."""
+        self.modules, self.parameters, self.storages = {}, {}, set()
+
+
+class _Shown:
+    """Stands for the compiled code of a module, and tells whoever watches that it is called."""
+
+    def __init__(self, module: torch.nn.Module, compiled: Any) -> None:
+        self._module = module
+        self._compiled = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        compiled, watcher = self._compiled, CURRENT.watcher
+        if watcher is None or torch.compiler.is_compiling():
+            return compiled(*args, **kwargs)
+        return watcher.call(lambda _, *a, **k: compiled(*a, **k), self._module, args, kwargs)

@@ -1,0 +1,61 @@
+"""An operation while it is being measured, and what the operations of a step cost."""
+
+from collections import Counter
+from types import CodeType
+
+from torchlens.capture.recording import Recording, Row
+from torchlens.graph.costs import flops_of
+from torchlens.history.layer_entry import LayerEntry
+from torchlens.history.log import Log
+from torchlens.profiling.calls import Step
+from torchlens.profiling.logged import Mark
+
+__all__ = ["Operation", "count_flops"]
+
+
+class Operation:
+    """One operation of one step."""
+
+    __slots__ = (
+        "backward_seconds", "code", "flops", "flops_backward", "instruction", "layer_type", "mark", "memory", "num_bytes",
+        "seconds", "shape", "step",
+    )  # fmt: skip
+
+    def __init__(self, step: Step, mark: Mark, recording: Recording) -> None:
+        row = recording.rows[mark.first]
+        self.step = step
+        self.mark = mark
+        self.layer_type = row.operation.layer_type
+        self.shape = tuple(row.shape)
+        self.num_bytes = sum(_num_bytes(recording.rows[number]) for number in range(mark.first, mark.last))
+        self.seconds = row.seconds
+        self.code: CodeType | None = row.code
+        self.instruction = row.instruction
+        self.flops: int | None = None
+        self.flops_backward: int | None = None
+        self.backward_seconds: float | None = None
+        self.memory: tuple[int, int] | None = None
+
+
+def count_flops(log: Log) -> tuple[dict[int, tuple[int | None, int | None]], dict[str, int]]:
+    """FLOPs of each row, forward and backward, and how many calls of which layer type could not be counted."""
+    recording, graph = log.recording, log.graph
+    found: dict[int, tuple[int | None, int | None]] = {}
+    not_counted: Counter[str] = Counter()
+    for number, row in enumerate(recording.rows):
+        entry = graph.entry_of.get(number)
+        forward = flops_of(recording, row)
+        backward = None if forward is None else 0
+        if entry is not None:  # what does not lead to an output gets no gradient
+            backward = LayerEntry(log, entry).flops_backward
+        found[number] = forward, backward
+        if forward is None:
+            not_counted[row.operation.layer_type] += 1
+    return found, dict(not_counted)
+
+
+def _num_bytes(row: Row) -> int:
+    count = row.dtype.itemsize
+    for size in row.shape:
+        count *= max(size, 0)
+    return count

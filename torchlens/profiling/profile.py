@@ -1,0 +1,215 @@
+"""What `torchlens.profile` gives: begins and ends the measuring, and holds what was measured."""
+
+import difflib
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchlens.capture.session import CaptureOptions
+from torchlens.history.base_history import BaseHistory
+from torchlens.history.log import Log
+from torchlens.history.overlay import Overlay
+from torchlens.profiling.build import build_measurements, label_finder
+from torchlens.profiling.findings import Findings, find
+from torchlens.profiling.frames import to_pandas
+from torchlens.profiling.health import make_checker
+from torchlens.profiling.json_form import to_json
+from torchlens.profiling.options import ProfileOptions
+from torchlens.profiling.overlay import overlay
+from torchlens.profiling.problems import Problems
+from torchlens.profiling.records import (
+    CallRecord,
+    Checker,
+    Measurements,
+    ModuleRecord,
+    OperationRecord,
+    ParameterRecord,
+    StepRecord,
+)
+from torchlens.profiling.table import Table, summary
+from torchlens.profiling.watcher import Watcher
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Profile"]
+
+
+class Profile:
+    """Time, memory, FLOPs and health of a model's modules and operations, measured while the user's code runs.
+
+    >>> with torchlens.profile(model) as p:
+    ...     loss = model(x).sum()
+    ...     loss.backward()
+    >>> print(p)
+    >>> p['features.0'].statistic('forward_seconds').median
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, options: ProfileOptions, history_type: Callable[[Log, CaptureOptions], BaseHistory]
+    ) -> None:
+        self.problems = Problems()
+        self._model_name = type(getattr(model, "_orig_mod", model)).__name__
+        self._options = options
+        self._history_type = history_type
+        self._history: BaseHistory | None = None
+        self._checker: Checker | None = None
+        if options.check is not None:
+            self._checker = make_checker(options.check, options.stop, options.thresholds)
+        self._watcher: Watcher | None = Watcher(model, options, self._checker, self.problems)
+        self._measurements: Measurements | None = None
+        self._thread = 0
+
+    # -- beginning and end -----------------------------------------------------------------------------------------
+
+    def start(self) -> "Profile":
+        """Begins to measure, until `finish` is called. `with` does both."""
+        if self._thread:
+            raise RuntimeError("A profile measures once, and this one has begun. Make a new one: torchlens.profile(model).")
+        assert self._watcher is not None
+        self._thread = threading.get_ident()
+        try:
+            self._watcher.start()
+        except BaseException:  # an interrupt
+            self._watcher.stop()
+            raise
+        return self
+
+    def finish(self) -> None:
+        """Ends measuring and takes everything away. May be called again."""
+        if self._watcher is None:
+            return
+        if self._thread not in (0, threading.get_ident()):
+            raise RuntimeError("A profile is finished in the thread that started it: it measures what that thread does.")
+        watcher = self._watcher
+        try:
+            watcher.stop()
+        finally:  # once more, for an interrupt may cut the first short
+            watcher.stop()
+        self._watcher, self._thread = None, -1
+        if not watcher.calls and not watcher.problems:
+            watcher.problems.add("The model was not called while it was measured")
+        try:
+            self._measurements = build_measurements(watcher, self._model_name)
+            if self._checker is not None:
+                self._checker.finish(label_finder(watcher))
+        except Exception as error:  # what was being profiled has succeeded, and must not suffer
+            watcher.problems.add_failure(error, "What was measured is lost")
+            watcher.forget_all()
+            self._measurements = build_measurements(watcher, self._model_name)
+        if watcher.logs.last is not None:
+            self._history = self._history_type(Log(watcher.logs.last), CaptureOptions(saves=False))
+        watcher.let_go()
+
+    def __enter__(self) -> "Profile":
+        return self.start()
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.finish()
+        finally:  # once more, as above
+            self.finish()
+
+    # -- what was measured -----------------------------------------------------------------------------------------
+
+    @property
+    def measurements(self) -> Measurements:
+        """All records together."""
+        if self._measurements is None:
+            raise RuntimeError(
+                f"This profile of {self._model_name} has nothing to tell before measuring is over: read it after the "
+                "`with` block, or after `finish()`."
+            )
+        return self._measurements
+
+    @property
+    def modules(self) -> dict[str, ModuleRecord]:
+        """Every module by address, the model itself ('') first."""
+        return self.measurements.modules
+
+    def __getitem__(self, address: str) -> ModuleRecord:
+        modules = self.modules
+        if address not in modules:
+            for record in modules.values():
+                if address in record.aliases:
+                    return record
+            close = difflib.get_close_matches(str(address), modules, n=1)
+            raise KeyError(f"No module {address!r}." + (f" Closest: {close[0]!r}." if close else ""))
+        return modules[address]
+
+    @property
+    def root(self) -> ModuleRecord:
+        """The model itself, with the modules inside as `children`."""
+        return self.measurements.root
+
+    @property
+    def calls(self) -> list[CallRecord]:
+        """Every call of every module, in the order they began."""
+        return self.measurements.calls
+
+    @property
+    def operations(self) -> list[OperationRecord]:
+        """Every operation of every step; empty at module level."""
+        return self.measurements.operations
+
+    @property
+    def parameters(self) -> list[ParameterRecord]:
+        """Every parameter once."""
+        return self.measurements.parameters
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        """One for each call of the model from outside."""
+        return self.measurements.steps
+
+    @property
+    def flops_not_counted(self) -> dict[str, int]:
+        """Layer types without a formula, with the number of their calls in the last step that was logged."""
+        return self.measurements.flops_not_counted
+
+    @property
+    def history(self) -> Any:
+        """The log of the last step, without saved tensors; None at module level."""
+        return self._history
+
+    @property
+    def first_nonfinite(self) -> Any:
+        """The first operation that made NaN or Inf; None if there was none, or nobody checked."""
+        return getattr(self._checker, "first_nonfinite", None)
+
+    # -- output ----------------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return repr(self) if self._measurements is None else str(summary(self._measurements))
+
+    def __repr__(self) -> str:
+        if self._measurements is None:
+            return f"<Profile of {self._model_name}: {'measuring' if self._thread else 'not started'}>"
+        counts = f"{len(self.steps)} steps, {len(self.calls)} module calls"
+        return f"<Profile of {self._model_name}: {counts}; print() it to see them>"
+
+    def summary(self, depth: int | None = None, sort_by: str | None = None, **options: Any) -> Table:
+        """A table to print; see `torchlens.profiling.table.summary`.
+
+        >>> print(p.summary(depth=2, sort_by='backward_time'))
+        """
+        return summary(self.measurements, depth, sort_by, **options)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
+        """As JSON, nested as the model is: returned, or written to `path`."""
+        return to_json(self.measurements, path, indent)
+
+    def to_pandas(self, by: str = "module") -> "pandas.DataFrame":
+        """One row per module, or by 'call', 'operation', 'step' or 'parameter'."""
+        return to_pandas(self.measurements, by)
+
+    def overlay(self, quantity: str) -> Overlay:
+        """A number for each module and layer, for `vis_color_by=` and `explore(overlays=)`."""
+        return overlay(self.measurements, quantity)
+
+    def findings(self) -> Findings:
+        """What looks wrong with the model, worst first."""
+        return find(self.measurements, self._checker, self._options.thresholds)

@@ -1,0 +1,221 @@
+"""A profile as a printed table that fits the terminal."""
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchlens.history.grid import Column, laid_out
+from torchlens.profiling.quantities import (
+    QUANTITIES,
+    Quantity,
+    checked_quantity,
+    last_operations,
+    module_value,
+    operation_values,
+)
+from torchlens.profiling.records import Measurements, ModuleRecord
+from torchlens.profiling.totals import headline, not_measured, totals
+from torchlens.profiling.units import shapes_text, text_of
+
+__all__ = ["Table", "summary"]
+
+# Without a depth, the deepest that takes no more lines than this.
+_MOST_ROWS = 60
+# Columns of a higher rank are left out before names of up to this length are cut.
+_DISPENSABLE, _LONGEST_NAME = 4, 36
+
+
+class _Column(NamedTuple):
+    heading: str
+    rank: int  # the higher, the sooner it is left out of a narrow terminal
+    quantity: str | None = None
+
+
+_MODULE_COLUMNS = (
+    _Column("type", 3),
+    _Column("output", 4),
+    _Column("calls", 8, "calls"),
+    _Column("params", 2, "parameters"),
+    _Column("FLOPs", 5, "flops"),
+    _Column("forward", 0, "forward_time"),
+    _Column("own", 7, "forward_self_time"),
+    _Column("backward", 1, "backward_time"),
+    _Column("own", 9, "backward_self_time"),
+    _Column("kept", 6, "saved_bytes"),
+    _Column("peak", 5, "peak_bytes"),
+)
+_OPERATION_COLUMNS = (
+    _Column("module", 3),
+    _Column("output", 4),
+    _Column("size", 2, "output_bytes"),
+    _Column("FLOPs", 5, "flops"),
+    _Column("forward", 0, "forward_time"),
+    _Column("backward", 1, "backward_time"),
+    _Column("peak", 5, "peak_bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    name: str
+    texts: dict[int, str]  # by column
+    values: dict[str, float | None]  # by quantity
+
+
+class Table:
+    """A text to print.
+
+    >>> print(profile.summary(depth=2, sort_by='backward_time'))
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+
+def summary(
+    measurements: Measurements,
+    depth: int | None = None,
+    sort_by: str | None = None,
+    width: int | None = None,
+    by: str = "module",
+    limit: int | None = None,
+) -> Table:
+    """The modules as a tree, or, with `sort_by`, as a list with the most first; `by='operation'` lists operations.
+
+    `depth` is how deep to go: 0 is the model alone, None as deep as fits a screen or two. `limit` cuts the list, and leaves
+    out the totals; `width` is the terminal's unless given. Numbers are per step, the median over the measured steps; a
+    module's are with the modules inside, `own` without.
+
+    >>> print(profile.summary(sort_by='forward_self_time', limit=10))
+    """
+    if by not in ("module", "operation"):
+        raise ValueError(f"A summary is by 'module' or by 'operation', not by {by!r}.")
+    for name, value, least in (("depth", depth, 0), ("limit", limit, 1), ("width", width, 1)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ValueError(f"{name} is a whole number from {least} on, or None, not {value!r}.")
+    if by == "operation" and not measurements.operations:
+        raise ValueError(
+            "This profile has no operations: it was made at module level. Use profile(..., level='operation')."
+        )
+    sorting = None if sort_by is None else checked_quantity(sort_by, "sort_by")
+    columns: tuple[_Column, ...] = _MODULE_COLUMNS if by == "module" else _OPERATION_COLUMNS
+    if sort_by is not None and all(column.quantity != sort_by for column in columns):
+        columns = (*columns, _Column(QUANTITIES[sort_by].title, 0, sort_by))
+    columns = tuple(column._replace(rank=0) if column.quantity == sort_by and sort_by else column for column in columns)
+    notes: list[str] = []
+    if by == "module":
+        rows = _module_rows(measurements, columns, depth, sorting is not None, notes)
+    else:
+        rows = _operation_rows(measurements, columns)
+    if sorting is not None and sort_by is not None:
+        rows.sort(key=lambda row: _descending(row.values.get(sort_by)))
+    if limit is not None and len(rows) > limit:
+        notes.append(f"The first {limit} of {len(rows)}.")
+        rows = rows[:limit]
+    room = shutil.get_terminal_size((100, 24)).columns if width is None else width
+    lines = [*textwrap.wrap(headline(measurements), max(room, 40)), "", *_laid_out(by, columns, rows, room), ""]
+    for text in totals(measurements) if limit is None else ():
+        lines += textwrap.wrap(text, max(room, 40), subsequent_indent=" " * 19)
+    wrapper = textwrap.TextWrapper(max(room, 40), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    if limit is None:
+        notes += not_measured(measurements)
+    for text in [*notes, *measurements.problems]:
+        lines += wrapper.wrap(f"- {text}")
+    return Table("\n".join(line.rstrip() for line in lines))
+
+
+def _descending(value: float | None) -> float:
+    return float("inf") if value is None else -value
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------------
+
+
+def _module_rows(
+    measurements: Measurements, columns: Sequence[_Column], depth: int | None, is_flat: bool, notes: list[str]
+) -> list[_Row]:
+    records = list(measurements.root.walk())
+    deepest = max(record.depth for record in records)
+    if depth is None and not is_flat:
+        depth = _fitting_depth(records, deepest)
+        if depth < deepest:
+            notes.append(f"Shown to depth {depth} of {deepest}; summary(depth={deepest}) shows all.")
+    return [
+        _module_row(measurements, record, columns, is_flat) for record in records if depth is None or record.depth <= depth
+    ]
+
+
+def _fitting_depth(records: list[ModuleRecord], deepest: int) -> int:
+    for depth in range(deepest, 1, -1):
+        if sum(record.depth <= depth for record in records) <= _MOST_ROWS:
+            return depth
+    return min(deepest, 1)
+
+
+def _module_row(measurements: Measurements, record: ModuleRecord, columns: Sequence[_Column], is_flat: bool) -> _Row:
+    calls = record.measured_calls
+    texts: dict[int, str] = {}
+    values: dict[str, float | None] = {}
+    for number, column in enumerate(columns):
+        if column.quantity is None:
+            shapes = calls[-1].output_shapes if calls else []
+            texts[number] = record.module_type if column.heading == "type" else shapes_text(shapes)
+        else:
+            _add_value(texts, values, number, column, module_value(record, QUANTITIES[column.quantity]))
+    name = record.address if is_flat or not record.address else record.address.rpartition(".")[2]
+    indent = "" if is_flat else "  " * record.depth
+    return _Row(indent + (name or measurements.model_name), texts, values)
+
+
+def _operation_rows(measurements: Measurements, columns: Sequence[_Column]) -> list[_Row]:
+    found = {
+        column.quantity: operation_values(measurements, QUANTITIES[column.quantity])
+        for column in columns
+        if column.quantity is not None
+    }
+    rows = []
+    for record in last_operations(measurements):
+        texts: dict[int, str] = {}
+        values: dict[str, float | None] = {}
+        for number, column in enumerate(columns):
+            if column.quantity is None:
+                texts[number] = record.address if column.heading == "module" else shapes_text([record.shape])
+            else:
+                _add_value(texts, values, number, column, found[column.quantity].get(record.label or ""))
+        rows.append(_Row(record.label or "", texts, values))
+    return rows
+
+
+def _add_value(
+    texts: dict[int, str], values: dict[str, float | None], number: int, column: _Column, value: float | None
+) -> None:
+    quantity: Quantity = QUANTITIES[column.quantity or ""]
+    values[column.quantity or ""] = value
+    is_nothing = value is None or (value == 0 and quantity.unit in ("", "FLOPs"))
+    texts[number] = "-" if is_nothing or value is None else text_of(quantity.unit)(value)
+
+
+def _laid_out(by: str, columns: Sequence[_Column], rows: list[_Row], room: int) -> list[str]:
+    """Heading, rule and rows; columns that say nothing, or for which there is no room, are left out."""
+    shown = [Column(by, [row.name for row in rows], is_number=False)]
+    for number, column in enumerate(columns):
+        texts = [row.texts[number] for row in rows]
+        if any(text not in ("", "-") for text in texts):
+            shown.append(Column(column.heading, texts, column.rank, is_number=column.quantity is not None))
+    while len(shown) > 1 and _width(shown) > room:
+        last = max(shown, key=lambda column: column.rank)
+        if last.rank <= _DISPENSABLE:
+            break
+        shown = [column for column in shown if column is not last]
+    return laid_out(shown, room)
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return sum(min(column.width, _LONGEST_NAME) + 2 for column in columns) - 2
