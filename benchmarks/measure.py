@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from benchmarks.workloads import TRAINING_WORKLOADS, WORKLOADS
 
@@ -93,9 +94,34 @@ def save_with_hooks(model: torch.nn.Module, x: Any) -> Run:
     return run
 
 
+class Keeper(TorchFunctionMode):
+    """Keeps the result of every call, and does nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.kept.append(result)
+        return result
+
+
+def keep_everything(model: torch.nn.Module, x: Any) -> Run:
+    """What it costs that no memory is used twice: the least that saving everything can cost."""
+
+    def run() -> Any:
+        with Keeper() as keeper:
+            model(x)
+        return keeper.kept
+
+    return run
+
+
 TOOLS: dict[str, Callable[[torch.nn.Module, Any], Run]] = {
     "torchlens": log_with_torchlens,
     "labelled": log_and_label,
+    "keeper": keep_everything,
     "hooks": save_with_hooks,
     "classic": log_with_classic,
     "newest": log_with_newest,
@@ -130,29 +156,39 @@ def measure_extraction(seconds: float) -> dict[str, float]:
         return median_ratio(with_hook, with_history, seconds)
 
 
-STEPS_PER_PROFILE = 5
+STEPS_IN_TURN = 20
 
 
 def measure_training(workload: str, level: str, seconds: float) -> dict[str, float]:
-    """Training steps under the profile against the same steps without."""
+    """A training step under the profile against the same step without, and what ending the profile takes per step."""
     import torchlens
 
     model, images, targets = TRAINING_WORKLOADS[workload]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    check = "health" if level == "operation" else None
 
-    def steps() -> None:
-        for _ in range(STEPS_PER_PROFILE):
+    def steps(times: list[float]) -> None:
+        for _ in range(STEPS_IN_TURN):
+            start = time.perf_counter()
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(images), targets).backward()
             optimizer.step()
+            times.append(time.perf_counter() - start)
 
-    def profiled() -> Any:
-        check = "health" if level == "operation" else None
-        with torchlens.profile(model, level=level, check=check) as profile:
-            steps()
-        return profile
-
-    return median_ratio(steps, profiled, seconds)
+    steps([])
+    plain: list[float] = []
+    profiled: list[float] = []
+    ends: list[float] = []
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop or len(ends) < 3:
+        steps(plain)
+        profile = torchlens.profile(model, level=level, check=check).start()
+        steps(profiled)
+        start = time.perf_counter()
+        profile.finish()
+        ends.append((time.perf_counter() - start) / STEPS_IN_TURN)
+    medians = {"plain": statistics.median(plain), "logged": statistics.median(profiled), "end": statistics.median(ends)}
+    return {**medians, "ratio": medians["logged"] / medians["plain"], "runs": len(plain)}
 
 
 def measure_scaling() -> dict[str, float]:

@@ -21,6 +21,7 @@ PEERS = {"classic": ["torchlens==0.1.36"], "newest": ["torchlens==2.36.1"]}
 NAMES = {
     "torchlens": "torchlens (ours)",
     "labelled": "ours, with the labels made at the first look",
+    "keeper": "keeping every result, nothing else",
     "hooks": "forward hooks, module outputs only",
     "classic": "torchlens 0.1.36",
     "newest": "torchlens 2.36.1",
@@ -73,6 +74,11 @@ def ratio(result: dict[str, float] | str) -> str:
     return f"{value:.2f}×" if value < 20 else f"{value:,.0f}×"
 
 
+def ratio_and_end(result: dict[str, float] | str) -> str:
+    """With what is left to do for each step when the profile ends."""
+    return result if isinstance(result, str) else f"{ratio(result)}, and {result['end'] * 1000:.1f} ms at the end"
+
+
 def make_table(seconds: float, with_peers: bool) -> str:
     tools = [tool for tool in NAMES if with_peers or tool not in PEERS]
     rows = [f"| everything saved, no_grad | {' | '.join(NAMES[tool] for tool in tools)} |", "|---|" + "---|" * len(tools)]
@@ -89,12 +95,12 @@ def make_table(seconds: float, with_peers: bool) -> str:
             measure("extraction", "--seconds", str(seconds))
         ),
     }
-    rows += ["", "| training under the profile | module level | operation level, with health checks |", "|---|---|---|"]
+    rows += ["", "| a training step under the profile | module level | with operations and health |", "|---|---|---|"]
     for workload in TRAINING:
         by_level = [
             measure("training", workload, "--level", level, "--seconds", str(seconds)) for level in ("module", "operation")
         ]
-        rows.append(f"| {workload} | {' | '.join(map(ratio, by_level))} |")
+        rows.append(f"| {workload} | {' | '.join(map(ratio_and_end, by_level))} |")
     memory, imports = measure("memory"), measure("import")
     if isinstance(memory, str) or isinstance(imports, str):
         raise SystemExit(f"memory: {memory}; import: {imports}")

@@ -123,9 +123,11 @@ class AllocatorWatch:
     def timeline(self, heard: Heard, ignored: Sequence[tuple[int, int]]) -> Timeline:
         """What was heard, in the order it was heard. What happened in the `ignored` spans of time is left out."""
         events = []
+        has_devices = torch.cuda.is_available()
         for thread in heard.events:
             for event, num_bytes in zip(thread, map(_cpu_bytes, thread), strict=True):
-                num_bytes = num_bytes or event.cuda_memory_usage()
+                if not num_bytes and has_devices:
+                    num_bytes = event.cuda_memory_usage()
                 if num_bytes:
                     events.append((int(event.start_us() * 1000), num_bytes))
         events.sort(key=itemgetter(0))
