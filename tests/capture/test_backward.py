@@ -261,7 +261,7 @@ def test_a_very_deep_graph_is_watched_in_part_and_let_go_of_safely() -> None:
     assert x.grad.tolist() == [1]
     assert len(watch.runs) == MOST_WATCHED
     assert watch.failures == [
-        "More than 30,000 nodes are waiting for a backward pass; what is beyond them is not watched."
+        "More than 20,000 nodes are waiting for a backward pass; what is beyond them is not watched."
     ]  # fmt: skip
     del y
     assert len(watch._hooks) == 0

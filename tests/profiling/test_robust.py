@@ -3,6 +3,8 @@
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -464,3 +466,25 @@ def test_on_cuda_modules_and_nodes_are_waited_for(monkeypatch):
     assert p.problems == []
     assert len(waits) == 2 * 3 + 2 * 5  # modules; nodes of relu, addmm, its transposed weight, two parameters
     assert p["0"].calls[0].backward_seconds > 0
+
+
+def test_a_very_deep_training_step_is_measured_in_part_and_does_not_crash():
+    """In a process of its own: torch would crash it when the graph is freed."""
+    code = """
+import torch, torchlens as tl
+class Deep(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        for _ in range(30_000):
+            x = self.fc(x) + 1
+        return x
+model = Deep()
+with tl.profile(model, level="operation", memory=False) as p:
+    model(torch.rand(2, 4)).sum().backward()
+print(len(p.calls), len(p.operations), p.problems[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    said = "Step 1 calls more than 5,000 modules: of the others, forward was measured"
+    assert (done.returncode, done.stdout) == (0, f"30001 60000 {said}\n"), done.stderr

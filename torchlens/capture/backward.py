@@ -22,7 +22,7 @@ _NO_SEQUENCE = 2**64 - 1
 _WATCHES = itertools.count()
 # A chain of nodes that Python has looked at is let go of by recursion (torch 2.13), which takes some 45,000 of them to
 # overflow a stack of 8 MB. Others are not.
-MOST_WATCHED = 30_000
+MOST_WATCHED = 20_000
 _TOO_MANY = f"More than {MOST_WATCHED:,} nodes are waiting for a backward pass; what is beyond them is not watched."
 
 

@@ -107,12 +107,12 @@ class Step:
         self.runs: dict[int, Span] = {}  # by backward pass
 
 
-def look_at(seen: Seen, tensors: Sequence[torch.Tensor]) -> None:
-    """Notes shapes, bytes and gradient keys of some tensors."""
+def look_at(seen: Seen, tensors: Sequence[torch.Tensor], has_keys: bool = True) -> None:
+    """Notes shapes, bytes and, with `has_keys`, gradient keys of some tensors."""
     for tensor in tensors:
         seen.shapes.append(tuple(shape_of(tensor)))
         seen.bytes.append(bytes_of(tensor))
-        seen.gradient_keys.append(_gradient_key(tensor) if tensor.requires_grad else None)
+        seen.gradient_keys.append(_gradient_key(tensor) if has_keys and tensor.requires_grad else None)
 
 
 def bytes_of(tensor: Any) -> int:

@@ -14,6 +14,10 @@ from torchlens.errors import NonFiniteError
 __all__ = ["LoggedSession", "Mark"]
 
 
+# torch overflows its stack when it frees a chain of very many nodes that were looked at from Python (see Recorder).
+_MOST_LOOKED_AT = 10_000
+
+
 class Mark(NamedTuple):
     """One operation that ran: the rows it left in the recording, when, and the backward nodes it made."""
 
@@ -53,6 +57,12 @@ class LoggedRecorder(Recorder):
         if len(self.rows) > first and self.collected is None:
             self._try_mark(first, sequence, start_ns, result, (args, kwargs))
         return result
+
+    def _gradfunc_of(self, tensor: torch.Tensor) -> str | None:
+        """As in Recorder; but the user frees what comes out of this pass, so the nodes that torch cannot free stay few."""
+        if len(self.rows) < _MOST_LOOKED_AT:
+            return super()._gradfunc_of(tensor)
+        return "Backward" if tensor.requires_grad else None
 
     def record_opaque(self, name: str, func: Callable[..., Any], run: Callable[[], Any], arguments: Any) -> Any:
         """As in Recorder."""

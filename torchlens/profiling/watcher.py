@@ -33,6 +33,8 @@ from torchlens.profiling.windows import Window, settle
 __all__ = ["Watcher"]
 
 Tensor = torch.Tensor
+# torch overflows its stack when it frees a chain of tens of thousands of nodes that were looked at from Python.
+_MOST_CALLS = 5_000
 Run = Callable[..., Any]
 _MOST_WAITING = 100_000  # events of the allocators
 
@@ -201,10 +203,9 @@ class Watcher:
         if original is None:
             call.pass_num = step.passes[address] = step.passes.get(address, 0) + 1
         with torch._C.DisableTorchFunction():
-            if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
-                look_at(call.inputs, args)
-            else:
-                look_at(call.inputs, [tensor for _, tensor in plain_tensors((args, kwargs))])
+            is_one = len(args) == 1 and not kwargs and type(args[0]) is Tensor
+            inputs = args if is_one else [tensor for _, tensor in plain_tensors((args, kwargs))]
+            look_at(call.inputs, inputs, not self._is_deep(step))
         self.checks.entered(call)
         self.calls.append(call)
         step.calls.append(call)
@@ -215,14 +216,24 @@ class Watcher:
         self.owners.enter(call.sequence_end, parent)
         with torch._C.DisableTorchFunction():
             outputs = [result] if type(result) is Tensor else [tensor for _, tensor in named_tensors(result)]
-            look_at(call.outputs, outputs)
-            nodes = self._watch(outputs)
+            is_deep = self._is_deep(call.step)
+            look_at(call.outputs, outputs, not is_deep)
+            nodes = [] if is_deep else self._watch(outputs)
             if call.original is None:
                 self._note_saved(call, nodes)
             self.checks.outputs(call, outputs, (args, kwargs))
         if parent is not None:
             parent.inside += call.seconds
             parent.overhead += call.overhead + perf_counter() - call.end
+
+    def _is_deep(self, step: Step) -> bool:
+        """Whether a step has called so many modules that the backward nodes of further ones are better left alone."""
+        if len(step.calls) <= _MOST_CALLS:
+            return False
+        self.problems.add(
+            f"Step {step.number} calls more than {_MOST_CALLS:,} modules: of the others, forward was measured"
+        )
+        return True
 
     def _watch(self, outputs: list[Tensor]) -> list[Any]:
         """The nodes of autograd's graph that have come up since the last time; their runs will be seen."""
