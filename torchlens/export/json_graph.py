@@ -1,12 +1,11 @@
 """A history as JSON. The format is described, field by field, in docs/json.md."""
 
-import json
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 from torchlens.graph.costs import flops_of
+from torchlens.history.json_text import write_json
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log
 
@@ -22,13 +21,7 @@ def to_json(history: Any, path: str | os.PathLike[str] | None = None, indent: in
     >>> json.loads(history.to_json())['nodes'][0]['label']
     'input_1_0'
     """
-    text = json.dumps(graph_data(history), indent=indent, ensure_ascii=False, allow_nan=False)
-    if path is None:
-        return text
-    target = Path(path).expanduser()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text + "\n", encoding="utf-8")
-    return None
+    return write_json(graph_data(history), path, indent)
 
 
 def graph_data(history: Any) -> dict[str, Any]:

@@ -4,11 +4,10 @@ Memory is in bytes, latency in seconds; null says that something was not measure
 docs/profile.md.
 """
 
-import json
 import os
-from pathlib import Path
 from typing import Any
 
+from torchlens.history.json_text import write_json
 from torchlens.profiling.frames import any_known
 from torchlens.profiling.records import Measurements, ModuleRecord
 
@@ -22,13 +21,7 @@ def to_json(
 
     >>> json.loads(profile.to_json())['Net']['children']['fc1']['info']['forward_latency']
     """
-    text = json.dumps(profile_data(measurements), indent=indent, ensure_ascii=False, allow_nan=False)
-    if path is None:
-        return text
-    target = Path(path).expanduser()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(text + "\n", encoding="utf-8")
-    return None
+    return write_json(profile_data(measurements), path, indent)
 
 
 def profile_data(measurements: Measurements) -> dict[str, Any]:
