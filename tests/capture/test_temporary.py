@@ -218,3 +218,18 @@ def test_a_model_may_bring_in_the_compiler_itself() -> None:
         print(torch.compile(torch.sin, backend="eager")(x).shape, torch._dynamo.eval_frame._stance.stance)
     """)
     assert out.splitlines() == ["True True True", "torch.Size([1, 2, 16, 8]) default"]
+
+
+def test_an_interrupt_while_torch_hands_over_a_call_does_not_bring_the_mode_back_later() -> None:
+    class Interrupted(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            # What torch does around a Python method of a tensor; the interrupt comes before it is undone.
+            self.handing_over = torch.overrides._pop_mode_temporarily()
+            self.handing_over.__enter__()
+            raise KeyboardInterrupt
+
+    model = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        tl.log_forward_pass(model, torch.rand(2))
+    del model.handing_over
+    assert torch._C._len_torch_function_stack() == 0

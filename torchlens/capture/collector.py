@@ -34,10 +34,11 @@ def pause_collector(user: object) -> None:
 def resume_collector(user: object) -> None:
     """Lets the collector run again as it did, once no user is left."""
     with _lock:
-        _users.discard(user)
-        if not _users and _was_enabled == [True] and not gc.isenabled():
+        if _users == {user} and _was_enabled == [True]:
             _grow_old()
             gc.enable()
+        # Last, so that after an interrupt above nobody else takes a collector that is off for the user's own wish.
+        _users.discard(user)
 
 
 def _grow_old() -> None:

@@ -210,6 +210,28 @@ def _asking(owner: Any, has: Any, unary: Any, variadic: Any) -> list[Patch]:
     return [Patch(owner, name, function) for name, function in new.items() if hasattr(owner, name)]
 
 
+_pop_mode_temporarily = torch.overrides._pop_mode_temporarily
+
+
+class _PoppedMode:
+    """What torch takes our mode off with, while it hands us a call of a Python method.
+
+    Not by a generator, as torch does: one that an interrupt (Ctrl-C) cuts short would put the mode back whenever it is
+    freed, which may be long after the log.
+    """
+
+    def __enter__(self) -> Any:
+        self._mode = torch.overrides._pop_mode()
+        return self._mode
+
+    def __exit__(self, *error: object) -> None:
+        torch.overrides._push_mode(self._mode)
+
+
+def _patched_pop_mode_temporarily() -> Any:
+    return _pop_mode_temporarily() if CURRENT.tracker is None else _PoppedMode()
+
+
 # -- functions that torch does not report ------------------------------------------------------------------------------
 
 
@@ -281,6 +303,7 @@ _PATCHES: tuple[Patch, ...] = (
         for patch in _asking(owner, _quiet_has, _quiet_has_unary, _quiet_has_variadic)
     ),
     *_asking(torch._tensor, _inline_has, _inline_has_unary, _inline_has_variadic),
+    Patch(torch.overrides, "_pop_mode_temporarily", _patched_pop_mode_temporarily),
     Patch(autograd_function._SingleLevelFunction, "apply", classmethod(_patched_apply)),
     _opaque(torch._C.ScriptFunction, "__call__", "script_function"),
     _opaque(apis, "vmap_impl", "vmap", _transform_reason("vmap")),
