@@ -159,13 +159,17 @@ def measure_extraction(seconds: float) -> dict[str, float]:
 STEPS_IN_TURN = 20
 
 
-def measure_training(workload: str, level: str, seconds: float) -> dict[str, float]:
+# name → level and check of the profile
+PROFILES = {"module": ("module", None), "nonfinite": ("operation", "nonfinite"), "health": ("operation", "health")}
+
+
+def measure_training(workload: str, profile_name: str, seconds: float) -> dict[str, float]:
     """A training step under the profile against the same step without, and what ending the profile takes per step."""
     import torchlens
 
     model, images, targets = TRAINING_WORKLOADS[workload]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-    check = "health" if level == "operation" else None
+    level, check = PROFILES[profile_name]
 
     def steps(times: list[float]) -> None:
         for _ in range(STEPS_IN_TURN):
@@ -239,7 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tool", choices=[*TOOLS, "extraction", "training", "scaling", "memory", "import"])
     parser.add_argument("workload", nargs="?", choices=[*WORKLOADS, *TRAINING_WORKLOADS])
-    parser.add_argument("--level", choices=["module", "operation"], default="module", help="of the profile of training")
+    parser.add_argument("--profile", choices=list(PROFILES), default="module", help="of training")
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
     warnings.simplefilter("ignore")  # of the libraries that are measured
@@ -250,7 +254,7 @@ def main() -> None:
     elif options.tool == "extraction":
         result = measure_extraction(options.seconds)
     elif options.tool == "training":
-        result = measure_training(options.workload, options.level, options.seconds)
+        result = measure_training(options.workload, options.profile, options.seconds)
     else:
         result = {"scaling": measure_scaling, "memory": measure_memory, "import": measure_import}[options.tool]()
     print(json.dumps(result))

@@ -28,6 +28,11 @@ NAMES = {
 }
 WORKLOADS = ["AlexNet 224", "ResNet-18 224", "GPT-2, 128 tokens", "loop of 10,000 operations"]
 TRAINING = ["small CNN, 32 images of 32×32", "ResNet-18, 8 images of 112×112"]
+PROFILES = {
+    "module": "modules",
+    "nonfinite": "operations, checked for NaN and Inf",
+    "health": "operations, with all health checks",
+}
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 
 
@@ -79,6 +84,14 @@ def ratio_and_end(result: dict[str, float] | str) -> str:
     return result if isinstance(result, str) else f"{ratio(result)}, and {result['end'] * 1000:.1f} ms at the end"
 
 
+def training_rows(seconds: float) -> list[str]:
+    rows = [f"| a training step under the profile | {' | '.join(PROFILES.values())} |", "|---|" + "---|" * len(PROFILES)]
+    for workload in TRAINING:
+        results = [measure("training", workload, "--profile", name, "--seconds", str(seconds)) for name in PROFILES]
+        rows.append(f"| {workload} | {' | '.join(map(ratio_and_end, results))} |")
+    return rows
+
+
 def make_table(seconds: float, with_peers: bool) -> str:
     tools = [tool for tool in NAMES if with_peers or tool not in PEERS]
     rows = [f"| everything saved, no_grad | {' | '.join(NAMES[tool] for tool in tools)} |", "|---|" + "---|" * len(tools)]
@@ -95,12 +108,7 @@ def make_table(seconds: float, with_peers: bool) -> str:
             measure("extraction", "--seconds", str(seconds))
         ),
     }
-    rows += ["", "| a training step under the profile | module level | with operations and health |", "|---|---|---|"]
-    for workload in TRAINING:
-        by_level = [
-            measure("training", workload, "--level", level, "--seconds", str(seconds)) for level in ("module", "operation")
-        ]
-        rows.append(f"| {workload} | {' | '.join(map(ratio_and_end, by_level))} |")
+    rows += ["", *training_rows(seconds)]
     memory, imports = measure("memory"), measure("import")
     if isinstance(memory, str) or isinstance(imports, str):
         raise SystemExit(f"memory: {memory}; import: {imports}")
