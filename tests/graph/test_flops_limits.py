@@ -6,15 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from networks import MLP, Model, TinyGPT
+from networks import MLP, Model
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
 import torchlens as tl
-from torchlens.capture.operations import operation_of
 from torchlens.graph.flops.call import Call
 from torchlens.graph.flops.registry import FORMULAS, forward_flops
-from torchlens.graph.flops.running import Cost, cost_of_call
 
 SQUARE = torch.rand(4, 4)
 
@@ -173,44 +171,6 @@ class Doubled(torch.autograd.Function):
 def test_gradients_come_past_a_custom_function():
     history = log_of(lambda self, x: Doubled.apply(self.fc(x)), SQUARE, fc=nn.Linear(4, 4))
     assert history.total_flops_backward == 128
-
-
-# -- without a log -----------------------------------------------------------------------------------------------------
-
-
-class Counter(torch.overrides.TorchFunctionMode):
-    """Adds up the calls that torch reports."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.costs: list[Cost] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        operation = operation_of(func)
-        if operation.kind.value == "operation":
-            self.costs.append(cost_of_call(operation.layer_type, args, kwargs, result))
-        return result
-
-
-@pytest.mark.parametrize(
-    ("model", "x"),
-    [(MLP(), torch.rand(2, 4)), (TinyGPT(), torch.randint(10, (1, 6))), (nn.LSTM(4, 5), torch.rand(7, 2, 4))],
-    ids=["mlp", "gpt", "lstm"],
-)
-def test_a_call_is_counted_alike_with_and_without_a_log(model: nn.Module, x: torch.Tensor):
-    history = tl.get_model_metadata(model, x)
-    with Counter() as counter:
-        model(x)
-    assert sum(cost.forward or 0 for cost in counter.costs) == history.total_flops
-    assert sum(cost.backward or 0 for cost in counter.costs) == history.total_flops_backward
-
-
-def test_a_running_call_that_nobody_can_count_is_unknown():
-    sparse = SQUARE.to_sparse()
-    assert cost_of_call("matmul", (sparse, SQUARE), None, sparse @ SQUARE) == Cost(None, None)
-    assert cost_of_call("frobnicate", (SQUARE,), {}, SQUARE) == Cost(None, None)
-    assert cost_of_call("relu", (SQUARE,), {}, SQUARE) == Cost(0, 0)
 
 
 # -- calls that look otherwise -----------------------------------------------------------------------------------------
