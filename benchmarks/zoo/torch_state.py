@@ -1,6 +1,7 @@
 """What a log must leave as it was: torch's namespaces, the mode stack, the model's attributes and hooks."""
 
 import gc
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ _NAMESPACES: dict[str, Any] = {
     "torch.nn.init": torch.nn.init,
     "torch.nn.Module": torch.nn.Module,
     "torch.nn.Parameter": torch.nn.Parameter,
+    "torch.nn.modules.module": torch.nn.modules.module,
     "torch.overrides": torch.overrides,
     "torch.linalg": torch.linalg,
     "torch.fft": torch.fft,
@@ -42,21 +44,28 @@ _MISSING = object()
 
 def state_of_torch() -> dict[str, dict[str, Any]]:
     """Each namespace's names with the very objects they stand for."""
-    return {place: dict(vars(namespace)) for place, namespace in _NAMESPACES.items()}
+    return {place: _names(namespace) for place, namespace in _NAMESPACES.items()}
+
+
+def _names(namespace: Any) -> dict[str, Any]:
+    """What stands in a namespace, and what stands in its functions."""
+    names = dict(vars(namespace))
+    codes = {f"{name}.__code__": value.__code__ for name, value in names.items() if isinstance(value, FunctionType)}
+    return {**names, **codes}
 
 
 def changes_of_torch(before: dict[str, dict[str, Any]]) -> list[str]:
     """In words, each name that stands for another object than before, and modes left on."""
     found = []
     for place, names in before.items():
-        now = vars(_NAMESPACES[place])
+        now = _names(_NAMESPACES[place])
         # A submodule that was imported meanwhile is a new name, and none of ours.
         changed = [name for name in names if now.get(name, _MISSING) is not names[name]]
         found += [f"{place}.{name} is another object" for name in changed]
         found += [
             f"{place}.{name} is new"
             for name in now
-            if name not in names and "torchlens" in getattr(now[name], "__module__", "")
+            if name not in names and ("torchlens" in name or "torchlens" in getattr(now[name], "__module__", ""))
         ]
     depth = torch._C._len_torch_function_stack()
     if depth:

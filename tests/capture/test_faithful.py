@@ -262,6 +262,72 @@ def test_a_saved_tensor_that_was_changed_later_is_an_error_and_never_a_wrong_num
         _ = history["mul_1"].tensor_contents
 
 
+def test_a_tensor_that_was_changed_unseen_is_an_error_too() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        with torch._C.DisableTorchFunction():  # what an extension in C++ does
+            y.add_(1)
+        return y + 1
+
+    with torch.no_grad():
+        history = log(forward, torch.ones(3))
+    with pytest.raises(tl.ValueChangedError, match="mul_1_1"):
+        _ = history["mul_1"].tensor_contents
+    assert history["add_1"].tensor_contents.tolist() == [4, 4, 4]
+
+
+HANDED_BACK: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "by an operation": lambda y: y.contiguous(),
+    "by a module": nn.Identity(),
+    "by dropout": nn.Dropout().eval(),
+    "by none": lambda y: y,
+}
+
+
+@pytest.mark.parametrize("how", HANDED_BACK)
+@pytest.mark.parametrize("grad", [False, True])
+def test_every_entry_of_a_tensor_that_is_written_keeps_its_value(how: str, grad: bool) -> None:
+    hand_back = HANDED_BACK[how]
+    parts = {"part": hand_back} if isinstance(hand_back, nn.Module) else {}
+
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        z = hand_back(y)
+        assert z is y
+        z.neg_()
+        z = hand_back(z)
+        z += 1
+        return z * 1
+
+    with torch.set_grad_enabled(grad):
+        history = tl.log_forward_pass(Model(forward, **parts), torch.ones(2, requires_grad=True))
+    before = [entry for entry in history if entry.layer_type not in ("neg", "iadd", "mul", "input", "output")]
+    half = len(before) // 2
+    assert [entry.tensor_contents[0].item() for entry in before] == [2] * half + [-2] * half
+    assert [history[label].tensor_contents[0].item() for label in ("mul_1", "neg_1", "iadd_1", "mul_2")] == [2, -2, -1, -1]
+    assert parents(history, "iadd_1") == [before[-1].layer_label_no_pass.rpartition("_")[0] if before else "neg_1"]
+
+
+def test_memory_that_gets_a_view_between_two_writes_is_told_apart() -> None:
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y += 1  # nothing else looks at it yet
+        v = y.view(-1)
+        y *= 3  # now v does
+        w = v + 0
+        del v
+        y -= 1
+        return w + y
+
+    with torch.no_grad():
+        history = log(forward, torch.ones(4))
+    found = {entry.layer_type: entry.tensor_contents.flatten()[0].item() for entry in history if entry.layer_type != "add"}
+    assert found == {"input": 1, "mul": 2, "iadd": 3, "view": 3, "imul": 9, "isub": 8, "output": 17}
+    assert parents(history, "add_1") == ["view_1", "imul_1"]
+    assert parents(history, "isub_1") == ["imul_1"]
+    assert parents(history, "add_2") == ["add_1", "isub_1"]
+
+
 def test_a_write_through_numpy_does_not_change_what_was_saved() -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

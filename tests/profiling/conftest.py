@@ -10,6 +10,7 @@ from torchlens.capture.patching import CURRENT
 
 _WATCHED = [
     (torch.nn.Module, "_call_impl"),
+    (torch.nn.Module._call_impl, "__code__"),
     (torch.Tensor, "__add__"),
     (torch.overrides, "has_torch_function"),
     (torch.autograd, "_enable_profiler_legacy"),

@@ -14,9 +14,12 @@ import torch
 
 from torchlens.capture.recording import Region, Write
 
-__all__ = ["Memory", "extent_of", "keep_freed_memory", "region_of", "storage_of", "version_of"]
+__all__ = ["Memory", "extent_of", "is_sole_owner", "keep_freed_memory", "region_of", "storage_of", "version_of"]
 
 _region = Region._make
+# How many hold a storage that belongs to one tensor: that one, and Python's view of the storage while it is asked for.
+_ALONE = 2
+_clone_all = getattr(torch, "_foreach_clone", None)  # not in every torch
 # With more saved tensors than this on one storage, a write copies them all rather than comparing each with it.
 _MANY_ALIASES = 64
 
@@ -48,6 +51,14 @@ def version_of(tensor: torch.Tensor) -> int:
         return tensor._version
     except RuntimeError:  # tensors made under inference_mode
         return -1
+
+
+def is_sole_owner(tensor: torch.Tensor) -> bool:
+    """Whether nothing but `tensor` itself looks at its memory, for all that torch knows."""
+    try:
+        return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == _ALONE
+    except (NotImplementedError, RuntimeError):  # no storage of its own
+        return False
 
 
 def region_of(tensor: torch.Tensor) -> Region:
@@ -125,6 +136,14 @@ class Memory:
             self.values[entry] = value
             self.versions[entry] = version_of(value) if isinstance(value, torch.Tensor) else -1
 
+    def replace(self, entry: int, copy: torch.Tensor) -> None:
+        """Saves a copy of the entry's tensor instead, which is going to be written and whose memory is only its own."""
+        self.values[entry] = copy
+        self.versions[entry] = version_of(copy)
+        self.copies.add(entry)
+        if entry < len(self.storages):
+            self.storages[entry] = storage_of(copy)
+
     def is_written_since(self, entry: int) -> bool:
         """Whether the memory of an entry was written after the entry was made."""
         storage = self.storages[entry]
@@ -180,23 +199,24 @@ class Memory:
 
     def cut(self, num_entries: int) -> None:
         """Lets all lists end together; an interrupt (Ctrl-C) may have come between two of them."""
-        num_entries = min(num_entries, len(self.storages), len(self.values), len(self.versions))
+        num_entries = min(num_entries, len(self.values), len(self.versions))
         for column in (self.storages, self.values, self.versions):
             del column[num_entries:]
 
     def settle(self, outliving: Iterable[torch.Tensor]) -> None:
         """Copies the saved values that share memory with tensors that live on after the pass."""
         self._replaced.clear()
-        storages = {storage_of(tensor) for tensor in outliving}
-        copies: dict[int, torch.Tensor] = {}
-        shared = [entry for entry, storage in enumerate(self.storages) if storage in storages]
-        for entry in shared:
-            value = self.values[entry]
-            if not isinstance(value, torch.Tensor) or storage_of(value) not in storages:
-                continue
-            copy = copies.get(id(value))
-            if copy is None:
-                copy = copies[id(value)] = _copy_of(value)
+        storages = set(map(storage_of, outliving))
+        shared = {}
+        for entry, storage in enumerate(self.storages):
+            if storage in storages:
+                value = self.values[entry]
+                if isinstance(value, torch.Tensor) and (entry not in self.origins or storage_of(value) in storages):
+                    shared[entry] = value
+        originals = {id(value): value for value in shared.values()}
+        copies = dict(zip(originals, _copies_of(list(originals.values())), strict=True))
+        for entry, value in shared.items():
+            copy = copies[id(value)]
             self.values[entry] = copy
             self.versions[entry] = version_of(copy)
             self.copies.add(entry)
@@ -259,6 +279,16 @@ def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
     except RuntimeError:  # one of several views whose base was written behind autograd's back
         return tensor.detach().clone()
+
+
+def _copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """As `_copy_of`, for many at once."""
+    if _clone_all is not None and all(type(tensor) is torch.Tensor and not tensor.requires_grad for tensor in tensors):
+        try:
+            return list(_clone_all(tensors))
+        except (NotImplementedError, RuntimeError):  # a kind of tensor that can only be copied alone
+            pass
+    return list(map(_copy_of, tensors))
 
 
 def _may_overlap(a: Region, b: Region) -> bool:

@@ -1,8 +1,8 @@
 """Entering and leaving modules."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -11,57 +11,93 @@ from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import ModuleCall
 from torchlens.capture.trees import named_tensors
 
-__all__ = ["ModuleTracker", "named_modules"]
+__all__ = ["ModuleTracker", "Parts", "named_modules", "parts_of"]
 
 
 _module_call = ModuleCall._make
 _Tensor = torch.Tensor
+_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a model consists of, by address, outer modules first; shared ones stand where they were met first."""
+
+    modules: list[torch.nn.Module] = field(default_factory=list)
+    addresses: dict[int, str] = field(default_factory=dict)  # id of a module → its address
+    classes: dict[str, str] = field(default_factory=dict)
+    scripted: set[int] = field(default_factory=set)  # ids
+    compiled: list[tuple[Any, Any]] = field(default_factory=list)  # modules that `compile()` was called on
+    param_addresses: list[str] = field(default_factory=list)
+    params: list[torch.nn.Parameter] = field(default_factory=list)
+    module_params: dict[str, tuple[int, ...]] = field(default_factory=dict)  # index into params
+    buffers: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+
+
+def parts_of(model: torch.nn.Module) -> Parts:
+    """Takes a model apart, each module once: in a short log, that is as much work as any other step."""
+    parts = Parts()
+    modules, addresses, classes, params, buffers = (
+        parts.modules, parts.addresses, parts.classes, parts.params, parts.buffers,
+    )  # fmt: skip
+    numbers: dict[int, int] = {}
+    for address, module in named_modules(model):
+        kind = type(module)
+        modules.append(module)
+        addresses[id(module)] = address
+        classes[address] = kind.__name__
+        if issubclass(kind, torch.jit.ScriptModule):
+            parts.scripted.add(id(module))
+            classes[address] = getattr(module, "original_name", None) or kind.__name__
+        if module._compiled_call_impl is not None:
+            parts.compiled.append((module, module._compiled_call_impl))
+        prefix = f"{address}." if address else ""
+        own_params: list[int] = []
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                number = numbers.setdefault(id(parameter), len(params))
+                if number == len(params):
+                    params.append(parameter)
+                    parts.param_addresses.append(prefix + name)
+                own_params.append(number)
+        parts.module_params[address] = tuple(own_params)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                buffers.append((prefix + name, buffer))
+    return parts
 
 
 class ModuleTracker:
-    """Knows the modules of a model by address and writes down each call of one.
+    """Writes down each call of a model's modules.
 
     `saved_addresses` are modules (`features.6`, or `features.6:2` for one pass) whose outputs are to be saved.
     """
 
-    def __init__(
-        self, modules: Sequence[tuple[str, torch.nn.Module]], recorder: Recorder, saved_addresses: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, parts: Parts, recorder: Recorder, saved_addresses: Iterable[str] = ()) -> None:
         self.recorder = recorder
         self.entries: list[tuple[int, list[int]]] = []
         self.exits: list[tuple[int, list[int]]] = []
-        self.classes: dict[str, str] = {}
         # Whether a saved output was written to, through a view, between its operation and the module's return.
         self.is_uncertain = False
         # Called when the model compiles something.
         self.on_compile: Callable[[], None] | None = None
         recorder.module_code = ModuleTracker.call.__code__
         self._saved_addresses = frozenset(saved_addresses)
-        self._addresses: dict[int, str] = {}
+        self._addresses = parts.addresses
+        self._scripted = parts.scripted
         self._num_calls: dict[str, int] = {}
-        self._scripted: set[int] = set()
-        for name, module in modules:
-            self._addresses[id(module)] = name
-            if isinstance(module, torch.jit.ScriptModule):
-                self._scripted.add(id(module))
-                self.classes[name] = getattr(module, "original_name", None) or type(module).__name__
-            else:
-                self.classes[name] = type(module).__name__
 
     def call(self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a module, taking note of what went in and what came out."""
         recorder = self.recorder
         address = self._addresses.get(id(module))
-        if address is None or recorder.collected is not None:
-            return original(module, *args, **kwargs)
-        if address == "":
-            try:
-                return self._run(original, module, args, kwargs)
-            except BaseException as error:
-                self._note_failure(error)
-                raise
+        if not address or recorder.collected is not None:
+            return self._call_outside(original, module, args, kwargs, address)
         parent = recorder.module_call
-        code, instruction = recorder.user_code(sys._getframe(2))  # past the patched `_call_impl`
+        frame: Any = sys._getframe(2)  # past the patched `_call_impl`
+        if frame.f_code is _MODULE_CALL:
+            frame = frame.f_back
+        code, instruction = recorder.user_code(frame)
         pass_num = self._num_calls[address] = self._num_calls.get(address, 0) + 1
         call = len(recorder.module_calls)
         recorder.module_calls.append(_module_call((address, pass_num, parent, code, instruction)))
@@ -73,8 +109,10 @@ class ModuleTracker:
         num_before = len(recorder.rows)
         recorder.module_call = call
         try:
-            is_scripted = id(module) in self._scripted
-            result = self._run(original, module, args, kwargs) if is_scripted else original(module, *args, **kwargs)
+            if self._scripted and id(module) in self._scripted:
+                result = self._run_scripted(original, module, args, kwargs)
+            else:
+                result = original(module, *args, **kwargs)
             returned = []
             for tensor in (result,) if type(result) is _Tensor else [tensor for _, tensor in named_tensors(result)]:
                 entry = recorder.entry_of(tensor)
@@ -82,10 +120,8 @@ class ModuleTracker:
                     entry = recorder.record_identity(tensor)
                 if entry is not None and entry >= 0:
                     returned.append(entry)
-                    if self._saved_addresses and not self._saved_addresses.isdisjoint((address, f"{address}:{pass_num}")):
-                        with torch._C.DisableTorchFunction():
-                            recorder.memory.save(entry, tensor)
-                        self.is_uncertain |= recorder.memory.is_written_since(entry)
+                    if self._saved_addresses:
+                        self._save_output(address, pass_num, entry, tensor)
             self.exits.append((call, returned))
             return result
         except BaseException as error:
@@ -94,6 +130,26 @@ class ModuleTracker:
         finally:
             recorder.module_call = parent
 
+    def _call_outside(
+        self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], address: str | None
+    ) -> Any:
+        """Runs the model itself, or a module that leaves no record."""
+        if address is None or self.recorder.collected is not None:
+            return original(module, *args, **kwargs)
+        try:
+            if id(module) in self._scripted:
+                return self._run_scripted(original, module, args, kwargs)
+            return original(module, *args, **kwargs)
+        except BaseException as error:
+            self._note_failure(error)
+            raise
+
+    def _save_output(self, address: str, pass_num: int, entry: int, tensor: torch.Tensor) -> None:
+        if not self._saved_addresses.isdisjoint((address, f"{address}:{pass_num}")):
+            with torch._C.DisableTorchFunction():
+                self.recorder.memory.save(entry, tensor)
+            self.is_uncertain |= self.recorder.memory.is_written_since(entry)
+
     def _note_failure(self, error: BaseException) -> None:
         """Something other than an operation raised: the place is where the traceback ends."""
         place = error.__traceback__
@@ -101,9 +157,7 @@ class ModuleTracker:
             place = place.tb_next
         self.recorder.fail(error, None, (), None, (), place.tb_frame if place else None)
 
-    def _run(self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if id(module) not in self._scripted:
-            return original(module, *args, **kwargs)
+    def _run_scripted(self, original: Callable[..., Any], module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = getattr(module, "original_name", type(module).__name__)
         arguments = (args, kwargs, list(module.parameters()))
         return self.recorder.record_opaque(name, module, lambda: original(module, *args, **kwargs), arguments)
@@ -113,27 +167,25 @@ class ModuleTracker:
         return [entry for entry in entries if entry is not None and entry >= 0]
 
 
-def named_modules(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+def named_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """Each module once, with its address, outer ones first; `_orig_mod` of compiled modules is left out of addresses.
 
-    The same as `model.named_modules()`, without a generator for each level.
+    The same as `model.named_modules()` in a fraction of the time.
     """
+    found: list[tuple[str, torch.nn.Module]] = []
     seen: set[int] = set()
     pending: list[tuple[str, Any]] = [("", model)]
     while pending:
-        address, module = pending.pop()
-        if module is None or id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield address, module
-        children = module._modules
-        if children:
-            prefix = f"{address}." if address else ""
-            pending.extend([(_address(prefix, name), child) for name, child in reversed(children.items())])
-
-
-def _address(prefix: str, name: str) -> str:
-    return prefix[:-1] if name == "_orig_mod" else prefix + name
+        address, module = named = pending.pop()
+        if id(module) not in seen and module is not None:
+            seen.add(id(module))
+            found.append(named)
+            children = module._modules
+            if children:
+                prefix = f"{address}." if address else ""
+                for name, child in reversed(children.items()):
+                    pending.append((address if name == "_orig_mod" else prefix + name, child))
+    return found
 
 
 def _tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -149,5 +201,5 @@ def _tensors_in(tree: Any) -> list[torch.Tensor]:
         elif isinstance(item, Mapping):
             pending.extend(reversed(list(item.values())))
         elif item is not None and is_dataclass(item) and not isinstance(item, type):
-            pending.extend(getattr(item, field.name, None) for field in reversed(fields(item)))
+            pending.extend(getattr(item, own.name, None) for own in reversed(fields(item)))
     return found

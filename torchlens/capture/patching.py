@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,6 +19,7 @@ import torch.nn.init
 import torch.utils.dlpack
 from torch._functorch import apis, eager_transforms
 from torch.autograd import function as autograd_function
+from torch.nn.modules import module as torch_modules
 
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.operations import OPERATOR_NAMES, operator_of
@@ -66,9 +68,14 @@ def apply_patches(user: object) -> None:
             _num_modules.append(len(sys.modules))
             for patch in _PATCHES:
                 # Noted before it is done, so that an interrupt between the two leaves nothing behind.
-                _undo.append((patch.owner, patch.name, vars(patch.owner).get(patch.name, _MISSING)))
+                _undo.append((patch.owner, patch.name, _own(patch.owner, patch.name)))
                 setattr(patch.owner, patch.name, patch.new)
             _is_applied[0] = True
+
+
+def _own(owner: Any, name: str) -> Any:
+    """What `owner` itself has under that name, bases aside."""
+    return owner.__code__ if isinstance(owner, FunctionType) else vars(owner).get(name, _MISSING)
 
 
 def undo_patches(user: object) -> None:
@@ -92,7 +99,8 @@ def _revert() -> None:
 
 def _clean_new_modules() -> None:
     """A module that the model imported may have taken a patched name along (torch._dynamo does); it gets the original."""
-    new = list(islice(sys.modules, _num_modules[-1], None)) if _num_modules else []
+    num_before = _num_modules[-1] if _num_modules else len(sys.modules)
+    new = list(islice(sys.modules, num_before, None)) if len(sys.modules) > num_before else []
     originals = {
         id(vars(owner)[name]): old for owner, name, old in _undo if new and old is not _MISSING and name in vars(owner)
     }
@@ -105,17 +113,22 @@ def _clean_new_modules() -> None:
 
 # -- modules -----------------------------------------------------------------------------------------------------------
 
-_call_impl = torch.nn.Module._call_impl
+# Not the name `_call_impl` is patched but what stands in the function. A class that gets a new attribute, and each class
+# derived from it, loses what Python has remembered about finding its attributes: half a millisecond for every log, and in
+# Python 3.13 for good after a thousand times.
+_patched_function = torch.nn.Module._call_impl
+_call_impl = FunctionType(_patched_function.__code__, _patched_function.__globals__, _patched_function.__name__)
 
 
 def _patched_call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    watcher = CURRENT.watcher
+    # Run among the names of torch's module, into which those of ours are put for the time being.
+    watcher = _torchlens_current.watcher  # type: ignore[name-defined] # noqa: F821
     if watcher is not None and not torch.compiler.is_compiling():  # the compiler, if it traces this, sees no watcher
-        return watcher.call(_logged_call, self, args, kwargs)
-    tracker = CURRENT.tracker
+        return watcher.call(_torchlens_logged, self, args, kwargs)  # type: ignore[name-defined] # noqa: F821
+    tracker = _torchlens_current.tracker  # type: ignore[name-defined] # noqa: F821
     if tracker is None:
-        return _call_impl(self, *args, **kwargs)
-    return tracker.call(_call_impl, self, args, kwargs)
+        return _torchlens_original(self, *args, **kwargs)  # type: ignore[name-defined] # noqa: F821
+    return tracker.call(_torchlens_original, self, args, kwargs)  # type: ignore[name-defined] # noqa: F821
 
 
 def _logged_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -158,27 +171,25 @@ _NOT_OVERRIDING = frozenset({torch.Tensor, torch.nn.Parameter, type(None), int, 
 
 def _overrides(values: Any) -> bool:
     """Whether one of the values is of a class with a `__torch_function__` of its own."""
-    return not _NOT_OVERRIDING.issuperset(map(type, values)) and any(
-        hasattr(type(value), "__torch_function__") and type(value) not in _NOT_OVERRIDING for value in values
-    )
+    return any(hasattr(type(value), "__torch_function__") and type(value) not in _NOT_OVERRIDING for value in values)
 
 
 def _quiet_has(values: Any) -> bool:
-    if CURRENT.tracker is None or _overrides(values):
-        return _has_torch_function(values)
-    return False
+    if CURRENT.tracker is not None and (_NOT_OVERRIDING.issuperset(map(type, values)) or not _overrides(values)):
+        return False
+    return _has_torch_function(values)
 
 
 def _quiet_has_unary(value: Any) -> bool:
-    if CURRENT.tracker is None or _overrides((value,)):
-        return _has_torch_function_unary(value)
-    return False
+    if CURRENT.tracker is not None and (type(value) in _NOT_OVERRIDING or not _overrides((value,))):
+        return False
+    return _has_torch_function_unary(value)
 
 
 def _quiet_has_variadic(*values: Any) -> bool:
-    if CURRENT.tracker is None or _overrides(values):
-        return _has_torch_function_variadic(*values)
-    return False
+    if CURRENT.tracker is not None and (_NOT_OVERRIDING.issuperset(map(type, values)) or not _overrides(values)):
+        return False
+    return _has_torch_function_variadic(*values)
 
 
 # In torch/_tensor.py the answer is no only for the one call that the recorder lets pass to see what it is made of:
@@ -294,7 +305,10 @@ def _patched_compile(*args: Any, **kwargs: Any) -> Any:
 
 
 _PATCHES: tuple[Patch, ...] = (
-    Patch(torch.nn.Module, "_call_impl", _patched_call_impl),
+    Patch(torch_modules, "_torchlens_current", CURRENT),
+    Patch(torch_modules, "_torchlens_original", _call_impl),
+    Patch(torch_modules, "_torchlens_logged", _logged_call),
+    Patch(_patched_function, "__code__", _patched_call_impl.__code__),
     Patch(torch, "compile", _patched_compile),
     *(Patch(torch.Tensor, name, _patched_operator(name)) for name in OPERATOR_NAMES),
     *(

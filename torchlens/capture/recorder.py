@@ -29,7 +29,7 @@ from torchlens.capture.arguments import (
     without_tensors,
 )
 from torchlens.capture.gradients import GradientHooks, Slice, slice_written
-from torchlens.capture.memory import Memory
+from torchlens.capture.memory import Memory, is_sole_owner, storage_of, version_of
 from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, named_operation, operation_of
 from torchlens.capture.recording import Failure, ModuleCall, References, Row
 from torchlens.capture.trees import plain_tensors, same_with
@@ -61,7 +61,8 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.memory = memory
-        self.rows: list[Row] = []
+        # The last may be the first eight fields of a row alone, until `_complete`.
+        self.rows: list[Any] = []
         self.module_calls: list[ModuleCall] = [ModuleCall("", 1, -1, None, 0)]
         self.module_call = 0
         # The code that calls modules: what is further out on the stack called the module, not the operation.
@@ -93,15 +94,32 @@ class Recorder(TorchFunctionMode):
         # torch frees nodes that were looked at from Python one inside the other, and tens of thousands of them overflow its
         # stack (torch 2.13). These are held until the model's output is gone, and then go one by one, the last first.
         self._deep_nodes: list[Any] = []
+        # ids of tensors that are more than one entry: some operations hand back what they were given.
+        self._twins: set[int] = set()
         # id of a tensor → the entry it is, or -1 - k for parameter k.
         self._entry_of_id: dict[int, int] = {}
         self._entry_at = self._entry_of_id.get
 
     # -- what exists before the first operation --------------------------------------------------------------------
 
+    def add_parameters(self, parameters: Sequence[Tensor]) -> None:
+        """The parameters of the model, each once."""
+        if self.gradients is not None:
+            for parameter in parameters:
+                self.add_outside(parameter)
+            return
+        self.outside += parameters
+        self._entry_of_id.update(zip(map(id, parameters), range(-1, -1 - len(parameters), -1), strict=True))
+
     def add_source(self, operation: Operation, tensor: Tensor) -> int:
         """An entry that no operation made: an input or a buffer."""
-        entry = self._add_boundary(operation, tensor, ())
+        if self._is_plain and type(tensor) is Tensor:
+            entry = len(self.rows)
+            self.rows.append((operation, (), None, (), 0, None, 0, 0.0))
+            self.memory.values.append(tensor)
+            self.memory.versions.append(version_of(tensor))
+        else:
+            entry = self._add_boundary(operation, tensor, ())
         self._entry_of_id[id(tensor)] = entry
         if tensor.requires_grad and tensor.is_leaf:
             self.leaves.add(entry)
@@ -118,6 +136,7 @@ class Recorder(TorchFunctionMode):
         return entry
 
     def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
+        self._complete()
         entry = len(self.rows)
         self.memory.add(tensor, self._saves_all or self._is_saved(entry))
         shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor)
@@ -167,24 +186,33 @@ class Recorder(TorchFunctionMode):
             return self._pass_through(operation, func, args, kwargs)
         if self.operator is not None:
             operation, self.operator = self.operator, None
-        memory = self.memory
-        written: Sequence[Tensor] = ()
+        # All that can be done before the call is: after it, the caches hold the operation's data and not ours.
+        frame = sys._getframe(1)
+        code: CodeType | None = frame.f_code
+        instruction = frame.f_lasti
+        known = _known_code(id(code))
+        if known is None or not known[0]:
+            code, instruction = self.user_code(frame)
+        is_short = self._is_plain
         if (not PLAIN_TYPES.issuperset(map(type, args)) and not are_plain(args)) or (
             kwargs and not PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
         ):
             references: References = self.references_to(args, kwargs)
-        elif memory.may_die:
+            is_short = False
+        elif self.memory.may_die:
             references = tuple([self._reference_to(arg) if type(arg) in TENSORS else None for arg in args])
         else:
             references = tuple(map(self._entry_at, map(id, args)))
-        if self._keeps_args:
-            self._kept_args = self._keep_args(args, kwargs)
+        written: Sequence[Tensor] = ()
         if operation.written or (kwargs and "out" in kwargs):
-            written = self._written(operation, args, kwargs)
-            if written:
-                memory.before_write(written)
-        if self.gradients is not None:
-            self._watch_arguments(args, kwargs)
+            flag = operation.writes_if
+            if flag is None or kwargs or (len(args) > flag and args[flag]):
+                written = self._written(operation, args, kwargs)
+                if written:
+                    is_short = is_short and operation.is_inplace and len(written) == 1 and self._keep_before(written[0])
+        if not is_short:
+            self._prepare(args, kwargs, written)
+        kept = tuple([None if type(arg) in TENSORS else arg for arg in args]) if is_short else args
         start = perf_counter()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -192,47 +220,59 @@ class Recorder(TorchFunctionMode):
             self.fail(error, operation, args, kwargs, references, sys._getframe(1))
             raise
         seconds = perf_counter() - start
-        frame = sys._getframe(1)
-        code: CodeType | None = frame.f_code
-        instruction = frame.f_lasti
-        known = _known_code(id(code))
-        if known is None or not known[0]:
-            code, instruction = self.user_code(frame)
-        if (
-            type(result) is Tensor
-            and self._is_plain
-            and not memory.exposed
-            and type(references) is tuple
-            and (not written or (result is written[0] and len(written) == 1))
-        ):
-            # What `_append` does, written out for the common case: one result, everything saved by reference.
-            try:
-                gradfunc = result.grad_fn
-                row = _row((
-                    operation, tuple([None if type(arg) in TENSORS else arg for arg in args]), kwargs, references,
-                    self.module_call, code, instruction, seconds, None, result.shape, result.dtype,
-                    None if gradfunc is None else type(gradfunc).__name__,
-                ))  # fmt: skip
-                storage, version = result.untyped_storage()._cdata, result._version
-            except RuntimeError:
-                pass  # a kind of tensor that lacks one of these: the long way
-            else:
-                entry = len(self.rows)
+        if is_short and type(result) is Tensor and (not written or result is written[0]):
+            # What `_append` does, as far as it cannot wait: `_complete` does the rest.
+            entry = len(self.rows)
+            if self._entry_of_id.setdefault(id(result), entry) != entry:
                 self._entry_of_id[id(result)] = entry
-                self.rows.append(row)
-                memory.values.append(result)
-                memory.storages.append(storage)
-                memory.versions.append(version)
-                if written:
-                    if gradfunc is not None and operation.is_inplace:
-                        self._note_slice(entry, result, references[0])
-                    memory.after_write(entry, written)
-                return result
-        if result is not NotImplemented:
+                if not written:
+                    self._twins.add(id(result))
+            self.rows.append((operation, kept, kwargs, references, self.module_call, code, instruction, seconds))
+            self.memory.values.append(result)
+            self.memory.versions.append(version_of(result))
+        elif result is not NotImplemented:
             call = (operation, args, kwargs, references, self.module_call, code, instruction, seconds)
             self._append_all(call, result, written)
             self._kept_args = None
         return result
+
+    def _keep_before(self, target: Tensor) -> bool:
+        """Replaces the saved value of a tensor that is going to be written by a copy, if nothing else looks at its memory.
+
+        False if more may have to be done than that.
+        """
+        entry = self._entry_at(id(target))
+        if entry is None or entry < 0 or id(target) in self._twins or type(target) is not Tensor or target.requires_grad:
+            return False
+        memory = self.memory
+        if memory.values[entry] is not target or not is_sole_owner(target):
+            return False
+        memory.replace(entry, target.clone())
+        return True
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, written: Sequence[Tensor]) -> None:
+        """What must be done before a call that does not go the short way."""
+        self._complete()
+        if self._keeps_args:
+            self._kept_args = self._keep_args(args, kwargs)
+        if written:
+            self.memory.before_write(written)
+        if self.gradients is not None:
+            self._watch_arguments(args, kwargs)
+
+    def _complete(self) -> None:
+        """Writes down what the short way left for later: until something is written to, it is all still to be seen."""
+        rows, values, storages = self.rows, self.memory.values, self.memory.storages
+        for entry in range(len(storages), len(rows)):
+            tensor = values[entry]
+            try:
+                gradfunc = tensor.grad_fn
+                shape, storage = tensor.shape, tensor.untyped_storage()._cdata
+                name = None if gradfunc is None else type(gradfunc).__name__
+            except (NotImplementedError, RuntimeError):  # a kind of tensor that lacks one of these
+                shape, storage, name = shape_of(tensor), storage_of(tensor), self._gradfunc_of(tensor)
+            rows[entry] = _row((*rows[entry][:8], None, shape, tensor.dtype, name))
+            storages.append(storage)
 
     def _gradfunc_of(self, tensor: Tensor) -> str | None:
         try:
@@ -244,6 +284,7 @@ class Recorder(TorchFunctionMode):
         return None if gradfunc is None else type(gradfunc).__name__
 
     def _append(self, call: tuple[Any, ...], tensor: Tensor, output_index: int | None, is_written: bool = False) -> None:
+        self._complete()
         operation, args, kwargs, references, *where = call
         rows, memory = self.rows, self.memory
         entry = len(rows)
@@ -260,8 +301,11 @@ class Recorder(TorchFunctionMode):
             operation, args, kwargs, references, *where, output_index, shape_of(tensor), tensor.dtype,
             self._gradfunc_of(tensor),
         )))  # fmt: skip
-        if self._entry_at(id(tensor), 0) >= 0:  # a parameter that an operation hands back stays a parameter
+        known = self._entry_at(id(tensor))
+        if known is None or known >= 0:  # a parameter that an operation hands back stays a parameter
             self._entry_of_id[id(tensor)] = entry
+            if known is not None:
+                self._twins.add(id(tensor))
         if self.gradients is not None and tensor.requires_grad and not (is_written and tensor._is_view()):
             self.gradients.watch(entry, tensor)
 
@@ -305,6 +349,8 @@ class Recorder(TorchFunctionMode):
 
     def record_opaque(self, name: str, func: Callable[..., Any], run: Callable[[], Any], arguments: Any) -> Any:
         """Records `run()` as one operation: of the calls inside it, only what they read counts."""
+        with torch._C.DisableTorchFunction():
+            self._complete()
         collected: dict[int, None] = {}
         references = self.references_to((arguments,), None)
         frame = sys._getframe(2)
@@ -351,6 +397,8 @@ class Recorder(TorchFunctionMode):
         An output that no recorded operation made, or that does not lead back to anything before the function (it went
         through numpy, say), gets an entry of the function itself, with the function's arguments as parents.
         """
+        with torch._C.DisableTorchFunction():
+            self._complete()
         references = self.references_to(args, None)
         code, instruction = self.user_code(sys._getframe(2))
         for index, tensor in enumerate(outputs):
@@ -443,6 +491,8 @@ class Recorder(TorchFunctionMode):
                 self.is_inlining = False
                 torch._C._pop_torch_function_stack()
         if operation.kind is Kind.EXPOSURE:
+            self._complete()
+            self._is_plain = False
             self.memory.expose(args[0])
         result = func(*args, **(kwargs or {}))
         if operation.name in _MAKING_LEAVES and args[0].requires_grad and args[0].is_leaf:
@@ -506,6 +556,7 @@ class Recorder(TorchFunctionMode):
         """The pass is over: lets go of arguments, copies what must not change any more."""
         self.memory.cut(len(self.rows))
         del self.rows[len(self.memory.values) :]
+        self._complete()
         self.memory.settle(outliving)
         for holder in self.saved_args:
             self.saved_args[holder] = unwrap(self.saved_args[holder])

@@ -15,7 +15,7 @@ from torchlens.capture.backward import next_sequence
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory, keep_freed_memory, region_of, storage_of
-from torchlens.capture.modules import ModuleTracker, named_modules
+from torchlens.capture.modules import ModuleTracker, parts_of
 from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
 from torchlens.capture.recorder import BUFFER, INPUT, Recorder
 from torchlens.capture.recording import Recording
@@ -60,13 +60,11 @@ class Session:
         self._memory = Memory(options.transform, options.keeps_undo)
         gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
         self._recorder = self.recorder_type(self._memory, options.saves, options.keeps_args, gradients)
-        self._modules = list(named_modules(model))
-        self._tracker = ModuleTracker(self._modules, self._recorder, options.saved_modules)
+        self._parts = parts_of(model)
+        self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
         self._inputs: list[tuple[Path, int]] = []
         self._outputs: list[tuple[Path, int]] = []
         self._buffers: list[tuple[str, int]] = []
-        self._parameters: dict[int, tuple[str, torch.nn.Parameter]] = {}
-        self._module_params: dict[str, tuple[int, ...]] = {}
         self._bound_buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._seconds_forward = 0.0
         self._seconds_total = 0.0
@@ -96,8 +94,7 @@ class Session:
 
         Undoing is safe to repeat, and stands twice: an interrupt (Ctrl-C) can cut short one of the two, not both.
         """
-        # Modules that `module.compile()` was called on run their source while being logged.
-        compiled = [(m, m._compiled_call_impl) for _, m in self._modules if m._compiled_call_impl is not None]
+        compiled = self._parts.compiled  # they run their source while being logged
         self._tracker.on_compile = partial(begin_eager, self._recorder)  # not self: nothing may point in a circle
         try:
             if is_compiler_there():
@@ -128,20 +125,9 @@ class Session:
 
     def _add_sources(self, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Learns the parameters, makes entries of inputs and buffers; returns them all."""
-        recorder, modules, parameters = self._recorder, self._modules, self._parameters
-        sources: list[torch.Tensor] = []
-        for address, module in modules:
-            own = []
-            for name, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
-                number = recorder.number_of(parameter)
-                if number is None:
-                    number = recorder.add_outside(parameter)
-                    parameters[id(parameter)] = (f"{address}.{name}" if address else name, parameter)
-                    sources.append(parameter)
-                own.append(-1 - number)
-            self._module_params[address] = tuple(own)
+        recorder, parts = self._recorder, self._parts
+        recorder.add_parameters(parts.params)
+        sources: list[torch.Tensor] = list(parts.params)
         for path, tensor in _named_inputs(self.model, args, kwargs):
             entry = recorder.number_of(tensor)
             if entry is None:
@@ -149,14 +135,12 @@ class Session:
                 sources.append(tensor)
             if entry >= 0:
                 self._inputs.append((path, entry))
-        for address, module in modules:
-            for name, buffer in module._buffers.items():
-                if buffer is not None and recorder.number_of(buffer) is None:
-                    entry = recorder.add_source(BUFFER, buffer)
-                    self._buffers.append((f"{address}.{name}" if address else name, entry))
-                    sources.append(buffer)
+        for address, buffer in parts.buffers:
+            if recorder.number_of(buffer) is None:
+                self._buffers.append((address, recorder.add_source(BUFFER, buffer)))
+                sources.append(buffer)
         if self.options.keeps_undo:
-            self._bound_buffers = [(module._buffers, dict(module._buffers)) for _, module in modules]
+            self._bound_buffers = [(module._buffers, dict(module._buffers)) for module in parts.modules]
         self._memory.begin_operations(sources)
         return sources
 
@@ -176,14 +160,14 @@ class Session:
     @property
     def recording(self) -> Recording:
         """What was recorded."""
-        recorder, memory, tracker = self._recorder, self._memory, self._tracker
+        recorder, memory, tracker, parts = self._recorder, self._memory, self._tracker, self._parts
         outside_storages = list(map(storage_of, recorder.outside)) if memory.writes else []
         written = {write.storage for write in memory.writes}
         for number, storage in enumerate(outside_storages):
             if storage in written:
                 memory.regions[-1 - number] = region_of(recorder.outside[number])
         return Recording(
-            model_name=tracker.classes[""],
+            model_name=parts.classes[""],
             rows=recorder.rows,
             values=memory.values,
             versions=memory.versions,
@@ -193,12 +177,12 @@ class Session:
             inputs=self._inputs,
             outputs=self._outputs,
             buffers=self._buffers,
-            params=[parameter for _, parameter in self._parameters.values()],
-            param_addresses=[address for address, _ in self._parameters.values()],
-            module_params=self._module_params,
+            params=parts.params,
+            param_addresses=parts.param_addresses,
+            module_params=parts.module_params,
             outside_storages=outside_storages,
             module_calls=recorder.module_calls,
-            module_classes=tracker.classes,
+            module_classes=parts.classes,
             module_entries=tracker.entries,
             module_exits=tracker.exits,
             booleans=recorder.booleans,
