@@ -114,8 +114,7 @@ def _clean_new_modules() -> None:
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 # Not the name `_call_impl` is patched but what stands in the function. A class that gets a new attribute, and each class
-# derived from it, loses what Python has remembered about finding its attributes: half a millisecond for every log, and in
-# Python 3.13 for good after a thousand times.
+# derived from it, loses what Python has remembered about finding its attributes: half a millisecond for every log.
 _patched_function = torch.nn.Module._call_impl
 _call_impl = FunctionType(_patched_function.__code__, _patched_function.__globals__, _patched_function.__name__)
 

@@ -227,9 +227,13 @@ class Recorder(TorchFunctionMode):
                 self._entry_of_id[id(result)] = entry
                 if not written:
                     self._twins.add(id(result))
+            try:
+                version = result._version
+            except RuntimeError:  # as in `version_of`
+                version = -1
             self.rows.append((operation, kept, kwargs, references, self.module_call, code, instruction, seconds))
             self.memory.values.append(result)
-            self.memory.versions.append(version_of(result))
+            self.memory.versions.append(version)
         elif result is not NotImplemented:
             call = (operation, args, kwargs, references, self.module_call, code, instruction, seconds)
             self._append_all(call, result, written)
