@@ -158,6 +158,32 @@ def test_complex_and_integer_values() -> None:
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
+KINDS: dict[str, Any] = {
+    "8 bits": lambda y: y.to(torch.float8_e5m2),
+    "16 bits": lambda y: y.to(torch.bfloat16),
+    "sparse": lambda y: y.to_sparse(),
+    "sparse rows": lambda y: y.to_sparse_csr(),
+    "nested": lambda y: torch.nested.nested_tensor([y[0], y[1, :2]]),
+    "jagged": lambda y: torch.nested.nested_tensor([y[0], y[1, :2]], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensors)")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_every_kind_of_tensor_is_looked_into(kind: str, is_broken: bool) -> None:
+    weight = torch.ones(2, 3)
+    if is_broken:
+        weight[1, 1] = math.nan
+    # A constant from outside is no entry, so that the conversion is the first to show it.
+    history = log(lambda self, x: (x.sum(), KINDS[kind](self.weight.detach())), torch.ones(2), weight=weight)
+    found = history.first_nonfinite()
+    assert (found is not None) == is_broken
+    if found is not None:
+        assert found.num_nan == 1
+        assert "NaN" in str(found)
+
+
 def test_the_operation_whose_backward_made_it_is_told() -> None:
     found = logged_backward(
         lambda self, x: (self.fc(x) * 0).sqrt() * 3, torch.ones(1, 2), fc=nn.Linear(2, 2)

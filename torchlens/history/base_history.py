@@ -9,12 +9,12 @@ import torch
 
 from torchlens.capture.session import CaptureOptions
 from torchlens.history.backward import BackwardPass, backward_passes, parameter_gradients
+from torchlens.history.first_nonfinite import first_nonfinite
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
 from torchlens.history.log_backward import log_backward
 from torchlens.history.lookup import Lookup
 from torchlens.history.nonfinite import NonFinite
-from torchlens.history.origins import first_nonfinite
 from torchlens.history.rerun import rerun, select_numbers
 from torchlens.history.summary import Summary, summarize
 from torchlens.history.tables import entries_to_pandas

@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["NonFinite", "ValueRange", "value_range"]
+from torchlens.capture.arguments import shape_of
+
+__all__ = ["NonFinite", "ValueRange", "is_finite", "value_range"]
 
 
 class ValueRange(NamedTuple):
@@ -37,17 +39,34 @@ class ValueRange(NamedTuple):
 
 def value_range(name: str, tensor: torch.Tensor) -> ValueRange:
     """Looks at every number of a tensor."""
-    values = tensor.detach()
-    if values.is_sparse:
-        values = values.coalesce().values()
-    elif values.is_nested:
-        values = values.values()
+    values = _numbers_of(tensor.detach())
     num_nan, num_inf = int(values.isnan().sum()), int(values.isinf().sum())
     real = torch.view_as_real(values) if values.is_complex() else values
     finite = real[real.isfinite()] if num_nan or num_inf else real
     # Adding 0 makes 0 of -0.
     low, high = (float(finite.min()) + 0, float(finite.max()) + 0) if finite.numel() else (None, None)
-    return ValueRange(name, tuple(tensor.shape), tensor.dtype, low, high, values.numel(), num_nan, num_inf)
+    return ValueRange(name, tuple(shape_of(tensor)), tensor.dtype, low, high, values.numel(), num_nan, num_inf)
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether it has neither NaN nor Inf. Sums, which is cheap, and looks closer only if the sum is not finite."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+        return True
+    values = _numbers_of(tensor.detach())
+    total = values.sum().item()
+    # Large finite numbers may add up to infinity.
+    return bool(total - total == 0) or bool(values.isfinite().all())
+
+
+def _numbers_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All numbers of a tensor in one that is neither sparse nor nested, and that can be computed with."""
+    if tensor.is_nested:
+        return torch.cat([_numbers_of(part).reshape(-1) for part in tensor.unbind()])
+    if tensor.layout is torch.sparse_coo:
+        return tensor.coalesce().values()
+    if tensor.layout is not torch.strided:
+        return tensor.values()
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor  # numbers of 8 bits cannot be summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from torchlens.capture.recorder import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Row
 from torchlens.history.backward import parameter_gradients
 from torchlens.history.log import Log
-from torchlens.history.nonfinite import NonFinite, ValueRange, value_range
+from torchlens.history.nonfinite import NonFinite, ValueRange, is_finite, value_range
 
 __all__ = ["first_nonfinite"]
 
@@ -67,7 +67,7 @@ def _value_origins(log: Log, include_constants: bool) -> tuple[list[_Origin], se
     params = _ranges_of_params(log)
     for entry in range(len(log.graph.recorded)):
         value = log.value(entry) if log.is_saved(entry) else None
-        if not isinstance(value, torch.Tensor) or _is_finite(value):
+        if not isinstance(value, torch.Tensor) or is_finite(value):
             continue
         row = log.row(entry)
         result = value_range("result", value)
@@ -144,10 +144,10 @@ def _gradient_origin(log: Log) -> _Origin | None:
     for number in dict.fromkeys(number for _, number in gradients.arrivals if number in entry_of):
         entry = entry_of[number]
         gradient = gradients[number]
-        if not _is_finite(gradient):
+        if not is_finite(gradient):
             return _sender(log, entry, value_range(f"gradient sent to {log.label(entry)}", gradient))
         for param in log.graph.params[entry]:
-            if param in of_params and not _is_finite(of_params[param]):
+            if param in of_params and not is_finite(of_params[param]):
                 name = f"gradient sent to parameter {log.recording.param_addresses[param]}"
                 inputs = [value_range("gradient received", gradient), *_ranges_of_values(log, log.graph.parents[entry])]
                 return _Origin(entry, "backward", value_range(name, of_params[param]), inputs, "")
@@ -204,25 +204,13 @@ def _ranges_of_params(log: Log) -> dict[int, ValueRange]:
     return {
         number: value_range(f"parameter {recording.param_addresses[number]}", parameter)
         for number, parameter in enumerate(recording.params)
-        if not _is_finite(parameter)
+        if not is_finite(parameter)
     }
 
 
 def _is_number(log: Log, entry: int) -> bool:
     dtype = log.row(entry).dtype
     return dtype.is_floating_point or dtype.is_complex
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    """Whether every number in it is. The sum tells in most cases, and an overflow of the sum is looked into."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return True
-    values = tensor.detach()
-    if values.is_sparse:
-        values = values.coalesce().values()
-    elif values.is_nested:
-        values = values.values()
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def _numbers(value: Any) -> Iterator[float]:
