@@ -1,5 +1,6 @@
 """Promise 4: saved values are those of the moment, parents are what was read."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -326,6 +327,27 @@ def test_memory_that_gets_a_view_between_two_writes_is_told_apart() -> None:
     assert parents(history, "add_1") == ["view_1", "imul_1"]
     assert parents(history, "isub_1") == ["imul_1"]
     assert parents(history, "add_2") == ["add_1", "isub_1"]
+
+
+def test_a_tensor_whose_write_failed_is_not_taken_for_one_that_comes_after_it() -> None:
+    taken: list[int] = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        taken.append(id(y))
+        with contextlib.suppress(RuntimeError):
+            y.add_(torch.ones(5))
+        del y
+        others = [torch.tensor([float(i)]) for i in range(100)]  # one of them would get its id
+        with torch._C.DisableTorchFunction():
+            unseen = [other.clone() for other in others]
+        assert taken[0] not in map(id, [*others, *unseen])
+        return x + unseen[7]
+
+    with torch.no_grad():
+        history = log(forward, torch.ones(3))
+    assert history["mul_1"].tensor_contents.tolist() == [2, 2, 2]
+    assert parents(history, "add_1") == ["input_1"]
 
 
 def test_a_write_through_numpy_does_not_change_what_was_saved() -> None:

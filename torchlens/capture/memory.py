@@ -150,6 +150,7 @@ class Memory:
 
     def replace(self, entry: int, copy: torch.Tensor) -> None:
         """Saves a copy of the entry's tensor instead, which is going to be written and whose memory is only its own."""
+        self._replaced.append(self.values[entry])
         self.values[entry] = copy
         self.versions[entry] = version_of(copy)
         self.copies.add(entry)
