@@ -28,6 +28,8 @@ class Drawing:
         self.source = dot_source(scene)
         self.source_path: Path | None = None
         self.picture_path: Path | None = None
+        # The number of the notebook's cell that has shown it already.
+        self._cell: int | None = None
 
     def __repr__(self) -> str:
         place = f", in {self.picture_path or self.source_path}" if self.source_path else ""
@@ -47,7 +49,10 @@ class Drawing:
         return target
 
     def _repr_svg_(self) -> str | None:
-        """What a notebook shows; None, and so the one-line text, where there is no Graphviz."""
+        """What a notebook shows; None, and so the one-line text, without Graphviz or where the cell shows it already."""
+        notebook = _notebook()
+        if notebook is not None and self._cell == notebook.execution_count:
+            return None
         return self.to_bytes("svg").decode("utf-8") if is_graphviz_there() else None
 
 
@@ -106,15 +111,22 @@ def notebook_svg(history: Any) -> str | None:
 
 def _show(drawing: Drawing) -> None:
     """In the notebook, or in a window where there is a screen and somebody in front of it."""
-    shell = sys.modules.get("IPython")
-    running = None if shell is None else shell.get_ipython()
-    if running is not None and running.__class__.__name__ == "ZMQInteractiveShell":
+    notebook = _notebook()
+    if notebook is not None:
         from IPython.display import display
 
         display(drawing)
+        drawing._cell = notebook.execution_count
         return
     has_screen = sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if has_screen and sys.stdin is not None and sys.stdin.isatty():
         import graphviz
 
         graphviz.view(str(drawing.picture_path), quiet=True)
+
+
+def _notebook() -> Any:
+    """The running notebook, or None."""
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    return running if running.__class__.__name__ == "ZMQInteractiveShell" else None

@@ -188,7 +188,8 @@ class Profile:
     def __repr__(self) -> str:
         if self._measurements is None:
             return f"<Profile of {self._model_name}: {'measuring' if self._thread else 'not started'}>"
-        counts = f"{len(self.steps)} steps, {len(self.calls)} module calls"
+        num_steps = f"{len(self.steps)} step{'' if len(self.steps) == 1 else 's'}"
+        counts = f"{num_steps}, {len(self.calls)} module calls"
         return f"<Profile of {self._model_name}: {counts}; print() it to see them>"
 
     def summary(self, depth: int | None = None, sort_by: str | None = None, **options: Any) -> Table:
