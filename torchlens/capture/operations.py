@@ -32,6 +32,7 @@ class Kind(Enum):
 
     OPERATION = "operation"  # runs and leaves a record
     READ = "read"  # tells something about a tensor; leaves nothing
+    LEAF = "leaf"  # as READ, but may make the tensor one that gradients are computed for
     EXPOSURE = "exposure"  # hands out a tensor's memory, to be written who knows when
     BOOLEAN = "boolean"  # `if tensor:`; marks the tensor it reads
     INLINE = "inline"  # a Python method that ends in operations; those are recorded
@@ -144,7 +145,7 @@ def _describe(func: Callable[..., Any]) -> Operation:
     if name in _EXPOSURES:
         return Operation(func, name, layer_type(name), Kind.EXPOSURE)
     if name in _READS:
-        return Operation(func, name, layer_type(name), Kind.READ)
+        return Operation(func, name, layer_type(name), Kind.LEAF if name == "requires_grad_" else Kind.READ)
     if isinstance(func, FunctionType) and func.__module__ == "torch._tensor" and name not in _PYTHON_LEAVES:
         return Operation(func, name, layer_type(name), Kind.INLINE)
     if name == "__setitem__":
@@ -165,7 +166,8 @@ def _describe_property(func: Any, accessor: str) -> Operation:
         return Operation(func, name, layer_type(name))
     if accessor == "__set__" and name in _TENSOR_PROPERTIES:
         return Operation(func, name, layer_type(name), written=(0,), has_output=False)
-    return Operation(func, name, layer_type(name), Kind.READ)
+    makes_leaf = accessor == "__set__" and name == "requires_grad"
+    return Operation(func, name, layer_type(name), Kind.LEAF if makes_leaf else Kind.READ)
 
 
 def _schemas_of(func: Any, name: str) -> list[Any]:

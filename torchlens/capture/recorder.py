@@ -38,12 +38,11 @@ from torchlens.capture.user_code import KNOWN_CODE, is_user_code
 __all__ = ["BUFFER", "INPUT", "OUTPUT", "Recorder"]
 
 Tensor = torch.Tensor
-_OPERATION = Kind.OPERATION
+_OPERATION, _READ = Kind.OPERATION, Kind.READ
 _KNOWN = KNOWN_OPERATIONS.get
 _known_code = KNOWN_CODE.get
 _DEEP = 5_000  # entries
 _row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)  # what `Row._make` does, at half the price
-_MAKING_LEAVES = frozenset({"requires_grad", "requires_grad_"})
 
 
 class Recorder(TorchFunctionMode):
@@ -183,6 +182,8 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         operation = _KNOWN(func) or operation_of(func)
         if self.collected is not None or operation.kind is not _OPERATION:
+            if operation.kind is _READ and self.collected is None:  # `x.shape`: as frequent as operations in some models
+                return func(*args, **kwargs) if kwargs else func(*args)
             return self._pass_through(operation, func, args, kwargs)
         if self.operator is not None:
             operation, self.operator = self.operator, None
@@ -499,7 +500,7 @@ class Recorder(TorchFunctionMode):
             self._is_plain = False
             self.memory.expose(args[0])
         result = func(*args, **(kwargs or {}))
-        if operation.name in _MAKING_LEAVES and args[0].requires_grad and args[0].is_leaf:
+        if operation.kind is Kind.LEAF and args[0].requires_grad and args[0].is_leaf:
             made = self.entry_of(args[0])
             if made is not None and made >= 0:
                 self.leaves.add(made)
