@@ -25,8 +25,6 @@ _KEPT_BYTES = 512 * 2**20
 _KEPT_SHARE = 16
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # from malloc.h
 _ALLOCATOR_SETTINGS = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
-# How many hold a storage that belongs to one tensor: that one, and Python's view of the storage while it is asked for.
-_ALONE = 2
 _clone_all = getattr(torch, "_foreach_clone", None)  # not in every torch
 # With more saved tensors than this on one storage, a write copies them all rather than comparing each with it.
 _MANY_ALIASES = 64
@@ -68,9 +66,17 @@ def version_of(tensor: torch.Tensor) -> int:
 def is_sole_owner(tensor: torch.Tensor) -> bool:
     """Whether nothing but `tensor` itself looks at its memory, for all that torch knows."""
     try:
-        return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == _ALONE
+        return _num_owners(tensor) == _ALONE
     except (NotImplementedError, RuntimeError):  # no storage of its own
         return False
+
+
+def _num_owners(tensor: torch.Tensor) -> int:
+    """How many hold the storage of a tensor; whether Python's view of it is one of them depends on the version of torch."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+_ALONE = _num_owners(torch.empty(1, device="cpu"))
 
 
 def region_of(tensor: torch.Tensor) -> Region:
