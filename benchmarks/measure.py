@@ -110,7 +110,7 @@ class Keeper(TorchFunctionMode):
 def keep_everything(model: torch.nn.Module, x: Any) -> Run:
     """What it costs that no memory is used twice: the least that saving everything can cost. (In-place operations aside,
     before which a log must copy as well.)"""
-    from torchlens.capture.memory import keep_freed_memory
+    from torchlens.capture.allocator import keep_freed_memory
 
     keep_freed_memory()  # as a log does
 

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from torchlens.capture import memory
+from torchlens.capture import allocator
 
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told what to keep")
 
@@ -54,10 +54,10 @@ def test_no_more_is_kept_than_a_share_of_the_machines_memory(
         def mallopt(self, parameter: int, value: int) -> None:
             said[parameter] = value
 
-    monkeypatch.setattr(memory.sys, "platform", "linux")
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda name: Library())
-    monkeypatch.setattr(memory.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": num_pages}.__getitem__)
-    for name in memory._ALLOCATOR_SETTINGS:
+    monkeypatch.setattr(allocator.sys, "platform", "linux")
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: Library())
+    monkeypatch.setattr(allocator.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": num_pages}.__getitem__)
+    for name in allocator._ALLOCATOR_SETTINGS:
         monkeypatch.delenv(name, raising=False)
-    memory.keep_freed_memory.__wrapped__()
+    allocator.keep_freed_memory.__wrapped__()
     assert said == {-1: expected * 2**20, -3: 32 * 2**20}

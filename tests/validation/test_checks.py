@@ -178,6 +178,27 @@ def test_a_write_that_no_entry_owns_up_to_is_found_by_the_completeness_check():
     assert found <= {("completeness", "sneak_1_2"), ("replay", "sin_1_1"), ("arguments", "sneak_1_2")}
 
 
+def test_an_operation_that_writes_to_a_tensor_it_was_not_given_is_found():
+    stash = []
+
+    def reach(a):
+        stash[0].add_(1)
+        return a.clone()
+
+    library = torch.library.Library("validated_reach", "DEF")
+    library.define("reach(Tensor a) -> Tensor")
+    library.impl("reach", reach, "CompositeImplicitAutograd")  # made of operations that the dispatcher sees
+
+    def forward(_, x):
+        stash[:] = [torch.sin(x)]  # made just now, by an operation of the log
+        return torch.ops.validated_reach.reach(x) + 1
+
+    with torch.no_grad():
+        report = validate_forward_pass(Model(forward), torch.ones(2))
+    library._destroy()
+    assert ("completeness", "reach_1_2") in {(finding.check, finding.layer) for finding in report.findings}
+
+
 def test_values_that_are_not_copied_before_a_write_are_found(monkeypatch):
     monkeypatch.setattr(Memory, "before_write", lambda self, targets: None)
     monkeypatch.setattr(Memory, "replace", lambda self, entry, copy: None)

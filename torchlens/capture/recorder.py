@@ -101,24 +101,9 @@ class Recorder(TorchFunctionMode):
 
     # -- what exists before the first operation --------------------------------------------------------------------
 
-    def add_parameters(self, parameters: Sequence[Tensor]) -> None:
-        """The parameters of the model, each once."""
-        if self.gradients is not None:
-            for parameter in parameters:
-                self.add_outside(parameter)
-            return
-        self.outside += parameters
-        self._entry_of_id.update(zip(map(id, parameters), range(-1, -1 - len(parameters), -1), strict=True))
-
     def add_source(self, operation: Operation, tensor: Tensor) -> int:
         """An entry that no operation made: an input or a buffer."""
-        if self._is_plain and type(tensor) is Tensor:
-            entry = len(self.rows)
-            self.rows.append((operation, (), None, (), 0, None, 0, 0.0))
-            self.memory.values.append(tensor)
-            self.memory.versions.append(version_of(tensor))
-        else:
-            entry = self._add_boundary(operation, tensor, ())
+        entry = self._add_boundary(operation, tensor, ())
         self._entry_of_id[id(tensor)] = entry
         if tensor.requires_grad and tensor.is_leaf:
             self.leaves.add(entry)
@@ -135,8 +120,13 @@ class Recorder(TorchFunctionMode):
         return entry
 
     def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
-        self._complete()
         entry = len(self.rows)
+        if self._is_plain and type(tensor) is Tensor:  # the short way, as for operations
+            self.rows.append((operation, (), None, references, 0, None, 0, 0.0))
+            self.memory.values.append(tensor)
+            self.memory.versions.append(version_of(tensor))
+            return entry
+        self._complete()
         self.memory.add(tensor, self._saves_all or self._is_saved(entry))
         shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor)
         self.rows.append(_row((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc)))
@@ -206,11 +196,9 @@ class Recorder(TorchFunctionMode):
             references = tuple(map(self._entry_at, map(id, args)))
         written: Sequence[Tensor] = ()
         if operation.written or (kwargs and "out" in kwargs):
-            flag = operation.writes_if
-            if flag is None or kwargs or (len(args) > flag and args[flag]):
-                written = self._written(operation, args, kwargs)
-                if written:
-                    is_short = is_short and operation.is_inplace and len(written) == 1 and self._keep_before(written[0])
+            written = self._written(operation, args, kwargs)
+            if written:
+                is_short = is_short and operation.is_inplace and len(written) == 1 and self._keep_before(written[0])
         if not is_short:
             self._prepare(args, kwargs, written)
         kept = tuple([None if type(arg) in TENSORS else arg for arg in args]) if is_short else args

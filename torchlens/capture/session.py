@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchlens.capture.allocator import keep_freed_memory
 from torchlens.capture.backward import next_sequence
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.gradients import GradientHooks
-from torchlens.capture.memory import Memory, keep_freed_memory, region_of, storage_of
-from torchlens.capture.modules import ModuleTracker, parts_of
+from torchlens.capture.memory import Memory, region_of, storage_of
+from torchlens.capture.modules import ModuleTracker
+from torchlens.capture.parts import parts_of
 from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
 from torchlens.capture.recorder import BUFFER, INPUT, Recorder
 from torchlens.capture.recording import Recording
@@ -126,7 +128,8 @@ class Session:
     def _add_sources(self, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Learns the parameters, makes entries of inputs and buffers; returns them all."""
         recorder, parts = self._recorder, self._parts
-        recorder.add_parameters(parts.params)
+        for parameter in parts.params:
+            recorder.add_outside(parameter)
         sources: list[torch.Tensor] = list(parts.params)
         for path, tensor in _named_inputs(self.model, args, kwargs):
             entry = recorder.number_of(tensor)

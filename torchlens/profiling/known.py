@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchlens.capture.modules import named_modules
+from torchlens.capture.parts import named_modules
 from torchlens.capture.patching import CURRENT
 from torchlens.profiling.calls import Call, Step
 from torchlens.profiling.saved import storage_key

@@ -149,6 +149,8 @@ class Census(Recorder):
 
     def _know(self) -> None:
         """Learns the memory that exists before a call."""
+        with torch._C.DisableTorchFunction():
+            self._complete()
         storages = self.memory.storages
         self._known.update(storages[self._num_known :])
         self._alive += self.memory.values[self._num_known :]

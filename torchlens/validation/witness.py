@@ -9,6 +9,7 @@ import torch
 
 from torchlens.capture.operations import Kind, Operation, operation_of
 from torchlens.capture.recorder import Recorder
+from torchlens.capture.recording import References
 from torchlens.capture.session import Session
 from torchlens.capture.trees import plain_tensors
 from torchlens.validation.modes import Modes, current_modes
@@ -154,20 +155,8 @@ class Witness(Recorder):
         super()._append(call, tensor, output_index, is_written)
         self.evidence.tensors[entry] = self.snapshots.take(tensor)
 
-    def add_parameters(self, parameters: Sequence[Tensor]) -> None:
-        """As in Recorder."""
-        for parameter in parameters:
-            self.add_outside(parameter)
-
-    def add_source(self, operation: Operation, tensor: Tensor) -> int:
-        """As in Recorder."""
-        entry = super().add_source(operation, tensor)
-        self.evidence.tensors[entry] = self.snapshots.take(tensor)
-        return entry
-
-    def add_output(self, tensor: Tensor) -> int:
-        """As in Recorder."""
-        entry = super().add_output(tensor)
+    def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
+        entry = super()._add_boundary(operation, tensor, references)
         self.evidence.tensors[entry] = self.snapshots.take(tensor)
         return entry
 
