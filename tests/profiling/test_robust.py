@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens.profiling import backwards, known, logged, logs, memory, saved, watcher
 from torchlens.profiling import profile as profile_module
+from torchlens.profiling.measuring import allocators, backwards, kept_tensors, logged, logs, model_modules, watcher
 
 
 def train(model, x, steps=3, **options):
@@ -56,7 +56,7 @@ def test_training_under_a_profile_is_the_same_training(options):
 
 
 FAILURES = [
-    (known.KnownModules, "learn"),
+    (model_modules.KnownModules, "learn"),
     (watcher.Watcher, "_enter"),
     (watcher.Watcher, "_leave"),
     (watcher.Watcher, "_begin_step"),
@@ -70,8 +70,8 @@ FAILURES = [
     (logged.LoggedRecorder, "finish"),
     (logs, "Operation"),
     (logs, "Log"),
-    (memory.AllocatorWatch, "start"),
-    (memory.AllocatorWatch, "_is_ours"),
+    (allocators.AllocatorWatch, "start"),
+    (allocators.AllocatorWatch, "_is_ours"),
     (profile_module, "label_finder"),
 ]
 
@@ -453,12 +453,12 @@ def test_spans_that_overlap_count_once():
 
 
 def test_tensors_without_storage_are_no_activations():
-    assert saved.storage_key(torch.rand(3).to_sparse()) is None
+    assert kept_tensors.storage_key(torch.rand(3).to_sparse()) is None
 
 
 def test_on_cuda_modules_and_nodes_are_waited_for(monkeypatch):
     waits = []
-    monkeypatch.setattr(known.KnownModules, "uses_cuda", lambda self: True)
+    monkeypatch.setattr(model_modules.KnownModules, "uses_cuda", lambda self: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with tl.profile(model) as p:

@@ -1,6 +1,6 @@
 """Measures what each module and operation does to time, memory and numbers."""
 
-from torchlens.profiling.findings import Finding
+from torchlens.profiling.health.findings import Finding
 from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.profile import Profile
 from torchlens.profiling.trial import run_trial

@@ -12,13 +12,15 @@ from torchlens.capture.session import CaptureOptions
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log
 from torchlens.history.overlay import Overlay
-from torchlens.profiling.build import build_measurements, label_finder
-from torchlens.profiling.findings import Findings, find
-from torchlens.profiling.frames import to_pandas
-from torchlens.profiling.health import make_checker
-from torchlens.profiling.json_form import to_json
+from torchlens.profiling.health.checker import make_checker
+from torchlens.profiling.health.findings import Findings, find
+from torchlens.profiling.measuring.build import build_measurements, label_finder
+from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.options import ProfileOptions
-from torchlens.profiling.overlay import overlay
+from torchlens.profiling.output.data_frames import to_pandas
+from torchlens.profiling.output.json_form import to_json
+from torchlens.profiling.output.overlay import overlay
+from torchlens.profiling.output.table import Table, summary
 from torchlens.profiling.problems import Problems
 from torchlens.profiling.records import (
     CallRecord,
@@ -29,8 +31,6 @@ from torchlens.profiling.records import (
     ParameterRecord,
     StepRecord,
 )
-from torchlens.profiling.table import Table, summary
-from torchlens.profiling.watcher import Watcher
 
 if TYPE_CHECKING:
     import pandas
@@ -193,7 +193,7 @@ class Profile:
         return f"<Profile of {self._model_name}: {counts}; print() it to see them>"
 
     def summary(self, depth: int | None = None, sort_by: str | None = None, **options: Any) -> Table:
-        """A table to print; see `torchlens.profiling.table.summary`.
+        """A table to print; see `torchlens.profiling.output.table.summary`.
 
         >>> print(p.summary(depth=2, sort_by='backward_time'))
         """

@@ -10,7 +10,7 @@ import torch
 
 from torchlens.errors import NonFiniteError
 from torchlens.history.nonfinite import NonFinite, ValueRange, value_range
-from torchlens.profiling.finite import has_nonfinite
+from torchlens.profiling.health.finite import has_nonfinite
 from torchlens.profiling.records import Place
 
 __all__ = ["Origins"]

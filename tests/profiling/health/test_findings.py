@@ -11,9 +11,9 @@ from profile_records import made_up, parameter
 from torch import nn
 
 import torchlens as tl
-from torchlens.profiling.finding import Finding, Findings
-from torchlens.profiling.findings import find
-from torchlens.profiling.thresholds import THRESHOLDS
+from torchlens.profiling.health.finding import Finding, Findings
+from torchlens.profiling.health.findings import find
+from torchlens.profiling.health.thresholds import THRESHOLDS
 
 
 def trained(

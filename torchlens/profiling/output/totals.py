@@ -1,9 +1,9 @@
 """What stands above and below the table of a profile: totals, and what was not measured."""
 
 from torchlens.history.units import count_text, seconds_text
-from torchlens.profiling.quantities import QUANTITIES, module_value
+from torchlens.profiling.output.quantities import QUANTITIES, module_value
+from torchlens.profiling.output.units import bytes_text
 from torchlens.profiling.records import Measurements, Statistic, StepRecord
-from torchlens.profiling.units import bytes_text
 
 __all__ = ["headline", "not_measured", "totals"]
 

@@ -18,17 +18,17 @@ from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
 from torchlens.capture.patching import Watcher as AnyWatcher
 from torchlens.capture.trees import named_tensors, plain_tensors
 from torchlens.errors import NonFiniteError
-from torchlens.profiling.backwards import Owners
-from torchlens.profiling.calls import Call, Step, look_at
-from torchlens.profiling.checks import Checks
-from torchlens.profiling.known import KnownModule, KnownModules
-from torchlens.profiling.logs import Logs
-from torchlens.profiling.memory import AllocatorWatch
+from torchlens.profiling.measuring.allocators import AllocatorWatch
+from torchlens.profiling.measuring.backwards import Owners
+from torchlens.profiling.measuring.calls import Call, Step, look_at
+from torchlens.profiling.measuring.checks import Checks
+from torchlens.profiling.measuring.kept_tensors import CAN_TELL, saved_storages
+from torchlens.profiling.measuring.logs import Logs
+from torchlens.profiling.measuring.model_modules import KnownModule, KnownModules
+from torchlens.profiling.measuring.windows import Window, settle
 from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.problems import Problems
 from torchlens.profiling.records import Checker
-from torchlens.profiling.saved import CAN_TELL, saved_storages
-from torchlens.profiling.windows import Window, settle
 
 __all__ = ["Watcher"]
 

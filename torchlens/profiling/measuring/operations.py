@@ -7,8 +7,8 @@ from torchlens.capture.recording import Recording, Row
 from torchlens.graph.costs import flops_of
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log
-from torchlens.profiling.calls import Step
-from torchlens.profiling.logged import Mark
+from torchlens.profiling.measuring.calls import Step
+from torchlens.profiling.measuring.logged import Mark
 
 __all__ = ["Operation", "count_flops"]
 

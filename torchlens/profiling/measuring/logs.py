@@ -16,13 +16,13 @@ from torchlens.capture.patching import CURRENT
 from torchlens.capture.recording import Recording
 from torchlens.errors import NonFiniteError
 from torchlens.history.log import Log
-from torchlens.profiling.calls import Call, Step
-from torchlens.profiling.logged import LoggedSession, Mark
-from torchlens.profiling.memory import Timeline
-from torchlens.profiling.operations import Operation
+from torchlens.profiling.measuring.allocators import Timeline
+from torchlens.profiling.measuring.calls import Call, Step
+from torchlens.profiling.measuring.logged import LoggedSession, Mark
+from torchlens.profiling.measuring.operations import Operation
 
 if TYPE_CHECKING:
-    from torchlens.profiling.watcher import Watcher
+    from torchlens.profiling.measuring.watcher import Watcher
 
 __all__ = ["LoggedStep", "Logs"]
 

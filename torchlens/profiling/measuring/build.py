@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchlens.profiling.backwards import merged_seconds
-from torchlens.profiling.calls import Call, Step, bytes_of
-from torchlens.profiling.operations import Operation, count_flops
+from torchlens.profiling.measuring.backwards import merged_seconds
+from torchlens.profiling.measuring.calls import Call, Step, bytes_of
+from torchlens.profiling.measuring.kept_tensors import CAN_TELL
+from torchlens.profiling.measuring.operations import Operation, count_flops
+from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.records import (
     CallRecord,
     Measurements,
@@ -17,8 +19,6 @@ from torchlens.profiling.records import (
     ParameterRecord,
     StepRecord,
 )
-from torchlens.profiling.saved import CAN_TELL
-from torchlens.profiling.watcher import Watcher
 
 __all__ = ["build_measurements", "label_finder"]
 

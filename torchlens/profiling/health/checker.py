@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from torchlens.history.nonfinite import NonFinite
-from torchlens.profiling.activations import ActivationStatistics, Activity
-from torchlens.profiling.origins import Origins
+from torchlens.profiling.health.activations import ActivationStatistics, Activity
+from torchlens.profiling.health.origins import Origins
+from torchlens.profiling.health.thresholds import checked_thresholds
 from torchlens.profiling.records import Place
-from torchlens.profiling.thresholds import checked_thresholds
 
 __all__ = ["CHECKS", "Health", "make_checker"]
 

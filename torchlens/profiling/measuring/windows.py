@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING
 
 from torchlens.capture.backward import NodeRun
-from torchlens.profiling.backwards import charge, extend, memory_of
-from torchlens.profiling.calls import Call, Step
-from torchlens.profiling.memory import Heard, Timeline
+from torchlens.profiling.measuring.allocators import Heard, Timeline
+from torchlens.profiling.measuring.backwards import charge, extend, memory_of
+from torchlens.profiling.measuring.calls import Call, Step
 
 if TYPE_CHECKING:
-    from torchlens.profiling.watcher import Watcher
+    from torchlens.profiling.measuring.watcher import Watcher
 
 __all__ = ["Window", "settle"]
 

@@ -6,8 +6,8 @@ import torch
 
 from torchlens.capture.parts import named_modules
 from torchlens.capture.patching import CURRENT
-from torchlens.profiling.calls import Call, Step
-from torchlens.profiling.saved import storage_key
+from torchlens.profiling.measuring.calls import Call, Step
+from torchlens.profiling.measuring.kept_tensors import storage_key
 
 __all__ = ["KnownModule", "KnownModules"]
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import torchlens as tl
 from torchlens.history.nonfinite import value_range
-from torchlens.profiling.health import make_checker
+from torchlens.profiling.health.checker import make_checker
 from torchlens.profiling.records import Place
 
 INF = math.inf
@@ -60,7 +60,7 @@ def test_the_first_operation_that_makes_one_is_found(name: str):
     assert found is not None
     assert (found.phase, found.label, found.module) == ("forward", label, "")
     assert found.num_nan or found.num_inf
-    assert "test_health.py" in (found.source or "")
+    assert "test_checker.py" in (found.source or "")
 
 
 @pytest.mark.parametrize("name", FORWARD)
@@ -229,7 +229,7 @@ def test_what_is_thrown_away_does_not_hide_what_is_not(last: str):
 def test_stop_raises_at_the_place():
     model = Net(lambda y: torch.log(-y.abs()))
     with (
-        pytest.raises(tl.NonFiniteError, match=r"made by log.*\n.*called at .*test_health\.py"),
+        pytest.raises(tl.NonFiniteError, match=r"made by log.*\n.*called at .*test_checker\.py"),
         tl.profile(model, check="nonfinite", stop=True) as p,
     ):
         model(X)

@@ -9,14 +9,14 @@ import torch
 from torchlens.capture.backward import NodeInfo
 from torchlens.capture.trees import plain_tensors
 from torchlens.errors import NonFiniteError
-from torchlens.profiling.backwards import Overheads
-from torchlens.profiling.calls import Call, Seen
-from torchlens.profiling.finite import has_nonfinite
-from torchlens.profiling.logged import LoggedRecorder
+from torchlens.profiling.health.finite import has_nonfinite
+from torchlens.profiling.measuring.backwards import Overheads
+from torchlens.profiling.measuring.calls import Call, Seen
+from torchlens.profiling.measuring.logged import LoggedRecorder
 from torchlens.profiling.records import Checker, Place
 
 if TYPE_CHECKING:
-    from torchlens.profiling.watcher import Watcher
+    from torchlens.profiling.measuring.watcher import Watcher
 
 __all__ = ["Checks"]
 

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from torchlens.history.json_text import write_json
-from torchlens.profiling.frames import any_known
+from torchlens.profiling.output.data_frames import any_known
 from torchlens.profiling.records import Measurements, ModuleRecord
 
 __all__ = ["profile_data", "to_json"]

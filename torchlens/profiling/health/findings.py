@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchlens.history.nonfinite import NonFinite
-from torchlens.profiling.activations import Activity
-from torchlens.profiling.finding import Finding, Findings
-from torchlens.profiling.gradient_findings import gradient_findings
-from torchlens.profiling.health import Health
-from torchlens.profiling.parameter_findings import frozen_findings, unused_findings
+from torchlens.profiling.health.activations import Activity
+from torchlens.profiling.health.checker import Health
+from torchlens.profiling.health.finding import Finding, Findings
+from torchlens.profiling.health.gradient_findings import gradient_findings
+from torchlens.profiling.health.parameter_findings import frozen_findings, unused_findings
+from torchlens.profiling.health.thresholds import checked_thresholds
 from torchlens.profiling.records import Measurements
-from torchlens.profiling.thresholds import checked_thresholds
 
 __all__ = ["Finding", "Findings", "find"]
 

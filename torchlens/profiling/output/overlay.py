@@ -1,7 +1,7 @@
 """What was measured, by layer label and module address: to colour drawings and the viewer by."""
 
 from torchlens.history.overlay import Overlay
-from torchlens.profiling.quantities import Quantity, call_values, checked_quantity, module_value, operation_values
+from torchlens.profiling.output.quantities import Quantity, call_values, checked_quantity, module_value, operation_values
 from torchlens.profiling.records import Measurements, ModuleRecord
 
 __all__ = ["overlay"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from torchlens.history.grid import Column, laid_out
-from torchlens.profiling.quantities import (
+from torchlens.profiling.output.quantities import (
     QUANTITIES,
     Quantity,
     checked_quantity,
@@ -15,9 +15,9 @@ from torchlens.profiling.quantities import (
     module_value,
     operation_values,
 )
+from torchlens.profiling.output.totals import headline, not_measured, totals
+from torchlens.profiling.output.units import shapes_text, text_of
 from torchlens.profiling.records import Measurements, ModuleRecord
-from torchlens.profiling.totals import headline, not_measured, totals
-from torchlens.profiling.units import shapes_text, text_of
 
 __all__ = ["Table", "summary"]
 

@@ -3,7 +3,7 @@
 import pytest
 from profile_records import made_up, operations
 
-from torchlens.profiling.frames import to_pandas
+from torchlens.profiling.output.data_frames import to_pandas
 
 
 def test_a_row_for_each_module():

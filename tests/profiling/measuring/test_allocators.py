@@ -8,7 +8,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens.profiling import logged, memory
+from torchlens.profiling.measuring import allocators, logged
 
 MB = 2**20
 
@@ -159,7 +159,7 @@ def test_without_the_allocators_everything_else_is_measured(monkeypatch):
     def fail(config):
         raise TypeError("another version of torch")
 
-    monkeypatch.setattr(memory, "_enable", fail)
+    monkeypatch.setattr(allocators, "_enable", fail)
     with tl.profile(model := MLP()) as p:
         for _ in range(2):
             model(torch.rand(2, 4)).sum().backward()

@@ -12,7 +12,7 @@ import torchlens as tl
 from torchlens.draw.drawing import make_drawing
 from torchlens.draw.options import DrawOptions
 from torchlens.history.overlay import Overlay
-from torchlens.profiling.overlay import overlay
+from torchlens.profiling.output.overlay import overlay
 from torchlens.viewer.data import page_data
 
 

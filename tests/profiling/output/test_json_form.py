@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from profile_records import call, made_up, module
 
-from torchlens.profiling.json_form import to_json
+from torchlens.profiling.output.json_form import to_json
 
 # The fields that readers of the format know.
 CLASSIC = {

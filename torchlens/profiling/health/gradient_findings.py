@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from math import sqrt
 from statistics import median
 
-from torchlens.profiling.finding import Finding
-from torchlens.profiling.health import Health
+from torchlens.profiling.health.checker import Health
+from torchlens.profiling.health.finding import Finding
 from torchlens.profiling.records import Measurements, ParameterRecord
 
 __all__ = ["gradient_findings"]

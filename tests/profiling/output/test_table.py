@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from profile_records import made_up, module, operations
 
-from torchlens.profiling.table import summary
+from torchlens.profiling.output.table import summary
 
 
 def rows_of(text: str) -> list[str]:

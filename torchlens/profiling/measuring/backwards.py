@@ -4,8 +4,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from torchlens.capture.backward import NodeRun
-from torchlens.profiling.calls import Call, Span
-from torchlens.profiling.memory import Timeline
+from torchlens.profiling.measuring.allocators import Timeline
+from torchlens.profiling.measuring.calls import Call, Span
 
 __all__ = ["Overheads", "Owners", "charge", "extend", "memory_of", "merged_seconds"]
 

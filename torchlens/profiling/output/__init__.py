@@ -1,0 +1,1 @@
+"""What was measured, as people and programs read it: tables, JSON, data frames, colours."""
