@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchlens as tl
 from tests.networks import MLP, Model
+from torchlens.capture import recorder
 from torchlens.profiling import profile as profile_module
 from torchlens.profiling.measuring import allocators, backwards, kept_tensors, logged, logs, model_modules, watcher
 
@@ -66,8 +67,8 @@ FAILURES = [
     (watcher, "named_tensors"),
     (logs, "LoggedSession"),
     (logs.LoggedSession, "_add_sources"),
-    (logged.LoggedRecorder, "_mark"),
-    (logged.LoggedRecorder, "finish"),
+    (logged.Marker, "mark"),
+    (recorder.Recorder, "finish"),
     (logs, "Operation"),
     (logs, "Log"),
     (allocators.AllocatorWatch, "start"),

@@ -13,19 +13,19 @@ from torch import nn
 from torchlens.capture import operations
 from torchlens.capture.memory import Memory
 from torchlens.capture.operations import Kind, Operation
-from torchlens.capture.session import CaptureOptions
+from torchlens.capture.session import CaptureOptions, Session
 from torchlens.graph.build import build_graph
 from torchlens.history.log import Log
 from torchlens.validation import validate_forward_pass
 from torchlens.validation.arguments import check_arguments
-from torchlens.validation.completeness import CensusSession, check_completeness
+from torchlens.validation.completeness import Census, check_completeness
 from torchlens.validation.dependence import check_dependence
 from torchlens.validation.outputs import check_outputs, outcome_of
 from torchlens.validation.replay import check_replay
 from torchlens.validation.report import ValidationReport
 from torchlens.validation.state import State
 from torchlens.validation.subject import Subject
-from torchlens.validation.witness import WitnessSession
+from torchlens.validation.witness import Witness
 
 
 def diamond(_, x):
@@ -41,12 +41,13 @@ class Proof:
         model, x = Model(function), torch.tensor([0.3, 1.2, -2.0])
         self.state = State(model, x)
         self.plain = outcome_of(model(x), self.state)
-        session, census = WitnessSession(model, CaptureOptions()), CensusSession(model, CaptureOptions())
+        witness, self.census = Witness(), Census()
+        session, counted = Session(model, CaptureOptions(), witness), Session(model, CaptureOptions(), self.census)
         self.logged = outcome_of(session.run([x], {}), self.state)
-        census.run([x], {})
-        self.census = census.census
+        counted.run([x], {})
+        self.steps = counted.recording.rows
         self.recording = session.recording
-        self.subject = Subject(Log(self.recording, build_graph(self.recording)), session.evidence)
+        self.subject = Subject(Log(self.recording, build_graph(self.recording)), witness.evidence)
 
     def number(self, name):
         return next(n for n, row in enumerate(self.recording.rows) if row.operation.name == name)
@@ -60,7 +61,7 @@ class Proof:
         check_arguments(self.subject, report)
         check_replay(self.subject, report)
         check_dependence(self.subject, report)
-        check_completeness(self.subject, self.census, report)
+        check_completeness(self.subject, self.census, self.steps, report)
         return [(finding.check, finding.layer) for finding in report.findings]
 
 

@@ -13,6 +13,7 @@ from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import ModuleCall
 from torchlens.capture.trees import named_tensors
 from torchlens.capture.user_code import KNOWN_CODE
+from torchlens.capture.whole_calls import record_identity, record_opaque
 
 __all__ = ["ModuleTracker"]
 
@@ -76,7 +77,7 @@ class ModuleTracker:
             for tensor in (result,) if type(result) is _Tensor else [tensor for _, tensor in named_tensors(result)]:
                 entry = recorder.entry_of(tensor)
                 if entry is not None and 0 <= entry < num_before:
-                    entry = recorder.record_identity(tensor)
+                    entry = record_identity(recorder, tensor)
                 if entry is not None and entry >= 0:
                     returned.append(entry)
                     if self._saved_addresses:
@@ -119,7 +120,7 @@ class ModuleTracker:
     def _run_scripted(self, original: Callable[..., Any], module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = getattr(module, "original_name", type(module).__name__)
         arguments = (args, kwargs, list(module.parameters()))
-        return self.recorder.record_opaque(name, module, lambda: original(module, *args, **kwargs), arguments)
+        return record_opaque(self.recorder, name, module, lambda: original(module, *args, **kwargs), arguments)
 
     def _known(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         entries = dict.fromkeys([self.recorder.entry_of(tensor) for tensor in tensors])

@@ -24,6 +24,7 @@ from torch.nn.modules import module as torch_modules
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.operations import OPERATOR_NAMES, operator_of
 from torchlens.capture.trees import plain_tensors
+from torchlens.capture.whole_calls import record_opaque, tie_function
 
 __all__ = ["CURRENT", "Watcher", "apply_patches", "undo_patches"]
 
@@ -269,7 +270,7 @@ def _opaque(owner: Any, name: str, label: str, reason: str | None = None) -> Pat
             return original(*args, **kwargs)
         if reason is not None and reason not in tracker.recorder.warnings:
             tracker.recorder.warnings.append(reason)
-        return tracker.recorder.record_opaque(label, original, partial(original, *args, **kwargs), (args, kwargs))
+        return record_opaque(tracker.recorder, label, original, partial(original, *args, **kwargs), (args, kwargs))
 
     return Patch(owner, name, opaque)
 
@@ -287,7 +288,7 @@ def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     recorder = tracker.recorder
     num_before = len(recorder.rows)
     result = original(*args, **kwargs)
-    recorder.tie_function(cls.__name__, cls, args, [tensor for _, tensor in plain_tensors(result)], num_before)
+    tie_function(recorder, cls.__name__, cls, args, [tensor for _, tensor in plain_tensors(result)], num_before)
     return result
 
 

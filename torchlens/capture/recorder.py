@@ -23,19 +23,20 @@ from torchlens.capture.arguments import (
     TENSORS,
     Kept,
     are_plain,
-    describe_arguments,
     shape_of,
     unwrap,
     without_tensors,
 )
+from torchlens.capture.failures import Failures
 from torchlens.capture.gradients import GradientHooks, Slice, slice_written
 from torchlens.capture.memory import Memory, is_sole_owner, storage_of, version_of
+from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, named_operation, operation_of
-from torchlens.capture.recording import Failure, ModuleCall, References, Row
+from torchlens.capture.recording import ModuleCall, References, Row
 from torchlens.capture.trees import plain_tensors, same_with
 from torchlens.capture.user_code import KNOWN_CODE, is_user_code
 
-__all__ = ["BUFFER", "INPUT", "OUTPUT", "Recorder"]
+__all__ = ["BUFFER", "IDENTITY", "INPUT", "OUTPUT", "Recorder"]
 
 Tensor = torch.Tensor
 _OPERATION, _READ = Kind.OPERATION, Kind.READ
@@ -48,7 +49,8 @@ _row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)  # what `Ro
 class Recorder(TorchFunctionMode):
     """Records the calls made while it is the current mode.
 
-    `saves` says which entries keep their tensor: True, False, or a set of entry numbers.
+    `saves` says which entries keep their tensor: True, False, or a set of entry numbers. Of entries beyond `max_nodes`, the
+    backward node is not looked at.
     """
 
     def __init__(
@@ -57,10 +59,12 @@ class Recorder(TorchFunctionMode):
         saves: bool | frozenset[int],
         keeps_args: bool,
         gradients: GradientHooks | None,
+        observer: Observer | None = None,
+        max_nodes: int | None = None,
     ) -> None:
         super().__init__()
         self.memory = memory
-        # The last may be the first eight fields of a row alone, until `_complete`.
+        # The last may be the first eight fields of a row alone, until `complete`.
         self.rows: list[Any] = []
         self.module_calls: list[ModuleCall] = [ModuleCall("", 1, -1, None, 0)]
         self.module_call = 0
@@ -73,8 +77,7 @@ class Recorder(TorchFunctionMode):
         self.gradients = gradients
         # Without them: where autograd keeps what entries wrote to views, for a backward pass that is logged later.
         self.slices: list[Slice] = []
-        self.failure: Failure | None = None
-        self._failure_error: BaseException | None = None
+        self.failures = Failures()
         self.warnings: list[str] = []
         # The model's parameters, then tensors it found elsewhere.
         self.outside: list[Tensor] = []
@@ -89,7 +92,9 @@ class Recorder(TorchFunctionMode):
         self._keeps_args = keeps_args
         # What is kept of the arguments of the call that is under way.
         self._kept_args: tuple[Any, Any] | None = None
-        self._is_plain = saves is True and not keeps_args and gradients is None and not memory.may_die
+        self._observer = observer
+        self._max_nodes = max_nodes
+        self._is_plain = saves is True and not keeps_args and gradients is None and observer is None and not memory.may_die
         # torch frees nodes that were looked at from Python one inside the other, and tens of thousands of them overflow its
         # stack (torch 2.13). These are held until the model's output is gone, and then go one by one, the last first.
         self._deep_nodes: list[Any] = []
@@ -126,10 +131,12 @@ class Recorder(TorchFunctionMode):
             self.memory.values.append(tensor)
             self.memory.versions.append(version_of(tensor))
             return entry
-        self._complete()
+        self.complete()
         self.memory.add(tensor, self._saves_all or self._is_saved(entry))
         shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor)
         self.rows.append(_row((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc)))
+        if self._observer is not None:
+            self._observer.add(entry, tensor)
         return entry
 
     def _is_saved(self, entry: int) -> bool:
@@ -142,6 +149,8 @@ class Recorder(TorchFunctionMode):
         self._entry_of_id[id(tensor)] = number
         if self.gradients is not None:
             self.gradients.watch_source(number, tensor)
+        if self._observer is not None and self.collected is None:
+            self._observer.add(number, tensor)
         return number
 
     def number_of(self, tensor: Tensor) -> int | None:
@@ -172,7 +181,8 @@ class Recorder(TorchFunctionMode):
     ) -> Any:
         operation = _KNOWN(func) or operation_of(func)
         if self.collected is not None or operation.kind is not _OPERATION:
-            if operation.kind is _READ and self.collected is None:  # `x.shape`: as frequent as operations in some models
+            # `x.shape` and its like are as frequent as operations in some models.
+            if operation.kind is _READ and self.collected is None and self._observer is None:
                 return func(*args, **kwargs) if kwargs else func(*args)
             return self._pass_through(operation, func, args, kwargs)
         if self.operator is not None:
@@ -199,18 +209,17 @@ class Recorder(TorchFunctionMode):
             written = self._written(operation, args, kwargs)
             if written:
                 is_short = is_short and operation.is_inplace and len(written) == 1 and self._keep_before(written[0])
-        if not is_short:
-            self._prepare(args, kwargs, written)
+        observed = None if is_short else self._prepare(operation, args, kwargs, written, (code, instruction))
         kept = tuple([None if type(arg) in TENSORS else arg for arg in args]) if is_short else args
         start = perf_counter()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
-            self.fail(error, operation, args, kwargs, references, sys._getframe(1))
+            self.fail(error, operation, args, kwargs, references, sys._getframe(1), observed)
             raise
         seconds = perf_counter() - start
         if is_short and type(result) is Tensor and (not written or result is written[0]):
-            # What `_append` does, as far as it cannot wait: `_complete` does the rest.
+            # What `append` does, as far as it cannot wait: `complete` does the rest.
             entry = len(self.rows)
             if self._entry_of_id.setdefault(id(result), entry) != entry:
                 self._entry_of_id[id(result)] = entry
@@ -225,8 +234,12 @@ class Recorder(TorchFunctionMode):
             self.memory.versions.append(version)
         elif result is not NotImplemented:
             call = (operation, args, kwargs, references, self.module_call, code, instruction, seconds)
-            self._append_all(call, result, written)
+            self.append_results(call, result, written)
             self._kept_args = None
+            if observed is not None:
+                self.end_observed(observed, result)
+        elif observed is not None and self._observer is not None:
+            self._observer.abandon(observed)
         return result
 
     def _keep_before(self, target: Tensor) -> bool:
@@ -243,17 +256,48 @@ class Recorder(TorchFunctionMode):
         memory.replace(entry, target.clone())
         return True
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, written: Sequence[Tensor]) -> None:
+    def _prepare(
+        self,
+        operation: Operation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        written: Sequence[Tensor],
+        place: tuple[CodeType | None, int],
+    ) -> ObservedCall | None:
         """What must be done before a call that does not go the short way."""
-        self._complete()
+        observed = self.begin_observed(CallKind.FUNCTION, operation, args, kwargs, written, place)
+        self.complete()
         if self._keeps_args:
             self._kept_args = self._keep_args(args, kwargs)
         if written:
             self.memory.before_write(written)
         if self.gradients is not None:
             self._watch_arguments(args, kwargs)
+        return observed
 
-    def _complete(self) -> None:
+    def begin_observed(
+        self,
+        kind: CallKind,
+        operation: Operation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        written: Sequence[Tensor],
+        place: tuple[CodeType | None, int],
+    ) -> ObservedCall | None:
+        """Tells the observer, if there is one, of a call that is going to be made."""
+        if self._observer is None:
+            return None
+        call = ObservedCall(kind, operation, args, kwargs, written, *place, len(self.rows), len(self.rows))
+        self._observer.begin(call)
+        return call
+
+    def end_observed(self, call: ObservedCall | None, result: Any) -> None:
+        """Tells the observer that the call was made."""
+        if call is not None and self._observer is not None:
+            call.last = len(self.rows)
+            self._observer.end(call, result)
+
+    def complete(self) -> None:
         """Writes down what the short way left for later: until something is written to, it is all still to be seen."""
         rows, values, storages = self.rows, self.memory.values, self.memory.storages
         for entry in range(len(storages), len(rows)):
@@ -268,6 +312,8 @@ class Recorder(TorchFunctionMode):
             storages.append(storage)
 
     def _gradfunc_of(self, tensor: Tensor) -> str | None:
+        if self._max_nodes is not None and len(self.rows) >= self._max_nodes:
+            return "Backward" if tensor.requires_grad else None
         try:
             gradfunc = tensor.grad_fn
         except RuntimeError:  # one of several views whose base was written behind autograd's back
@@ -276,8 +322,8 @@ class Recorder(TorchFunctionMode):
             self._deep_nodes.append(gradfunc)
         return None if gradfunc is None else type(gradfunc).__name__
 
-    def _append(self, call: tuple[Any, ...], tensor: Tensor, output_index: int | None, is_written: bool = False) -> None:
-        self._complete()
+    def append(self, call: tuple[Any, ...], tensor: Tensor, output_index: int | None, is_written: bool = False) -> None:
+        self.complete()
         operation, args, kwargs, references, *where = call
         rows, memory = self.rows, self.memory
         entry = len(rows)
@@ -301,20 +347,22 @@ class Recorder(TorchFunctionMode):
                 self._twins.add(id(tensor))
         if self.gradients is not None and tensor.requires_grad and not (is_written and tensor._is_view()):
             self.gradients.watch(entry, tensor)
+        if self._observer is not None:
+            self._observer.add(entry, tensor)
 
-    def _append_all(self, call: tuple[Any, ...], result: Any, written: Sequence[Tensor]) -> None:
+    def append_results(self, call: tuple[Any, ...], result: Any, written: Sequence[Tensor]) -> None:
         """Several results, or none but what was written."""
         operation = call[0]
         first = len(self.rows)
         if isinstance(result, Tensor):
-            self._append(call, result, None, is_written=bool(written) and operation.is_inplace)
+            self.append(call, result, None, is_written=bool(written) and operation.is_inplace)
         else:
             outputs = [tensor for _, tensor in plain_tensors(result)]
             if not outputs:
                 outputs = list(written)
             is_single = len(outputs) == 1 and not isinstance(result, list | tuple)
             for index, tensor in enumerate(outputs):
-                self._append(call, tensor, None if is_single else index, is_written=operation.is_inplace)
+                self.append(call, tensor, None if is_single else index, is_written=operation.is_inplace)
         if written and len(self.rows) > first:
             if operation.is_inplace:
                 self._note_slice(first, written[0], self._read_entry(call))
@@ -339,86 +387,6 @@ class Recorder(TorchFunctionMode):
         if isinstance(references, dict):
             return references.get(0, references.get(operation.name_of(0)))
         return references[0]
-
-    def record_opaque(self, name: str, func: Callable[..., Any], run: Callable[[], Any], arguments: Any) -> Any:
-        """Records `run()` as one operation: of the calls inside it, only what they read counts."""
-        with torch._C.DisableTorchFunction():
-            self._complete()
-        collected: dict[int, None] = {}
-        references = self.references_to((arguments,), None)
-        frame = sys._getframe(2)
-        start = perf_counter()
-        self.collected = collected
-        try:
-            result = run()
-        except BaseException as error:
-            self.fail(error, named_operation(name, func), (arguments,), None, references, frame)
-            raise
-        finally:
-            self.collected = None
-        seconds = perf_counter() - start
-        known = set(references.values())
-        for entry in collected:
-            if entry not in known:
-                references["captured", entry] = entry
-        code, instruction = self.user_code(frame)
-        call = (
-            named_operation(name, func),
-            (arguments,),
-            None,
-            references,
-            self.module_call,
-            code,
-            instruction,
-            seconds,
-        )
-        with torch._C.DisableTorchFunction():
-            self._append_all(call, result, ())
-        return result
-
-    def record_identity(self, tensor: Tensor) -> int:
-        """An entry for a tensor that a module handed back as it got it."""
-        entry = len(self.rows)
-        call = (_IDENTITY, (tensor,), None, (self.entry_of(tensor),), self.module_call, None, 0, 0.0)
-        with torch._C.DisableTorchFunction():
-            self._append(call, tensor, None)
-        return entry
-
-    def tie_function(self, name: str, func: Any, args: tuple[Any, ...], outputs: Sequence[Tensor], first: int) -> None:
-        """After a custom autograd function: its outputs got their place in autograd's graph only when it returned.
-
-        An output that no recorded operation made, or that does not lead back to anything before the function (it went
-        through numpy, say), gets an entry of the function itself, with the function's arguments as parents.
-        """
-        with torch._C.DisableTorchFunction():
-            self._complete()
-        references = self.references_to(args, None)
-        code, instruction = self.user_code(sys._getframe(2))
-        for index, tensor in enumerate(outputs):
-            entry = self.entry_of(tensor)
-            if entry is not None and (entry < first or self._leads_outside(entry, first)):
-                if entry >= first and tensor.grad_fn is not None:
-                    self.rows[entry] = self.rows[entry]._replace(gradfunc=type(tensor.grad_fn).__name__)
-                    if self.gradients is not None:
-                        with torch._C.DisableTorchFunction():
-                            self.gradients.watch(entry, tensor)
-                continue
-            call = (named_operation(name, func), args, None, references, self.module_call, code, instruction, 0.0)
-            with torch._C.DisableTorchFunction():
-                self._append(call, tensor, None if len(outputs) == 1 else index)
-
-    def _leads_outside(self, entry: int, first: int) -> bool:
-        """Whether an entry made since `first` was computed from one made before, or from a parameter."""
-        pending, seen = [entry], {entry}
-        while pending:
-            references = self.rows[pending.pop()].references
-            for parent in references.values() if isinstance(references, dict) else references:
-                if parent is not None and parent not in seen:
-                    if parent < first:
-                        return True
-                    seen.add(parent)
-                    pending.append(parent)
-        return False
 
     # -- arguments -------------------------------------------------------------------------------------------------
 
@@ -483,11 +451,18 @@ class Recorder(TorchFunctionMode):
             finally:
                 self.is_inlining = False
                 torch._C._pop_torch_function_stack()
+        observed = self.begin_observed(CallKind.READ, operation, args, kwargs, (), (None, 0))
         if operation.kind is Kind.EXPOSURE:
-            self._complete()
+            self.complete()
             self._is_plain = False
             self.memory.expose(args[0])
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except BaseException:
+            if observed is not None and self._observer is not None:
+                self._observer.abandon(observed)
+            raise
+        self.end_observed(observed, result)
         if operation.kind is Kind.LEAF and args[0].requires_grad and args[0].is_leaf:
             made = self.entry_of(args[0])
             if made is not None and made >= 0:
@@ -514,6 +489,11 @@ class Recorder(TorchFunctionMode):
             frame = frame.f_back
         return None, 0
 
+    def place(self, depth: int) -> tuple[str, CodeType | None, int]:
+        """The module that is running, and the user's code that led to the caller of the caller `depth` frames up."""
+        code, instruction = self.user_code(sys._getframe(1 + depth))
+        return self.module_calls[self.module_call].address, code, instruction
+
     def fail(
         self,
         error: BaseException,
@@ -522,34 +502,18 @@ class Recorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None,
         references: References,
         frame: FrameType | None,
+        observed: ObservedCall | None = None,
     ) -> None:
-        """Notes where the model raised; of one exception's way out, the innermost place, which is told first, stays."""
-        if not self._has_failed_with(error):
-            self._failure_error = error
-            code, instruction = self.user_code(frame)
-            arguments = describe_arguments(args, kwargs)
-            message = f"{type(error).__name__}: {error}"
-            self.failure = Failure(message, self.module_call, code, instruction, operation, arguments, references)
-
-    def _has_failed_with(self, error: BaseException | None) -> bool:
-        """Whether the failure noted is of this exception, or of one that it was raised from."""
-        while error is not None:
-            if error is self._failure_error:
-                return True
-            error = error.__cause__ or error.__context__
-        return False
-
-    def settle_failure(self, error: BaseException | None) -> None:
-        """The pass ended with `error`, or without: exceptions that the model handled itself are no failure."""
-        if not self._has_failed_with(error):
-            self.failure = None
-        self._failure_error = None
+        """Notes that the model raised here."""
+        if observed is not None and self._observer is not None:
+            self._observer.abandon(observed)
+        self.failures.note(error, self.module_call, self.user_code(frame), operation, args, kwargs, references)
 
     def finish(self, outliving: Sequence[Tensor]) -> None:
         """The pass is over: lets go of arguments, copies what must not change any more."""
         self.memory.cut(len(self.rows))
         del self.rows[len(self.memory.values) :]
-        self._complete()
+        self.complete()
         self.memory.settle(outliving)
         for holder in self.saved_args:
             self.saved_args[holder] = unwrap(self.saved_args[holder])
@@ -564,4 +528,4 @@ def _unchanged(tensor: Tensor) -> Tensor:
 INPUT = named_operation("input", _unchanged)
 BUFFER = named_operation("buffer", _unchanged)
 OUTPUT = named_operation("output", _unchanged)
-_IDENTITY = named_operation("identity", _unchanged)
+IDENTITY = named_operation("identity", _unchanged)

@@ -17,10 +17,11 @@ from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory, region_of, storage_of
 from torchlens.capture.modules import ModuleTracker
+from torchlens.capture.observer import Observer
 from torchlens.capture.parts import parts_of
 from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
 from torchlens.capture.recorder import BUFFER, INPUT, Recorder
-from torchlens.capture.recording import Recording
+from torchlens.capture.recording import Failure, Recording
 from torchlens.capture.trees import Path, named_tensors
 from torchlens.errors import NestedLogError
 from torchlens.options import positional_names
@@ -30,7 +31,7 @@ __all__ = ["CaptureOptions", "Session", "generator_states", "restore_generators"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """What to keep of a pass. `saves` as in Recorder; `saved_modules` as in ModuleTracker."""
+    """What to keep of a pass. `saves` and `max_nodes` as in Recorder; `saved_modules` as in ModuleTracker."""
 
     saves: bool | frozenset[int] = True
     saved_modules: frozenset[str] = frozenset()
@@ -38,19 +39,18 @@ class CaptureOptions:
     keeps_args: bool = False
     keeps_gradients: bool = False
     keeps_undo: bool = False
+    max_nodes: int | None = None
     random_seed: int | None = None
 
 
 class Session:
     """Runs a model once and holds what was recorded, also if it raised.
 
-    After `run`, `recording` is complete; after an exception in `run` it is what there was until then.
+    After `run`, `recording` is complete; after an exception in `run` it is what there was until then. An observer
+    sees more of each call than the log keeps.
     """
 
-    # A room that must see more of each call than the log keeps derives its own recorder and session.
-    recorder_type: type[Recorder] = Recorder
-
-    def __init__(self, model: torch.nn.Module, options: CaptureOptions) -> None:
+    def __init__(self, model: torch.nn.Module, options: CaptureOptions, observer: Observer | None = None) -> None:
         if CURRENT.tracker is not None:
             raise NestedLogError(
                 "A forward pass is being logged in this thread already, and a log cannot hold another. Log the inner "
@@ -59,9 +59,10 @@ class Session:
         keep_freed_memory()
         self.model = model
         self.options = options
+        self._observer = observer
         self._memory = Memory(options.transform, options.keeps_undo)
         gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
-        self._recorder = self.recorder_type(self._memory, options.saves, options.keeps_args, gradients)
+        self._recorder = Recorder(self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes)
         self._parts = parts_of(model)
         self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
         self._inputs: list[tuple[Path, int]] = []
@@ -82,10 +83,10 @@ class Session:
             for path, tensor in named_tensors(result):
                 self._outputs.append((path, self._recorder.add_output(tensor)))
                 outliving.append(tensor)
-            self._recorder.settle_failure(None)
+            self._recorder.failures.settle(None)
             return result
         except BaseException as error:
-            self._recorder.settle_failure(error)
+            self._recorder.failures.settle(error)
             raise
         finally:
             self._recorder.finish(outliving)
@@ -108,7 +109,10 @@ class Session:
             torch._C._push_on_torch_function_stack(self._recorder)
             start = perf_counter()
             try:
-                return self.model(*args, **kwargs)
+                if self._observer is None:
+                    return self.model(*args, **kwargs)
+                with self._observer.around(self._recorder.place):
+                    return self.model(*args, **kwargs)
             finally:
                 self._seconds_forward = perf_counter() - start
         finally:
@@ -161,6 +165,11 @@ class Session:
         return self._tracker.is_uncertain
 
     @property
+    def failure(self) -> Failure | None:
+        """Where the model raised, if it did."""
+        return self._recorder.failures.failure
+
+    @property
     def recording(self) -> Recording:
         """What was recorded."""
         recorder, memory, tracker, parts = self._recorder, self._memory, self._tracker, self._parts
@@ -195,7 +204,7 @@ class Session:
             seconds_forward=self._seconds_forward,
             seconds_total=self._seconds_total,
             random_seed=self.options.random_seed,
-            failure=recorder.failure,
+            failure=recorder.failures.failure,
             warnings=recorder.warnings,
             copies=memory.copies,
             slices=recorder.slices,

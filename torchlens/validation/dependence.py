@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
 from torchlens.validation.arguments import NOBODY, contributions_of, side_effects_of
 from torchlens.validation.exemptions import CAPTURED, EMPTY, OPAQUE, PART, VIEW, dependence_exemption
@@ -20,7 +21,7 @@ from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot
 from torchlens.validation.subject import Subject
 from torchlens.validation.values import same
-from torchlens.validation.witness import Call, CallKind
+from torchlens.validation.witness import Call
 
 __all__ = ["check_dependence"]
 

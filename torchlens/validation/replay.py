@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
 from torchlens.capture.trees import Path, plain_tensors
 from torchlens.validation.exemptions import REPLAY
@@ -13,7 +14,7 @@ from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot, frozen_tensors, thaw
 from torchlens.validation.subject import Subject
 from torchlens.validation.values import brief, close, difference, same
-from torchlens.validation.witness import Call, CallKind
+from torchlens.validation.witness import Call
 
 __all__ = ["check_replay", "replay_exemption", "run_again"]
 

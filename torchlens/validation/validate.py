@@ -13,14 +13,14 @@ from torchlens.graph.build import build_graph
 from torchlens.history.log import Log
 from torchlens.options import LogOptions, check_inputs
 from torchlens.validation.arguments import check_arguments
-from torchlens.validation.completeness import CensusSession, check_completeness
+from torchlens.validation.completeness import Census, check_completeness
 from torchlens.validation.dependence import check_dependence
 from torchlens.validation.outputs import Outcome, check_outputs, outcome_of
 from torchlens.validation.replay import check_replay
 from torchlens.validation.report import CHECKS, Finding, ValidationReport
 from torchlens.validation.state import State
 from torchlens.validation.subject import Subject
-from torchlens.validation.witness import WitnessSession
+from torchlens.validation.witness import Witness
 
 __all__ = ["validate_forward_pass", "validate_saved_activations"]
 
@@ -89,18 +89,20 @@ def _validate(
         return
     with _timed(report, "logged run"):
         begin()
-        session = WitnessSession(model, CaptureOptions())
-        session.know(state.copies())
+        witness = Witness()
+        witness.know(state.copies())
+        session = Session(model, CaptureOptions(), witness)
         logged = _logged_run(session, args, kwargs, state, report)
     if logged is None:
         return
     with _timed(report, "dispatched run"):
         begin()
-        census = CensusSession(model, CaptureOptions())
-        dispatched = _logged_run(census, args, kwargs, state, report)
+        census = Census()
+        counted = Session(model, CaptureOptions(), census)
+        dispatched = _logged_run(counted, args, kwargs, state, report, is_census=True)
         state.restore()
     recording = session.recording
-    subject = Subject(Log(recording, build_graph(recording)), session.evidence)
+    subject = Subject(Log(recording, build_graph(recording)), witness.evidence)
     with _timed(report, "outputs"):
         check_outputs(subject, plain, logged, report)
         if not report.passed:
@@ -114,7 +116,7 @@ def _validate(
         check_dependence(subject, report)
     with _timed(report, "completeness"):
         if dispatched is not None:
-            check_completeness(subject, census.census, report)
+            check_completeness(subject, census, counted.recording.rows, report)
 
 
 def _plain_run(
@@ -128,12 +130,16 @@ def _plain_run(
 
 
 def _logged_run(
-    session: Session, args: list[Any], kwargs: dict[str, Any], state: State, report: ValidationReport
+    session: Session,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    state: State,
+    report: ValidationReport,
+    is_census: bool = False,
 ) -> Outcome | None:
     try:
         return outcome_of(session.run(args, kwargs), state)
     except Exception as error:  # a plain run returned
-        is_census = isinstance(session, CensusSession)
         check, run = ("completeness", "run under the dispatcher's eyes") if is_census else ("outputs", "logged run")
         report.findings.append(Finding(check, "", f"the {run} to return, as a plain run does", _failure(error)))
         return None

@@ -1,35 +1,22 @@
-"""A recorder that also sets aside what is needed to make each call again, on its own and without the log's help."""
+"""An observer that sets aside what is needed to make each call again, on its own and without the log's help."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import torch
 
-from torchlens.capture.operations import Kind, Operation, operation_of
-from torchlens.capture.recorder import Recorder
-from torchlens.capture.recording import References
-from torchlens.capture.session import Session
+from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.trees import plain_tensors
 from torchlens.validation.modes import Modes, current_modes
 from torchlens.validation.snapshots import Frozen, Snapshot, Snapshots, frozen_tensors
 from torchlens.validation.values import difference, same
 
-__all__ = ["Call", "CallKind", "Evidence", "WitnessSession"]
+__all__ = ["Call", "Evidence", "Witness"]
 
 Tensor = torch.Tensor
 # Functions that reach beyond the elements of the tensor they are given, into the memory around them.
 _REACHES_BEYOND = frozenset({"as_strided", "as_strided_", "set_", "resize_", "resize_as_"})
-
-
-class CallKind(Enum):
-    """How a call is made again."""
-
-    FUNCTION = "function"  # func(*args, **kwargs)
-    OPAQUE = "opaque"  # args is ((args, kwargs, ...),): func(*args, **kwargs)
-    AUTOGRAD = "autograd"  # an autograd.Function: func.apply(*args)
-    IDENTITY = "identity"  # nothing runs: the tensor is handed on
 
 
 @dataclass(slots=True, eq=False)
@@ -59,85 +46,60 @@ class Evidence:
     tensors: dict[int, Snapshot] = field(default_factory=dict)
 
 
-class Witness(Recorder):
-    """Records as ever, and gathers evidence beside it."""
+class Witness(Observer):
+    """Gathers evidence beside the log."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self) -> None:
         self.evidence = Evidence()
         self.snapshots = Snapshots()
         self._generators: tuple[Tensor, ...] = ()
+        # The call that is under way. An opaque one may hold others, which are not seen.
+        self._call: Call | None = None
 
-    # -- calls -----------------------------------------------------------------------------------------------------
+    def know(self, tensors: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Copies of tensors that somebody else has made already."""
+        for tensor, copy in tensors:
+            self.snapshots.know(tensor, copy)
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        operation = operation_of(func)
-        if self.collected is not None or operation.kind is not Kind.OPERATION:
-            return super().__torch_function__(func, types, args, kwargs)
-        if self.operator is not None:
-            operation = self.operator
-        written = self._written(operation, args, kwargs)
-        call = self._begin(CallKind.FUNCTION, args, kwargs, operation.name in _REACHES_BEYOND)
-        result = super().__torch_function__(func, types, args, kwargs)
-        self._end(call, written, (args, kwargs or {}), result)
-        return result
-
-    def record_opaque(self, name: str, func: Callable[..., Any], run: Callable[[], Any], arguments: Any) -> Any:
-        """As in Recorder."""
-        with torch._C.DisableTorchFunction():
-            call = self._begin(CallKind.OPAQUE, (arguments,), None)
-        result = super().record_opaque(name, func, run, arguments)
-        self._end(call, [], None)
-        return result
-
-    def record_identity(self, tensor: Tensor) -> int:
-        """As in Recorder."""
-        with torch._C.DisableTorchFunction():
-            call = self._begin(CallKind.IDENTITY, (tensor,), None)
-        entry = super().record_identity(tensor)
-        self._end(call, [], None)
-        return entry
-
-    def tie_function(self, name: str, func: Any, args: tuple[Any, ...], outputs: Sequence[Tensor], first: int) -> None:
-        """As in Recorder. The function has run: its arguments are as it left them."""
-        with torch._C.DisableTorchFunction():
-            call = self._begin(CallKind.AUTOGRAD, args, None)
-        super().tie_function(name, func, args, outputs, first)
-        self._end(call, [], None)
-
-    def _begin(self, kind: CallKind, args: Any, kwargs: Any, reaches_beyond: bool = False) -> Call:
-        frozen_args = self.snapshots.freeze(tuple(args), reaches_beyond)
-        frozen_kwargs = self.snapshots.freeze(dict(kwargs or {}), reaches_beyond)
-        return Call(kind, frozen_args, frozen_kwargs, current_modes(), self._current_generators(), first=len(self.rows))
-
-    def _end(self, call: Call, written: Sequence[Tensor], arguments: Any, result: Any = None) -> None:
-        call.last = len(self.rows)
-        if call.last == call.first:
+    def begin(self, call: ObservedCall) -> None:
+        """Sets aside what the call is given. A custom autograd function has run: its arguments are as it left them."""
+        if call.kind is CallKind.READ:
             return
-        if call.first not in self.evidence.tensors:  # the recorder's short way, which has no `_append`
-            self.evidence.tensors[call.first] = self.snapshots.take(result)
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            call.written = [self.snapshots.take(tensor) for tensor in written]
-            call.written_storages = {snapshot.storage for snapshot in call.written}
-            before = {
-                path: snapshot
-                for frozen in (call.args, call.kwargs)
-                for path, snapshot in frozen_tensors(frozen)
-                if snapshot.storage not in call.written_storages
-            }
-            for tree in arguments or ():
-                for path, tensor in plain_tensors(tree):
-                    # Parameters are left to the dispatcher's check: comparing them after every call costs a pass.
-                    if path in before and type(tensor) is not torch.nn.Parameter and not same(before[path].value, tensor):
-                        call.changed.append((path, difference(before[path].value, tensor)))
-                        call.written_storages.add(before[path].storage)
-        self.evidence.calls.append(call)
+        reaches_beyond = call.operation.name in _REACHES_BEYOND
+        args = self.snapshots.freeze(tuple(call.args), reaches_beyond)
+        kwargs = self.snapshots.freeze(dict(call.kwargs or {}), reaches_beyond)
+        self._call = Call(call.kind, args, kwargs, current_modes(), self._current_generators(), first=call.first)
+
+    def end(self, call: ObservedCall, result: Any) -> None:
+        """Sees what the call wrote to, and whether it changed an argument without saying so."""
+        mine = self._call
+        if call.kind is CallKind.READ or mine is None or call.last == call.first:
+            return
+        mine.last = call.last
+        with torch.no_grad():
+            mine.written = [self.snapshots.take(tensor) for tensor in call.written]
+            mine.written_storages = {snapshot.storage for snapshot in mine.written}
+            if call.kind is CallKind.FUNCTION:
+                self._see_changes(mine, call)
+        self.evidence.calls.append(mine)
+
+    def add(self, number: int, tensor: Tensor) -> None:
+        """Sets aside the tensor as it is now."""
+        self.evidence.tensors[number] = self.snapshots.take(tensor)
+
+    def _see_changes(self, mine: Call, call: ObservedCall) -> None:
+        before = {
+            path: snapshot
+            for frozen in (mine.args, mine.kwargs)
+            for path, snapshot in frozen_tensors(frozen)
+            if snapshot.storage not in mine.written_storages
+        }
+        for tree in (call.args, call.kwargs or {}):
+            for path, tensor in plain_tensors(tree):
+                # Parameters are left to the dispatcher's check: comparing them after every call costs a pass.
+                if path in before and type(tensor) is not torch.nn.Parameter and not same(before[path].value, tensor):
+                    mine.changed.append((path, difference(before[path].value, tensor)))
+                    mine.written_storages.add(before[path].storage)
 
     def _current_generators(self) -> tuple[Tensor, ...]:
         states = [torch.get_rng_state()]
@@ -147,39 +109,3 @@ class Witness(Recorder):
         if len(last) != len(states) or not all(map(torch.equal, last, states)):
             self._generators = tuple(states)
         return self._generators
-
-    # -- tensors ---------------------------------------------------------------------------------------------------
-
-    def _append(self, call: tuple[Any, ...], tensor: Tensor, output_index: int | None, is_written: bool = False) -> None:
-        entry = len(self.rows)
-        super()._append(call, tensor, output_index, is_written)
-        self.evidence.tensors[entry] = self.snapshots.take(tensor)
-
-    def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
-        entry = super()._add_boundary(operation, tensor, references)
-        self.evidence.tensors[entry] = self.snapshots.take(tensor)
-        return entry
-
-    def add_outside(self, tensor: Tensor) -> int:
-        """As in Recorder."""
-        number = super().add_outside(tensor)
-        if self.collected is None:  # what is met inside an opaque call may be no tensor one can copy
-            self.evidence.tensors[number] = self.snapshots.take(tensor)
-        return number
-
-
-class WitnessSession(Session):
-    """A session whose recorder is a witness."""
-
-    recorder_type = Witness
-
-    def know(self, tensors: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Copies of tensors that somebody else has made already."""
-        assert isinstance(self._recorder, Witness)
-        for tensor, copy in tensors:
-            self._recorder.snapshots.know(tensor, copy)
-
-    @property
-    def evidence(self) -> Evidence:
-        assert isinstance(self._recorder, Witness)
-        return self._recorder.evidence

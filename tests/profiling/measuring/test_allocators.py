@@ -8,6 +8,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, Model
+from torchlens.capture import recorder
 from torchlens.profiling.measuring import allocators, logged
 
 MB = 2**20
@@ -102,7 +103,7 @@ def test_what_the_profile_itself_allocates_is_left_out(options, monkeypatch):
         torch.rand(MB)  # as capture does once in a process
 
     monkeypatch.setattr(logged.LoggedSession, "_add_sources", _before(keep, logged.LoggedSession._add_sources))
-    monkeypatch.setattr(logged.LoggedRecorder, "finish", _before(keep, logged.LoggedRecorder.finish))
+    monkeypatch.setattr(recorder.Recorder, "finish", _before(keep, recorder.Recorder.finish))
     with tl.profile(model := MLP(), **options) as p:
         model(torch.rand(2, 4))
     assert p.steps[0].peak_bytes == p.calls[0].peak_bytes < 1000

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchlens.capture.backward import NodeInfo
+from torchlens.capture.observer import ObservedCall
 from torchlens.capture.trees import plain_tensors
 from torchlens.errors import NonFiniteError
 from torchlens.profiling.health.finite import has_nonfinite
 from torchlens.profiling.measuring.backwards import Overheads
 from torchlens.profiling.measuring.calls import Call, Seen
-from torchlens.profiling.measuring.logged import LoggedRecorder
 from torchlens.profiling.records import Checker, Place
 
 if TYPE_CHECKING:
@@ -61,21 +61,21 @@ class Checks:
                 if not tensor.is_meta:
                     checker.on_value(place, tensor, inputs)
 
-    def operation(self, recorder: LoggedRecorder, entry: int, result: Any, inputs: Any) -> None:
-        """An operation made `result`, which starts at row `entry` of the recording."""
+    def operation(self, observed: ObservedCall, result: Any) -> None:
+        """An operation made `result`."""
         call = self._watcher.current
         start = perf_counter()
-        self._show(self._look_at_operation, call, recorder.rows[entry], entry, result, inputs)
+        self._show(self._look_at_operation, call, observed, result)
         if call is not None:
             call.overhead += perf_counter() - start
 
-    def _look_at_operation(
-        self, checker: Checker, call: Call | None, row: tuple[Any, ...], entry: int, result: Any, inputs: Any
-    ) -> None:
-        place = _place("forward", call, row[0].layer_type, entry)._replace(code=row[5], instruction=row[6])
+    def _look_at_operation(self, checker: Checker, call: Call | None, observed: ObservedCall, result: Any) -> None:
+        place = _place("forward", call, observed.operation.layer_type, observed.first)
+        place = place._replace(code=observed.code, instruction=observed.instruction)
+        inputs = (observed.args, observed.kwargs)
         for number, (_, tensor) in enumerate(plain_tensors(result)):
             if not tensor.is_meta:
-                checker.on_value(place._replace(entry=entry + number) if number else place, tensor, inputs)
+                checker.on_value(place._replace(entry=observed.first + number) if number else place, tensor, inputs)
 
     # -- backward --------------------------------------------------------------------------------------------------
 

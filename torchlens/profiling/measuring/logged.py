@@ -1,17 +1,17 @@
 """A step that runs in a capture session: each operation of it is timed, placed and, if asked for, checked."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import time_ns
 from typing import Any, NamedTuple
 
 import torch
 
 from torchlens.capture.backward import next_sequence
-from torchlens.capture.recorder import Recorder
+from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.errors import NonFiniteError
 
-__all__ = ["LoggedSession", "Mark"]
+__all__ = ["LoggedSession", "Mark", "Marker"]
 
 
 # torch overflows its stack when it frees a chain of very many nodes that were looked at from Python (see Recorder).
@@ -30,81 +30,50 @@ class Mark(NamedTuple):
     end_ns: int
 
 
-# Told after each operation: the number of its first row, its results, its arguments.
-Look = Callable[["LoggedRecorder", int, Any, Any], None]
+# Told after each operation: the call and its results.
+Look = Callable[[ObservedCall, Any], None]
 
 
-class LoggedRecorder(Recorder):
-    """Records as ever, and marks each operation."""
+class Marker(Observer):
+    """Marks each operation. Its own failure is kept, and the model does not notice."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, current_call: Callable[[], int], look: Look | None) -> None:
         self.marks: list[Mark] = []
-        self.current_call: Callable[[], int] = lambda: -1
-        self.look: Look | None = None
-        self.mark_failure: Exception | None = None
+        self.failure: Exception | None = None
+        self._current_call = current_call
+        self._look = look
+        self._sequence = 0
+        self._start_ns = 0
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        first = len(self.rows)
-        sequence, start_ns = next_sequence(), time_ns()
-        result = super().__torch_function__(func, types, args, kwargs)
-        if len(self.rows) > first and self.collected is None:
-            self._try_mark(first, sequence, start_ns, result, (args, kwargs))
-        return result
+    def begin(self, call: ObservedCall) -> None:
+        """Notes when it begins. Calls are not seen inside others."""
+        self._sequence, self._start_ns = next_sequence(), time_ns()
 
-    def _gradfunc_of(self, tensor: torch.Tensor) -> str | None:
-        """As in Recorder; but the user frees what comes out of this pass, so the nodes that torch cannot free stay few."""
-        if len(self.rows) < _MOST_LOOKED_AT:
-            return super()._gradfunc_of(tensor)
-        return "Backward" if tensor.requires_grad else None
-
-    def record_opaque(self, name: str, func: Callable[..., Any], run: Callable[[], Any], arguments: Any) -> Any:
-        """As in Recorder."""
-        first = len(self.rows)
-        sequence, start_ns = next_sequence(), time_ns()
-        result = super().record_opaque(name, func, run, arguments)
-        with torch._C.DisableTorchFunction():
-            self._try_mark(first, sequence, start_ns, result, (arguments, None))
-        return result
-
-    def _try_mark(self, *what: Any) -> None:
-        if self.mark_failure is None:
+    def end(self, call: ObservedCall, result: Any) -> None:
+        """Marks it, and has it looked at."""
+        if call.kind in (CallKind.FUNCTION, CallKind.OPAQUE) and self.failure is None:
             try:
-                self._mark(*what)
+                self.mark(call, result)
             except NonFiniteError:
                 raise
             except Exception as error:  # the model must not notice
-                self.mark_failure = error
+                self.failure = error
 
-    def _mark(self, first: int, sequence: int, start_ns: int, result: Any, arguments: Any) -> None:
+    def mark(self, call: ObservedCall, result: Any) -> None:
+        """Writes down the operation that has just run."""
         end_ns = time_ns()
-        last = len(self.rows)
-        if self.marks and self.marks[-1].last > first:  # a Python method, whose own operations have been marked
-            return
-        call = self.current_call()
-        self.marks.append(Mark(first, last, call, sequence, next_sequence(), start_ns, end_ns))
-        if self.look is not None:
-            self.look(self, first, result, arguments)
+        if call.last > call.first:
+            module_call = self._current_call()
+            self.marks.append(
+                Mark(call.first, call.last, module_call, self._sequence, next_sequence(), self._start_ns, end_ns)
+            )
+            if self._look is not None:
+                self._look(call, result)
 
 
 class LoggedSession(Session):
     """A session that saves nothing but says when and where each operation ran."""
 
-    recorder_type = LoggedRecorder
-
     def __init__(self, model: torch.nn.Module, current_call: Callable[[], int], look: Look | None) -> None:
-        super().__init__(model, CaptureOptions(saves=False))
-        self.recorder.current_call = current_call
-        self.recorder.look = look
-
-    @property
-    def recorder(self) -> LoggedRecorder:
-        """The recorder, by its own type."""
-        assert isinstance(self._recorder, LoggedRecorder)
-        return self._recorder
+        self.marker = Marker(current_call, look)
+        super().__init__(model, CaptureOptions(saves=False, max_nodes=_MOST_LOOKED_AT), self.marker)

@@ -127,10 +127,10 @@ class Logs:
 
     def _keep(self, step: Step, session: LoggedSession) -> None:
         try:
-            if session.recorder.mark_failure is not None:
-                raise session.recorder.mark_failure
+            if session.marker.failure is not None:
+                raise session.marker.failure
             recording = session.recording
-            marks = session.recorder.marks
+            marks = session.marker.marks
             done = tuple([(row.operation.layer_type, row.module_call, row.shape, row.gradfunc) for row in recording.rows])
             kind = self._kinds.setdefault(done, len(self.by_kind))
             self.steps[step.number] = LoggedStep(kind, marks)
@@ -195,6 +195,6 @@ def _is_own_failure(session: LoggedSession | None, error: BaseException) -> bool
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     raiser = "" if place is None else str(place.tb_frame.f_globals.get("__name__", ""))
-    failure = session.recorder.failure
+    failure = session.failure
     is_noted = failure is not None and failure.operation is not None
     return raiser.startswith("torch._dynamo") or (raiser.startswith("torchlens.") and not is_noted)

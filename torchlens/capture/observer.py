@@ -1,0 +1,68 @@
+"""What a room may see of each call while it is recorded: the one hook for those that must know more than the log keeps."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from types import CodeType
+from typing import Any
+
+import torch
+
+from torchlens.capture.operations import Operation
+
+__all__ = ["CallKind", "ObservedCall", "Observer", "PlaceOf"]
+
+
+# Where the run is: the address of the running module, and the user's code (with the instruction) that led to the caller,
+# or to the frame so many further out.
+PlaceOf = Callable[[int], tuple[str, CodeType | None, int]]
+
+
+class CallKind(Enum):
+    """How a call came to be recorded, and so how it is made again."""
+
+    FUNCTION = "function"  # func(*args, **kwargs)
+    OPAQUE = "opaque"  # args is ((args, kwargs, ...),): func(*args, **kwargs)
+    AUTOGRAD = "autograd"  # an autograd.Function: func.apply(*args); it is told of when it has run
+    IDENTITY = "identity"  # nothing runs: the tensor is handed on
+    READ = "read"  # tells something about a tensor; leaves no row
+
+
+@dataclass(slots=True, eq=False)
+class ObservedCall:
+    """One call. It leaves the rows `first` up to `last` of the recording, none if the two are the same."""
+
+    kind: CallKind
+    operation: Operation
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+    written: Sequence[torch.Tensor]  # what it is going to write to, as far as the log knows
+    code: CodeType | None  # where the user's code called it
+    instruction: int
+    first: int
+    last: int
+
+
+class Observer:
+    """Sees each call before and after it, and each tensor that the recorder takes up. Override what is wanted.
+
+    torch does not report what an observer itself does. What it raises comes out of the model's call. Of the calls inside an
+    opaque one it sees nothing. It must not hold the recorder, which holds it.
+    """
+
+    def around(self, place: PlaceOf) -> AbstractContextManager[Any]:
+        """Stands around the run of the model; `place` may be asked while it runs."""
+        return nullcontext()
+
+    def begin(self, call: ObservedCall) -> None:
+        """A call is going to be made."""
+
+    def end(self, call: ObservedCall, result: Any) -> None:
+        """It has been made and has left its rows."""
+
+    def abandon(self, call: ObservedCall) -> None:
+        """It raised, or declined (`NotImplemented`)."""
+
+    def add(self, number: int, tensor: torch.Tensor) -> None:
+        """`tensor` is entry `number` of the recording; -1 - k for what is outside the log (see Recording)."""

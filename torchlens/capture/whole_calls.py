@@ -1,0 +1,98 @@
+"""Calls that torch does not report operation by operation, and that are recorded as a whole."""
+
+import sys
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from torchlens.capture.observer import CallKind
+from torchlens.capture.operations import named_operation
+from torchlens.capture.recorder import IDENTITY, Recorder
+
+__all__ = ["record_identity", "record_opaque", "tie_function"]
+
+Tensor = torch.Tensor
+
+
+def record_opaque(recorder: Recorder, name: str, func: Callable[..., Any], run: Callable[[], Any], arguments: Any) -> Any:
+    """Records `run()` as one operation: of the calls inside it, only what they read counts."""
+    operation, frame = named_operation(name, func), sys._getframe(2)
+    with torch._C.DisableTorchFunction():
+        recorder.complete()
+        references = recorder.references_to((arguments,), None)
+        place = recorder.user_code(frame)
+        observed = recorder.begin_observed(CallKind.OPAQUE, operation, (arguments,), None, (), place)
+    collected: dict[int, None] = {}
+    start = perf_counter()
+    recorder.collected = collected
+    try:
+        result = run()
+    except BaseException as error:
+        recorder.fail(error, operation, (arguments,), None, references, frame, observed)
+        raise
+    finally:
+        recorder.collected = None
+    seconds = perf_counter() - start
+    known = set(references.values())
+    for entry in collected:
+        if entry not in known:
+            references["captured", entry] = entry
+    call = (operation, (arguments,), None, references, recorder.module_call, *place, seconds)
+    with torch._C.DisableTorchFunction():
+        recorder.append_results(call, result, ())
+        recorder.end_observed(observed, result)
+    return result
+
+
+def record_identity(recorder: Recorder, tensor: Tensor) -> int:
+    """An entry for a tensor that a module handed back as it got it."""
+    entry = len(recorder.rows)
+    with torch._C.DisableTorchFunction():
+        observed = recorder.begin_observed(CallKind.IDENTITY, IDENTITY, (tensor,), None, (), (None, 0))
+        call = (IDENTITY, (tensor,), None, (recorder.entry_of(tensor),), recorder.module_call, None, 0, 0.0)
+        recorder.append(call, tensor, None)
+        recorder.end_observed(observed, tensor)
+    return entry
+
+
+def tie_function(
+    recorder: Recorder, name: str, func: Any, args: tuple[Any, ...], outputs: Sequence[Tensor], first: int
+) -> None:
+    """After a custom autograd function: its outputs got their place in autograd's graph only when it returned.
+
+    An output that no recorded operation made, or that does not lead back to anything before the function (it went
+    through numpy, say), gets an entry of the function itself, with the function's arguments as parents.
+    """
+    place = recorder.user_code(sys._getframe(2))
+    operation = named_operation(name, func)
+    with torch._C.DisableTorchFunction():
+        recorder.complete()
+        references = recorder.references_to(args, None)
+        observed = recorder.begin_observed(CallKind.AUTOGRAD, operation, args, None, (), place)
+        for index, tensor in enumerate(outputs):
+            entry = recorder.entry_of(tensor)
+            if entry is not None and (entry < first or _leads_outside(recorder, entry, first)):
+                if entry >= first and tensor.grad_fn is not None:
+                    recorder.rows[entry] = recorder.rows[entry]._replace(gradfunc=type(tensor.grad_fn).__name__)
+                    if recorder.gradients is not None:
+                        recorder.gradients.watch(entry, tensor)
+                continue
+            call = (operation, args, None, references, recorder.module_call, *place, 0.0)
+            recorder.append(call, tensor, None if len(outputs) == 1 else index)
+        recorder.end_observed(observed, outputs)
+
+
+def _leads_outside(recorder: Recorder, entry: int, first: int) -> bool:
+    """Whether an entry made since `first` was computed from one made before, or from a parameter."""
+    pending, seen = [entry], {entry}
+    while pending:
+        references = recorder.rows[pending.pop()].references
+        for parent in references.values() if isinstance(references, dict) else references:
+            if parent is not None and parent not in seen:
+                if parent < first:
+                    return True
+                seen.add(parent)
+                pending.append(parent)
+    return False
