@@ -13,7 +13,7 @@ from torchlens.history.failure import explain
 from torchlens.history.log import Log
 from torchlens.history.lookup import Lookup
 from torchlens.history.rerun import rerun, select_numbers
-from torchlens.later import later
+from torchlens.lazy_import import lazy_function
 from torchlens.model_history import ModelHistory
 from torchlens.options import LogOptions, check_inputs
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torchlens.draw.drawing import draw
     from torchlens.draw.options import DrawOptions, draw_options
 else:
-    draw = later("torchlens.draw.drawing", "draw")
-    draw_options = later("torchlens.draw.options", "draw_options")
+    draw = lazy_function("torchlens.draw.drawing", "draw")
+    draw_options = lazy_function("torchlens.draw.options", "draw_options")
 
 __all__ = ["get_model_metadata", "log_forward_pass", "show_model_graph"]
 

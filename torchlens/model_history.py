@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlens.history.base_history import BaseHistory
-from torchlens.later import later
+from torchlens.lazy_import import lazy_function
 
 if TYPE_CHECKING:
     import networkx
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from torchlens.export.networkx_graph import to_networkx
     from torchlens.viewer import Exploration, explore
 else:
-    render_graph, notebook_svg = (later("torchlens.draw.drawing", name) for name in ("render_graph", "notebook_svg"))
-    to_json = later("torchlens.export.json_graph", "to_json")
-    to_networkx = later("torchlens.export.networkx_graph", "to_networkx")
-    explore = later("torchlens.viewer", "explore")
+    render_graph = lazy_function("torchlens.draw.drawing", "render_graph")
+    notebook_svg = lazy_function("torchlens.draw.drawing", "notebook_svg")
+    to_json = lazy_function("torchlens.export.json_graph", "to_json")
+    to_networkx = lazy_function("torchlens.export.networkx_graph", "to_networkx")
+    explore = lazy_function("torchlens.viewer", "explore")
 
 __all__ = ["ModelHistory"]
 

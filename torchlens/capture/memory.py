@@ -218,6 +218,15 @@ class Memory:
             for holder, index in self._arguments.pop(storage, ()):
                 holder[index] = _copy_of(holder[index])
 
+    def note_outside(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """The storages of tensors that are no entries, if anything was written. Notes the regions of those that were."""
+        storages = list(map(storage_of, tensors)) if self.writes else []
+        written = {write.storage for write in self.writes}
+        for number, storage in enumerate(storages):
+            if storage in written:
+                self.regions[-1 - number] = region_of(tensors[number])
+        return storages
+
     def restore(self) -> None:
         """Puts back what the pass wrote into tensors that exist outside it."""
         with torch.no_grad():

@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class ModuleCall(NamedTuple):
-    """One call of one module: which, the how-manieth, from inside which other call."""
+    """One call of one module: which, which pass of it, from inside which other call."""
 
     address: str
     pass_num: int

@@ -15,7 +15,7 @@ from torchlens.capture.allocator import keep_freed_memory
 from torchlens.capture.backward import next_sequence
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.gradients import GradientHooks
-from torchlens.capture.memory import Memory, region_of, storage_of
+from torchlens.capture.memory import Memory
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.observer import Observer
 from torchlens.capture.parts import parts_of
@@ -68,6 +68,7 @@ class Session:
         self._inputs: list[tuple[Path, int]] = []
         self._outputs: list[tuple[Path, int]] = []
         self._buffers: list[tuple[str, int]] = []
+        self._outside_storages: list[int] = []
         self._bound_buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._seconds_forward = 0.0
         self._seconds_total = 0.0
@@ -90,6 +91,7 @@ class Session:
             raise
         finally:
             self._recorder.finish(outliving)
+            self._outside_storages = self._memory.note_outside(self._recorder.outside)
             self._seconds_total = perf_counter() - start
 
     def _run_logged(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -173,11 +175,6 @@ class Session:
     def recording(self) -> Recording:
         """What was recorded."""
         recorder, memory, tracker, parts = self._recorder, self._memory, self._tracker, self._parts
-        outside_storages = list(map(storage_of, recorder.outside)) if memory.writes else []
-        written = {write.storage for write in memory.writes}
-        for number, storage in enumerate(outside_storages):
-            if storage in written:
-                memory.regions[-1 - number] = region_of(recorder.outside[number])
         return Recording(
             model_name=parts.classes[""],
             rows=recorder.rows,
@@ -192,7 +189,7 @@ class Session:
             params=parts.params,
             param_addresses=parts.param_addresses,
             module_params=parts.module_params,
-            outside_storages=outside_storages,
+            outside_storages=self._outside_storages,
             module_calls=recorder.module_calls,
             module_classes=parts.classes,
             module_entries=tracker.entries,

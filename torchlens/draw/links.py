@@ -6,15 +6,10 @@ from typing import Any
 
 from torchlens.draw.items import Grouping, ItemKind
 from torchlens.graph.edges import located
+from torchlens.graph.operation_kinds import COMMUTATIVE
 from torchlens.history.log import Log
 
 __all__ = ["Link", "argument_text", "closing_loops", "find_links", "number_ranges"]
-
-# Operations whose arguments may change places.
-_SYMMETRIC = frozenset({
-    "add", "bitwiseand", "bitwiseor", "bitwisexor", "eq", "iadd", "imul", "logicaland", "logicalor", "logicalxor",
-    "maximum", "minimum", "mul", "multiply", "ne", "output", "radd", "rmul", "and", "or", "xor",
-})  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -97,7 +92,7 @@ def closing_loops(links: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
 def _argument_places(log: Log, grouping: Grouping, entry: int) -> dict[int, list[Any]]:
     """Which arguments of the operation each parent is; nothing where there is only one, or where order does not matter."""
     row, graph = log.row(entry), log.graph
-    if row.operation.layer_type in _SYMMETRIC:
+    if row.operation.layer_type in COMMUTATIVE:
         return {}
     reads = graph.located_reads.get(graph.recorded[entry]) or located(row.references)
     found: dict[int, list[Any]] = {}

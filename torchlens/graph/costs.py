@@ -8,11 +8,9 @@ from torchlens.graph.edges import located
 from torchlens.graph.flops.call import VARYING, Call, Location, Shape
 from torchlens.graph.flops.registered import registered_flops
 from torchlens.graph.flops.registry import backward_flops, forward_flops
+from torchlens.graph.operation_kinds import MAY_RETURN_ARGUMENT
 
 __all__ = ["backward_flops_of", "flops_of", "reached_backward_flops", "reached_by_gradients"]
-
-# What may return the very tensor it was given, which has no gradient function if it is an input or a parameter.
-_HANDING_ON = frozenset({"contiguous", "cpu", "double", "dropout", "float", "identity", "output", "to", "type", "typeas"})
 
 
 def flops_of(recording: Recording, row: Row) -> int | None:
@@ -105,7 +103,8 @@ def _wants_grad(recording: Recording, number: int) -> bool:
         if row.gradfunc is not None or number in recording.leaves:
             return True
         given = located(row.references)
-        if row.operation.layer_type not in _HANDING_ON or not given:
+        # Where it returned the very tensor it was given, that has no gradient function if it is an input or a parameter.
+        if row.operation.layer_type not in MAY_RETURN_ARGUMENT or not given:
             return False
         number = given[0][1]
     return -1 - number < len(recording.params) and recording.params[-1 - number].requires_grad

@@ -158,7 +158,7 @@ def _join_around_parameters(
 def _children_by_role(
     operations: Sequence[int], children: Sequence[Sequence[tuple[int, int]]], keys: Sequence[Hashable]
 ) -> dict[Hashable, list[int]]:
-    """Children of the passes of a layer, by what they do, the argument they take it as, and the how-manieth they are."""
+    """Children of the passes of a layer, by what they do, the argument they take it as, and their place among those."""
     roles: dict[Hashable, list[int]] = {}
     for operation in operations:
         count: dict[Hashable, int] = {}

@@ -15,14 +15,12 @@ import torch
 from torchlens.capture.gradients import Gradients
 from torchlens.capture.recorder import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Row
+from torchlens.graph.operation_kinds import UNINITIALISED
 from torchlens.history.backward import parameter_gradients
 from torchlens.history.log import Log
 from torchlens.history.nonfinite import NonFinite, ValueRange, is_finite, value_range
 
 __all__ = ["first_nonfinite"]
-
-# Memory that nobody has written to yet means nothing.
-_UNINITIALISED = frozenset({"empty", "emptylike", "emptystrided", "emptypermuted", "newempty", "newemptystrided"})
 
 
 def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
@@ -74,7 +72,7 @@ def _value_origins(log: Log, include_constants: bool) -> tuple[list[_Origin], se
         given = [strange[parent] for parent in log.graph.parents[entry] if parent in strange]
         strange[entry] = result
         is_handed_on = any(_explains(each, result) for each in given)
-        is_asked_for = row.operation.layer_type in _UNINITIALISED or (
+        is_asked_for = row.operation.layer_type in UNINITIALISED or (
             not include_constants and _is_asked_for(row, result, len(log.recording.params), value)
         )
         if not is_handed_on and not is_asked_for:

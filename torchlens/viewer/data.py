@@ -11,6 +11,7 @@ import torch
 
 from torchlens.capture.recording import Failure, References
 from torchlens.graph.costs import flops_of
+from torchlens.graph.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, SAME_NUMBERS
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, SourceLine, source_line
@@ -26,19 +27,8 @@ _PARTS = ("operation", "module", "loop", "repeat", "step", "span")
 # What the page can dim or hide.
 _SIDES = ("", "buffer", "constant", "mask", "view")
 
-_NORMS = frozenset({"batchnorm", "layernorm", "groupnorm", "instancenorm", "rmsnorm", "localresponsenorm", "normalize"})
-_ACTIVATION_NAMES = """
-    relu relu6 gelu sigmoid tanh softmax logsoftmax silu hardswish hardsigmoid hardtanh elu celu selu leakyrelu prelu rrelu
-    mish softplus softsign softmin softshrink hardshrink tanhshrink threshold logsigmoid glu gumbelsoftmax dropout dropout1d
-    dropout2d dropout3d alphadropout featuredropout featurealphadropout
-"""
-_VIEW_NAMES = """
-    view reshape permute transpose t mt h mh swapaxes swapdims movedim moveaxis squeeze unsqueeze flatten unflatten expand
-    expandas viewas reshapeas getitem select narrow chunk split splitwithsizes tensorsplit unbind contiguous detach identity
-    diagonal unfold asstrided alias atleast1d atleast2d atleast3d broadcastto real imag viewasreal viewascomplex
-    pixelshuffle hsplit vsplit dsplit ravel adjoint to clone
-"""
-_ACTIVATIONS, _VIEWS = frozenset(_ACTIVATION_NAMES.split()), frozenset(_VIEW_NAMES.split())
+_LIKE_ACTIVATIONS = ACTIVATIONS | DROPOUTS
+_LIKE_VIEWS = SAME_NUMBERS | {"pixelshuffle", "to"}
 _LONGEST_ARGUMENTS = 200
 
 
@@ -281,13 +271,13 @@ class _Writer:
         if entry in self.outputs:
             return "output"
         name = self.log.row(entry).operation.layer_type
-        if name in _NORMS:
+        if name in NORMALISATIONS:
             return "norm"
         if self.log.graph.params[entry]:
             return "weights"
         if entry in self.buffers or not self._depends_on_input(part):
             return "source"
-        return "activation" if name in _ACTIVATIONS else "view" if name in _VIEWS else "compute"
+        return "activation" if name in _LIKE_ACTIVATIONS else "view" if name in _LIKE_VIEWS else "compute"
 
     def _side(self, part: Part, num_entries: int) -> str:
         if part.kind != "operation" or part.passes[0][0] >= num_entries:
@@ -301,7 +291,7 @@ class _Writer:
             return "mask"
         if not self._depends_on_input(part):
             return "constant"
-        return "view" if self.log.row(entry).operation.layer_type in _VIEWS else ""
+        return "view" if self.log.row(entry).operation.layer_type in _LIKE_VIEWS else ""
 
     def _depends_on_input(self, part: Part) -> bool:
         return any(self.log.graph.has_input_ancestor[entry] for own in part.passes for entry in own)

@@ -81,7 +81,7 @@ class ActivationStatistics:
         return list(self._found.values())
 
     def _activity(self, place: Place, kind: str) -> Activity:
-        """By module, pass of it, and the how-manieth of its kind there: the same from step to step."""
+        """By module, pass of it, and its number among its kind there: the same from step to step."""
         if place.step != self._step:
             self._step = place.step
             self._seen.clear()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchlens.errors import NonFiniteError
+from torchlens.graph.operation_kinds import SAME_NUMBERS, UNINITIALISED
 from torchlens.history.nonfinite import NonFinite, ValueRange, value_range
 from torchlens.profiling.health.finite import has_nonfinite
 from torchlens.profiling.records import Place
@@ -17,13 +18,11 @@ __all__ = ["Origins"]
 
 # They hand on what they are given: whatever is not finite in their results was so before. Uninitialised memory means
 # nothing yet.
-_PASSING_NAMES = """
-    view reshape permute transpose t mt h mh swapaxes swapdims movedim moveaxis squeeze unsqueeze flatten unflatten expand
-    expandas viewas reshapeas getitem select narrow chunk split splitwithsizes tensorsplit unbind contiguous detach identity
-    diagonal unfold asstrided alias real imag viewasreal viewascomplex ravel clone relu maxpool1d maxpool2d maxpool3d
-    adaptivemaxpool1d adaptivemaxpool2d empty emptylike newempty emptystrided newemptystrided
-"""
-_PASSING = frozenset(_PASSING_NAMES.split())
+_PASSING = (
+    SAME_NUMBERS
+    | UNINITIALISED
+    | {"relu", "maxpool1d", "maxpool2d", "maxpool3d", "adaptivemaxpool1d", "adaptivemaxpool2d", "adaptivemaxpool3d"}
+)
 _MOST = 20
 _PARAMETER = " (a parameter)"
 _CONVERSIONS = frozenset({"to", "type", "long", "int", "short", "round"})

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["later"]
+__all__ = ["lazy_function"]
 
 
-def later(module: str, name: str) -> Callable[..., Any]:
+def lazy_function(module: str, name: str) -> Callable[..., Any]:
     """The function `name` of `module`, which is imported when it is called.
 
-    >>> to_json = later('torchlens.export.json_graph', 'to_json')
+    >>> to_json = lazy_function('torchlens.export.json_graph', 'to_json')
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
