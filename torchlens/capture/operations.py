@@ -15,9 +15,15 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.functions import Reference, found_again, reference_to
+
 __all__ = [
+    "BUFFER",
+    "IDENTITY",
+    "INPUT",
     "KNOWN_OPERATIONS",
     "OPERATOR_NAMES",
+    "OUTPUT",
     "Kind",
     "Operation",
     "layer_type",
@@ -45,6 +51,8 @@ class Operation:
     `written` are the arguments it writes to (positions and keywords) beside `out=`; `writes_if` is the position of an
     argument that must be true for that (batch norm writes its statistics in training only); `has_output` is False where
     the result of the call is what was written rather than what was returned (`x[0] = 1` returns nothing).
+
+    Its function goes into a pickle by name; the operations of boundaries, which are told by identity, stay themselves.
     """
 
     func: Callable[..., Any]
@@ -64,6 +72,15 @@ class Operation:
         """The keyword of an argument that is written; "" where it has none."""
         return self.argument_names[position] if position < len(self.argument_names) else ""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _BOUNDARIES.get(self.name) is self:
+            return _boundary, (self.name,)
+        rest = (self.kind.value, self.written, self.argument_names, self.writes_if, self.has_output)
+        return _restored_operation, (reference_to(self.func), self.name, self.layer_type, *rest)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Operation":
+        return self
+
 
 def layer_type(name: str) -> str:
     """The word a label starts with: `max_pool2d` → `maxpool2d`, `relu_` → `relu`, `__iadd__` → `iadd`."""
@@ -73,6 +90,26 @@ def layer_type(name: str) -> str:
 def named_operation(name: str, func: Callable[..., Any]) -> Operation:
     """An operation that torch has no callable for: a scripted module, an `identity`, an input."""
     return Operation(func, name, layer_type(name))
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    """Stands for the function of an entry that no function made."""
+    return tensor
+
+
+INPUT = named_operation("input", _unchanged)
+BUFFER = named_operation("buffer", _unchanged)
+OUTPUT = named_operation("output", _unchanged)
+IDENTITY = named_operation("identity", _unchanged)
+_BOUNDARIES = {operation.name: operation for operation in (INPUT, BUFFER, OUTPUT, IDENTITY)}
+
+
+def _boundary(name: str) -> Operation:
+    return _BOUNDARIES[name]
+
+
+def _restored_operation(reference: Reference, name: str, layer: str, kind: str, *rest: Any) -> Operation:
+    return Operation(found_again(reference), name, layer, Kind(kind), *rest)
 
 
 # Operators whose own name torch does not report: `1 + x` arrives as `Tensor.add`. The recorder patches these names on

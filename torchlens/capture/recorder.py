@@ -31,12 +31,18 @@ from torchlens.capture.failures import Failures
 from torchlens.capture.gradients import GradientHooks, Slice, slice_written
 from torchlens.capture.memory import Memory, is_sole_owner, storage_of, version_of
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
-from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, named_operation, operation_of
+from torchlens.capture.operations import (
+    KNOWN_OPERATIONS,
+    OUTPUT,
+    Kind,
+    Operation,
+    operation_of,
+)
 from torchlens.capture.recording import ModuleCall, References, Row
 from torchlens.capture.trees import plain_tensors, same_with
 from torchlens.capture.user_code import KNOWN_CODE, is_user_code
 
-__all__ = ["BUFFER", "IDENTITY", "INPUT", "OUTPUT", "Recorder"]
+__all__ = ["Recorder"]
 
 Tensor = torch.Tensor
 _OPERATION, _READ = Kind.OPERATION, Kind.READ
@@ -518,14 +524,3 @@ class Recorder(TorchFunctionMode):
         for holder in self.saved_args:
             self.saved_args[holder] = unwrap(self.saved_args[holder])
         self._entry_of_id.clear()
-
-
-def _unchanged(tensor: Tensor) -> Tensor:
-    """Stands for the function of an entry that no function made."""
-    return tensor
-
-
-INPUT = named_operation("input", _unchanged)
-BUFFER = named_operation("buffer", _unchanged)
-OUTPUT = named_operation("output", _unchanged)
-IDENTITY = named_operation("identity", _unchanged)

@@ -18,9 +18,10 @@ from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.observer import Observer
+from torchlens.capture.operations import BUFFER, INPUT
 from torchlens.capture.parts import parts_of
 from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
-from torchlens.capture.recorder import BUFFER, INPUT, Recorder
+from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import Failure, Recording
 from torchlens.capture.trees import Path, named_tensors
 from torchlens.errors import NestedLogError

@@ -1,12 +1,14 @@
-"""Telling the user's code from torch's and ours."""
+"""Places in the user's code, and telling it from torch's and ours."""
 
+import linecache
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
 import torch
 
-__all__ = ["KNOWN_CODE", "is_user_code"]
+__all__ = ["KNOWN_CODE", "SourceLine", "code_of_line", "is_user_code", "source_line", "source_text"]
 
 _LIBRARIES = tuple(f"{Path(file).resolve().parents[up]}{os.sep}" for file, up in ((str(torch.__file__), 0), (__file__, 1)))
 # The answers so far, by id, with the code itself beside it so that the id stays its own: hashing a code object means
@@ -22,3 +24,44 @@ def is_user_code(code: CodeType) -> bool:
         is_user = not (file.startswith("<frozen") or str(Path(file).resolve()).startswith(_LIBRARIES))
         known = KNOWN_CODE[id(code)] = (is_user, code)
     return known[0]
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A place in the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def source_line(code: CodeType, instruction: int) -> SourceLine:
+    """The line an instruction of `code` stands on."""
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end and number is not None:
+            line = number
+    return SourceLine(code.co_filename, line, code.co_qualname)
+
+
+def source_text(code: CodeType, instruction: int) -> str:
+    """What the line says; "" where its file is not to be found."""
+    if code.co_consts[:1] == (_STANDS_FOR_LINE,):
+        return str(code.co_consts[1])
+    line = source_line(code, instruction)
+    return linecache.getline(line.file, line.line).strip()
+
+
+# Code cannot be pickled. A line can, and code that stands for it serves all who ask where something was called.
+_STANDS_FOR_LINE = "torchlens: stands for a line of somebody else's"
+
+
+def code_of_line(file: str, line: int, function: str, text: str) -> CodeType:
+    """A code object that does nothing but tell that it stands on this line."""
+    return (lambda: None).__code__.replace(
+        co_filename=file, co_firstlineno=line, co_name=function.rpartition(".")[2], co_qualname=function,
+        co_linetable=b"", co_consts=(_STANDS_FOR_LINE, text),
+    )  # fmt: skip

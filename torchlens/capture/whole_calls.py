@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from torchlens.capture.observer import CallKind
-from torchlens.capture.operations import named_operation
-from torchlens.capture.recorder import IDENTITY, Recorder
+from torchlens.capture.operations import IDENTITY, named_operation
+from torchlens.capture.recorder import Recorder
 
 __all__ = ["record_identity", "record_opaque", "tie_function"]
 

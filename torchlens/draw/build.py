@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from torchlens.capture.recorder import BUFFER, INPUT, OUTPUT
+from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.draw.colors import (
     BUFFER_FILL,
     CONDITION_FILL,

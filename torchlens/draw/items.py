@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from torchlens.capture.recorder import BUFFER
+from torchlens.capture.operations import BUFFER
 from torchlens.draw.folding import Folding
 from torchlens.history.log import Log
 

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchlens.capture.recorder import BUFFER, INPUT, OUTPUT
+from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Recording, Row
 from torchlens.graph.conditions import find_conditions
 from torchlens.graph.connections import ancestors_of, children_of, connected, descendants_of

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchlens.capture.gradients import Gradients
-from torchlens.capture.recorder import BUFFER, INPUT, OUTPUT
+from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Row
 from torchlens.graph.operation_kinds import UNINITIALISED
 from torchlens.history.backward import parameter_gradients

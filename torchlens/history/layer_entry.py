@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from torchlens.capture.recorder import BUFFER, INPUT, OUTPUT
+from torchlens.capture.functions import argument_names
+from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.graph.costs import flops_of
 from torchlens.graph.edges import located
-from torchlens.history.arguments import argument_names
 from torchlens.history.backward import backward_times, parameter_gradients
 from torchlens.history.log import Log, SourceLine, nice_bytes
 from torchlens.history.lookup import lookup_keys

@@ -1,32 +1,19 @@
 """The data behind a history and its entries, shared by them; it points back to neither."""
 
-from dataclasses import dataclass
 from functools import cached_property
-from types import CodeType
 from typing import Any
 
 import torch
 
 from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.recording import Recording, Row
+from torchlens.capture.user_code import SourceLine, source_line
 from torchlens.errors import ValueChangedError
 from torchlens.graph.build import Graph, build_graph
 from torchlens.graph.costs import reached_backward_flops, reached_by_gradients
 from torchlens.graph.distances import Distances, distances_from_inputs, distances_to_outputs
 
-__all__ = ["Log", "SourceLine", "nice_bytes", "path_text"]
-
-
-@dataclass(frozen=True)
-class SourceLine:
-    """A place in the user's code."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} in {self.function}"
+__all__ = ["Log", "SourceLine", "nice_bytes", "path_text", "source_line"]
 
 
 class Log:
@@ -170,15 +157,6 @@ class Log:
             if number in entry_of:
                 found.setdefault(entry_of[number], []).append(address)
         return found
-
-
-def source_line(code: CodeType, instruction: int) -> SourceLine:
-    """The line an instruction of `code` stands on."""
-    line = code.co_firstlineno
-    for start, end, number in code.co_lines():
-        if start <= instruction < end and number is not None:
-            line = number
-    return SourceLine(code.co_filename, line, code.co_qualname)
 
 
 def path_text(head: str, path: tuple[Any, ...]) -> str:

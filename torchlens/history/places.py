@@ -11,7 +11,7 @@ import torch
 
 from torchlens.capture.backward import node_of, sequence_of
 from torchlens.capture.gradients import GradientHooks, Gradients
-from torchlens.capture.recorder import BUFFER, INPUT
+from torchlens.capture.operations import BUFFER, INPUT
 from torchlens.capture.recording import Recording, Row
 
 __all__ = ["gradients_of_saved"]

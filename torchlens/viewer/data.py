@@ -1,7 +1,6 @@
 """A history as the columns that the page reads. Text is kept once, in `strings`; everything else is numbers."""
 
 import inspect
-import linecache
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from torchlens.capture.recording import Failure, References
+from torchlens.capture.user_code import source_text
 from torchlens.graph.costs import flops_of
 from torchlens.graph.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, SAME_NUMBERS
 from torchlens.history.base_history import BaseHistory
@@ -149,9 +149,8 @@ class _Writer:
         key = (code, instruction)
         if key not in self.places:
             self.places[key] = len(self.place_lines)
-            line = source_line(code, instruction)
-            text = linecache.getline(line.file, line.line).strip()
-            self.place_lines.append([self.strings(_place_text(line)), self.strings(text)])
+            place = _place_text(source_line(code, instruction))
+            self.place_lines.append([self.strings(place), self.strings(source_text(code, instruction))])
         return self.places[key]
 
     # -- parts ---------------------------------------------------------------------------------------------------------
