@@ -8,6 +8,7 @@ compared with what it was object by object, the model likewise, and the results 
 import argparse
 import ctypes
 import gc
+import math
 import os
 import random
 import signal
@@ -138,7 +139,9 @@ class _Subject:
         name = type(self.model).__name__
         figures.expect(history.layer_labels_w_pass == self.labels, f"{name}: the log has other layers than before")
         value = history[history.output_layers[0]].tensor_contents
-        figures.expect(torch.equal(value, self.expected), f"{name}: the log holds another output than before")
+        # To rounding: how torch splits a sum depends on the thread, with or without a log.
+        is_same = torch.allclose(value, self.expected, rtol=1e-4, atol=1e-5)
+        figures.expect(is_same, f"{name}: the log holds another output than before")
         figures.expect(history.num_tensors_saved == history.num_tensors_total, f"{name}: not every tensor is saved")
 
     def check_model(self, figures: Figures) -> None:
@@ -255,7 +258,7 @@ class _Target:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._is_open = self._is_fired = False
+        self._is_open = self._is_fired = self._is_dropped = False
 
     def strike(self, send: Callable[[], None]) -> bool:
         """Sends the interrupt, unless the work is over."""
@@ -266,21 +269,23 @@ class _Target:
                 return True
         return False
 
+    def drop(self) -> None:
+        """Python itself drops what is raised while it finalizes an object; that is no loss of ours."""
+        self._is_dropped = True
+
     def run(self, work: Callable[[], Any], figures: Figures) -> tuple[Any, bool]:
         """What `work` returned, and whether an interrupt arrived; None as the result if it cut the work short."""
         result = None
         try:
             with self._lock:
-                self._is_open, self._is_fired = True, False
+                self._is_open, self._is_fired, self._is_dropped = True, False, False
             result = work()
             with self._lock:
                 self._is_open = False
-            deadline = time.monotonic() + 5
-            while self._is_fired:
-                time.sleep(0)
-                if time.monotonic() > deadline:
-                    figures.expect(False, "an interrupt was lost")
-                    return result, False
+            if self._is_fired:
+                for _ in range(1000):  # it was sent before now, and strikes the next time that this thread looks
+                    time.sleep(0)
+                figures.expect(self._is_dropped, "an interrupt was lost")
         except Interrupt:
             self._is_open = False
             return result, True
@@ -350,15 +355,30 @@ def run_moments(figures: Figures, max_moments: int) -> None:
     total, _ = _interrupt_at(-1, subject.log)
     step = -(-total // max_moments)
     dropped: list[Any] = []
-    previous_hook, sys.unraisablehook = sys.unraisablehook, dropped.append
-    try:
+    with _told_of_dropped(lambda: dropped.append(None)):
         num_done = _visit(subject, range(random.randrange(step), total, step), dropped, before, figures)
-    finally:
-        sys.unraisablehook = previous_hook
     subject.check(subject.log(), figures)
     figures.logs += 1
     figures.moments += num_done
     print(f"  {num_done} interrupts, at one of every {step} of the {total} moments that there are", flush=True)
+
+
+@contextmanager
+def _told_of_dropped(tell: Callable[[], None]) -> Iterator[None]:
+    """Calls `tell`, in the thread that was struck, when Python drops an interrupt because it struck a finalizer."""
+    previous = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if issubclass(unraisable.exc_type, Interrupt):
+            tell()
+        else:
+            previous(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = previous
 
 
 def _visit(subject: _Subject, moments: range, dropped: list[Any], before: Any, figures: Figures) -> int:
@@ -371,7 +391,6 @@ def _visit(subject: _Subject, moments: range, dropped: list[Any], before: Any, f
             place = str(interrupt)
             num_done += 1
         else:
-            # Python itself drops what is raised while it finalizes an object, and tells this hook; that is no loss of ours.
             figures.expect(bool(dropped), f"an interrupt at {place} was lost")
         dropped.clear()
         problems = len(figures.problems)
@@ -433,16 +452,18 @@ def run_threads(figures: Figures, seconds: float, min_interrupts: int) -> None:
         ]
         for thread in threads:
             thread.start()
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
-            number = random.randrange(len(subjects))
-            thread_id = threads[number].ident
-            targets[number].strike(lambda thread_id=thread_id: _raise_in(thread_id))
-            time.sleep(random.random() * 0.01)
-        stop.set()
-        for thread in threads:
-            thread.join(30)
-            figures.expect(not thread.is_alive(), f"thread {thread.name} hangs")
+        targets_of = {thread.ident: target for thread, target in zip(threads, targets, strict=False)}
+        with _told_of_dropped(lambda found=targets_of: found[threading.get_ident()].drop()):
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:
+                number = random.randrange(len(subjects))
+                thread_id = threads[number].ident
+                targets[number].strike(lambda thread_id=thread_id: _raise_in(thread_id))
+                time.sleep(random.random() * 0.01)
+            stop.set()
+            for thread in threads:
+                thread.join(_PATIENCE)
+                figures.expect(not thread.is_alive(), f"thread {thread.name} hangs")
         for count in counts:
             figures.logs += count.logs
             figures.interrupts += count.interrupts
@@ -454,7 +475,7 @@ def run_threads(figures: Figures, seconds: float, min_interrupts: int) -> None:
         for subject in subjects:
             subject.check_model(figures)
         rounds += 1
-        if figures.problems or (rounds > 20 and not struck):
+        if figures.problems or (rounds > 400 and not struck):
             break
     print(f"  {rounds} rounds of {len(subjects)} logging and 2 training threads, {struck} interrupts", flush=True)
 
@@ -476,6 +497,7 @@ def _log_until(stop: threading.Event, subject: _Subject, target: _Target, figure
 
 
 _NUM_STEPS = 5
+_PATIENCE = 600.0  # seconds, for threads that have been told to stop; on a busy machine they are slow to hear it
 
 
 def _train(num_steps: int) -> list[float]:
@@ -498,7 +520,9 @@ def _train(num_steps: int) -> list[float]:
 
 def _train_until(stop: threading.Event, expected: list[float], figures: Figures) -> None:
     while not stop.is_set():
-        figures.expect(_train(_NUM_STEPS) == expected, "a training alongside logs took another course")
+        losses = _train(_NUM_STEPS)
+        is_same = all(math.isclose(*pair, rel_tol=1e-4) for pair in zip(losses, expected, strict=True))
+        figures.expect(is_same, "a training alongside logs took another course")
         figures.training_steps += _NUM_STEPS
 
 

@@ -1,18 +1,28 @@
 """What all tests share: golden files, a quiet machine, and generators that start the same everywhere."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from torchlens.draw import render
+
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden files anew from what is printed now")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patient() -> Iterator[None]:
+    """However busy the machine, Graphviz is waited for."""
+    before, render._PATIENCE = render._PATIENCE, 1200.0
+    yield
+    render._PATIENCE = before
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,15 @@ from torch import nn
 import torchlens as tl
 from torchlens.capture.patching import CURRENT
 
+PATIENCE = 600.0  # seconds; only so that a test that fails ends
+
 
 def stepwise(barrier: threading.Barrier, function: Callable[[torch.Tensor], torch.Tensor]) -> Model:
     """A model that waits for the others before each of its steps."""
 
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         for _ in range(20):
-            barrier.wait(timeout=20)
+            barrier.wait(PATIENCE)
             x = function(self.fc(x))
         return x
 
@@ -47,20 +49,20 @@ def test_logs_that_overlap_leave_the_compiler_as_it_was() -> None:
 
     def forward_first(self: Model, x: torch.Tensor) -> torch.Tensor:
         first_is_in.set()
-        second_is_in.wait(20)
+        second_is_in.wait(PATIENCE)
         return x + 1
 
     def forward_second(self: Model, x: torch.Tensor) -> torch.Tensor:
         second_is_in.set()
-        first.result(20)  # the first to begin is the first to end
+        first.result(PATIENCE)  # the first to begin is the first to end
         assert eval_frame._stance.stance == "force_eager"
         return x + 1
 
     x = torch.rand(2)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(tl.log_forward_pass, Model(forward_first), x)
-        first_is_in.wait(20)
-        pool.submit(tl.log_forward_pass, Model(forward_second), x).result(20)
+        first_is_in.wait(PATIENCE)
+        pool.submit(tl.log_forward_pass, Model(forward_second), x).result(PATIENCE)
     assert eval_frame._stance is before
 
 
@@ -79,7 +81,7 @@ def test_a_busy_third_thread_stays_correct_and_unlogged() -> None:
             started.set()
 
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
-        started.wait(20)
+        started.wait(PATIENCE)
         before = len(results)
         while len(results) < before + 3:
             x = torch.sin(x)
@@ -94,7 +96,7 @@ def test_a_busy_third_thread_stays_correct_and_unlogged() -> None:
         thread.join()
     assert {entry.layer_type for entry in history} == {"input", "sin", "output"}
     for result in results:
-        assert torch.equal(result, (expected + 1) / 2)
+        assert torch.allclose(result, (expected + 1) / 2)  # to rounding: torch sums differently in another thread
 
 
 def test_a_thread_started_by_the_model_runs_correctly_and_unlogged() -> None:
@@ -106,7 +108,7 @@ def test_a_thread_started_by_the_model_runs_correctly_and_unlogged() -> None:
     model, x = Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4)
     history = tl.log_forward_pass(model, x)
     assert [entry.layer_type for entry in history] == ["input", "mul", "output"]
-    assert torch.equal(history["output_1"].tensor_contents, model(x))
+    assert torch.allclose(history["output_1"].tensor_contents, model(x))
 
 
 def test_a_log_that_ends_while_another_runs_leaves_it_working() -> None:
@@ -114,13 +116,13 @@ def test_a_log_that_ends_while_another_runs_leaves_it_working() -> None:
 
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         inside.set()
-        go_on.wait(20)
+        go_on.wait(PATIENCE)
         x += 1
         return self.fc(x)
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(tl.log_forward_pass, Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4))
-        inside.wait(20)
+        inside.wait(PATIENCE)
         short = tl.log_forward_pass(MLP(), torch.rand(2, 4))
         go_on.set()
         history = future.result()

@@ -18,7 +18,9 @@ history = tl.log_forward_pass(model, x)
 def shown(folder: Path, *cells: str) -> list[list[tuple[str, dict[str, str]]]]:
     """Of each cell, what it displayed and what it evaluated to, by kind of content."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (MODEL, *cells)])
-    NotebookClient(notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(
+        notebook, timeout=None, startup_timeout=1200, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
     return [[(output.output_type, dict(output.get("data", {}))) for output in cell.outputs] for cell in notebook.cells[1:]]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
 from viewer_models import history_of
 
 from torchlens.viewer import explore
@@ -20,6 +20,8 @@ _FLAGS = [
     "--disable-sync",
 ]
 
+_PATIENCE = 600_000.0  # milliseconds; only so that a test that fails ends
+
 
 def chromium() -> str:
     found = os.environ.get("TORCHLENS_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
@@ -30,7 +32,7 @@ def chromium() -> str:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=chromium(), args=_FLAGS)
+        launched = playwright.chromium.launch(executable_path=chromium(), args=_FLAGS, timeout=_PATIENCE)
         yield launched
         launched.close()
 
@@ -41,6 +43,8 @@ class Tab:
     def __init__(self, page: Page, path: Path):
         self.page = page
         self.path = path
+        self._profiler: CDPSession | None = None
+        page.set_default_timeout(_PATIENCE)
         self.complaints: list[str] = []
         self.requests: list[str] = []
         page.on("console", lambda message: self.complaints.append(message.text))
@@ -67,6 +71,18 @@ class Tab:
         if options.get("shift"):
             self.page.keyboard.up("Shift")
 
+    def count_blocks(self) -> None:
+        """From now on the browser counts how often each block of the page's script is run."""
+        self._profiler = self.page.context.new_cdp_session(self.page)
+        self._profiler.send("Profiler.enable")
+        self._profiler.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": True})
+
+    def blocks_run(self) -> int:
+        """How many blocks of script were run since it was last asked: a measure of work that no other process changes."""
+        assert self._profiler is not None
+        scripts = self._profiler.send("Profiler.takePreciseCoverage")["result"]
+        return sum(block["count"] for script in scripts for own in script["functions"] for block in own["ranges"])
+
     def titles(self) -> list[str]:
         return self.run("[...torchlens.scene.nodes.values()].filter(n => !n.isBox).map(n => torchlens.title(n.id))")
 
@@ -86,11 +102,13 @@ def visit(browser, pages):
     """Opens a page; afterwards nothing may have been complained about or asked for."""
     opened: list[Tab] = []
 
-    def visit(where: str | Path, fragment: str = "", **options) -> Tab:
+    def visit(where: str | Path, fragment: str = "", is_counted: bool = False, **options) -> Tab:
         path = pages[where] if isinstance(where, str) else where
         page = browser.new_page(viewport={"width": 1600, "height": 1000}, **options)
         tab = Tab(page, path)
         opened.append(tab)
+        if is_counted:
+            tab.count_blocks()
         page.goto(path.as_uri() + fragment)
         return tab
 

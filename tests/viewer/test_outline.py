@@ -1,8 +1,7 @@
-import time
-
 import torch
 from torch import nn
-from viewer_models import GPT2, history_of
+from viewer_models import history_of
+from work import lines_run
 
 import torchlens as tl
 from torchlens.viewer.data import page_data
@@ -98,11 +97,20 @@ def test_a_call_with_several_results_is_one_operation():
     assert [[len(own) for own in part.passes] for part in root.children] == [[1], [2], [1], [1]]
 
 
-def test_data_is_quick_to_write():
-    history = tl.log_forward_pass(GPT2(384).eval(), torch.randint(0, 1000, (1, 32)))
-    start = time.perf_counter()
-    page_data(history, {}, None)
-    assert time.perf_counter() - start < 5
+def test_the_data_of_four_times_the_operations_are_four_times_the_work():
+    class Deep(nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(depth))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    logs = [tl.log_forward_pass(Deep(depth), torch.ones(1, 4)) for depth in (50, 200)]
+    few, many = (lines_run(lambda log=log: page_data(log, {}, None)) for log in logs)
+    assert many < 5 * few
 
 
 def test_many_numbered_outputs_fold():

@@ -80,21 +80,24 @@ def test_no_two_nodes_overlap(visit):
     assert overlaps == []
 
 
-def test_gpt2_opens_in_half_a_second(visit):
-    times = []
-    while len(times) < 12 and not any(each < 500 for each in times):  # a machine may be busy for a while
-        times.append(visit("gpt2").run("torchlens.timings.sinceNavigation"))
-    assert min(times) < 500
+# A block of the page's script takes a tenth of a microsecond or so: a million of them are a tenth of a second.
 
 
-def test_click_expands_within_100_ms_at_10_000_operations(visit):
-    tab = visit("nested_loop")
+def test_gpt2_opens_with_little_work(visit):
+    tab = visit("gpt2", is_counted=True)
+    assert 0 < tab.blocks_run() < 70_000
+    assert tab.run("document.querySelectorAll('*').length") < 1_000
+
+
+def test_click_expands_with_little_work_at_10_000_operations(visit):
+    tab = visit("nested_loop", is_counted=True)
     assert tab.run("torchlens.D.tensors") > 10_000
-    times = []
-    while len(times) < 12 and sum(each < 100 for each in times) < 2:  # likewise
-        tab.click("add_210_419 … sin_418_836")
-        times.append(tab.run("torchlens.timings.click"))
-    assert sorted(times)[1] < 100
+    assert 0 < tab.blocks_run() < 1_000_000  # to open it
+    before = tab.run("torchlens.shown()")
+    tab.click("add_210_419 … sin_418_836")
+    assert 0 < tab.blocks_run() < 1_000_000
+    assert before < tab.run("torchlens.shown()") < before + 100
+    assert tab.run("document.querySelectorAll('*').length") < 2_000
 
 
 @pytest.mark.parametrize("where", [0.2, 0.5, 0.9])
@@ -275,8 +278,8 @@ def test_view_is_kept_in_the_address(visit):
     tab.click("transformer.h.0 … h.11")
     tab.run(f"torchlens.select({tab.find('transformer.h.2')})")
     tab.page.locator("#query").fill("softmax")
-    tab.page.wait_for_timeout(400)
-    assert "q=softmax" in tab.run("location.hash")
+    # Written a moment after the last change; the selection and the opened node come before the search.
+    tab.page.wait_for_url(lambda url: "q=softmax" in url)
     again = visit("gpt2", tab.run("location.hash"))
     for fact in ("torchlens.state.selected", "torchlens.state.hits.length"):
         assert tab.run(fact) == again.run(fact)
@@ -462,6 +465,7 @@ def test_minimap_pans(visit):
 def test_notebook_shows_the_page_inline(browser):
     shown = explore(history_of("recurrent"), None)._repr_html_()
     page: Page = browser.new_page(viewport={"width": 1200, "height": 800})
+    page.set_default_timeout(600_000)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -470,8 +474,8 @@ def test_notebook_shows_the_page_inline(browser):
     frame.locator(".node").first.wait_for()
     assert frame.locator(".node").count() >= 5
     frame.locator(".node", has_text="cell").click()
+    frame.locator(".box-head").wait_for()
     assert frame.locator(".box-head").count() == 1
-    page.wait_for_timeout(300)
     page.close()
     assert complaints == []
 

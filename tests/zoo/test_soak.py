@@ -24,4 +24,4 @@ def test_nothing_is_lost_under_load_and_interruption() -> None:
     assert figures.problems == []
     assert figures.interrupts >= 20
     assert figures.faults == 20
-    assert figures.logs > 140
+    assert figures.logs >= 120 + 10 + 2  # in a row; after each interrupt of the main thread; after the faults and moments

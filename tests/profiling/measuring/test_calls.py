@@ -1,7 +1,6 @@
 """What is measured of each module and each call, whatever its arguments look like."""
 
 from statistics import median, quantiles
-from time import perf_counter, sleep
 
 import pytest
 import torch
@@ -9,6 +8,8 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, Model
+from torchlens.profiling.measuring import watcher
+from torchlens.profiling.measuring.calls import look_at
 from torchlens.profiling.records import Statistic
 
 
@@ -77,36 +78,52 @@ def test_a_module_called_several_times_has_as_many_calls():
     assert p["fc"].statistic("forward_seconds").median == pytest.approx(sum(call.forward_seconds for call in p["fc"].calls))
 
 
-class Sleeping(nn.Module):
-    def __init__(self, seconds, *inside):
+class Clock:
+    """Moves on only when it is told to, and by a microsecond when it is read."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def read(self):
+        self.now += 1e-6
+        return self.now
+
+    def look_at(self, *args):
+        """Looks at the tensors of a call as the profile does, and is slow about it."""
+        self.now += 100.0
+        return look_at(*args)
+
+
+class Working(nn.Module):
+    def __init__(self, clock, seconds, *inside):
         super().__init__()
-        self.seconds = seconds
+        self.clock, self.seconds = clock, seconds
         self.inside = nn.ModuleList(inside)
 
     def forward(self, x):
-        start = perf_counter()
-        sleep(self.seconds)
+        self.clock.now += self.seconds
         for module in self.inside:
             x = module(x)
-        self.span = perf_counter() - start
         return x
 
 
-def test_an_inclusive_time_is_the_span_and_self_time_leaves_out_what_is_inside():
-    model = Sleeping(0.01, Sleeping(0.02, Sleeping(0.005)), Sleeping(0.01))
+def test_an_inclusive_time_is_the_span_and_self_time_leaves_out_what_is_inside(monkeypatch):
+    clock = Clock()
+    model = Working(clock, 1.0, Working(clock, 2.0, Working(clock, 0.5)), Working(clock, 1.0))
+    monkeypatch.setattr(watcher, "perf_counter", clock.read)
+    monkeypatch.setattr(watcher, "look_at", clock.look_at)
     with tl.profile(model) as p:
         model(torch.rand(1))
-    for address, module in model.named_modules():
-        if isinstance(module, Sleeping):
-            call = p[address].calls[0]
-            children = [c for c in p.calls if c.parent == call.index]
-            assert call.forward_seconds >= sum(child.forward_seconds for child in children)
-            assert call.forward_self_seconds == pytest.approx(
-                call.forward_seconds - sum(child.forward_seconds for child in children)
-            )
-            assert module.seconds <= call.forward_self_seconds
-            # What the profile itself takes is left out of the span; around it there is what calling a module takes.
-            assert call.forward_seconds <= module.span + 0.005
+    spans = {"": 4.5, "inside.0": 2.5, "inside.0.inside.0": 0.5, "inside.1": 1.0}
+    for address, span in spans.items():
+        call = p[address].calls[0]
+        children = [c for c in p.calls if c.parent == call.index]
+        assert call.forward_self_seconds == pytest.approx(
+            call.forward_seconds - sum(child.forward_seconds for child in children)
+        )
+        # What the profile itself takes is left out.
+        assert call.forward_seconds == pytest.approx(span, abs=1e-4)
+        assert call.forward_self_seconds == pytest.approx(model.get_submodule(address).seconds, abs=1e-4)
 
 
 def test_backward_spans_hold_those_of_the_children():
