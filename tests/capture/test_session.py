@@ -1,8 +1,11 @@
 """What a session holds when the pass is over."""
 
+import pytest
 import torch
 from torch import nn
 
+import torchlens as tl
+from torchlens.capture.recorder import Recorder
 from torchlens.capture.session import CaptureOptions, Session
 
 
@@ -25,3 +28,18 @@ def test_reading_the_recording_changes_nothing():
     assert first.regions == second.regions == regions
     assert first.outside_storages == second.outside_storages
     assert -1 in first.regions  # the parameter that was written to
+
+
+def test_an_interrupt_after_the_pass_leaves_a_log_that_can_be_read(monkeypatch):
+    finish, moments = Recorder.finish, []
+
+    def interrupted(recorder, outliving):
+        if not moments:
+            moments.append("the first time")
+            raise KeyboardInterrupt
+        finish(recorder, outliving)
+
+    monkeypatch.setattr(Recorder, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        tl.log_forward_pass(Counting(), torch.ones(3))
+    assert [entry.layer_type for entry in caught.value.partial_history] == ["input", "add", "mul", "output"]

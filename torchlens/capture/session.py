@@ -91,8 +91,11 @@ class Session:
             self._recorder.failures.settle(error)
             raise
         finally:
-            self._recorder.finish(outliving)
-            self._outside_storages = self._memory.note_outside(self._recorder.outside)
+            try:
+                self._settle(outliving)
+            except BaseException:  # an interrupt (Ctrl-C) that cut it short; it is safe to repeat
+                self._settle(outliving)
+                raise
             self._seconds_total = perf_counter() - start
 
     def _run_logged(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -123,6 +126,10 @@ class Session:
                 self._leave(compiled)
             finally:
                 self._leave(compiled)
+
+    def _settle(self, outliving: list[torch.Tensor]) -> None:
+        self._recorder.finish(outliving)
+        self._outside_storages = self._memory.note_outside(self._recorder.outside)
 
     def _leave(self, compiled: list[tuple[Any, Any]]) -> None:
         CURRENT.tracker = None
