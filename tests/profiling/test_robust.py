@@ -17,7 +17,15 @@ import torchlens as tl
 from tests.networks import MLP, Model
 from torchlens.capture import recorder
 from torchlens.profiling import profile as profile_module
-from torchlens.profiling.measuring import allocators, backwards, kept_tensors, logged, logs, model_modules, watcher
+from torchlens.profiling.measuring import (
+    allocators,
+    backward_times,
+    kept_tensors,
+    logged_session,
+    logged_steps,
+    model_modules,
+    watcher,
+)
 
 
 def train(model, x, steps=3, **options):
@@ -57,20 +65,20 @@ def test_training_under_a_profile_is_the_same_training(options):
 
 
 FAILURES = [
-    (model_modules.KnownModules, "learn"),
+    (model_modules.ModelModules, "refresh"),
     (watcher.Watcher, "_enter"),
     (watcher.Watcher, "_leave"),
     (watcher.Watcher, "_begin_step"),
-    (watcher, "look_at"),
+    (watcher, "note_tensors"),
     (watcher, "saved_storages"),
     (watcher, "settle"),
     (watcher, "named_tensors"),
-    (logs, "LoggedSession"),
-    (logs.LoggedSession, "_add_sources"),
-    (logged.Marker, "mark"),
+    (logged_steps, "LoggedSession"),
+    (logged_steps.LoggedSession, "_add_sources"),
+    (logged_session.Marker, "mark"),
     (recorder.Recorder, "finish"),
-    (logs, "Operation"),
-    (logs, "Log"),
+    (logged_steps, "Operation"),
+    (logged_steps, "Log"),
     (allocators.AllocatorWatch, "start"),
     (allocators.AllocatorWatch, "_is_ours"),
     (profile_module, "label_finder"),
@@ -448,9 +456,9 @@ def test_lazy_modules_are_profiled_on_their_first_call():
 
 
 def test_spans_that_overlap_count_once():
-    spans = [backwards.Span(0.0, 2.0, 0, 0), backwards.Span(1.0, 3.0, 0, 0), backwards.Span(5.0, 6.0, 0, 0)]
-    assert backwards.merged_seconds(spans, backwards.Overheads()) == 4.0
-    assert backwards.merged_seconds([], backwards.Overheads()) is None
+    spans = [backward_times.Span(0.0, 2.0, 0, 0), backward_times.Span(1.0, 3.0, 0, 0), backward_times.Span(5.0, 6.0, 0, 0)]
+    assert backward_times.merged_seconds(spans, backward_times.Overheads()) == 4.0
+    assert backward_times.merged_seconds([], backward_times.Overheads()) is None
 
 
 def test_tensors_without_storage_are_no_activations():
@@ -459,7 +467,7 @@ def test_tensors_without_storage_are_no_activations():
 
 def test_on_cuda_modules_and_nodes_are_waited_for(monkeypatch):
     waits = []
-    monkeypatch.setattr(model_modules.KnownModules, "uses_cuda", lambda self: True)
+    monkeypatch.setattr(model_modules.ModelModules, "uses_cuda", lambda self: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with tl.profile(model) as p:

@@ -90,18 +90,19 @@ class Profile:
         finally:  # once more, for an interrupt may cut the first short
             watcher.stop()
         self._watcher, self._thread = None, -1
-        if not watcher.calls and not watcher.problems:
-            watcher.problems.add("The model was not called while it was measured")
+        if not watcher.ledger.calls and not self.problems:
+            self.problems.add("The model was not called while it was measured")
         try:
-            self._measurements = build_measurements(watcher, self._model_name)
+            self._measurements = build_measurements(watcher.ledger, watcher.logged, self._model_name)
             if self._checker is not None:
-                self._checker.finish(label_finder(watcher))
+                self._checker.finish(label_finder(watcher.logged))
         except Exception as error:  # what was being profiled has succeeded, and must not suffer
-            watcher.problems.add_failure(error, "What was measured is lost")
-            watcher.forget_all()
-            self._measurements = build_measurements(watcher, self._model_name)
-        if watcher.logs.last is not None:
-            self._history = self._history_type(Log(watcher.logs.last), CaptureOptions(saves=False))
+            self.problems.add_failure(error, "What was measured is lost")
+            watcher.ledger.forget_all()
+            watcher.logged.forget_all()
+            self._measurements = build_measurements(watcher.ledger, watcher.logged, self._model_name)
+        if watcher.logged.last is not None:
+            self._history = self._history_type(Log(watcher.logged.last), CaptureOptions(saves=False))
         watcher.let_go()
 
     def __enter__(self) -> "Profile":

@@ -9,7 +9,7 @@ from torch import nn
 import torchlens as tl
 from tests.networks import MLP, Model
 from torchlens.capture import recorder
-from torchlens.profiling.measuring import allocators, logged
+from torchlens.profiling.measuring import allocators, logged_session
 
 MB = 2**20
 
@@ -102,7 +102,9 @@ def test_what_the_profile_itself_allocates_is_left_out(options, monkeypatch):
     def keep(session):
         torch.rand(MB)  # as capture does once in a process
 
-    monkeypatch.setattr(logged.LoggedSession, "_add_sources", _before(keep, logged.LoggedSession._add_sources))
+    monkeypatch.setattr(
+        logged_session.LoggedSession, "_add_sources", _before(keep, logged_session.LoggedSession._add_sources)
+    )
     monkeypatch.setattr(recorder.Recorder, "finish", _before(keep, recorder.Recorder.finish))
     with tl.profile(model := MLP(), **options) as p:
         model(torch.rand(2, 4))

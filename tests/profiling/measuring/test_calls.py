@@ -9,7 +9,7 @@ from torch import nn
 import torchlens as tl
 from tests.networks import MLP, Model
 from torchlens.profiling.measuring import watcher
-from torchlens.profiling.measuring.calls import look_at
+from torchlens.profiling.measuring.calls import note_tensors
 from torchlens.profiling.records import Statistic
 
 
@@ -88,10 +88,10 @@ class Clock:
         self.now += 1e-6
         return self.now
 
-    def look_at(self, *args):
+    def note_tensors(self, *args):
         """Looks at the tensors of a call as the profile does, and is slow about it."""
         self.now += 100.0
-        return look_at(*args)
+        return note_tensors(*args)
 
 
 class Working(nn.Module):
@@ -111,7 +111,7 @@ def test_an_inclusive_time_is_the_span_and_self_time_leaves_out_what_is_inside(m
     clock = Clock()
     model = Working(clock, 1.0, Working(clock, 2.0, Working(clock, 0.5)), Working(clock, 1.0))
     monkeypatch.setattr(watcher, "perf_counter", clock.read)
-    monkeypatch.setattr(watcher, "look_at", clock.look_at)
+    monkeypatch.setattr(watcher, "note_tensors", clock.note_tensors)
     with tl.profile(model) as p:
         model(torch.rand(1))
     spans = {"": 4.5, "inside.0": 2.5, "inside.0.inside.0": 0.5, "inside.1": 1.0}

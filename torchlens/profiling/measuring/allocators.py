@@ -19,7 +19,7 @@ import torch
 import torch.autograd.profiler as user_profiler
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-__all__ = ["AllocatorWatch", "Heard", "Timeline"]
+__all__ = ["AllocatorEvents", "AllocatorWatch", "Timeline"]
 
 # Where a profiler of the user's is started. Each steps over ours, which lets it pass.
 _STARTS: tuple[tuple[Any, str], ...] = (
@@ -70,7 +70,7 @@ class Timeline:
         return self.between(self._start, self._end) if self._end else None
 
 
-class Heard:
+class AllocatorEvents:
     """What the allocators reported from `start` to `end`, as torch gives it: a list for each thread."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class AllocatorWatch:
         self._is_on = False
         self._log_level = ctypes.c_int()
         self._logs_from = 0
-        self._heard = Heard()
+        self._events = AllocatorEvents()
         self._outstanding: Counter[int] = Counter()  # size → blocks that have been allocated and not freed
         self._patched: list[tuple[Any, str, Any]] = []
 
@@ -100,7 +100,7 @@ class AllocatorWatch:
         """Begins to listen; False if a profiler of the user's is running."""
         if torch._C._autograd._profiler_enabled():
             return False
-        self._heard = Heard()
+        self._events = AllocatorEvents()
         self._log_level = _find_log_level()
         self._logs_from = self._log_level.value
         config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig(), "")
@@ -108,23 +108,23 @@ class AllocatorWatch:
         self._log_level.value = max(self._logs_from, _ERROR)
         _enable(config)
         self._step_aside_for_user()
-        self._heard.start = self._clock()
+        self._events.start = self._clock()
         return True
 
-    def stop(self) -> Heard:
+    def stop(self) -> AllocatorEvents:
         """Ends listening. May be called again."""
         self._pause()
         for owner, name, old in reversed(self._patched):
             setattr(owner, name, old)
         self._patched.clear()
-        heard, self._heard = self._heard, Heard()
-        return heard
+        found, self._events = self._events, AllocatorEvents()
+        return found
 
-    def timeline(self, heard: Heard, ignored: Sequence[tuple[int, int]]) -> Timeline:
-        """What was heard, in the order it was heard. What happened in the `ignored` spans of time is left out."""
+    def timeline(self, found: AllocatorEvents, ignored: Sequence[tuple[int, int]]) -> Timeline:
+        """What was reported, in order. What happened in the `ignored` spans of time is left out."""
         events = []
         has_devices = torch.cuda.is_available()
-        for thread in heard.events:
+        for thread in found.events:
             for event, num_bytes in zip(thread, map(_cpu_bytes, thread), strict=True):
                 if not num_bytes and has_devices:
                     num_bytes = event.cuda_memory_usage()
@@ -138,15 +138,15 @@ class AllocatorWatch:
                 for event in events
                 if self._is_ours(event[1]) and not (starts and _is_within(event[0], starts, ignored))
             ],
-            heard.start,
-            heard.end,
+            found.start,
+            found.end,
         )
 
     def _pause(self) -> None:
         if self._is_on:
-            self._heard.end = self._clock()
+            self._events.end = self._clock()
             if torch._C._autograd._profiler_enabled():
-                self._heard.events = _disable()
+                self._events.events = _disable()
             self._log_level.value = self._logs_from
             self._is_on = False
 

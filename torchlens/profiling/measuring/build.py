@@ -1,4 +1,4 @@
-"""From what the watcher wrote down to records: the model's modules, each with its calls."""
+"""From what was written down to records: the model's modules, each with its calls."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchlens.profiling.measuring.backwards import merged_seconds
+from torchlens.profiling.measuring.backward_times import merged_seconds
 from torchlens.profiling.measuring.calls import Call, Step, bytes_of
 from torchlens.profiling.measuring.kept_tensors import CAN_TELL
+from torchlens.profiling.measuring.ledger import Ledger
+from torchlens.profiling.measuring.logged_steps import LoggedSteps
 from torchlens.profiling.measuring.operations import Operation, count_flops
-from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.records import (
     CallRecord,
     Measurements,
@@ -23,39 +24,39 @@ from torchlens.profiling.records import (
 __all__ = ["build_measurements", "label_finder"]
 
 
-def build_measurements(watcher: Watcher, model_name: str) -> Measurements:
-    """All records, of a watcher that has stopped."""
-    options = watcher.options
-    warmup = frozenset(step.number for step in watcher.steps if step.number <= options.warmup)
-    label_of = label_finder(watcher)
-    not_counted = _count_flops(watcher)
-    calls = _calls(watcher)
-    parameters = _parameters(watcher)
+def build_measurements(ledger: Ledger, logged: LoggedSteps, model_name: str) -> Measurements:
+    """All records, once measuring is over."""
+    options = ledger.options
+    warmup = frozenset(step.number for step in ledger.steps if step.number <= options.warmup)
+    label_of = label_finder(logged)
+    not_counted = _count_flops(ledger, logged)
+    calls = _calls(ledger)
+    parameters = _parameters(ledger)
     return Measurements(
         model_name=model_name,
         level=options.level,
         check=options.check,
-        root=_modules(watcher, calls, parameters, warmup),
-        steps=[_step(watcher, step, step.number in warmup) for step in watcher.steps],
+        root=_modules(ledger, calls, parameters, warmup),
+        steps=[_step(ledger, step, step.number in warmup) for step in ledger.steps],
         calls=calls,
-        operations=[_operation(watcher, operation, label_of) for operation in watcher.logs.operations],
+        operations=[_operation(ledger, operation, label_of) for operation in ledger.operations],
         parameters=[record for record, _ in parameters.values()],
         flops_not_counted=not_counted,
-        problems=watcher.problems,
+        problems=ledger.problems,
     )
 
 
 # -- steps and calls ---------------------------------------------------------------------------------------------------
 
 
-def _step(watcher: Watcher, step: Step, is_warmup: bool) -> StepRecord:
+def _step(ledger: Ledger, step: Step, is_warmup: bool) -> StepRecord:
     outermost = [call for call in step.calls if call.parent is None and call.original is None]
     peak, added = step.memory or (None, None)
     return StepRecord(
         number=step.number,
         is_warmup=is_warmup,
         forward_seconds=sum(call.seconds for call in outermost),
-        backward_seconds=merged_seconds(list(step.runs.values()), watcher.checks.overheads),
+        backward_seconds=merged_seconds(list(step.runs.values()), ledger.overheads),
         num_backward_passes=len(step.runs),
         peak_bytes=peak,
         added_bytes=added,
@@ -63,14 +64,14 @@ def _step(watcher: Watcher, step: Step, is_warmup: bool) -> StepRecord:
     )
 
 
-def _calls(watcher: Watcher) -> list[CallRecord]:
+def _calls(ledger: Ledger) -> list[CallRecord]:
     children: dict[int, list[Call]] = {}
-    for call in watcher.calls:
+    for call in ledger.calls:
         if call.parent is not None and call.original is None:
             children.setdefault(call.parent.index, []).append(call)
     saved: dict[int, dict[int, int]] = {}
     flops: dict[int, tuple[int, int] | None] = {}
-    for call in reversed(watcher.calls):  # those inside a call come after it
+    for call in reversed(ledger.calls):  # those inside a call come after it
         inside = children.get(call.index, [])
         saved[call.index] = dict(call.saved or {})
         for child in inside:
@@ -85,13 +86,13 @@ def _calls(watcher: Watcher) -> list[CallRecord]:
             if call.own_flops is not None and len(known) == len(counts)
             else None
         )
-    return [_call(watcher, call, sum(saved[call.index].values()), flops[call.index]) for call in watcher.calls]
+    return [_call(ledger, call, sum(saved[call.index].values()), flops[call.index]) for call in ledger.calls]
 
 
-def _call(watcher: Watcher, call: Call, saved_bytes: int, flops: tuple[int, int] | None) -> CallRecord:
+def _call(ledger: Ledger, call: Call, saved_bytes: int, flops: tuple[int, int] | None) -> CallRecord:
     peak, added = call.forward_memory or (None, None)
     backward_peak, backward_added = call.backward_memory or (None, None)
-    arrived = watcher.arrived
+    arrived = ledger.arrived
     grad_out_shapes = call.outputs.shapes_with_gradient(arrived)
     has_backward = bool(call.spans or grad_out_shapes)
     passing = 0.0 if has_backward else None
@@ -114,7 +115,7 @@ def _call(watcher: Watcher, call: Call, saved_bytes: int, flops: tuple[int, int]
         forward_seconds=call.seconds,
         forward_self_seconds=max(call.seconds - call.inside, 0.0),
         # A module that hands on what it was given has no node of its own: gradients pass it in no time.
-        backward_seconds=merged_seconds(list(call.spans.values()), watcher.checks.overheads) if call.spans else passing,
+        backward_seconds=merged_seconds(list(call.spans.values()), ledger.overheads) if call.spans else passing,
         backward_self_seconds=(call.backward_self or 0.0) if call.spans else passing,
         flops=None if flops is None else flops[0],
         flops_backward=None if flops is None else flops[1],
@@ -132,9 +133,9 @@ def _call(watcher: Watcher, call: Call, saved_bytes: int, flops: tuple[int, int]
 # -- operations --------------------------------------------------------------------------------------------------------
 
 
-def label_finder(watcher: Watcher) -> Callable[[int, int], str | None]:
+def label_finder(logged: LoggedSteps) -> Callable[[int, int], str | None]:
     """(step, entry) → layer label. Steps that did the same operations have the same labels."""
-    steps, by_kind = watcher.logs.steps, watcher.logs.by_kind
+    steps, by_kind = logged.steps, logged.by_kind
     labels: dict[int, dict[int, str]] = {}
 
     def label_of(step: int, entry: int) -> str | None:
@@ -149,41 +150,40 @@ def label_finder(watcher: Watcher) -> Callable[[int, int], str | None]:
     return label_of
 
 
-def _count_flops(watcher: Watcher) -> dict[str, int]:
+def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
     """Gives the calls and operations of all steps their FLOPs; returns what could not be counted in the last step."""
-    logs = watcher.logs
-    counts = [count_flops(log) for log in logs.by_kind]
+    counts = [count_flops(log) for log in logged.by_kind]
     not_counted: dict[str, int] = {}
-    for operation in logs.operations:
-        flops, _ = counts[logs.steps[operation.step.number].kind]
+    for operation in ledger.operations:
+        flops, _ = counts[logged.steps[operation.step.number].kind]
         operation.flops, operation.flops_backward = flops[operation.mark.first]
-    for step in watcher.steps:
+    for step in ledger.steps:
         calls = [call for call in step.calls if call.original is None]
-        logged = logs.steps.get(step.number)
-        if logged is not None:
-            flops, not_counted = counts[logged.kind]
+        own = logged.steps.get(step.number)
+        if own is not None:
+            flops, not_counted = counts[own.kind]
             for call in calls:
                 call.own_flops = call.own_flops_backward = 0
-            for mark in logged.marks:
-                call = watcher.calls[mark.call]
+            for mark in own.marks:
+                call = ledger.calls[mark.call]
                 forward, backward = flops[mark.first]
                 call.own_flops = (call.own_flops or 0) + (forward or 0)
                 call.own_flops_backward = (call.own_flops_backward or 0) + (backward or 0)
-        elif step.plan in logs.plans:
-            same = [call for call in watcher.steps[logs.plans[step.plan] - 1].calls if call.original is None]
+        elif step.plan in logged.plans:
+            same = [call for call in ledger.steps[logged.plans[step.plan] - 1].calls if call.original is None]
             for call, other in zip(calls, same, strict=True):
                 call.own_flops, call.own_flops_backward = other.own_flops, other.own_flops_backward
     return not_counted
 
 
-def _operation(watcher: Watcher, operation: Operation, label_of: Callable[[int, int], str | None]) -> OperationRecord:
+def _operation(ledger: Ledger, operation: Operation, label_of: Callable[[int, int], str | None]) -> OperationRecord:
     peak, added = operation.memory or (None, None)
     return OperationRecord(
         step=operation.step.number,
         entry=operation.mark.first,
         label=label_of(operation.step.number, operation.mark.first),
         call=operation.mark.call,
-        address=watcher.calls[operation.mark.call].address,
+        address=ledger.calls[operation.mark.call].address,
         layer_type=operation.layer_type,
         shape=operation.shape,
         num_bytes=operation.num_bytes,
@@ -199,12 +199,12 @@ def _operation(watcher: Watcher, operation: Operation, label_of: Callable[[int, 
 # -- modules and parameters --------------------------------------------------------------------------------------------
 
 
-def _parameters(watcher: Watcher) -> dict[int, tuple[ParameterRecord, Any]]:
+def _parameters(ledger: Ledger) -> dict[int, tuple[ParameterRecord, Any]]:
     """Each parameter once, by id, with itself."""
     names: dict[int, list[str]] = {}
     owners: dict[int, str] = {}
     found: dict[int, Any] = {}
-    for address, parameter in watcher.model.named_parameters(remove_duplicate=False):
+    for address, parameter in ledger.model.named_parameters(remove_duplicate=False):
         address = address.replace("_orig_mod.", "")
         names.setdefault(id(parameter), []).append(address)
         owners.setdefault(id(parameter), address.rpartition(".")[0])
@@ -219,8 +219,8 @@ def _parameters(watcher: Watcher) -> dict[int, tuple[ParameterRecord, Any]]:
                 num_elements=0 if is_lazy(parameter) else parameter.numel(),
                 num_bytes=0 if is_lazy(parameter) else bytes_of(parameter),
                 is_learnable=parameter.requires_grad,
-                gradient_bytes=_gradient_bytes(parameter, watcher.num_gradients.get(key, 0)),
-                num_gradients=watcher.num_gradients.get(key, 0),
+                gradient_bytes=_gradient_bytes(parameter, ledger.num_gradients.get(key, 0)),
+                num_gradients=ledger.num_gradients.get(key, 0),
             ),
             parameter,
         )
@@ -239,7 +239,7 @@ def _gradient_bytes(parameter: torch.Tensor, num_gradients: int) -> int:
 
 
 def _modules(
-    watcher: Watcher,
+    ledger: Ledger,
     calls: list[CallRecord],
     parameters: dict[int, tuple[ParameterRecord, Any]],
     warmup: frozenset[int],
@@ -249,7 +249,7 @@ def _modules(
     for call in calls:
         calls_of.setdefault(call.address, []).append(call)
     names: dict[int, list[str]] = {}
-    for address, module in watcher.model.named_modules(remove_duplicate=False):
+    for address, module in ledger.model.named_modules(remove_duplicate=False):
         names.setdefault(id(module), []).append(address.replace("_orig_mod.", ""))
     seen: set[int] = set()
 
@@ -277,7 +277,7 @@ def _modules(
         )
         return record, everything
 
-    return build(watcher.model, "", 0)[0]
+    return build(ledger.model, "", 0)[0]
 
 
 def _counts(parameters: dict[int, ParameterRecord], prefix: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torchlens.capture.arguments import shape_of
 from torchlens.capture.backward import sequence_of
 from torchlens.profiling.records import Shape
 
-__all__ = ["Call", "Seen", "Span", "Step", "bytes_of", "look_at"]
+__all__ = ["Call", "Span", "Step", "TensorFacts", "bytes_of", "note_tensors"]
 
 
 class Span:
@@ -21,7 +21,7 @@ class Span:
         self.start, self.end, self.start_ns, self.end_ns = start, end, start_ns, end_ns
 
 
-class Seen:
+class TensorFacts:
     """The tensors that went into a module or came out: shapes, bytes, and where their gradients arrive.
 
     A gradient arrives at a node of autograd's graph, known by its sequence number, or at a leaf, known by -1 - its id.
@@ -67,8 +67,8 @@ class Call:
         self.original = original  # the call that this one, inside a backward pass, does again
         self.pass_num: int = 1 if original is None else original.pass_num
         self.raised: str | None = None
-        self.inputs = Seen()
-        self.outputs = Seen()
+        self.inputs = TensorFacts()
+        self.outputs = TensorFacts()
         self.start = self.end = 0.0
         self.start_ns = self.end_ns = 0
         self.overhead = 0.0
@@ -94,11 +94,12 @@ class Call:
 class Step:
     """One step while it is being measured."""
 
-    __slots__ = ("calls", "is_logged", "memory", "number", "passes", "plan", "runs", "signature")
+    __slots__ = ("calls", "is_logged", "memory", "number", "operations", "passes", "plan", "runs", "signature")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.calls: list[Call] = []
+        self.operations: list[Any] = []  # at operation level, if it ran in a capture session
         self.passes: dict[str, int] = {}  # address → calls so far
         self.signature: Hashable = None  # what it was called with
         self.plan: Hashable = None  # what it called
@@ -107,7 +108,7 @@ class Step:
         self.runs: dict[int, Span] = {}  # by backward pass
 
 
-def look_at(seen: Seen, tensors: Sequence[torch.Tensor], has_keys: bool = True) -> None:
+def note_tensors(seen: TensorFacts, tensors: Sequence[torch.Tensor], has_keys: bool = True) -> None:
     """Notes shapes, bytes and, with `has_keys`, gradient keys of some tensors."""
     for tensor in tensors:
         seen.shapes.append(tuple(shape_of(tensor)))

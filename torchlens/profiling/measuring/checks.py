@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from time import perf_counter, time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,12 +11,9 @@ from torchlens.capture.observer import ObservedCall
 from torchlens.capture.trees import plain_tensors
 from torchlens.errors import NonFiniteError
 from torchlens.profiling.health.finite import has_nonfinite
-from torchlens.profiling.measuring.backwards import Overheads
-from torchlens.profiling.measuring.calls import Call, Seen
+from torchlens.profiling.measuring.calls import Call, TensorFacts
+from torchlens.profiling.measuring.ledger import Ledger
 from torchlens.profiling.records import Checker, Place
-
-if TYPE_CHECKING:
-    from torchlens.profiling.measuring.watcher import Watcher
 
 __all__ = ["Checks"]
 
@@ -26,11 +23,10 @@ Tensor = torch.Tensor
 class Checks:
     """Calls the checker at each value and gradient; the time it takes counts as nobody's."""
 
-    def __init__(self, watcher: "Watcher", checker: Checker | None) -> None:
-        self.overheads = Overheads()
-        self._watcher = watcher
+    def __init__(self, ledger: Ledger, checker: Checker | None) -> None:
+        self._ledger = ledger
         self._checker = checker
-        # Where a gradient arrives (as in `Seen`) → the calls whose inputs or outputs it belongs to.
+        # Where a gradient arrives (as in `TensorFacts`) → the calls whose inputs or outputs it belongs to.
         self._inputs: dict[int, list[Call]] = {}
         self._outputs: dict[int, list[Call]] = {}
         self._arriving: dict[int, tuple[Any, ...]] = {}
@@ -63,7 +59,7 @@ class Checks:
 
     def operation(self, observed: ObservedCall, result: Any) -> None:
         """An operation made `result`."""
-        call = self._watcher.current
+        call = self._ledger.current
         start = perf_counter()
         self._show(self._look_at_operation, call, observed, result)
         if call is not None:
@@ -88,7 +84,7 @@ class Checks:
             self._arriving[key] = gradients
         else:
             key = -1 - info.parameter
-        if key in self._inputs or key in self._outputs or info.parameter in self._watcher.known.parameters:
+        if key in self._inputs or key in self._outputs or info.parameter in self._ledger.modules.parameters:
             self._show(self._look_at_arriving, key, info, _values(gradients))
 
     def _look_at_arriving(self, checker: Checker, key: int, info: NodeInfo, gradients: list[Tensor]) -> None:
@@ -99,19 +95,19 @@ class Checks:
                 call.grad_in_nonfinite = call.grad_in_nonfinite or is_bad
             for call in outputs:
                 call.grad_out_nonfinite = call.grad_out_nonfinite or is_bad
-        known = self._watcher.known.parameters.get(info.parameter or 0)
-        if known is not None:
-            owner = self._watcher.parameter_call(info.parameter or 0)
-            place = _place("backward", owner, info.name)._replace(parameter=known[0])
+        named = self._ledger.modules.parameters.get(info.parameter or 0)
+        if named is not None:
+            owner = self._ledger.parameter_call(info.parameter or 0)
+            place = _place("backward", owner, info.name)._replace(parameter=named[0])
             for gradient in gradients:
-                checker.on_parameter(place, known[1], gradient)
+                checker.on_parameter(place, named[1], gradient)
 
     def after_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
         """A node has made gradients."""
         if self._checker is None or info.parameter is not None:
             return
         arrived = self._arriving.pop(info.sequence, ())
-        call = self._watcher.owners.of(info.sequence)
+        call = self._ledger.owners.of(info.sequence)
         if call is not None:
             self._show(self._look_at_made, call, info, gradients, arrived)
 
@@ -119,7 +115,7 @@ class Checks:
         self, checker: Checker, call: Call, info: NodeInfo, gradients: tuple[Any, ...], arrived: tuple[Any, ...]
     ) -> None:
         place = _place("backward", call, info.name)
-        found = self._watcher.logs.operation_at(info.sequence)
+        found = self._ledger.operation_at(info.sequence)
         if found is not None:
             place = place._replace(entry=found.mark.first, code=found.code, instruction=found.instruction)
         for gradient in _values(gradients):
@@ -143,16 +139,16 @@ class Checks:
             raise
         except Exception as error:  # the checker's own failure must not stop the training
             self._checker = None
-            self._watcher.problems.add_failure(error, "Checking ended")
+            self._ledger.problems.add_failure(error, "Checking ended")
         finally:
             try:
                 torch._C._set_grad_enabled(has_grad)
             finally:  # once more, for an interrupt may cut the first short
                 torch._C._set_grad_enabled(has_grad)
-            self.overheads.add(start, perf_counter(), start_ns, time_ns())
+            self._ledger.overheads.add(start, perf_counter(), start_ns, time_ns())
 
 
-def _register(calls: dict[int, list[Call]], call: Call, seen: Seen) -> None:
+def _register(calls: dict[int, list[Call]], call: Call, seen: TensorFacts) -> None:
     for key in seen.gradient_keys:
         if key is not None:
             calls.setdefault(key, []).append(call)

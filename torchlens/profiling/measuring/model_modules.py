@@ -1,4 +1,4 @@
-"""The modules of a model and their parameters, known by identity."""
+"""The modules of a model and their parameters, by identity."""
 
 from typing import Any, NamedTuple
 
@@ -9,10 +9,10 @@ from torchlens.capture.patching import CURRENT
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.measuring.kept_tensors import storage_key
 
-__all__ = ["KnownModule", "KnownModules"]
+__all__ = ["ModelModules", "NamedModule"]
 
 
-class KnownModule(NamedTuple):
+class NamedModule(NamedTuple):
     """A module, by the first of its addresses."""
 
     address: str
@@ -20,11 +20,11 @@ class KnownModule(NamedTuple):
     module: torch.nn.Module
 
 
-class KnownModules:
+class ModelModules:
     """What a model consists of. Learnt again at each step: a model may change."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.modules: dict[int, KnownModule] = {}
+        self.modules: dict[int, NamedModule] = {}
         self.parameters: dict[int, tuple[str, torch.Tensor]] = {}  # address and the parameter itself
         self.storages: set[int | None] = set()  # of parameters and buffers
         self.is_compiled = False
@@ -33,7 +33,7 @@ class KnownModules:
         self._owners: dict[int, str] = {}  # parameter → the address of its module
         self._replaced: list[tuple[torch.nn.Module, Any]] = []
 
-    def learn(self) -> None:
+    def refresh(self) -> None:
         """Looks at the model as it is now."""
         self.modules, self._owners, self.storages = {}, {}, set()
         addresses = set()
@@ -43,7 +43,7 @@ class KnownModules:
                 name = type(module).__name__
                 if isinstance(module, torch.jit.ScriptModule):
                     self.is_scripted, name = True, module.original_name
-                self.modules[id(module)] = KnownModule(address, name, module)
+                self.modules[id(module)] = NamedModule(address, name, module)
             for own, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) not in self._owners:
                     self._owners[id(parameter)] = address
@@ -60,12 +60,12 @@ class KnownModules:
 
     def show_compiled(self) -> None:
         """Makes modules that `module.compile()` was called on visible: they are called past everybody."""
-        for known in self.modules.values():
-            compiled = known.module._compiled_call_impl
+        for named in self.modules.values():
+            compiled = named.module._compiled_call_impl
             if compiled is not None:
-                self._replaced.append((known.module, compiled))
-                known.module._compiled_call_impl = _Shown(known.module, compiled)
-        kinds = {known.module_type for known in self.modules.values()}
+                self._replaced.append((named.module, compiled))
+                named.module._compiled_call_impl = _VisibleCompiled(named.module, compiled)
+        kinds = {named.module_type for named in self.modules.values()}
         self.is_compiled = bool(self._replaced) or "OptimizedModule" in kinds
 
     def hide_compiled(self) -> None:
@@ -83,7 +83,7 @@ class KnownModules:
         self.modules, self.parameters, self.storages = {}, {}, set()
 
 
-class _Shown:
+class _VisibleCompiled:
     """Stands for the compiled code of a module, and tells whoever watches that it is called."""
 
     def __init__(self, module: torch.nn.Module, compiled: Any) -> None:

@@ -8,7 +8,7 @@ from torchlens.graph.costs import flops_of
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log
 from torchlens.profiling.measuring.calls import Step
-from torchlens.profiling.measuring.logged import Mark
+from torchlens.profiling.measuring.logged_session import Mark
 
 __all__ = ["Operation", "count_flops"]
 

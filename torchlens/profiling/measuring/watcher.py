@@ -1,8 +1,8 @@
 """Sees every call of a model's modules, and what follows it until the next: the measuring itself.
 
 The model gets no hook and no attribute. Modules are seen where all of them are called, backward passes by hooks on the
-nodes of autograd's graph, memory by the allocators. Seen is what happens in the thread that began to measure. On CUDA each
-module and each backward node is waited for, so that its time is its own.
+nodes of autograd's graph, memory by the allocators; all of it in the thread that began to measure. On CUDA each module
+and each backward node is waited for, so that its time is its own.
 
 Whatever goes wrong here ends the measuring, never the training: see `_give_up`.
 """
@@ -19,12 +19,12 @@ from torchlens.capture.patching import Watcher as AnyWatcher
 from torchlens.capture.trees import named_tensors, plain_tensors
 from torchlens.errors import NonFiniteError
 from torchlens.profiling.measuring.allocators import AllocatorWatch
-from torchlens.profiling.measuring.backwards import Owners
-from torchlens.profiling.measuring.calls import Call, Step, look_at
+from torchlens.profiling.measuring.calls import Call, Step, note_tensors
 from torchlens.profiling.measuring.checks import Checks
 from torchlens.profiling.measuring.kept_tensors import CAN_TELL, saved_storages
-from torchlens.profiling.measuring.logs import Logs
-from torchlens.profiling.measuring.model_modules import KnownModule, KnownModules
+from torchlens.profiling.measuring.ledger import Ledger
+from torchlens.profiling.measuring.logged_steps import NO_RESULT, LoggedSteps
+from torchlens.profiling.measuring.model_modules import NamedModule
 from torchlens.profiling.measuring.windows import Window, settle
 from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.problems import Problems
@@ -45,25 +45,17 @@ class Watcher:
     def __init__(
         self, model: torch.nn.Module, options: ProfileOptions, checker: Checker | None, problems: Problems
     ) -> None:
-        self.model = model
-        self.options = options
-        self.problems = problems
-        self.steps: list[Step] = []
-        self.calls: list[Call] = []
-        self.owners = Owners()
-        self.logs = Logs(self)
-        self.checks = Checks(self, checker)
+        self.ledger = Ledger(model, options, problems)
+        self.checks = Checks(self.ledger, checker)
+        self.logged = LoggedSteps(self.ledger, None if checker is None else self.checks.operation)
         self.backward = BackwardWatch()
         self.outer: AnyWatcher | None = None
-        self.current: Call | None = None
-        self.arrived: set[int] = set()  # where gradients arrived, as in `Seen`
-        self.num_gradients: dict[int, int] = {}  # id of a parameter → how often it got a gradient
-        self.known = KnownModules(model)
+        self._options = options
+        self._problems = problems
+        self._modules = self.ledger.modules
         self._memory = AllocatorWatch(time_ns)
         self._window: Window | None = None
         self._waiting: list[Window] = []
-        self._parameter_calls: dict[int, Call] = {}
-        self._calls_known = 0  # how many calls there were when that was found
         self._is_on = False
         self._is_asynchronous = False
 
@@ -74,11 +66,11 @@ class Watcher:
         self._guard(self._start)
 
     def _start(self) -> None:
-        self.known.learn()
+        self._modules.refresh()
         apply_patches(self)
         self.outer, CURRENT.watcher = CURRENT.watcher, self
-        self.known.show_compiled()
-        self._is_asynchronous = self.known.uses_cuda()
+        self._modules.show_compiled()
+        self._is_asynchronous = self._modules.uses_cuda()
         looks = self._is_asynchronous or self.checks.is_on
         self.backward = BackwardWatch(
             self._before_node if looks else None, self._after_node if looks else None, (NonFiniteError,)
@@ -94,43 +86,41 @@ class Watcher:
         finally:
             self._memory.stop()
             self.backward.stop()
-            self.known.hide_compiled()
+            self._modules.hide_compiled()
             _unlink(self)
             undo_patches(self)
         for failure in self.backward.failures:
-            self.problems.add(f"A look at a backward pass failed ({failure}): its numbers are incomplete")
+            self._problems.add(f"A look at a backward pass failed ({failure}): its numbers are incomplete")
         self.backward.failures.clear()
-
-    def forget_all(self) -> None:
-        """Takes back everything that was written down."""
-        self.steps, self.calls, self.logs = [], [], Logs(self)
 
     def let_go(self) -> None:
         """Forgets the model, once its records are made."""
-        self.known.forget()
+        self._modules.forget()
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def call(self, original: Run, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a module and measures it, if it is one of the model's."""
-        known = self.known.modules.get(id(module))
-        if known is None or not self._is_on:
+        named = self._modules.modules.get(id(module))
+        if named is None or not self._is_on:
             return self._run(original, module, args, kwargs)
-        if self.logs.expected is module:
+        if self.logged.expected is module:
             return self._run_expected(original, module, args, kwargs)
         enter = perf_counter()
-        parent = self.current
+        parent = self.ledger.current
         try:
-            call = self._enter(known, args, kwargs)
+            call = self._enter(named, args, kwargs)
         except Exception as error:
             self._give_up(error)
             return self._run(original, module, args, kwargs)
         if call is None:
             return self._run(original, module, args, kwargs)
-        self.current = call
+        self.ledger.current = call
         try:
-            if parent is None and self.logs.wants(call, module):
-                result = self.logs.run(call, original, module, args, kwargs)
+            if parent is None and self.logged.wants(call, module):
+                result = self.logged.run(call, module, args, kwargs)
+                if result is NO_RESULT:
+                    result = self._run_entered(call, original, module, args, kwargs)
             else:
                 self._stamp_start(call, enter, parent)
                 result = self._run(original, module, args, kwargs)
@@ -142,11 +132,11 @@ class Watcher:
             self._guard(self._leave, call, parent, None, args, kwargs)
             raise
         finally:
-            self.current = parent
+            self.ledger.current = parent
         self._guard(self._leave, call, parent, result, args, kwargs)
         return result
 
-    def run_plain(self, call: Call, original: Run, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_entered(self, call: Call, original: Run, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a module that has been entered."""
         self._stamp_start(call, perf_counter(), None)
         result = self._run(original, module, args, kwargs)
@@ -155,11 +145,11 @@ class Watcher:
 
     def _run_expected(self, original: Run, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call that a capture session makes, of the module that was entered already."""
-        self.logs.expected = None
-        call = self.current
+        self.logged.expected = None
+        call = self.ledger.current
         assert call is not None
         try:
-            return self.logs.keep_result(self.run_plain(call, original, module, args, kwargs))
+            return self.logged.keep_result(self._run_entered(call, original, module, args, kwargs))
         except BaseException:
             self._stamp_end(call)
             raise
@@ -171,7 +161,7 @@ class Watcher:
 
     def _stamp_start(self, call: Call, enter: float, parent: Call | None) -> None:
         call.sequence = next_sequence()
-        self.owners.enter(call.sequence, call)
+        self.ledger.owners.enter(call.sequence, call)
         if self._is_asynchronous:
             torch.cuda.synchronize()
         call.start_ns = time_ns()
@@ -185,11 +175,15 @@ class Watcher:
         call.end = perf_counter()
         call.end_ns = time_ns()
 
-    def _enter(self, known: KnownModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        address, module_type, _ = known
-        parent = self.current
+    def _enter(self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+        address, module_type, _ = named
+        parent = self.ledger.current
         is_recomputed = torch._C._current_graph_task_id() != -1
-        original = self._last_call(address) if is_recomputed and (parent is None or parent.original is not None) else None
+        original = (
+            self.ledger.repeated_call(address)
+            if is_recomputed and (parent is None or parent.original is not None)
+            else None
+        )
         if original is not None:
             step, parent = original.step, parent or original.parent
         elif parent is None:
@@ -199,25 +193,25 @@ class Watcher:
             step = begun
         else:
             step = parent.step
-        call = Call(len(self.calls), step, address, module_type, parent, original)
+        call = Call(len(self.ledger.calls), step, address, module_type, parent, original)
         if original is None:
             call.pass_num = step.passes[address] = step.passes.get(address, 0) + 1
         with torch._C.DisableTorchFunction():
             is_one = len(args) == 1 and not kwargs and type(args[0]) is Tensor
             inputs = args if is_one else [tensor for _, tensor in plain_tensors((args, kwargs))]
-            look_at(call.inputs, inputs, not self._is_deep(step))
+            note_tensors(call.inputs, inputs, not self._is_deep(step))
         self.checks.entered(call)
-        self.calls.append(call)
+        self.ledger.calls.append(call)
         step.calls.append(call)
         return call
 
     def _leave(self, call: Call, parent: Call | None, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call.sequence_end = next_sequence()
-        self.owners.enter(call.sequence_end, parent)
+        self.ledger.owners.enter(call.sequence_end, parent)
         with torch._C.DisableTorchFunction():
             outputs = [result] if type(result) is Tensor else [tensor for _, tensor in named_tensors(result)]
             is_deep = self._is_deep(call.step)
-            look_at(call.outputs, outputs, not is_deep)
+            note_tensors(call.outputs, outputs, not is_deep)
             nodes = [] if is_deep else self._watch(outputs)
             if call.original is None:
                 self._note_saved(call, nodes)
@@ -230,7 +224,7 @@ class Watcher:
         """Whether a step has called so many modules that the backward nodes of further ones are better left alone."""
         if len(step.calls) <= _MOST_CALLS:
             return False
-        self.problems.add(
+        self._problems.add(
             f"Step {step.number} calls more than {_MOST_CALLS:,} modules: of the others, forward was measured"
         )
         return True
@@ -248,12 +242,12 @@ class Watcher:
 
     def _note_saved(self, call: Call, nodes: list[Any]) -> None:
         if not CAN_TELL:
-            self.problems.add("Activations kept for backward were not measured: this version of torch does not tell")
+            self._problems.add("Activations kept for backward were not measured: this version of torch does not tell")
             return
         for node in nodes:
-            maker = self.owners.of(node._sequence_nr()) or call
+            maker = self.ledger.owners.of(node._sequence_nr()) or call
             for storage, num_bytes in saved_storages(node):
-                if storage not in self.known.storages:
+                if storage not in self._modules.storages:
                     if maker.saved is None:
                         maker.saved = {}
                     maker.saved[storage] = num_bytes
@@ -283,22 +277,22 @@ class Watcher:
             if "" in passes or address not in passes:
                 return window.step
         self._end_window()
-        if len(self.steps) >= self.options.max_steps:
-            self.problems.add(f"Only the first {self.options.max_steps} steps were measured (max_steps=)")
+        if len(self.ledger.steps) >= self._options.max_steps:
+            self._problems.add(f"Only the first {self._options.max_steps} steps were measured (max_steps=)")
             return None
-        self.known.learn()
-        step = Step(len(self.steps) + 1)
-        self.steps.append(step)
-        self._window = Window(step, len(self.calls))
-        if self.options.memory:
+        self._modules.refresh()
+        step = Step(len(self.ledger.steps) + 1)
+        self.ledger.steps.append(step)
+        self._window = Window(step, len(self.ledger.calls))
+        if self._options.memory:
             try:
                 self._window.has_memory = self._memory.start()
             except Exception as error:  # everything else can be measured all the same
                 self._memory.stop()
-                self.problems.add_failure(error, "Memory was not measured")
+                self._problems.add_failure(error, "Memory was not measured")
                 return step
             if not self._window.has_memory:
-                self.problems.add(
+                self._problems.add(
                     "Memory was not measured in some steps: another profiler (torch.profiler) was running, "
                     "and there is room for one"
                 )
@@ -309,46 +303,21 @@ class Watcher:
         window, self._window = self._window, None
         if window is None:
             return
-        window.heard = self._memory.stop()
+        window.events = self._memory.stop()
         window.runs, self.backward.runs = self.backward.runs, []
-        window.ignored = self.checks.overheads.take_spans()
-        window.last_call = len(self.calls)
-        self.logs.close(window.step)
+        window.ignored = self.ledger.overheads.take_spans()
+        window.last_call = len(self.ledger.calls)
+        self.logged.close(window.step)
         self.checks.let_go()
         # Putting things in their place can wait until the user's code is done, unless there is too much of it.
         self._waiting.append(window)
-        if sum(each.heard.num_events for each in self._waiting) > _MOST_WAITING:
+        if sum(each.events.num_events for each in self._waiting) > _MOST_WAITING:
             self._settle_all()
 
     def _settle_all(self) -> None:
         waiting, self._waiting = self._waiting, []
         for window in waiting:
-            settle(self, window, self._memory.timeline(window.heard, window.ignored))
-
-    def _last_call(self, address: str) -> Call | None:
-        """The call that a call inside a backward pass does again."""
-        for step in reversed(self.steps):
-            if address in step.passes:
-                calls = [call for call in step.calls if call.address == address]
-                first = [call for call in calls if call.original is None]
-                again = len(calls) - len(first)
-                # Backward goes from the last to the first.
-                return first[-1 - again % len(first)] if first else None
-        return None
-
-    def forget_inside(self, call: Call) -> None:
-        """Takes back what was written down inside a call, which is run once more."""
-        del self.calls[call.index + 1 :]
-        del call.step.calls[call.step.calls.index(call) + 1 :]
-        call.step.passes.clear()
-        call.step.passes[call.address] = 1
-        call.overhead = call.inside = 0.0
-
-    def parameter_call(self, parameter: int) -> Call | None:
-        """The call that the gradient of a parameter (its id) belongs to."""
-        if self._calls_known != len(self.calls):
-            self._calls_known, self._parameter_calls = len(self.calls), self.known.calls_of_parameters(self.steps[-1])
-        return self._parameter_calls.get(parameter)
+            settle(self.ledger, window, self._memory.timeline(window.events, window.ignored))
 
     # -- failures --------------------------------------------------------------------------------------------------
 
@@ -363,7 +332,7 @@ class Watcher:
     def _give_up(self, error: Exception) -> None:
         """The one place where the profile's own failures end: the training goes on, and the report tells."""
         self._is_on = False
-        self.problems.add_failure(error, "Measuring ended")
+        self._problems.add_failure(error, "Measuring ended")
 
 
 def _unlink(watcher: Watcher) -> None:

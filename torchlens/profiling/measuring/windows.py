@@ -1,14 +1,10 @@
 """Between the begin of a step and that of the next: what ran backward then, and what was allocated, is put in its place."""
 
-from typing import TYPE_CHECKING
-
 from torchlens.capture.backward import NodeRun
-from torchlens.profiling.measuring.allocators import Heard, Timeline
-from torchlens.profiling.measuring.backwards import charge, extend, memory_of
+from torchlens.profiling.measuring.allocators import AllocatorEvents, Timeline
+from torchlens.profiling.measuring.backward_times import charge, extend, memory_of
 from torchlens.profiling.measuring.calls import Call, Step
-
-if TYPE_CHECKING:
-    from torchlens.profiling.measuring.watcher import Watcher
+from torchlens.profiling.measuring.ledger import Ledger
 
 __all__ = ["Window", "settle"]
 
@@ -21,16 +17,16 @@ class Window:
         self.first_call = first_call
         self.last_call = first_call
         self.has_memory = False
-        self.heard = Heard()
+        self.events = AllocatorEvents()
         self.runs: list[NodeRun] = []
         self.ignored: list[tuple[int, int]] = []  # spans of time that the profile took for itself
 
 
-def settle(watcher: "Watcher", window: Window, timeline: Timeline) -> None:
+def settle(ledger: Ledger, window: Window, timeline: Timeline) -> None:
     """Gives each call its share of what was measured."""
     runs = window.runs
     touched: dict[int, Call] = {}
-    for run, maker, seconds in charge(runs, watcher.owners, watcher.known.calls_of_parameters(window.step)):
+    for run, maker, seconds in charge(runs, ledger.owners, ledger.modules.calls_of_parameters(window.step)):
         call = maker.original or maker
         call.backward_self = (call.backward_self or 0.0) + seconds
         extend(call.step.runs, run)
@@ -41,14 +37,19 @@ def settle(watcher: "Watcher", window: Window, timeline: Timeline) -> None:
             around = around.parent
     for run in runs:
         if run.sequence >= 0:
-            watcher.arrived.add(run.sequence)
+            ledger.arrived.add(run.sequence)
         elif run.parameter is not None:
-            watcher.arrived.add(-1 - run.parameter)
-            watcher.num_gradients[run.parameter] = watcher.num_gradients.get(run.parameter, 0) + 1
-    watcher.logs.settle(window.step, runs, timeline if window.has_memory else None)
+            ledger.arrived.add(-1 - run.parameter)
+            ledger.num_gradients[run.parameter] = ledger.num_gradients.get(run.parameter, 0) + 1
+    for run in runs:
+        operation = ledger.operation_at(run.sequence)
+        if operation is not None:
+            operation.backward_seconds = (operation.backward_seconds or 0.0) + run.end - run.start
     if window.has_memory:
         window.step.memory = timeline.whole
-        for call in watcher.calls[window.first_call : window.last_call]:
+        for operation in window.step.operations:
+            operation.memory = timeline.between(operation.mark.start_ns, operation.mark.end_ns)
+        for call in ledger.calls[window.first_call : window.last_call]:
             call.forward_memory = timeline.between(call.start_ns, call.end_ns)
         passes = {run.task for run in runs}
         for call in touched.values():

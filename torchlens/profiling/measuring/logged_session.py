@@ -11,7 +11,7 @@ from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.errors import NonFiniteError
 
-__all__ = ["LoggedSession", "Mark", "Marker"]
+__all__ = ["LoggedSession", "Look", "Mark", "Marker"]
 
 
 # torch overflows its stack when it frees a chain of very many nodes that were looked at from Python (see Recorder).

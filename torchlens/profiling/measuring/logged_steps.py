@@ -4,29 +4,25 @@ At operation level each step does. At module level the first step with inputs of
 step that calls the same modules with the same shapes, and makes as many backward nodes, has done the same.
 """
 
-from bisect import bisect_right
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable
 from time import time_ns
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from torchlens.capture.backward import NodeRun
 from torchlens.capture.patching import CURRENT
 from torchlens.capture.recording import Recording
 from torchlens.errors import NonFiniteError
 from torchlens.history.log import Log
-from torchlens.profiling.measuring.allocators import Timeline
 from torchlens.profiling.measuring.calls import Call, Step
-from torchlens.profiling.measuring.logged import LoggedSession, Mark
+from torchlens.profiling.measuring.ledger import Ledger
+from torchlens.profiling.measuring.logged_session import LoggedSession, Look, Mark
 from torchlens.profiling.measuring.operations import Operation
 
-if TYPE_CHECKING:
-    from torchlens.profiling.measuring.watcher import Watcher
+__all__ = ["NO_RESULT", "LoggedStep", "LoggedSteps"]
 
-__all__ = ["LoggedStep", "Logs"]
-
-_NO_RESULT = object()
+NO_RESULT: Any = object()
+_FAILED = "There is no log, and no FLOPs"
 
 
 class LoggedStep(NamedTuple):
@@ -36,23 +32,21 @@ class LoggedStep(NamedTuple):
     marks: list[Mark]
 
 
-class Logs:
-    """The capture sessions of a profile."""
+class LoggedSteps:
+    """The capture sessions of a profile. `look` sees each operation and its result, at operation level."""
 
-    def __init__(self, watcher: "Watcher") -> None:
+    def __init__(self, ledger: Ledger, look: Look | None) -> None:
         self.expected: torch.nn.Module | None = None  # the module that a session is about to call
-        self.operations: list[Operation] = []
         self.steps: dict[int, LoggedStep] = {}
         self.by_kind: list[Log] = []  # one for all steps that did the same
-        self._kinds: dict[Hashable, int] = {}
         self.last: Recording | None = None
         self.plans: dict[Hashable, int] = {}  # what a step called → a logged step that called the same
-        self._watcher = watcher
+        self._kinds: dict[Hashable, int] = {}
+        self._ledger = ledger
+        self._look = look
         self._is_off = False
-        self._is_operation_level = watcher.options.level == "operation"
-        self._result: Any = _NO_RESULT
-        self._by_step: dict[int, list[Operation]] = {}
-        self._sequences: list[int] = []
+        self._is_operation_level = ledger.options.level == "operation"
+        self._result = NO_RESULT
         self._signatures: set[Hashable] = set()
 
     # -- running ---------------------------------------------------------------------------------------------------
@@ -61,15 +55,15 @@ class Logs:
         """Whether a call from outside is to run in a session."""
         if self._is_off or call.original is not None:
             return False
-        problems = self._watcher.problems
-        if module is not self._watcher.model:
+        ledger, problems = self._ledger, self._ledger.problems
+        if module is not ledger.model:
             if self._is_operation_level:
                 problems.add(f"{call.address!r} was called by itself, not by the model: it was measured at module level")
             return False
         if CURRENT.tracker is not None:
             problems.add(f"Step {call.step.number} ran inside a log: it was measured at module level, without FLOPs")
             return False
-        if self._watcher.known.is_compiled:
+        if ledger.modules.is_compiled:
             problems.add(
                 "The model is compiled: at operation level its source is run instead"
                 if self._is_operation_level
@@ -79,37 +73,33 @@ class Logs:
         call.step.signature = tuple(call.inputs.shapes), module.training, torch.is_grad_enabled()
         return self._is_operation_level or call.step.signature not in self._signatures
 
-    def run(self, call: Call, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Runs the model in a session; without one if it cannot be had."""
-        watcher = self._watcher
-        overheads = watcher.checks.overheads
+    def run(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model in a session. NO_RESULT if that cannot be had: nothing has been run then that counts."""
+        overheads = self._ledger.overheads
         begin_ns = time_ns()
-        self._result = _NO_RESULT
+        self._result = NO_RESULT
         session: LoggedSession | None = None
         try:
-            look = watcher.checks.operation if self._is_operation_level and watcher.checks.is_on else None
-            session = LoggedSession(module, self._current_call, look)
+            session = LoggedSession(module, self._current_call, self._look if self._is_operation_level else None)
             self.expected = module
             call.step.is_logged = self._is_operation_level
             result = session.run(list(args), dict(kwargs))
         except BaseException as error:
             is_begun, self.expected = self.expected is not module and session is not None, None
             result = self._result
-            if is_begun and result is _NO_RESULT and not _is_own_failure(session, error):
+            if is_begun and result is NO_RESULT and not _is_own_failure(session, error):
                 if session is not None:
                     self._keep(call.step, session)
                 raise
             if not isinstance(error, Exception):
                 raise
-            self._is_off = True
-            watcher.problems.add_failure(error, "There is no log, and no FLOPs")
+            self._give_up(error)
             call.step.is_logged = False
-            if result is _NO_RESULT:
-                watcher.forget_inside(call)
-                result = watcher.run_plain(call, original, module, args, kwargs)
+            if result is NO_RESULT:
+                self._ledger.forget_inside(call)
             return result
         finally:
-            self._result = _NO_RESULT
+            self._result = NO_RESULT
         overheads.add_outside(begin_ns, call.start_ns)
         self._keep(call.step, session)
         overheads.add_outside(call.end_ns, time_ns())
@@ -121,7 +111,11 @@ class Logs:
         return result
 
     def _current_call(self) -> int:
-        return -1 if self._watcher.current is None else self._watcher.current.index
+        return -1 if self._ledger.current is None else self._ledger.current.index
+
+    def _give_up(self, error: Exception) -> None:
+        self._is_off = True
+        self._ledger.problems.add_failure(error, _FAILED)
 
     # -- what was learnt -------------------------------------------------------------------------------------------
 
@@ -139,18 +133,15 @@ class Logs:
             self._signatures.add(step.signature)
             if self._is_operation_level:
                 self.last = recording
-                operations = [Operation(step, mark, recording) for mark in marks]
-                self._by_step[step.number] = operations
-                self.operations += operations
-                self._sequences += [mark.sequence for mark in marks]
+                step.operations = [Operation(step, mark, recording) for mark in marks]
+                self._ledger.add_operations(step.operations)
         except Exception as error:
-            self._is_off = True
-            self._watcher.problems.add_failure(error, "There is no log, and no FLOPs")
+            self._give_up(error)
 
     def close(self, step: Step) -> None:
         """A step is over: whether the next one that looks the same has to be logged is known now."""
         # A scripted part makes other nodes once it has been optimised.
-        counts_nodes = not self._watcher.known.is_scripted
+        counts_nodes = not self._ledger.modules.is_scripted
         step.plan = tuple([
             (call.address, *call.inputs.shapes, call.sequence_end - call.sequence if counts_nodes else 0)
             for call in step.calls
@@ -160,28 +151,14 @@ class Logs:
             self.plans.setdefault(step.plan, step.number)
         elif step.plan not in self.plans and step.signature is not None and not (self._is_off or step.calls[0].raised):
             self._signatures.discard(step.signature)  # it looked the same and was not: the next one is logged
-            self._watcher.problems.add(
+            self._ledger.problems.add(
                 f"FLOPs of step {step.number} were not counted: it ran differently than earlier ones of the same shapes "
                 "(level='operation' counts each step)"
             )
 
-    def settle(self, step: Step, runs: Sequence[NodeRun], timeline: Timeline | None) -> None:
-        """Gives each operation its share of what was measured."""
-        for run in runs:
-            operation = self.operation_at(run.sequence)
-            if operation is not None:
-                operation.backward_seconds = (operation.backward_seconds or 0.0) + run.end - run.start
-        if timeline is not None:
-            for operation in self._by_step.get(step.number, []):
-                operation.memory = timeline.between(operation.mark.start_ns, operation.mark.end_ns)
-
-    def operation_at(self, sequence: int) -> Operation | None:
-        """The operation that made a backward node."""
-        position = bisect_right(self._sequences, sequence) - 1
-        if position < 0:
-            return None
-        operation = self.operations[position]
-        return operation if sequence < operation.mark.sequence_end else None
+    def forget_all(self) -> None:
+        """Takes back everything that was learnt."""
+        self.steps, self.by_kind, self.plans, self.last = {}, [], {}, None
 
 
 def _is_own_failure(session: LoggedSession | None, error: BaseException) -> bool:

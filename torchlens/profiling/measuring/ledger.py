@@ -1,0 +1,81 @@
+"""What is written down while a model is measured, shared by those who write it.
+
+Nobody here holds another of those who write: each holds the ledger.
+"""
+
+from bisect import bisect_right
+
+import torch
+
+from torchlens.profiling.measuring.backward_times import Overheads, Owners
+from torchlens.profiling.measuring.calls import Call, Step
+from torchlens.profiling.measuring.model_modules import ModelModules
+from torchlens.profiling.measuring.operations import Operation
+from torchlens.profiling.options import ProfileOptions
+from torchlens.profiling.problems import Problems
+
+__all__ = ["Ledger"]
+
+
+class Ledger:
+    """Steps, calls and operations of one model, in the order in which they began."""
+
+    def __init__(self, model: torch.nn.Module, options: ProfileOptions, problems: Problems) -> None:
+        self.model = model
+        self.options = options
+        self.problems = problems
+        self.modules = ModelModules(model)
+        self.steps: list[Step] = []
+        self.calls: list[Call] = []
+        self.current: Call | None = None  # the innermost call that is running
+        self.operations: list[Operation] = []  # at operation level
+        self.owners = Owners()
+        self.overheads = Overheads()
+        self.arrived: set[int] = set()  # where gradients arrived, as in `TensorFacts`
+        self.num_gradients: dict[int, int] = {}  # id of a parameter → how often it got a gradient
+        self._sequences: list[int] = []  # of the operations
+        self._parameter_calls: dict[int, Call] = {}
+        self._num_calls_then = 0  # how many calls there were when that was found
+
+    def add_operations(self, operations: list[Operation]) -> None:
+        """Adds the operations of a step, in the order in which they ran."""
+        self.operations += operations
+        self._sequences += [operation.mark.sequence for operation in operations]
+
+    def operation_at(self, sequence: int) -> Operation | None:
+        """The operation that made a backward node."""
+        position = bisect_right(self._sequences, sequence) - 1
+        if position < 0:
+            return None
+        operation = self.operations[position]
+        return operation if sequence < operation.mark.sequence_end else None
+
+    def parameter_call(self, parameter: int) -> Call | None:
+        """The call that the gradient of a parameter (its id) belongs to."""
+        if self._num_calls_then != len(self.calls):
+            self._num_calls_then = len(self.calls)
+            self._parameter_calls = self.modules.calls_of_parameters(self.steps[-1])
+        return self._parameter_calls.get(parameter)
+
+    def repeated_call(self, address: str) -> Call | None:
+        """The call that a call inside a backward pass does again."""
+        for step in reversed(self.steps):
+            if address in step.passes:
+                calls = [call for call in step.calls if call.address == address]
+                first = [call for call in calls if call.original is None]
+                again = len(calls) - len(first)
+                # Backward goes from the last to the first.
+                return first[-1 - again % len(first)] if first else None
+        return None
+
+    def forget_inside(self, call: Call) -> None:
+        """Takes back what was written down inside a call, which is run once more."""
+        del self.calls[call.index + 1 :]
+        del call.step.calls[call.step.calls.index(call) + 1 :]
+        call.step.passes.clear()
+        call.step.passes[call.address] = 1
+        call.overhead = call.inside = 0.0
+
+    def forget_all(self) -> None:
+        """Takes back everything that was written down."""
+        self.steps, self.calls, self.operations, self._sequences = [], [], [], []
