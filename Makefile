@@ -5,13 +5,19 @@ BIN := $(VENV)/bin
 # torch first and by version: a bare `torch` would bring gigabytes of CUDA along where a CPU build will do.
 TORCH := torch==2.13.0
 
-.PHONY: demo test lint format types bench zoo fuzz soak pictures chromium clean
+.PHONY: demo test quick lint format types bench zoo fuzz soak pictures chromium clean
 
 demo: $(VENV)/ready  ## log a model; print, index, table and draw it
 	$(BIN)/python examples/alexnet.py
 
 test: $(VENV)/tested lint types chromium  ## lint, types and tests
 	$(BIN)/python -m pytest
+
+# The folders that every change touches; no browser, no notebook, no zoo.
+QUICK := tests/test_api.py tests/test_layout.py tests/capture tests/graph tests/history tests/validation tests/export
+
+quick: $(VENV)/tested lint  ## the essential tests, in under a minute
+	$(BIN)/python -m pytest -m "not slow" $(QUICK)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -134,6 +134,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_importing_changes_nothing_in_torch_and_loads_no_optional_package() -> None:
     out = run(f"""
         import random, sys
@@ -163,6 +164,7 @@ def test_importing_changes_nothing_in_torch_and_loads_no_optional_package() -> N
     assert out == ""
 
 
+@pytest.mark.slow
 def test_torcheer_is_another_name() -> None:
     out = run("""
         import torcheer as tl, torchlens

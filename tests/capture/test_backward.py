@@ -249,6 +249,7 @@ def test_gradients_changed_by_a_hook_are_seen_changed() -> None:
     assert x.grad.tolist() == [20, 20, 20]
 
 
+@pytest.mark.slow
 def test_a_very_deep_graph_is_watched_in_part_and_let_go_of_safely() -> None:
     x = leaf(1)
     y = x

@@ -76,6 +76,7 @@ def test_what_the_user_froze_stays_frozen_after_a_long_log(monkeypatch: pytest.M
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_garbage_that_is_moved_on_unread_is_found_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector, "_MANY_OBJECTS", 0)
     monkeypatch.setattr(collector, "_READ_ALL_AFTER", 1_000)

@@ -146,6 +146,7 @@ def test_get_model_metadata_holds_no_activation() -> None:
     assert len(history) == 4
 
 
+@pytest.mark.slow
 def test_a_very_deep_graph_is_freed_without_overflowing_the_stack() -> None:
     """In a process of its own: torch would crash it."""
     code = """

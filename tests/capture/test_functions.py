@@ -61,6 +61,7 @@ def test_what_has_no_name_says_so_when_it_is_called():
         stand_in(1)
 
 
+@pytest.mark.slow
 def test_what_is_not_known_in_another_process_may_be_known_in_a_third(tmp_path):
     reference = reference_to(at_the_top)
     code = (

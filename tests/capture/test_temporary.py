@@ -168,6 +168,7 @@ def run(code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_first_log_of_a_process_leaves_every_name_in_torch_the_same_object() -> None:
     out = run("""
         import torch
@@ -195,6 +196,7 @@ def test_the_first_log_of_a_process_leaves_every_name_in_torch_the_same_object()
     assert out == ""
 
 
+@pytest.mark.slow
 def test_modules_imported_by_the_model_keep_nothing_of_ours() -> None:
     out = run("""
         import sys, warnings
@@ -218,6 +220,7 @@ def test_modules_imported_by_the_model_keep_nothing_of_ours() -> None:
     assert out == ""
 
 
+@pytest.mark.slow
 def test_a_model_may_bring_in_the_compiler_itself() -> None:
     out = run("""
         import warnings

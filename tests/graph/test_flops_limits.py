@@ -184,6 +184,7 @@ VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 9), st.just("ij,jk-
 CALLS = st.builds(Call, st.dictionaries(LOCATIONS, SHAPES, max_size=6), SHAPES, st.lists(VALUES, max_size=9), st.none())
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 @given(layer_type=st.sampled_from(sorted(FORMULAS)), call=CALLS)
 def test_a_call_that_a_formula_does_not_expect_is_not_counted(layer_type: str, call: Call):

@@ -75,6 +75,7 @@ def lstm() -> tuple[nn.Module, Any, int]:
     return nn.LSTM(64, 128, num_layers=2, bidirectional=True), torch.empty(30, 4, 64), of_lstm(30, 4, 64, 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [resnet50, vit_b_16, gpt2, lstm])
 def test_a_model_costs_what_was_worked_out_by_hand(make):
     needs = {lstm: "torch", gpt2: "transformers"}.get(make, "torchvision")
@@ -170,6 +171,7 @@ SAMPLE = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLE)
 def test_models_from_elsewhere_agree_with_torch(name: str):
     specimen = SPECIMENS[name]

@@ -270,6 +270,7 @@ def never_repeating(self: Model, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_loop_of_100_000_operations_is_ordinary_input() -> None:
     history = tl.log_forward_pass(Model(plain_loop, count=100_000), torch.randn(4))
@@ -278,6 +279,7 @@ def test_a_loop_of_100_000_operations_is_ordinary_input() -> None:
     assert history["sin_1:50000"].operation_num == 100_001
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("forward", [loop_with_parameters, loop_in_place, never_repeating])
 def test_a_loop_of_20_000_operations_of_any_kind_logs(forward: Callable[..., torch.Tensor]) -> None:
@@ -294,6 +296,7 @@ def lines_to_log(model: nn.Module) -> int:
     return lines_run(log)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("forward", [plain_loop, loop_with_parameters, loop_in_place, never_repeating])
 def test_ten_times_the_operations_are_ten_times_the_work(forward: Callable[..., torch.Tensor]) -> None:
@@ -312,6 +315,7 @@ class _Stage(nn.Module):
         return torch.cos(x)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_loops_in_loops_of_modules_are_near_linear_too() -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
