@@ -2,6 +2,7 @@
 
 import functools
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch import (
 )
 
 import torchlens as tl
+from torchlens.capture.arguments import are_plain
 
 early_linear, early_method, early_op = F.linear, torch.Tensor.tanh, torch.ops.aten.sin.default
 TABLE = {"act": torch.tanh, "methods": [torch.Tensor.exp]}
@@ -181,3 +183,72 @@ def test_short_lived_tensors_are_not_taken_for_one_another(saved: str) -> None:
         wanted = {"exp": ["zeros"], "sum": ["exp"], "zeros": []}.get(entry.layer_type)
         if wanted is not None:
             assert [label.partition("_")[0] for label in entry.parent_layers] == wanted
+
+
+# -- arguments that hold tensors ---------------------------------------------------------------------------------------
+
+
+def slice_one(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    return x[i:j]
+
+
+def slice_many(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    return x[..., i : j + 1]
+
+
+def slice_step(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    return x[:, i::j]
+
+
+def slice_write(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[:, i:j] = 2
+    return y
+
+
+def slice_add(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    y[0][i:j] += 2
+    return y
+
+
+SLICES = [
+    (slice_one, "getitem_1", {0: "input_1_0", (1, "start"): "input_2_0", (1, "stop"): "input_3_0"}),
+    (slice_many, "getitem_1", {0: "input_1_0", (1, 1, "start"): "input_2_0", (1, 1, "stop"): "add_1_1"}),
+    (slice_step, "getitem_1", {0: "input_1_0", (1, 1, "start"): "input_2_0", (1, 1, "step"): "input_3_0"}),
+    (slice_write, "setitem_1", {0: "clone_1_1", (1, 1, "start"): "input_2_0", (1, 1, "stop"): "input_3_0"}),
+    (slice_add, "getitem_2", {0: "getitem_1_2", (1, "start"): "input_2_0", (1, "stop"): "input_3_0"}),
+]
+
+
+@pytest.mark.parametrize(("forward", "label", "expected"), SLICES)
+def test_tensors_that_are_bounds_of_a_slice_are_parents(forward: Any, label: str, expected: dict[Any, str]) -> None:
+    model, inputs = Model(lambda self, *args: forward(*args)), [torch.rand(3, 4), torch.tensor(1), torch.tensor(2)]
+    history = tl.log_forward_pass(model, inputs, save_function_args=True)
+    entry = history[label]
+    assert entry.parent_layer_arg_locs["args"] == expected
+    assert torch.equal(history["output_1"].tensor_contents, model(*inputs))
+    assert torch.equal(entry.creation_args[0], history[expected[0]].tensor_contents)
+    assert tl.validate_saved_activations(model, inputs)
+
+
+def test_a_slice_keeps_no_tensor_alive() -> None:
+    gone = []
+
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        stop = torch.tensor(2)
+        gone.append(weakref.ref(stop))
+        return x[:stop]
+
+    history = tl.log_forward_pass(Model(forward), torch.rand(3), layers_to_save="none")
+    assert len(history) == 4
+    assert gone[0]() is None
+
+
+def test_plain_slices_take_the_short_way() -> None:
+    """Slices are frequent: those without tensors must cost what they did."""
+    x = torch.rand(3)
+    for index in (slice(0, 2), slice(None), (slice(1, None), 0), (..., slice(None, None, 2), None)):
+        assert are_plain((x, index))
+    for index in (slice(torch.tensor(1), 2), (0, slice(None, torch.tensor(1)))):
+        assert not are_plain((x, index))

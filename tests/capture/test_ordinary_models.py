@@ -1,7 +1,7 @@
 """Ordinary models just work: each kind a small test of its own, compared with a plain call."""
 
 import warnings
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from networks import MLP, Model, ResidualBlock
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import torchlens as tl
@@ -148,6 +149,52 @@ def test_plain_objects_as_output() -> None:
 
     history = tl.log_forward_pass(Model(lambda self, x: Result(x * 2)), torch.rand(3))
     assert "output.y" in history
+
+
+class Slotted:
+    __slots__ = ("left", "right")
+
+    def __init__(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        self.left, self.right = left, right
+
+
+def addresses_of(result: Any) -> list[str | None]:
+    """The output addresses of a model that returns `result(x)`; as an input the same has the same addresses."""
+    history = tl.log_forward_pass(Model(lambda self, x: result(x + 1)), torch.rand(3))
+    again = tl.log_forward_pass(Model(lambda self, tree: None), [result(torch.rand(3))])
+    found = [history[label].input_output_address for label in history.output_layers]
+    given = [again[label].input_output_address for label in again.input_layers]
+    assert [str(address).replace("input.args.0", "output") for address in given] == found
+    return found
+
+
+def test_queues_and_objects_with_slots_as_input_and_output() -> None:
+    assert addresses_of(lambda x: deque([x, x * 2])) == ["output.0", "output.1"]
+    assert addresses_of(lambda x: {"queue": deque([x])}) == ["output.queue.0"]
+    assert addresses_of(lambda x: Slotted(x, x * 2)) == ["output.left", "output.right"]
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+def test_what_is_registered_as_a_pytree_is_input_and_output(has_keys: bool) -> None:
+    class Opaque:
+        """Tells nobody what it holds, but the registry how to take it apart."""
+
+        def __init__(self, parts: list[torch.Tensor]) -> None:
+            held = list(parts)
+            self.take_apart = lambda: held
+
+    def flatten_with_keys(tree: Opaque) -> Any:
+        return [(pytree.MappingKey(name), part) for name, part in zip("ab", tree.take_apart(), strict=True)], None
+
+    pytree.register_pytree_node(
+        Opaque, lambda tree: (tree.take_apart(), None), lambda parts, _: Opaque(list(parts)),
+        flatten_with_keys_fn=flatten_with_keys if has_keys else None,
+    )  # fmt: skip
+    try:
+        names = ["output.a", "output.b"] if has_keys else ["output.0", "output.1"]
+        assert addresses_of(lambda x: Opaque([x, x * 2])) == names
+    finally:
+        pytree._deregister_pytree_node(Opaque)
 
 
 @pytest.mark.parametrize("result", [None, 3.5, "text", [], {}])

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from torchlens.capture.trees import same_with
+from torchlens.capture.trees import SLICE_BOUNDS, same_with
 
 __all__ = [
     "PLAIN_KEYWORD_TYPES",
@@ -22,10 +22,12 @@ Tensor = torch.Tensor
 # Arguments of these types are, or are not, tensors at a glance; any other is searched for tensors.
 PLAIN_TYPES = frozenset({
     Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.Size,
-    torch.layout, torch.memory_format, slice, type(Ellipsis), torch.Generator,
+    torch.layout, torch.memory_format, type(Ellipsis), torch.Generator,
 })  # fmt: skip
 TENSORS = frozenset({Tensor, torch.nn.Parameter})
 PLAIN_KEYWORD_TYPES = PLAIN_TYPES - TENSORS - {torch.Generator}
+_PLAIN_INDICES = PLAIN_KEYWORD_TYPES | {slice}  # each slice is looked into
+_PLAIN_BOUNDS = frozenset({int, type(None)})
 
 
 class Kept(list[Tensor]):
@@ -42,6 +44,8 @@ def unwrap(tree: Any) -> Any:
         return type(tree)(map(unwrap, tree))
     if isinstance(tree, dict):
         return {key: unwrap(item) for key, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(unwrap(getattr(tree, name)) for name in SLICE_BOUNDS))
     return tree
 
 
@@ -60,11 +64,22 @@ def describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> 
 
 
 def are_plain(args: tuple[Any, ...]) -> bool:
-    """Whether the arguments hold no tensor but at the top: a tuple of numbers is as good as a number."""
+    """Whether the arguments hold no tensor but at the top: a tuple of numbers or slices is as good as a number."""
     for arg in args:
         kind = type(arg)
-        if kind not in PLAIN_TYPES and (kind is not tuple or not PLAIN_KEYWORD_TYPES.issuperset(map(type, arg))):
+        if kind in PLAIN_TYPES:
+            continue
+        if kind is slice:
+            arg = (arg,)
+        elif kind is not tuple or not _PLAIN_INDICES.issuperset(map(type, arg)):
             return False
+        for item in arg:
+            if type(item) is slice and (
+                type(item.start) not in _PLAIN_BOUNDS
+                or type(item.stop) not in _PLAIN_BOUNDS
+                or type(item.step) not in _PLAIN_BOUNDS
+            ):
+                return False
     return True
 
 

@@ -1,6 +1,7 @@
 """Entering and leaving modules."""
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -135,7 +136,7 @@ def _tensors_in(tree: Any) -> list[torch.Tensor]:
         item = pending.pop()
         if isinstance(item, torch.Tensor):
             found.append(item)
-        elif isinstance(item, list | tuple):
+        elif isinstance(item, list | tuple | deque):
             pending.extend(reversed(item))
         elif isinstance(item, Mapping):
             pending.extend(reversed(list(item.values())))

@@ -38,6 +38,7 @@ class Kind(Enum):
 
     OPERATION = "operation"  # runs and leaves a record
     READ = "read"  # tells something about a tensor; leaves nothing
+    VALUE = "value"  # hands a tensor's elements to Python, to go on from there
     LEAF = "leaf"  # as READ, but may make the tensor one that gradients are computed for
     EXPOSURE = "exposure"  # hands out a tensor's memory, to be written who knows when
     BOOLEAN = "boolean"  # `if tensor:`; marks the tensor it reads
@@ -124,15 +125,19 @@ _TENSOR_PROPERTIES = frozenset({"T", "H", "mT", "mH", "real", "imag", "data"})
 
 # Calls that make no tensor, or hand back the one they were given without having computed anything.
 _READS = frozenset({
-    "__array_wrap__", "__complex__", "__contains__", "__dir__", "__dlpack_device__", "__float__",
-    "__format__", "__hash__", "__index__", "__int__", "__len__", "__reduce_ex__", "__repr__", "__setstate__", "__str__",
-    "_dimI", "_dimV", "_is_view", "_is_zerotensor", "_nnz", "allclose", "backward",
-    "broadcast_shapes", "can_cast", "data_ptr", "dense_dim", "dim", "element_size", "equal", "get_device", "has_names",
+    "__array_wrap__", "__dir__", "__dlpack_device__", "__hash__", "__len__", "__reduce_ex__", "__setstate__",
+    "_dimI", "_dimV", "_is_view", "_is_zerotensor", "_nnz", "backward",
+    "broadcast_shapes", "can_cast", "data_ptr", "dense_dim", "dim", "element_size", "get_device", "has_names",
     "is_coalesced", "is_complex", "is_conj", "is_contiguous", "is_distributed", "is_floating_point", "is_inference",
-    "is_neg", "is_nonzero", "is_pinned", "is_same_size", "is_set_to", "is_shared", "is_signed", "item", "module_load",
+    "is_neg", "is_pinned", "is_same_size", "is_set_to", "is_shared", "is_signed", "module_load",
     "ndimension", "nelement", "numel", "register_hook", "register_post_accumulate_grad_hook", "requires_grad_",
     "result_type", "retain_grad", "share_memory_", "size", "sparse_dim", "storage_offset", "storage_type", "stride",
-    "tolist",
+})  # fmt: skip
+
+# Those that tell what is in it.
+_VALUES = frozenset({
+    "__complex__", "__contains__", "__float__", "__format__", "__index__", "__int__", "__repr__", "__str__", "allclose",
+    "equal", "is_nonzero", "item", "tolist",
 })  # fmt: skip
 
 # Reads that hand out the memory itself.
@@ -181,6 +186,8 @@ def _describe(func: Callable[..., Any]) -> Operation:
         return Operation(func, name, layer_type(name), Kind.BOOLEAN)
     if name in _EXPOSURES:
         return Operation(func, name, layer_type(name), Kind.EXPOSURE)
+    if name in _VALUES:
+        return Operation(func, name, layer_type(name), Kind.VALUE)
     if name in _READS:
         return Operation(func, name, layer_type(name), Kind.LEAF if name == "requires_grad_" else Kind.READ)
     if isinstance(func, FunctionType) and func.__module__ == "torch._tensor" and name not in _PYTHON_LEAVES:

@@ -77,6 +77,8 @@ class Recorder(TorchFunctionMode):
         # The code that calls modules: what is further out on the stack called the module, not the operation.
         self.module_code: CodeType | None = None
         self.booleans: dict[int, bool] = {}
+        # Entries whose value the model took out of torch, other than for an `if`.
+        self.reads: set[int] = set()
         # Entries that gradients are computed for although they come from no differentiable operation.
         self.leaves: set[int] = set()
         self.saved_args: dict[int, tuple[Any, Any]] = {}
@@ -477,6 +479,9 @@ class Recorder(TorchFunctionMode):
             read = self.entry_of(args[0])
             if read is not None and read >= 0:
                 self.booleans[read] = result
+        elif operation.kind in (Kind.VALUE, Kind.EXPOSURE):
+            entries = [self.entry_of(tensor) for _, tensor in plain_tensors(args)]
+            self.reads.update(entry for entry in entries if entry is not None and entry >= 0)
         return result
 
     # -- where it happened -----------------------------------------------------------------------------------------

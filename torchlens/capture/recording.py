@@ -112,3 +112,5 @@ class Recording:
     warnings: list[str] = field(default_factory=list)
     copies: set[int] = field(default_factory=set)  # entries whose value is a copy of the tensor they made
     slices: list[Slice] = field(default_factory=list)
+    reads: set[int] = field(default_factory=set)  # entries whose value the model took out of torch (`item`, `numpy`)
+    returns_data: bool = False  # whether the model returned numbers, text or arrays, beside tensors or instead

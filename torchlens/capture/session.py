@@ -23,7 +23,7 @@ from torchlens.capture.parts import parts_of
 from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import Failure, Recording
-from torchlens.capture.trees import Path, named_tensors
+from torchlens.capture.trees import Path, holds_data, named_tensors
 from torchlens.errors import NestedLogError
 from torchlens.options import positional_names
 
@@ -71,6 +71,7 @@ class Session:
         self._buffers: list[tuple[str, int]] = []
         self._outside_storages: list[int] = []
         self._bound_buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._returns_data = False
         self._seconds_forward = 0.0
         self._seconds_total = 0.0
 
@@ -82,6 +83,7 @@ class Session:
         outliving = self._add_sources(args, kwargs)
         try:
             result = self._run_logged(args, kwargs)
+            self._returns_data = holds_data(result)
             for path, tensor in named_tensors(result):
                 self._outputs.append((path, self._recorder.add_output(tensor)))
                 outliving.append(tensor)
@@ -213,6 +215,8 @@ class Session:
             warnings=recorder.warnings,
             copies=memory.copies,
             slices=recorder.slices,
+            reads=recorder.reads,
+            returns_data=self._returns_data,
         )
 
 

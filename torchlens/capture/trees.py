@@ -1,15 +1,19 @@
 """Finding the tensors in whatever a model or an operation takes and returns."""
 
 import dataclasses
+from collections import deque
 from collections.abc import Iterator, Mapping
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
-__all__ = ["Path", "named_tensors", "plain_tensors", "same_with"]
+__all__ = ["SLICE_BOUNDS", "Path", "holds_data", "named_tensors", "plain_tensors", "same_with"]
 
 Path = tuple[Any, ...]
+SLICE_BOUNDS = ("start", "stop", "step")
 
 # Objects that are looked into by their attributes only down to this depth: enough for a batch object of a data library.
 _MAX_DEPTH = 12
@@ -18,7 +22,7 @@ _OPAQUE = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, 
 
 
 def plain_tensors(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Tensors in nested lists, tuples and dicts: what the arguments and results of torch functions are made of."""
+    """Tensors in nested lists, tuples, dicts and slices: what the arguments and results of torch functions are made of."""
     if isinstance(tree, torch.Tensor):
         yield path, tree
     elif isinstance(tree, list | tuple):
@@ -27,12 +31,16 @@ def plain_tensors(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tens
     elif isinstance(tree, Mapping):
         for key, item in tree.items():
             yield from plain_tensors(item, (*path, key))
+    elif isinstance(tree, slice):  # `x[:, i:j]` with tensors for bounds
+        for name in SLICE_BOUNDS:
+            yield from plain_tensors(getattr(tree, name), (*path, name))
 
 
 def named_tensors(tree: Any) -> list[tuple[Path, torch.Tensor]]:
     """Tensors in a model's input or output, with the path a person would write to reach them.
 
-    Looks into lists, tuples, named tuples (by field), mappings, dataclasses and plain objects (by attribute).
+    Looks into lists and their like, named tuples (by field), mappings, dataclasses, what is registered as a pytree, and
+    plain objects (by attribute).
     """
     found: list[tuple[Path, torch.Tensor]] = []
     _collect(tree, (), found, set(), 0)
@@ -60,15 +68,55 @@ def _children(tree: Any) -> list[tuple[Any, Any]]:
         # Named tuples, and what `torch.max(x, 0)` returns, name their items; the latter in `__match_args__` alone.
         names = getattr(tree, "_fields", None) or getattr(tree, "__match_args__", None)
         return list(zip(names, tree, strict=True)) if names and len(names) == len(tree) else list(enumerate(tree))
-    if isinstance(tree, list | set | frozenset):
+    if isinstance(tree, list | set | frozenset | deque):
         return list(enumerate(tree))
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         return [(field.name, getattr(tree, field.name, None)) for field in dataclasses.fields(tree)]
-    return list(getattr(tree, "__dict__", {}).items())
+    node = pytree.SUPPORTED_NODES.get(type(tree))
+    if node is not None:
+        return _registered_children(tree, node)
+    return _attributes(tree)
+
+
+def _registered_children(tree: Any, node: Any) -> list[tuple[Any, Any]]:
+    """The children of a type that somebody registered with `torch.utils._pytree`: by name where it gives any."""
+    if node.flatten_with_keys_fn is None:
+        return list(enumerate(node.flatten_fn(tree)[0]))
+    return [(_name_of(key), child) for key, child in node.flatten_with_keys_fn(tree)[0]]
+
+
+def _name_of(key: Any) -> Any:
+    """What a person would write for a key of a pytree (`MappingKey('h')`, `SequenceKey(0)`, `GetAttrKey('x')`)."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return str(key)
+
+
+def _attributes(tree: Any) -> list[tuple[Any, Any]]:
+    """What a plain object holds, in its dictionary and in slots."""
+    held = dict(getattr(tree, "__dict__", {}))
+    for kind in type(tree).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(tree, name) and name not in ("__dict__", "__weakref__"):
+                held.setdefault(name, getattr(tree, name))
+    return list(held.items())
+
+
+def holds_data(tree: Any) -> bool:
+    """Whether a model's output holds numbers, text or arrays that are no tensors; a flag is none of these."""
+    if isinstance(tree, str | bytes | int | float | complex | np.ndarray | np.generic):
+        return not isinstance(tree, bool)
+    if isinstance(tree, Mapping):
+        return any(map(holds_data, tree.values()))
+    if isinstance(tree, torch.Size):
+        return False
+    return isinstance(tree, list | tuple | set | frozenset | deque) and any(map(holds_data, tree))
 
 
 def same_with(tree: Any, replace: Any) -> Any:
-    """`tree` (lists, tuples, dicts) with each tensor replaced by `replace(tensor)`."""
+    """`tree` (lists, tuples, dicts, slices) with each tensor replaced by `replace(tensor)`."""
     if isinstance(tree, torch.Tensor):
         return replace(tree)
     if isinstance(tree, torch.Size):
@@ -81,4 +129,6 @@ def same_with(tree: Any, replace: Any) -> Any:
         ]  # fmt: skip
     if isinstance(tree, dict):
         return {key: same_with(item, replace) for key, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(same_with(getattr(tree, name), replace) for name in SLICE_BOUNDS))
     return tree

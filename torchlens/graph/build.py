@@ -78,7 +78,10 @@ def build_graph(recording: Recording) -> Graph:
 
     is_output_ancestor = ancestors_of(outputs, parents)
     booleans = {entry_of[number]: value for number, value in recording.booleans.items() if number in entry_of}
-    condition_entries, condition_edges = find_conditions(booleans, parents, is_output_ancestor)
+    leads_on = is_output_ancestor
+    if recording.returns_data:  # what such data was taken from is no mere condition
+        leads_on = ancestors_of([*outputs, *(entry_of[n] for n in recording.reads if n in entry_of)], parents)
+    condition_entries, condition_edges = find_conditions(booleans, parents, leads_on)
     return Graph(
         recorded=recorded,
         entry_of=entry_of,
@@ -109,14 +112,21 @@ def build_graph(recording: Recording) -> Graph:
 
 
 def _choose_entries(recording: Recording, parents: Sequence[Sequence[int]]) -> list[int]:
-    """Inputs first, then the buffers that are read, in the order they are, then operations, then outputs."""
-    outputs = [number for _, number in recording.outputs]
+    """Inputs first, then the buffers that are read, in the order they are, then operations, then outputs.
+
+    Where no tensor goes in, or none comes out (text, an action), nobody can say which operations have to do with that side:
+    all stay. Where a model returns numbers or text beside tensors, what it took such values from is as good as an output.
+    """
     inputs = list(dict.fromkeys(number for _, number in recording.inputs))
-    belongs = connected(inputs, outputs, parents)
-    num_inputs, num_sources = len(inputs), len(inputs) + len(recording.buffers)
-    chosen = [number for number in range(num_sources, len(parents)) if belongs[number]]
-    read = dict.fromkeys(parent for number in chosen for parent in parents[number] if parent < num_sources)
-    return [*range(num_inputs), *(number for number in read if number >= num_inputs), *chosen]
+    outputs = [number for _, number in recording.outputs]
+    buffers = {number for _, number in recording.buffers}
+    operations = [number for number in range(len(inputs), len(parents)) if number not in buffers]
+    if inputs and outputs:
+        taken = (*recording.reads, *recording.booleans) if recording.returns_data else ()
+        belongs = connected(inputs, [*outputs, *taken], parents)
+        operations = [number for number in operations if belongs[number]]
+    read = dict.fromkeys([parent for number in operations for parent in parents[number] if parent in buffers])
+    return [*inputs, *read, *operations]
 
 
 def _params_of(row: Row, num_params: int) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from torchlens.history.lookup import lookup_keys
 __all__ = ["entry_text", "history_text"]
 
 _WIDTH = 100
+_MAX_READ = 5
 _PREVIEW = 5
 
 
@@ -32,6 +33,7 @@ def history_text(log: Log, name: str) -> str:
         f"Log of {name} forward pass{'' if failure is None else ' (it failed)'}:",
         f"\tModel structure: {_structure(log)}; {len(tree.num_passes)} total modules.",
         f"\t{computed}; {len(saved)} tensors ({nice_bytes(saved_bytes)}) saved.",
+        *_boundary_lines(log),
         f"\t{len(params)} parameter operations ({param_size}).",
         f"\tRandom seed: {recording.random_seed}",
         f"\tTime elapsed: {recording.seconds_total:.3f}s",
@@ -42,6 +44,24 @@ def history_text(log: Log, name: str) -> str:
         *(f"\t\t{line}" for line in _layer_lines(log, is_marked=len(saved) < len(entries))),
     ]
     return "\n".join(lines)
+
+
+def _boundary_lines(log: Log) -> list[str]:
+    """What there is to say where input or output hold no tensor, or where something is not listed; mostly nothing."""
+    graph, recording = log.graph, log.recording
+    lines = []
+    returns_none = not graph.outputs and recording.failure is None
+    sides = [verb for verb, is_empty in (("goes in", not graph.inputs), ("comes out", returns_none)) if is_empty]
+    if sides:
+        numbers = {*recording.reads, *recording.booleans} if returns_none else set()
+        entries = sorted(graph.entry_of[number] for number in numbers if number in graph.entry_of)
+        read = list(dict.fromkeys(map(log.label_no_pass, entries)))
+        more = f" and {len(read) - _MAX_READ} more" if len(read) > _MAX_READ else ""
+        taken = f"; Python reads the values of {', '.join(read[:_MAX_READ])}{more}" if read else ""
+        lines.append(f"\tNo tensor {' or '.join(sides)}{taken}.")
+    if graph.num_left_out:
+        lines.append(f"\t{graph.num_left_out} tensors that have to do with neither input nor output are left out.")
+    return lines
 
 
 def _structure(log: Log) -> str:

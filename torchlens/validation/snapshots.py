@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from torchlens.capture.memory import storage_of
-from torchlens.capture.trees import Path
+from torchlens.capture.trees import SLICE_BOUNDS, Path
 from torchlens.validation.values import same
 
 __all__ = ["Frozen", "Region", "Snapshot", "Snapshots", "frozen_tensors", "thaw"]
@@ -50,6 +50,11 @@ class _Sequence:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Mapping:
     items: dict[Any, Frozen]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Slice(_Mapping):
+    """A slice with tensors for bounds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +107,8 @@ class Snapshots:
             return _Sequence(type(tree), tuple(self.freeze(item, with_storage) for item in tree))
         if type(tree) is dict:
             return _Mapping({key: self.freeze(item, with_storage) for key, item in tree.items()})
+        if isinstance(tree, slice):
+            return _Slice({name: self.freeze(getattr(tree, name), with_storage) for name in SLICE_BOUNDS})
         return tree
 
 
@@ -131,7 +138,8 @@ def thaw(frozen: Frozen, tensor_of: Callable[[Path, Snapshot], Tensor], path: Pa
         items = [thaw(item, tensor_of, (*path, index)) for index, item in enumerate(frozen.items)]
         return frozen.type(*items) if hasattr(frozen.type, "_fields") else frozen.type(items)
     if isinstance(frozen, _Mapping):
-        return {key: thaw(item, tensor_of, (*path, key)) for key, item in frozen.items.items()}
+        items_by_key = {key: thaw(item, tensor_of, (*path, key)) for key, item in frozen.items.items()}
+        return slice(*items_by_key.values()) if isinstance(frozen, _Slice) else items_by_key
     return frozen
 
 
