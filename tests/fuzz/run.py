@@ -13,8 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from compare import HOW, check_program
 from programs import programs
+from view_programs import check_gradients
 
 _PER_ROUND = 200
+_GRADIENTS_PER_ROUND = 50
 
 
 def main() -> int:
@@ -25,7 +27,7 @@ def main() -> int:
     torch.set_num_threads(1)
     number = int(time.time()) if options.seed is None else options.seed
     end = time.monotonic() + options.minutes * 60
-    num_programs = num_entries = 0
+    num_programs = num_entries = num_gradients = 0
     while time.monotonic() < end:
 
         @seed(number)
@@ -43,10 +45,19 @@ def main() -> int:
             num_programs += 1
 
         agree()
+        for program in range(number * _GRADIENTS_PER_ROUND, (number + 1) * _GRADIENTS_PER_ROUND):
+            for saves in (True, False):
+                num_gradients += check_gradients(program, saves).right
         left = max(0.0, end - time.monotonic())
-        print(f"seed {number}: {num_programs} programs, {num_entries} entries agree; {left / 60:.1f} min left", flush=True)
+        print(
+            f"seed {number}: {num_programs} programs, {num_entries} entries, {num_gradients} gradients agree; {left / 60:.1f} min left",
+            flush=True,
+        )
         number += 1
-    print(f"{num_programs} programs with {num_entries} entries: the log and the plain run agree on all of them.")
+    print(
+        f"{num_programs} programs with {num_entries} entries: the log and the plain run agree on all of them. "
+        f"{num_gradients} gradients through views are right."
+    )
     return 0
 
 

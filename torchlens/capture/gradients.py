@@ -2,40 +2,23 @@
 
 The gradient of an entry is what arrives at the node of autograd's graph that made it. Three cases need more. The tensor
 of an in-place operation on a *view* is not on autograd's path: the base is (torch calls the node `CopySlices`), so the
-gradient is cut out of the base's. A view is given a new node when its base is written, and is heard again there. And
-inputs and parameters belong to the user: they may be part of other graphs and must not keep a hook of ours, so what
-arrives at them is heard at the nodes of this pass that send it.
+gradient is cut out of the base's. A view is given a new node when its base is written, and is heard again there; views that
+it was made from have their share in it (`view_tree.py`). And inputs and parameters belong to the user: they may be part of
+other graphs and must not keep a hook of ours, so what arrives at them is heard at the nodes of this pass that send it.
 """
 
 import math
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from torchlens.capture.backward import BackwardWatch, NodeInfo, NodeRun, node_of, sequence_of
+from torchlens.capture.view_tree import Share, Slice, ViewTree, layout_of
 
-__all__ = ["GradientHooks", "Gradients", "Slice", "TellingWatch", "slice_written"]
-
-
-class Slice(NamedTuple):
-    """A write in place to a view: entry `entry` turned what `before` was into something else, at `node` of its base."""
-
-    entry: int
-    before: int | None
-    node: Any
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    base_size: tuple[int, ...]
-    base_stride: tuple[int, ...]
-
-    def cut(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient of the view, out of that of its base."""
-        laid_out = gradient.new_empty_strided(self.base_size, self.base_stride).copy_(gradient)
-        return laid_out.as_strided(self.size, self.stride, self.offset)
+__all__ = ["GradientHooks", "Gradients", "TellingWatch", "slice_written"]
 
 
 def slice_written(entry: int, tensor: torch.Tensor, before: int | None) -> Slice | None:
@@ -43,8 +26,7 @@ def slice_written(entry: int, tensor: torch.Tensor, before: int | None) -> Slice
     base = tensor._base
     if base is None or base.grad_fn is None or type(base.grad_fn).__name__ != "CopySlices":
         return None
-    offset = int(tensor.storage_offset() - base.storage_offset())
-    return Slice(entry, before, base.grad_fn, tensor.size(), tensor.stride(), offset, base.size(), base.stride())
+    return Slice(entry, before, base.grad_fn, layout_of(tensor), layout_of(base))
 
 
 class Gradients(dict[int, torch.Tensor]):
@@ -65,13 +47,15 @@ class Gradients(dict[int, torch.Tensor]):
         self.uncertain: set[int] = set()
         # Whether there is a part that runs its own backward pass inside, out of sight; the passes in which it was heard.
         self.has_checkpoint = False
+        # Why entries have no gradient although some arrived.
+        self.missing: dict[int, str] = {}
         self.complete: set[int] = set()
         # Runs of nodes that no entry made, in the backward passes that were logged as such.
         self.outside: list[NodeRun] = []
         self.watch: BackwardWatch = TellingWatch(_weakly(self, "_before"), _weakly(self, "_after"), most=math.inf)
         # By number of the node: what is heard of the gradients that reach it, and of those that it sends on.
-        self._reaching: dict[int, list[tuple[int, int, Slice | None]]] = {}
-        self._sent: dict[int, list[tuple[int, list[int], Slice | None]]] = {}
+        self._reaching: dict[int, list[tuple[int, int, Slice | Share | None]]] = {}
+        self._sent: dict[int, list[tuple[int, list[int], Slice | Share | None]]] = {}
 
     def clear(self) -> None:
         """Forgets all gradients and runs. Later backward passes are heard nevertheless."""
@@ -82,11 +66,11 @@ class Gradients(dict[int, torch.Tensor]):
         self.outside.clear()
         self.complete.clear()
 
-    def hear_reaching(self, number: int, output: int, entry: int, part: Slice | None = None) -> None:
+    def hear_reaching(self, number: int, output: int, entry: int, part: Slice | Share | None = None) -> None:
         """What reaches output `output` of node `number`, or part of it, is the gradient of `entry`."""
         self._reaching.setdefault(number, []).append((output, entry, part))
 
-    def hear_sent(self, number: int, position: int, targets: list[int], part: Slice | None = None) -> None:
+    def hear_sent(self, number: int, position: int, targets: list[int], part: Slice | Share | None = None) -> None:
         """What node `number` sends to the node at `position`, or part of it, is sent to `targets`."""
         self._sent.setdefault(number, []).append((position, targets, part))
 
@@ -106,9 +90,9 @@ class Gradients(dict[int, torch.Tensor]):
             for target in targets:
                 self.add(target, gradients[position], part)
 
-    def add(self, target: int, gradient: Any, part: Slice | None = None, task: int | None = None) -> None:
+    def add(self, target: int, gradient: Any, part: Slice | Share | None = None, task: int | None = None) -> None:
         """Adds to the gradient of `target`: an entry, or -1 - k for parameter k."""
-        if gradient is None:
+        if gradient is None or target in self.missing:
             return
         gradient = gradient.detach()
         if part is not None:
@@ -146,6 +130,8 @@ class GradientHooks:
 
     def __init__(self, first_sequence: int = 0) -> None:
         self.gradients = Gradients()
+        self.views = ViewTree()
+        self.gradients.missing = self.views.missing
         # Nodes with lower numbers existed before the pass.
         self._first_sequence = first_sequence
         # Nodes with lower numbers are heard, but belong to entries that are not known here.
@@ -200,11 +186,17 @@ class GradientHooks:
         if number is not None:
             self.gradients.hear_reaching(number, output, entry)
 
-    def watch_again(self, entry: int, tensor: torch.Tensor) -> None:
-        """Before a view is read: hears it where it now stands, if its base was written since."""
-        node = self._view_nodes.get(entry)
-        if node is not None and tensor.grad_fn is not node:
-            self.watch(entry, tensor)
+    def watch_again(self, entry: int, tensor: torch.Tensor, time: int) -> None:
+        """Before a view is read by entry `time`: hears it where it now stands, if its base was written since."""
+        last, node = self._view_nodes.get(entry), node_of(tensor)
+        if last is None or node is None or node is last:
+            return
+        self._view_nodes[entry] = node
+        self._own_nodes(entry, node)
+        number = self.gradients.watch.number_of(node)
+        if number is not None:
+            for share in self.views.shares(entry, time):
+                self.gradients.hear_reaching(number, tensor.output_nr, share.entry, share)
 
     def watch_write(self, part: Slice) -> None:
         """Hears the gradients of a view that was written in place, and of what it was until then."""
@@ -217,7 +209,8 @@ class GradientHooks:
             is_heard = part.before in self._written_views
             self._written_views.add(part.entry)
             if part.before is not None and part.before >= 0 and not is_heard:
-                self.gradients.hear_sent(number, 0, [part.before], part)
+                for share in self.views.shares(part.before, part.entry, part):
+                    self.gradients.hear_sent(number, 0, [share.entry], share)
 
     def _targets_at(self, node: Any, output: int) -> list[int] | None:
         if sequence_of(node) < 0:

@@ -28,7 +28,7 @@ from torchlens.capture.arguments import (
     without_tensors,
 )
 from torchlens.capture.failures import Failures
-from torchlens.capture.gradients import GradientHooks, Slice, slice_written
+from torchlens.capture.gradients import GradientHooks, slice_written
 from torchlens.capture.memory import Memory, is_sole_owner, storage_of, version_of
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import (
@@ -41,6 +41,7 @@ from torchlens.capture.operations import (
 from torchlens.capture.recording import ModuleCall, References, Row
 from torchlens.capture.trees import plain_tensors, same_with
 from torchlens.capture.user_code import KNOWN_CODE, is_user_code
+from torchlens.capture.view_tree import Slice, layout_of
 
 __all__ = ["Recorder"]
 
@@ -122,11 +123,14 @@ class Recorder(TorchFunctionMode):
             self.leaves.add(entry)
         if self.gradients is not None:
             self.gradients.watch_source(entry, tensor)
+            self._note_view(entry, tensor, ())
         return entry
 
     def add_output(self, tensor: Tensor) -> int:
         """An entry for a tensor that the model returns."""
         reference = self.entry_of(tensor)
+        if self.gradients is not None:
+            self.watch_arguments((tensor,), None)
         entry = self._add_boundary(OUTPUT, tensor, () if reference is None else (reference,))
         if self.gradients is not None:
             self.gradients.watch(entry, tensor)
@@ -280,7 +284,7 @@ class Recorder(TorchFunctionMode):
         if written:
             self.memory.before_write(written)
         if self.gradients is not None:
-            self._watch_arguments(args, kwargs)
+            self.watch_arguments(args, kwargs)
         return observed
 
     def begin_observed(
@@ -355,8 +359,18 @@ class Recorder(TorchFunctionMode):
                 self._twins.add(id(tensor))
         if self.gradients is not None and tensor.requires_grad and not (is_written and tensor._is_view()):
             self.gradients.watch(entry, tensor)
+            self._note_view(entry, tensor, references)
         if self._observer is not None:
             self._observer.add(entry, tensor)
+
+    def _note_view(self, entry: int, tensor: Tensor, references: References) -> None:
+        """Tells the gradients of an entry that is a view, and which of the entries it was given it looks at."""
+        assert self.gradients is not None
+        if tensor.requires_grad and tensor._is_view():
+            storage, storages = self.memory.storages[entry], self.memory.storages
+            given = references.values() if isinstance(references, dict) else references
+            parent = next((n for n in given if n is not None and n >= 0 and storages[n] == storage), None)
+            self.gradients.views.add(entry, parent, storage, layout_of(tensor))
 
     def append_results(self, call: tuple[Any, ...], result: Any, written: Sequence[Tensor]) -> None:
         """Several results, or none but what was written."""
@@ -387,7 +401,10 @@ class Recorder(TorchFunctionMode):
         """Each written tensor was written by the entry that it now is; by the call's first where it is no result."""
         for tensor in written:
             entry = self.entry_of(tensor)
-            self.memory.after_write(first if entry is None or entry < first else entry, [tensor])
+            entry = first if entry is None or entry < first else entry
+            self.memory.after_write(entry, [tensor])
+            if self.gradients is not None:
+                self.gradients.views.note_write(entry, storage_of(tensor), layout_of(tensor))
 
     def _read_entry(self, call: tuple[Any, ...]) -> int | None:
         """The entry that an in-place operation took as the tensor it changes."""
@@ -410,13 +427,14 @@ class Recorder(TorchFunctionMode):
                 found[path[0] if len(path) == 1 else path] = self._reference_to(tensor)
         return found
 
-    def _watch_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    def watch_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Before tensors are read: views among them may have got another place in autograd's graph since."""
         assert self.gradients is not None
         for _, tensor in plain_tensors((args, kwargs)):
             if tensor.requires_grad and tensor._is_view():
                 entry = self.entry_of(tensor)
                 if entry is not None and entry >= 0:
-                    self.gradients.watch_again(entry, tensor)
+                    self.gradients.watch_again(entry, tensor, len(self.rows))
 
     def _reference_to(self, tensor: Tensor) -> int:
         entry = self.entry_of(tensor)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchlens.capture.gradients import Slice
 from torchlens.capture.operations import Operation
 from torchlens.capture.trees import Path
+from torchlens.capture.view_tree import Slice
 
 __all__ = ["Failure", "ModuleCall", "Recording", "References", "Region", "Row", "Write"]
 

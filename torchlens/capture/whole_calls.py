@@ -51,6 +51,8 @@ def record_identity(recorder: Recorder, tensor: Tensor) -> int:
     entry = len(recorder.rows)
     with torch._C.DisableTorchFunction():
         observed = recorder.begin_observed(CallKind.IDENTITY, IDENTITY, (tensor,), None, (), (None, 0))
+        if recorder.gradients is not None:
+            recorder.watch_arguments((tensor,), None)
         call = (IDENTITY, (tensor,), None, (recorder.entry_of(tensor),), recorder.module_call, None, 0, 0.0)
         recorder.append(call, tensor, None)
         recorder.end_observed(observed, tensor)

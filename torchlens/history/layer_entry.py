@@ -142,6 +142,11 @@ class LayerEntry:
         return self._log.gradient(self._entry)
 
     @property
+    def grad_missing_reason(self) -> str | None:
+        """Why there is no gradient although a backward pass reached the entry; None where that is not so."""
+        return self._log.missing_gradient(self._entry)
+
+    @property
     def has_saved_grad(self) -> bool:
         return self.grad_contents is not None
 

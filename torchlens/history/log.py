@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from torchlens.capture.collector import pause_collector, resume_collector
+from torchlens.capture.gradients import Gradients
 from torchlens.capture.recording import Recording, Row
 from torchlens.capture.user_code import SourceLine, source_line
 from torchlens.errors import ValueChangedError
@@ -103,7 +104,12 @@ class Log:
         return value
 
     def gradient(self, entry: int) -> torch.Tensor | None:
-        return self.recording.gradients.get(self.graph.recorded[entry])
+        number = self.graph.recorded[entry]
+        return None if self.missing_gradient(entry) is not None else self.recording.gradients.get(number)
+
+    def missing_gradient(self, entry: int) -> str | None:
+        gradients = self.recording.gradients
+        return gradients.missing.get(self.graph.recorded[entry]) if isinstance(gradients, Gradients) else None
 
     def flops_backward(self, entry: int) -> int | None:
         return reached_backward_flops(self.recording, self.graph, entry, self.reached_by_gradients)

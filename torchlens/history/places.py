@@ -4,7 +4,6 @@ A saved value is the tensor that an entry made, or a copy taken while it still w
 was written in place and looked at through several views, it may lead to another; such entries are left out.
 """
 
-from bisect import bisect_right
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ import torch
 from torchlens.capture.backward import node_of, sequence_of
 from torchlens.capture.gradients import GradientHooks, Gradients
 from torchlens.capture.operations import BUFFER, INPUT
-from torchlens.capture.recording import Recording, Row
+from torchlens.capture.recording import Recording, Region, Row
+from torchlens.capture.view_tree import Layout, ViewTree
 
 __all__ = ["gradients_of_saved"]
 
@@ -25,14 +25,13 @@ def gradients_of_saved(recording: Recording) -> Gradients:
     for number, parameter in enumerate(recording.params):
         hooks.watch_source(-1 - number, parameter)
     slices = {part.entry: part for part in recording.slices}
-    read_later = _read_after_writes(recording)
+    _plant_views(recording, hooks.views)
     found: set[int] = set()
     has_gap = False  # whether there are entries, after the last that was found, that were not
     for number, row in enumerate(recording.rows):
         part = slices.get(number)
         place = (part.node, 0) if part is not None else _place_of(recording, number, row)
-        # What was written in place is no view, or is among the slices.
-        if place is None or (number in read_later and part is None and not row.operation.is_inplace):
+        if place is None:
             has_gap = has_gap or row.gradfunc is not None
             continue
         found.add(number)
@@ -68,28 +67,32 @@ def _place_of(recording: Recording, number: int, row: Row) -> tuple[Any, int] | 
     return node, output
 
 
-def _read_after_writes(recording: Recording) -> set[int]:
-    """Entries on memory that was there before them and that were read again after it was written.
+def _plant_views(recording: Recording, views: ViewTree) -> None:
+    """Tells which entries are views, in a recording with writes, and which reads of them cannot be heard.
 
-    If one is a view, autograd gave it another node for the second read.
+    autograd gives a view another node when it is read after its memory was written, and that node is not to be found.
     """
     if not recording.writes:
-        return set()
-    first_on: dict[int, int] = dict.fromkeys(recording.outside_storages, -1)
-    for number, storage in enumerate(recording.storages):
-        first_on.setdefault(storage, number)
-    writes: dict[int, list[int]] = {}
+        return
     for write in recording.writes:
-        writes.setdefault(write.storage, []).append(write.entry)
-    found: set[int] = set()
-    for reader, row in enumerate(recording.rows):
-        for number in _references(row):
-            storage = recording.storages[number]
-            if storage in writes and first_on[storage] < number:
-                after = bisect_right(writes[storage], number)
-                if after < len(writes[storage]) and writes[storage][after] < reader:
-                    found.add(number)
-    return found
+        views.note_write(write.entry, write.storage, _layout(write.region, recording.rows[write.entry].dtype))
+    writers = {(write.entry, write.storage) for write in recording.writes}
+    first_on: dict[int, int] = dict.fromkeys(recording.outside_storages, -1)
+    for number, row in enumerate(recording.rows):
+        storage, region = recording.storages[number], recording.regions.get(number)
+        is_first = first_on.setdefault(storage, number) == number
+        for read in _references(row):
+            # A write through the view itself is heard at its base.
+            is_heard = (number, storage) in writers and recording.storages[read] == storage
+            if not is_heard and views.is_view(read) and views.is_written_between(read, number):
+                views.note_unheard_read(read, number)
+        if region is not None and not is_first and (number, storage) not in writers:
+            parent = next((n for n in _references(row) if recording.storages[n] == storage), None)
+            views.add(number, parent, storage, _layout(region, row.dtype))
+
+
+def _layout(region: Region, dtype: torch.dtype) -> Layout:
+    return Layout(tuple(region.shape), tuple(region.strides), region.offset, dtype)
 
 
 def _references(row: Row) -> list[int]:

@@ -122,6 +122,8 @@ def entry_text(log: Log, entry: int) -> str:
     gradient = log.gradient(entry)
     if gradient is not None:
         lines += [f"\tGradient: shape={tuple(gradient.shape)}, dtype={gradient.dtype}", *_value_lines(gradient)]
+    elif (reason := log.missing_gradient(entry)) is not None:
+        lines.append(f"\tGradient: none, because {reason}")
     lines += [
         f"\tParams: {_params_text(log, entry)}",
         f"\tParent Layers: {_labels(log, graph.parents[entry])}",
