@@ -49,10 +49,8 @@ def main() -> int:
             for saves in (True, False):
                 num_gradients += check_gradients(program, saves).right
         left = max(0.0, end - time.monotonic())
-        print(
-            f"seed {number}: {num_programs} programs, {num_entries} entries, {num_gradients} gradients agree; {left / 60:.1f} min left",
-            flush=True,
-        )
+        done = f"{num_programs} programs, {num_entries} entries, {num_gradients} gradients agree"
+        print(f"seed {number}: {done}; {left / 60:.1f} min left", flush=True)
         number += 1
     print(
         f"{num_programs} programs with {num_entries} entries: the log and the plain run agree on all of them. "
