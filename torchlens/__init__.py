@@ -16,6 +16,7 @@ from torchlens.errors import (
     TorchLensError,
     ValueChangedError,
 )
+from torchlens.foreign_names import FUNCTION_NAMES, no_such_name
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.model_history import ModelHistory
 
@@ -44,6 +45,8 @@ __all__ = [
     "validate_saved_activations",
 ]
 
+__version__ = "0.1.0"
+
 # Rooms that not every program enters are imported when one of their names is first asked for.
 _LATER = {
     "Finding": "torchlens.profiling",
@@ -56,11 +59,16 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name in _LATER:
+        value = globals()[name] = getattr(import_module(_LATER[name]), name)
+        return value
+    if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_LATER[name]), name)
-    return value
+    listing = f"There are: {', '.join(__all__)}."
+    raise AttributeError(
+        no_such_name(f"module {__name__!r}", "attribute", name, FUNCTION_NAMES, __all__, listing), name=name
+    )
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__"]

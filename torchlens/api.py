@@ -1,25 +1,27 @@
 """The public functions: check the options, then capture → graph → history."""
 
-import difflib
-import warnings
+from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.session import CaptureOptions, Session, generator_states, restore_generators
+from torchlens.capture.user_code import warn_caller
+from torchlens.foreign_names import OPTION_NAMES, classic_drawing_options, no_such_name
+from torchlens.history.base_history import LayersToSave
 from torchlens.history.failure import explain
 from torchlens.history.log import Log
 from torchlens.history.lookup import Lookup
 from torchlens.history.rerun import rerun, select_numbers
 from torchlens.lazy_import import lazy_function
 from torchlens.model_history import ModelHistory
-from torchlens.options import LogOptions, check_inputs
+from torchlens.options import LogOptions, check_inputs, check_model, forward_names
 
 if TYPE_CHECKING:
     from torchlens.draw.drawing import draw
-    from torchlens.draw.options import DrawOptions, draw_options
+    from torchlens.draw.options import DrawKeywords, DrawOptions, VisOpt, draw_options
 else:
     draw = lazy_function("torchlens.draw.drawing", "draw")
     draw_options = lazy_function("torchlens.draw.options", "draw_options")
@@ -31,18 +33,18 @@ def log_forward_pass(
     model: torch.nn.Module,
     input_args: Any = None,
     input_kwargs: dict[str, Any] | None = None,
-    *,
-    layers_to_save: Any = "all",
+    layers_to_save: LayersToSave = "all",
     keep_unsaved_layers: bool = True,
-    output_device: Any = "same",
-    activation_postfunc: Any = None,
+    output_device: str | torch.device | int = "same",
+    activation_postfunc: Callable[[torch.Tensor], Any] | None = None,
     mark_input_output_distances: bool = False,
     detach_saved_tensors: bool = False,
     save_function_args: bool = False,
     save_gradients: bool = False,
+    vis_opt: "VisOpt | None" = None,
+    *by_position: Any,
     random_seed: int | None = None,
-    vis_opt: str = "none",
-    **vis_options: Any,
+    **vis_options: "Unpack[DrawKeywords]",
 ) -> ModelHistory:
     """Runs one forward pass and returns a log of every operation in it.
 
@@ -53,7 +55,8 @@ def log_forward_pass(
 
     Args:
         model: Any `nn.Module`.
-        input_args: A tensor, or a list of positional arguments. (A single argument that is a list: `[the_list]`.)
+        input_args: A tensor, or a list or tuple of positional arguments. A tuple is one argument where the model's
+            `forward` takes no more than one; a single argument that is a list: `[the_list]`.
         input_kwargs: Keyword arguments of the model.
         layers_to_save: `'all'`, `'none'`, a key or a list of keys (a label, module, address, number, or part of a
             label), or a function of a layer entry. Labels are known only after a pass, so naming some runs two, with
@@ -65,12 +68,17 @@ def log_forward_pass(
         detach_saved_tensors: Saved tensors leave the autograd graph.
         save_function_args: Keeps the arguments of each call.
         save_gradients: A later `backward()` fills each entry's `grad_contents`.
+        vis_opt: `'unrolled'` draws every operation, `'rolled'` every layer once, `'none'` nothing. None draws unrolled if
+            another drawing option is given, and nothing otherwise.
+        *by_position: Drawing options in the order of the classic TorchLens, for code that was written for it.
         random_seed: Seeds python's, numpy's and torch's generators first; None leaves them alone.
-        vis_opt: `'unrolled'` draws every operation, `'rolled'` every layer once, `'none'` nothing.
         **vis_options: The other drawing options: `vis_outpath`, `vis_fileformat`, `vis_nesting_depth`, ...; all are in
             `torchlens.draw.options.DrawOptions`.
     """
-    drawing = _drawing_options(vis_opt, vis_options)
+    given = classic_drawing_options("log_forward_pass()", by_position, vis_options)
+    random_seed = given.pop("random_seed", random_seed)
+    drawing = _drawing_options("log_forward_pass()", model, vis_opt, given)
+    args, kwargs = check_inputs(model, input_args, input_kwargs)
     options = LogOptions(
         layers_to_save=layers_to_save,
         keep_unsaved_layers=keep_unsaved_layers,
@@ -82,7 +90,6 @@ def log_forward_pass(
         save_gradients=save_gradients,
         random_seed=random_seed,
     )
-    args, kwargs = check_inputs(model, input_args, input_kwargs)
     capture = CaptureOptions(
         transform=options.transform,
         keeps_args=options.save_function_args,
@@ -95,17 +102,24 @@ def log_forward_pass(
         pause_collector(user)
         if options.layers_to_save == "all":
             log = _run(model, args, kwargs, options, replace(capture, saves=True))
-        elif options.layers_to_save in (None, "none", []):
+        elif options.layers_to_save == "none":
             log = _run(model, args, kwargs, options, replace(capture, saves=False))
         else:
             log = _run_selecting(model, args, kwargs, options, capture)
+    except Exception as error:
+        if isinstance(input_args, tuple) and args and args[0] is input_args:
+            error.add_note(
+                f"torchlens: {type(model).__name__}.forward takes one argument, so the tuple in input_args was given to it "
+                "as that argument."
+            )
+        raise
     finally:
         try:
             resume_collector(user)
         finally:  # once more, for an interrupt may cut the first short
             resume_collector(user)
     for message in log.recording.warnings:
-        warnings.warn(f"torchlens: {message}.", stacklevel=2)
+        warn_caller(f"torchlens: {message}.")
     history = ModelHistory(log, capture, options.keep_unsaved_layers)
     _draw(history, drawing)
     return history
@@ -125,33 +139,50 @@ def show_model_graph(
     model: torch.nn.Module,
     input_args: Any = None,
     input_kwargs: dict[str, Any] | None = None,
-    vis_opt: str = "unrolled",
-    *,
+    vis_opt: "VisOpt" = "unrolled",
+    *by_position: Any,
     random_seed: int | None = None,
-    **vis_options: Any,
+    **vis_options: "Unpack[DrawKeywords]",
 ) -> None:
-    """Runs one forward pass and draws it, without saving a tensor. The options are those of `log_forward_pass`.
+    """Runs one forward pass and draws it, without saving a tensor. The drawing options are those of `log_forward_pass`.
 
     >>> show_model_graph(model, x, vis_opt='rolled', vis_outpath='model.svg')
     """
-    drawing = _drawing_options(vis_opt, vis_options)
+    given = classic_drawing_options("show_model_graph()", by_position, vis_options)
+    random_seed = given.pop("random_seed", random_seed)
+    drawing = _drawing_options("show_model_graph()", model, vis_opt, given)
     history = log_forward_pass(model, input_args, input_kwargs, layers_to_save="none", random_seed=random_seed)
     _draw(history, drawing)
 
 
-def _drawing_options(vis_opt: str, vis_options: dict[str, Any]) -> "DrawOptions | None":
-    """The options that were given; None where nothing is to be drawn."""
-    if vis_opt == "none" and not vis_options:
+def _drawing_options(
+    function: str, model: torch.nn.Module, vis_opt: "VisOpt | None", given: dict[str, Any]
+) -> "DrawOptions | None":
+    """The options that were given, after seeing that they are some; None where nothing is to be drawn."""
+    check_model(model)
+    if vis_opt in (None, "none") and not given:
         return None
-    for name in vis_options:
-        if not name.startswith("vis_"):
-            names = [field.name for field in fields(LogOptions)]
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean {close[0]!r}? " if close else ""
+    own = [field.name for field in fields(LogOptions)]
+    for name in given:
+        if name.startswith("vis_"):  # draw_options knows those
+            continue
+        if name in forward_names(model):
             raise TypeError(
-                f"There is no option {name!r}. {hint}There are: {', '.join(names)}, and those for drawing (vis_...)."
+                f"{function} has no option {name!r}. It is an argument of {type(model).__name__}.forward: give it as "
+                f"input_kwargs={{{name!r}: ...}}."
             )
-    return draw_options({"vis_opt": vis_opt, **vis_options})
+        if function == "show_model_graph()" and OPTION_NAMES.get(name, name) in own:
+            raise TypeError(
+                f"{function} has no option {name!r}: it draws, and returns no log. Use log_forward_pass(model, x, "
+                f"{OPTION_NAMES.get(name, name)}=..., vis_opt='unrolled') instead."
+            )
+        listing = f"There are: {', '.join(own)}, and those for drawing (vis_...)."
+        if function == "show_model_graph()":
+            listing = "There are random_seed, and those for drawing (vis_...)."
+        raise TypeError(no_such_name(function, "option", name, OPTION_NAMES, own, listing))
+    if vis_opt is None:
+        vis_opt = "unrolled"
+    return draw_options({"vis_opt": vis_opt, **given}, function)
 
 
 def _draw(history: ModelHistory, options: "DrawOptions | None") -> None:
@@ -163,7 +194,7 @@ def _draw(history: ModelHistory, options: "DrawOptions | None") -> None:
         if not options.vis_save_only:
             page.open()
     else:
-        draw(history, options, stacklevel=5)
+        draw(history, options)
 
 
 def _run(
@@ -214,7 +245,7 @@ def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:
     """The module addresses in `layers`, if it consists of such."""
     if callable(layers):
         return frozenset()
-    keys = layers if isinstance(layers, list | tuple | set) else [layers]
+    keys = layers if isinstance(layers, list | tuple | set | frozenset) else [layers]
     addresses = {address for address, _ in model.named_modules() if address}
     names = [key for key in keys if isinstance(key, str) and key.partition(":")[0] in addresses]
     return frozenset(names) if len(names) == len(keys) else frozenset()

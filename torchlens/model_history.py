@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torchlens.history.base_history import BaseHistory
 from torchlens.lazy_import import lazy_function
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
     import networkx
 
     from torchlens.draw.drawing import Drawing, notebook_svg, render_graph
+    from torchlens.draw.options import DrawKeywords, VisOpt
     from torchlens.export.json_graph import to_json
     from torchlens.export.networkx_graph import to_networkx
     from torchlens.viewer import Exploration, explore
@@ -32,12 +32,14 @@ class ModelHistory(BaseHistory):
     >>> history['features.6'], history[7], history[-17]
     """
 
-    def render_graph(self, vis_opt: str = "unrolled", **vis_options: Any) -> "Drawing | None":
+    def render_graph(
+        self, vis_opt: "VisOpt" = "unrolled", *by_position: Any, **vis_options: "Unpack[DrawKeywords]"
+    ) -> "Drawing | None":
         """Draws the graph; the options are those of `log_forward_pass`.
 
         >>> history.render_graph(vis_opt='rolled', vis_outpath='model.svg')
         """
-        return render_graph(self, vis_opt, **vis_options)
+        return render_graph(self, vis_opt, *by_position, **vis_options)
 
     def explore(
         self,
@@ -50,7 +52,7 @@ class ModelHistory(BaseHistory):
 
         >>> history.explore('model.html', overlays={'importance': {'conv2d_1_1': 0.7}})
         """
-        return explore(self, None if path is None else Path(path), overlays=overlays, title=title)
+        return explore(self, path, overlays=overlays, title=title)
 
     def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
         """The graph as JSON: returned, or written to `path`."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["LogOptions", "check_inputs", "check_model", "positional_names"]
+from torchlens.wording import got
+
+__all__ = ["LogOptions", "Transform", "check_inputs", "check_model", "checked_layers", "forward_names", "positional_names"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,88 +33,111 @@ class LogOptions:
         ):  # fmt: skip
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise TypeError(f"{name} is True or False, not {value!r} ({type(value).__name__}).")
-        _check_layers(self.layers_to_save)
+                raise TypeError(f"{name} must be True or False, got {got(value)}.")
+        object.__setattr__(self, "layers_to_save", checked_layers(self.layers_to_save))
         if self.activation_postfunc is not None and not callable(self.activation_postfunc):
             raise TypeError(
-                f"activation_postfunc is a function of a tensor, or None, not {self.activation_postfunc!r}. "
+                f"activation_postfunc must be a function of a tensor, or None, got {got(self.activation_postfunc)}. "
                 "For instance: activation_postfunc=lambda t: t.mean(0)."
             )
         if self.random_seed is not None and (isinstance(self.random_seed, bool) or not isinstance(self.random_seed, int)):
-            raise TypeError(f"random_seed is a whole number, or None to seed nothing, not {self.random_seed!r}.")
+            raise TypeError(f"random_seed must be a whole number, or None to seed nothing, got {got(self.random_seed)}.")
         if self.random_seed is not None and not 0 <= self.random_seed < 2**63:
-            raise ValueError(f"random_seed is between 0 and 2**63 - 1, not {self.random_seed}.")
+            raise ValueError(f"random_seed must be between 0 and 2**63 - 1, got {self.random_seed}.")
         if self.output_device != "same":
             _check_device(self.output_device)
 
     @property
-    def transform(self) -> Callable[[torch.Tensor], Any] | None:
+    def transform(self) -> "Transform | None":
         """What is done to a tensor before it is saved; None if nothing is."""
-        steps: list[Callable[[torch.Tensor], Any]] = []
-        if self.detach_saved_tensors:
-            steps.append(torch.Tensor.detach)
-        if self.output_device != "same":
-            device = torch.device(self.output_device)
-            steps.append(lambda tensor: tensor.to(device))
-        if self.activation_postfunc is not None:
-            steps.append(self.activation_postfunc)
-        if not steps:
-            return None
-
-        def transform(tensor: torch.Tensor) -> Any:
-            value: Any = tensor
-            for step in steps:
-                try:
-                    value = step(value)
-                except Exception as error:
-                    name = "activation_postfunc" if step is self.activation_postfunc else "output_device"
-                    error.add_note(
-                        f"torchlens: raised by {name} on a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}."
-                    )
-                    raise
-            return value
-
-        return transform
+        transform = Transform(self.detach_saved_tensors, self.output_device, self.activation_postfunc)
+        return None if transform == Transform() else transform
 
 
-def _check_layers(layers: Any) -> None:
-    if layers is None or callable(layers):
-        return
-    keys = layers if isinstance(layers, list | tuple | set) else [layers]
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """What is done to a tensor before it is saved, in this order."""
+
+    detach_saved_tensors: bool = False
+    output_device: Any = "same"
+    activation_postfunc: Callable[[torch.Tensor], Any] | None = None
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        value: Any = tensor.detach() if self.detach_saved_tensors else tensor
+        option = "output_device"
+        try:
+            if self.output_device != "same":
+                value = value.to(self.output_device)
+            if self.activation_postfunc is not None:
+                option = "activation_postfunc"
+                value = self.activation_postfunc(value)
+        except Exception as error:
+            error.add_note(f"torchlens: raised by {option} on a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}.")
+            raise
+        return value
+
+
+def checked_layers(layers: Any) -> Any:
+    """`layers_to_save`, after seeing that it is some: 'all', 'none', or what names layers."""
+    if isinstance(layers, str) and layers.lower() in ("all", "none"):
+        return layers.lower()
+    keys = layers if isinstance(layers, list | tuple | set | frozenset) else [] if layers is None else [layers]
+    if not keys:
+        return "none"
     for key in keys:
-        if isinstance(key, bool) or not isinstance(key, str | int) or key == "":
+        is_key = isinstance(key, str | int) and not isinstance(key, bool) and key != ""
+        is_predicate = key is layers and callable(key) and not isinstance(key, type | torch.nn.Module)
+        if not is_key and not is_predicate:
             raise TypeError(
-                f"layers_to_save does not understand {key!r} ({type(key).__name__}). It takes 'all', 'none', a layer "
-                "label ('conv2d_3_7'), a module address ('features.6'), a number, a part of a label ('conv'), a list "
-                "of those, or a function of a layer entry that answers True or False."
+                "layers_to_save must be 'all', 'none', a key, a list of keys, or a function of a layer entry that returns "
+                f"True or False, got {got(key)}. {_layers_hint(key)}"
             )
+    return layers
+
+
+def _layers_hint(key: Any) -> str:
+    if isinstance(key, torch.nn.Module):
+        return "A module is named by its address in the model, 'features.6', as model.named_modules() lists it."
+    if isinstance(key, type) and issubclass(key, torch.nn.Module):
+        return (
+            "To save what every module of that class returns: layers_to_save=[name for name, module in "
+            f"model.named_modules() if isinstance(module, {key.__name__})]."
+        )
+    return "A key is a layer label ('conv2d_3_7'), a part of one ('conv'), a module address ('features.6') or a number."
 
 
 def _check_device(device: Any) -> None:
     try:
         torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"output_device is 'same' or a torch device such as 'cpu' or 'cuda:0', not {device!r}.") from error
+        raise ValueError(
+            f"output_device must be 'same' or a torch device such as 'cpu' or 'cuda:0', got {got(device)}."
+        ) from error
+
+
+# -- the model and its inputs ------------------------------------------------------------------------------------------
 
 
 def check_model(model: Any) -> None:
     """Sees that the model is one."""
     if not isinstance(model, torch.nn.Module):
-        hint = " That is the class; make an instance of it." if isinstance(model, type) else ""
-        raise TypeError(
-            f"model is a torch.nn.Module, not {model!r:.80} ({type(model).__name__}).{hint} To log a function, call it "
-            "in the forward of a small module."
-        )
+        hint = ""
+        if isinstance(model, type):
+            hint = "Make an instance of it."
+        elif isinstance(model, torch.Tensor):
+            hint = "The model comes first, then its input: log_forward_pass(model, x)."
+        elif callable(model):
+            hint = "To log a function, call it in the forward of a module."
+        raise TypeError(f"model must be a torch.nn.Module, got {got(model)}. {hint}".rstrip())
 
 
 def check_inputs(model: Any, input_args: Any, input_kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The model's positional and keyword arguments, after seeing that its `forward` takes them."""
+    """The model's positional and keyword arguments, after seeing that its `forward` takes them.
+
+    A tuple is one argument where `forward` takes no more than one, and several otherwise.
+    """
     check_model(model)
-    if input_kwargs is not None and not isinstance(input_kwargs, dict):
-        raise TypeError(
-            f"input_kwargs is a dict of keyword arguments, or None, not {type(input_kwargs).__name__}. Options of "
-            "torchlens are given by keyword: log_forward_pass(model, x, layers_to_save='none')."
-        )
+    _check_kwargs(model, input_kwargs)
     if input_args is None:
         args = []
     elif isinstance(input_args, list | tuple) and not hasattr(input_args, "_fields"):
@@ -121,8 +146,21 @@ def check_inputs(model: Any, input_args: Any, input_kwargs: Any) -> tuple[list[A
         args = [input_args]
     kwargs = dict(input_kwargs or {})
     if not model._forward_pre_hooks:
-        _check_signature(model, args, kwargs)
+        args = _bound(model, args, kwargs, input_args)
     return args, kwargs
+
+
+def _check_kwargs(model: torch.nn.Module, input_kwargs: Any) -> None:
+    if input_kwargs is None or isinstance(input_kwargs, dict):
+        return
+    message = f"input_kwargs must be a dict of keyword arguments of the model, or None, got {got(input_kwargs)}."
+    if isinstance(input_kwargs, str | bool):
+        raise TypeError(f"{message} Give options by name: log_forward_pass(model, x, layers_to_save='none').")
+    names = forward_names(model)[:2]
+    several = ", ".join(names) if len(names) == 2 else "x, y"
+    raise TypeError(
+        f"{message} To give the model several arguments, make a list of them: log_forward_pass(model, [{several}])."
+    )
 
 
 def positional_names(forward: Any) -> tuple[str, ...] | None:
@@ -137,22 +175,63 @@ def positional_names(forward: Any) -> tuple[str, ...] | None:
     return names
 
 
-def _check_signature(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]) -> None:
+def forward_names(model: torch.nn.Module) -> list[str]:
+    """The arguments that `forward` takes by name."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # a forward written in C, or a scripted one
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+
+
+def _bound(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], input_args: Any) -> list[Any]:
+    """The positional arguments, as `forward` takes them."""
     names = positional_names(model.forward)
     if names is not None and not kwargs:
         defaults = model.forward.__func__.__defaults__ or ()  # type: ignore[attr-defined]
         if len(names) - len(defaults) <= len(args) <= len(names):
-            return
+            return args
     try:
         signature = inspect.signature(model.forward)
     except (TypeError, ValueError):  # a forward written in C, or a scripted one
-        return
+        return args
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
+        if isinstance(input_args, tuple) and len(args) > 1 and _takes_one(signature, kwargs):
+            return [input_args]
         given = [type(arg).__name__ for arg in args] + [f"{name}={type(arg).__name__}" for name, arg in kwargs.items()]
         raise TypeError(
             f"{type(model).__name__}.forward{signature} cannot be called with ({', '.join(given)}): {error}. "
-            "input_args is one tensor or a list of positional arguments (a model whose one argument is a list or "
-            "tuple takes [the_list]); input_kwargs is a dict of keyword arguments."
+            f"{_inputs_hint(signature, args)}"
         ) from None
+    return args
+
+
+def _takes_one(signature: inspect.Signature, kwargs: dict[str, Any]) -> bool:
+    """Whether one positional argument is all that is left to give."""
+    kinds = [(p.name, p.kind) for p in signature.parameters.values()]
+    if any(kind is inspect.Parameter.VAR_POSITIONAL for _, kind in kinds):
+        return False
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if sum(kind in by_position and name not in kwargs for name, kind in kinds) != 1:
+        return False
+    try:
+        signature.bind(None, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _inputs_hint(signature: inspect.Signature, args: list[Any]) -> str:
+    if len(args) == 1 and isinstance(args[0], dict):
+        keys = [key for key in args[0] if isinstance(key, str)]
+        if keys and signature.parameters.keys() >= set(keys):
+            return "A dict as input_args is one argument. To give arguments by name: input_kwargs=that_dict."
+        return (
+            "A dict as input_args is one argument. Give positional arguments as a list, named ones as input_kwargs={...}."
+        )
+    return (
+        "input_args is one tensor or a list of positional arguments (where the one argument is a list: [the_list]), "
+        "input_kwargs a dict of keyword arguments."
+    )

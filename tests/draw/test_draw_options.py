@@ -14,25 +14,25 @@ from torchlens.draw.options import DrawOptions, draw_options
         (
             {"vis_opt": "unroled"},
             ValueError,
-            "vis_opt is 'none', 'rolled' or 'unrolled', not 'unroled'. Did you mean 'unrolled'?",
+            "vis_opt must be 'none', 'rolled' or 'unrolled', got 'unroled' (str). Did you mean 'unrolled'?",
         ),
-        ({"vis_opt": None}, ValueError, "vis_opt is 'none', 'rolled' or 'unrolled', not None"),
-        ({"vis_direction": "up"}, ValueError, "vis_direction is 'bottomup', 'topdown' or 'leftright', not 'up'"),
-        ({"vis_fileformat": "bmp"}, ValueError, "vis_fileformat is 'pdf', 'svg', 'png'"),
+        ({"vis_opt": None}, ValueError, "vis_opt must be 'none', 'rolled' or 'unrolled', got None"),
+        ({"vis_direction": "up"}, ValueError, "vis_direction must be 'bottomup', 'topdown' or 'leftright', got 'up'"),
+        ({"vis_fileformat": "bmp"}, ValueError, "vis_fileformat must be 'pdf', 'svg', 'png'"),
         ({"vis_fileformat": ".PDF"}, ValueError, "Did you mean 'pdf'?"),
-        ({"vis_nesting_depth": 0}, ValueError, "vis_nesting_depth is at least 1"),
-        ({"vis_nesting_depth": "2"}, TypeError, "vis_nesting_depth is a whole number"),
-        ({"vis_nesting_depth": True}, TypeError, "vis_nesting_depth is a whole number"),
-        ({"vis_max_nodes": 0}, ValueError, "vis_max_nodes is at least 1"),
-        ({"vis_save_only": 1}, TypeError, "vis_save_only is True or False, not 1 (int)"),
-        ({"vis_buffer_layers": "yes"}, TypeError, "vis_buffer_layers is True or False"),
-        ({"vis_outpath": 3}, TypeError, "vis_outpath is the path of a file"),
-        ({"vis_outpath": ""}, TypeError, "vis_outpath is the path of a file"),
+        ({"vis_nesting_depth": 0}, ValueError, "vis_nesting_depth must be at least 1"),
+        ({"vis_nesting_depth": "2"}, TypeError, "vis_nesting_depth must be a whole number"),
+        ({"vis_nesting_depth": True}, TypeError, "vis_nesting_depth must be a whole number"),
+        ({"vis_max_nodes": 0}, ValueError, "vis_max_nodes must be at least 1"),
+        ({"vis_save_only": 1}, TypeError, "vis_save_only must be True or False, got 1 (int)"),
+        ({"vis_buffer_layers": "yes"}, TypeError, "vis_buffer_layers must be True or False"),
+        ({"vis_outpath": 3}, TypeError, "vis_outpath must name a file"),
+        ({"vis_outpath": ""}, TypeError, "vis_outpath must name a file"),
         ({"vis_outpath": "net.svg", "vis_fileformat": "png"}, ValueError, "ask for two formats"),
-        ({"vis_node_overrides": "red"}, TypeError, "vis_node_overrides is a dict of graphviz attributes"),
-        ({"vis_node_overrides": {1: "red"}}, TypeError, "vis_node_overrides is a dict of graphviz attributes"),
-        ({"vis_collapse": ["layer1"]}, TypeError, "vis_collapse is a function of (history, module address)"),
-        ({"vis_color_by": "speed"}, ValueError, "vis_color_by is 'time', 'backward_time', 'memory', 'flops' or 'grad"),
+        ({"vis_node_overrides": "red"}, TypeError, "vis_node_overrides must be a dict of graphviz attributes"),
+        ({"vis_node_overrides": {1: "red"}}, TypeError, "vis_node_overrides must be a dict of graphviz attributes"),
+        ({"vis_collapse": ["layer1"]}, TypeError, "vis_collapse must be a function of (history, module address)"),
+        ({"vis_color_by": "speed"}, ValueError, "vis_color_by must be 'time', 'backward_time', 'memory', 'flops' or 'grad"),
         ({"vis_color_by": 3}, TypeError, "'flops', 'gradient_norm', a dict of layer label"),
     ],
 )
@@ -43,14 +43,12 @@ def test_a_bad_option_says_what_is_accepted(options: dict[str, Any], error: type
 
 
 def test_a_folder_is_no_file(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"vis_outpath names a folder.*Name a file in it"):
+    with pytest.raises(ValueError, match=r"vis_outpath must name a file, got the folder .*Name a file in it"):
         DrawOptions(vis_outpath=tmp_path)
 
 
 def test_an_unknown_option_gets_the_closest_known():
-    with pytest.raises(
-        TypeError, match=r"There is no drawing option 'vis_nesting_level'\. Did you mean 'vis_nesting_depth'\?"
-    ):
+    with pytest.raises(TypeError, match=r"has no option 'vis_nesting_level'\. Did you mean 'vis_nesting_depth'\?"):
         draw_options({"vis_nesting_level": 3})
 
 

@@ -354,7 +354,7 @@ def test_overlays_of_time_memory_flops_and_the_callers_own(visit, tmp_path):
 def test_overlay_for_an_unknown_layer_says_so():
     with pytest.raises(ValueError, match=r"overlay 'mine'.*'nowhere'"):
         explore(history_of("plain_loop"), None, overlays={"mine": {"nowhere": 1.0}})
-    with pytest.raises(TypeError, match="give a dict"):
+    with pytest.raises(TypeError, match="must be a dict"):
         explore(history_of("plain_loop"), None, overlays={"mine": [1.0]})
     with pytest.raises(TypeError, match="log_forward_pass"):
         explore("history", None)

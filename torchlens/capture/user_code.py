@@ -2,13 +2,15 @@
 
 import linecache
 import os
+import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
 import torch
 
-__all__ = ["KNOWN_CODE", "SourceLine", "code_of_line", "is_user_code", "source_line", "source_text"]
+__all__ = ["KNOWN_CODE", "SourceLine", "code_of_line", "is_user_code", "source_line", "source_text", "warn_caller"]
 
 _LIBRARIES = tuple(f"{Path(file).resolve().parents[up]}{os.sep}" for file, up in ((str(torch.__file__), 0), (__file__, 1)))
 # The answers so far, by id, with the code itself beside it so that the id stays its own: hashing a code object means
@@ -24,6 +26,14 @@ def is_user_code(code: CodeType) -> bool:
         is_user = not (file.startswith("<frozen") or str(Path(file).resolve()).startswith(_LIBRARIES))
         known = KNOWN_CODE[id(code)] = (is_user, code)
     return known[0]
+
+
+def warn_caller(message: str) -> None:
+    """Warns of `message` at the line of the user's code that led here."""
+    frame, stacklevel = sys._getframe(1), 2
+    while frame.f_back is not None and not is_user_code(frame.f_code):
+        frame, stacklevel = frame.f_back, stacklevel + 1
+    warnings.warn(message, stacklevel=stacklevel)
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,17 @@
 
 import os
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
+from torchlens.capture.user_code import warn_caller
 from torchlens.draw.build import build_scene
 from torchlens.draw.dot import dot_source
-from torchlens.draw.options import DrawOptions, draw_options
+from torchlens.draw.options import DrawOptions, VisOpt, draw_options
 from torchlens.draw.render import is_graphviz_there, render
 from torchlens.draw.scene import Scene
 from torchlens.errors import DrawingError
+from torchlens.foreign_names import classic_drawing_options
 
 __all__ = ["Drawing", "draw", "make_drawing", "notebook_svg", "render_graph"]
 
@@ -41,7 +42,7 @@ class Drawing:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the picture, or the source for `.gv` and `.dot`; the format is the path's ending."""
-        options = DrawOptions(vis_outpath=path, vis_fileformat=Path(path).suffix[1:].lower() or "pdf")
+        options = draw_options({"vis_outpath": path, "vis_fileformat": Path(path).suffix[1:].lower() or "pdf"})
         fileformat = options.picture_format
         target = options.source_path if options.picture_path is None else options.picture_path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +64,7 @@ def make_drawing(history: Any, options: DrawOptions) -> Drawing:
     return Drawing(build_scene(history, options))
 
 
-def draw(history: Any, options: DrawOptions, stacklevel: int = 2) -> Drawing | None:
+def draw(history: Any, options: DrawOptions) -> Drawing | None:
     """Draws as the options say, writes the files and shows the picture; None for `vis_opt='none'`.
 
     The source is written first: where no picture can be made, the error says where it is.
@@ -74,10 +75,9 @@ def draw(history: Any, options: DrawOptions, stacklevel: int = 2) -> Drawing | N
         raise ValueError("vis_fileformat='html' is the page that history.explore(path) writes; this draws pictures.")
     drawing = make_drawing(history, options)
     if drawing.scene.simplification is not None:
-        warnings.warn(
+        warn_caller(
             f"torchlens: {drawing.scene.simplification} vis_nesting_depth, vis_collapse, vis_fold_repeats and vis_opt "
-            "choose what is drawn; vis_max_nodes moves the limit.",
-            stacklevel=stacklevel + 1,
+            "choose what is drawn; vis_max_nodes moves the limit."
         )
     source_path, picture_path = options.source_path, options.picture_path
     source_path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,9 +95,10 @@ def draw(history: Any, options: DrawOptions, stacklevel: int = 2) -> Drawing | N
     return drawing
 
 
-def render_graph(history: Any, vis_opt: str = "unrolled", **options: Any) -> Drawing | None:
-    """`draw` with options by name; see `DrawOptions`."""
-    return draw(history, draw_options({"vis_opt": vis_opt, **options}), stacklevel=4)
+def render_graph(history: Any, vis_opt: VisOpt = "unrolled", *by_position: Any, **options: Any) -> Drawing | None:
+    """`draw` with options by name, or by position as in the classic; see `DrawOptions`."""
+    given = classic_drawing_options("render_graph()", by_position, options)
+    return draw(history, draw_options({"vis_opt": vis_opt, **given}))
 
 
 def notebook_svg(history: Any) -> str | None:

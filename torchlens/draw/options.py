@@ -1,23 +1,51 @@
 """What the caller wants drawn, checked once."""
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
-__all__ = ["FORMATS", "DrawOptions", "draw_options"]
+from torchlens.foreign_names import OPTION_NAMES, no_such_name
+from torchlens.wording import checked_file, did_you_mean, got, one_of
 
-# What `vis_fileformat` may be: pictures that Graphviz makes, its own source, and the page to explore.
-_PICTURES = ("pdf", "svg", "png", "jpg", "gif", "eps", "ps")
-_SOURCES = ("dot", "gv")
+__all__ = ["FORMATS", "DrawKeywords", "DrawOptions", "VisOpt", "draw_options"]
+
+VisOpt: TypeAlias = Literal["none", "rolled", "unrolled"]
+Direction: TypeAlias = Literal["bottomup", "topdown", "leftright"]
+ColorBy: TypeAlias = Literal["time", "backward_time", "memory", "flops", "gradient_norm"]
+# Pictures that Graphviz makes, its own source, and the page to explore.
+Picture: TypeAlias = Literal["pdf", "svg", "png", "jpg", "gif", "eps", "ps"]
+Source: TypeAlias = Literal["dot", "gv"]
+FileFormat: TypeAlias = Picture | Source | Literal["html"]
+
+_PICTURES: tuple[str, ...] = get_args(Picture)
+_SOURCES: tuple[str, ...] = get_args(Source)
 FORMATS = (*_PICTURES, *_SOURCES, "html")
 
-_COLOR_BY = ("time", "backward_time", "memory", "flops", "gradient_norm")
-
 # graphviz attribute → value or function, or a function that returns such a dict.
-Overrides = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
+Overrides: TypeAlias = Mapping[str, Any] | Callable[..., Mapping[str, Any]] | None
+
+
+class DrawKeywords(TypedDict, total=False):
+    """The drawing options other than `vis_opt`, as keyword arguments; `DrawOptions` checks them and has the defaults."""
+
+    vis_nesting_depth: int
+    vis_outpath: str | os.PathLike[str]
+    vis_save_only: bool
+    vis_fileformat: FileFormat
+    vis_buffer_layers: bool
+    vis_direction: Direction
+    vis_graph_overrides: Overrides
+    vis_node_overrides: Overrides
+    vis_nested_node_overrides: Overrides
+    vis_edge_overrides: Overrides
+    vis_gradient_edge_overrides: Overrides
+    vis_module_overrides: Overrides
+    vis_collapse: Callable[[Any, str], bool] | None
+    vis_fold_repeats: bool
+    vis_color_by: ColorBy | Mapping[Any, float] | Callable[[Any], float | None] | None
+    vis_max_nodes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +56,13 @@ class DrawOptions:
     PosixPath('graph.gv.svg')
     """
 
-    vis_opt: str = "unrolled"
+    vis_opt: VisOpt = "unrolled"
     vis_nesting_depth: int = 1000
     vis_outpath: str | os.PathLike[str] = "graph.gv"
     vis_save_only: bool = False
-    vis_fileformat: str = "pdf"
+    vis_fileformat: FileFormat = "pdf"
     vis_buffer_layers: bool = False
-    vis_direction: str = "bottomup"
+    vis_direction: Direction = "bottomup"
     vis_graph_overrides: Overrides = None
     vis_node_overrides: Overrides = None
     vis_nested_node_overrides: Overrides = None
@@ -43,17 +71,17 @@ class DrawOptions:
     vis_module_overrides: Overrides = None
     vis_collapse: Callable[[Any, str], bool] | None = None
     vis_fold_repeats: bool = False
-    vis_color_by: str | Mapping[Any, float] | Callable[[Any], float | None] | None = None
+    vis_color_by: ColorBy | Mapping[Any, float] | Callable[[Any], float | None] | None = None
     vis_max_nodes: int = 1500
 
     def __post_init__(self) -> None:
-        _check_choice("vis_opt", self.vis_opt, ("none", "rolled", "unrolled"))
-        _check_choice("vis_direction", self.vis_direction, ("bottomup", "topdown", "leftright"))
+        _check_choice("vis_opt", self.vis_opt, get_args(VisOpt))
+        _check_choice("vis_direction", self.vis_direction, get_args(Direction))
         _check_choice("vis_fileformat", self.vis_fileformat, FORMATS)
         for name in ("vis_save_only", "vis_buffer_layers", "vis_fold_repeats"):
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise TypeError(f"{name} is True or False, not {value!r} ({type(value).__name__}).")
+                raise TypeError(f"{name} must be True or False, got {got(value)}.")
         _check_count("vis_nesting_depth", self.vis_nesting_depth, "1 draws the outermost modules as one box each")
         _check_count("vis_max_nodes", self.vis_max_nodes, "drawings of more nodes are simplified")
         self._check_path()
@@ -61,7 +89,7 @@ class DrawOptions:
             _check_overrides(name, getattr(self, name))
         if self.vis_collapse is not None and not callable(self.vis_collapse):
             raise TypeError(
-                f"vis_collapse is a function of (history, module address), or None, not {self.vis_collapse!r}. "
+                f"vis_collapse must be a function of (history, module address), or None, got {got(self.vis_collapse)}. "
                 "For instance: vis_collapse=lambda history, module: module.endswith('attn')."
             )
         _check_color_by(self.vis_color_by)
@@ -98,13 +126,7 @@ class DrawOptions:
         return ending if self.vis_fileformat == "pdf" and ending in (*_PICTURES, "html") else self.vis_fileformat
 
     def _check_path(self) -> None:
-        if not isinstance(self.vis_outpath, str | os.PathLike) or not str(self.vis_outpath):
-            raise TypeError(f"vis_outpath is the path of a file, such as 'graph.gv', not {self.vis_outpath!r}.")
-        path = Path(self.vis_outpath).expanduser()
-        if path.is_dir():
-            raise ValueError(
-                f"vis_outpath names a folder, {str(path)!r}. Name a file in it, such as {str(path / 'graph.gv')!r}."
-            )
+        path = checked_file("vis_outpath", self.vis_outpath, "graph.gv")
         ending = path.suffix[1:].lower()
         if ending in (*_PICTURES, "html") and ending != self._format:
             raise ValueError(
@@ -116,30 +138,26 @@ class DrawOptions:
 _OVERRIDES = tuple(field.name for field in fields(DrawOptions) if field.name.endswith("_overrides"))
 
 
-def draw_options(options: Mapping[str, Any]) -> DrawOptions:
+def draw_options(options: Mapping[str, Any], function: str = "render_graph()") -> DrawOptions:
     """Options by name; a name that is none gets the closest that is."""
     names = [field.name for field in fields(DrawOptions)]
     for name in options:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f"Did you mean {close[0]!r}? " if close else ""
-            raise TypeError(f"There is no drawing option {name!r}. {hint}There are: {', '.join(names)}.")
+            raise TypeError(no_such_name(function, "option", name, OPTION_NAMES, names, f"There are: {', '.join(names)}."))
     return DrawOptions(**options)
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        accepted = ", ".join(map(repr, choices[:-1])) + f" or {choices[-1]!r}"
-        close = difflib.get_close_matches(str(value).lower().lstrip("."), choices, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"{name} is {accepted}, not {value!r}.{hint}")
+        near = did_you_mean(str(value).lower().lstrip("."), choices)
+        raise ValueError(f"{name} must be {one_of(choices)}, got {got(value)}. {near}".rstrip())
 
 
 def _check_count(name: str, value: Any, meaning: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is a whole number ({meaning}), not {value!r} ({type(value).__name__}).")
+        raise TypeError(f"{name} must be a whole number ({meaning}), got {got(value)}.")
     if value < 1:
-        raise ValueError(f"{name} is at least 1 ({meaning}), not {value}.")
+        raise ValueError(f"{name} must be at least 1 ({meaning}), got {value}.")
 
 
 def _check_overrides(name: str, value: Any) -> None:
@@ -147,8 +165,8 @@ def _check_overrides(name: str, value: Any) -> None:
         return
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise TypeError(
-            f"{name} is a dict of graphviz attributes, such as {{'color': 'red'}}, or a function that returns one, "
-            f"not {value!r:.80}."
+            f"{name} must be a dict of graphviz attributes, such as {{'color': 'red'}}, or a function that returns one, "
+            f"got {got(value)}."
         )
 
 
@@ -157,7 +175,7 @@ def _check_color_by(value: Any) -> None:
         return
     if not isinstance(value, str):
         raise TypeError(
-            f"vis_color_by is one of {', '.join(map(repr, _COLOR_BY))}, a dict of layer label → number, or a function of a "
-            f"layer entry that returns a number, not {value!r:.80} ({type(value).__name__})."
+            f"vis_color_by must be one of {', '.join(map(repr, get_args(ColorBy)))}, a dict of layer label → number, or a "
+            f"function of a layer entry that returns a number, got {got(value)}."
         )
-    _check_choice("vis_color_by", value, _COLOR_BY)
+    _check_choice("vis_color_by", value, get_args(ColorBy))

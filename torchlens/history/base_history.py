@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from torchlens.capture.session import CaptureOptions
+from torchlens.foreign_names import HISTORY_NAMES, missing_field
 from torchlens.history.backward import BackwardPass, backward_passes, parameter_gradients
 from torchlens.history.first_nonfinite import first_nonfinite
 from torchlens.history.layer_entry import LayerEntry
@@ -23,9 +25,10 @@ from torchlens.history.text import history_text
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["BaseHistory"]
+__all__ = ["BaseHistory", "LayersToSave"]
 
-LayersToSave = str | int | list[str | int] | Callable[[LayerEntry], bool] | None
+# 'all', 'none', a key or several (label, module address, number, part of a label), or a function of an entry.
+LayersToSave: TypeAlias = str | int | Sequence[str | int] | AbstractSet[str | int] | Callable[[LayerEntry], bool] | None
 
 
 class BaseHistory:
@@ -36,6 +39,12 @@ class BaseHistory:
         self._options = options
         log.keeps_unsaved = keeps_unsaved
         log.show_anew()
+
+    if not TYPE_CHECKING:  # a type checker must go on telling of fields that are not there
+
+        def __getattr__(self, name: str) -> Any:
+            listing = "help(torchlens.ModelHistory) lists them."
+            return missing_field(self, name, HISTORY_NAMES, listing)
 
     def _show_anew(self) -> None:
         """What is saved has changed, and so may what is listed."""

@@ -6,7 +6,6 @@ on to an output (`where` puts something else in its place) is told only if there
 """
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import torch
 from torchlens.capture.gradients import Gradients
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Row
+from torchlens.capture.user_code import warn_caller
 from torchlens.graph.operation_kinds import UNINITIALISED
 from torchlens.history.backward import parameter_gradients
 from torchlens.history.log import Log
@@ -37,10 +37,9 @@ def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
     if found is not None:
         return _finding(log, found, len(unsaved))
     if unsaved:
-        warnings.warn(
+        warn_caller(
             f"All saved tensors are finite, but {len(unsaved)} of {num_entries} entries are not saved and were not looked "
-            "at. Log with layers_to_save='all' to check them too.",
-            stacklevel=3,
+            "at. Log with layers_to_save='all' to check them too."
         )
     return None
 

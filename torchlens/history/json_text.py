@@ -2,8 +2,9 @@
 
 import json
 import os
-from pathlib import Path
 from typing import Any
+
+from torchlens.wording import checked_file
 
 __all__ = ["write_json"]
 
@@ -13,7 +14,7 @@ def write_json(data: Any, path: str | os.PathLike[str] | None, indent: int | Non
     text = json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False)
     if path is None:
         return text
-    target = Path(path).expanduser()
+    target = checked_file("path", path, "model.json")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text + "\n", encoding="utf-8")
     return None

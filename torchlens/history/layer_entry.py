@@ -1,12 +1,13 @@
 """One entry of a history: one tensor, and the operation that made it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchlens.capture.functions import argument_names
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
+from torchlens.foreign_names import ENTRY_NAMES, missing_field
 from torchlens.graph.costs import flops_of
 from torchlens.graph.edges import located
 from torchlens.history.backward import backward_times, parameter_gradients
@@ -29,6 +30,12 @@ class LayerEntry:
     def __init__(self, log: Log, entry: int) -> None:
         self._log = log
         self._entry = entry
+
+    if not TYPE_CHECKING:  # a type checker must go on telling of fields that are not there
+
+        def __getattr__(self, name: str) -> Any:
+            listing = "help(torchlens.LayerEntry) lists them."
+            return missing_field(self, name, ENTRY_NAMES, listing)
 
     def __repr__(self) -> str:
         return f"<LayerEntry {self.layer_label}>"

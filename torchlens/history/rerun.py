@@ -13,21 +13,20 @@ from torchlens.graph.edges import located
 from torchlens.history.failure import explain
 from torchlens.history.log import Log, source_line
 from torchlens.history.lookup import Lookup
-from torchlens.options import check_inputs
+from torchlens.options import check_inputs, checked_layers
 
 __all__ = ["rerun", "select_numbers"]
 
 
 def select_numbers(log: Log, lookup: Lookup, layers_to_save: Any, entries: list[Any]) -> bool | frozenset[int]:
     """Which entries of the recording `layers_to_save` means: all (True), none (False), or their numbers."""
-    if layers_to_save == "all":
-        return True
-    if layers_to_save is None or layers_to_save == "none" or layers_to_save == []:
-        return False
+    layers_to_save = checked_layers(layers_to_save)
+    if layers_to_save in ("all", "none"):
+        return bool(layers_to_save == "all")
     if isinstance(layers_to_save, Callable):  # type: ignore[arg-type]
         chosen = [entry._entry for entry in entries if layers_to_save(entry)]
     else:
-        keys = layers_to_save if isinstance(layers_to_save, list | tuple | set) else [layers_to_save]
+        keys = layers_to_save if isinstance(layers_to_save, list | tuple | set | frozenset) else [layers_to_save]
         chosen = [entry for key in keys for entry in lookup.many(key)]
     return frozenset(log.graph.recorded[entry] for entry in chosen)
 

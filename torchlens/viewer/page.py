@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from torchlens.history.base_history import BaseHistory
 from torchlens.viewer.data import page_data
+from torchlens.wording import checked_file, got
 
 __all__ = ["Exploration", "explore"]
 
@@ -49,7 +51,7 @@ class Exploration:
 
 def explore(
     history: BaseHistory,
-    path: str | Path | None = "model.html",
+    path: str | os.PathLike[str] | None = "model.html",
     *,
     overlays: Mapping[str, Mapping[str, float]] | None = None,
     title: str | None = None,
@@ -62,13 +64,12 @@ def explore(
     >>> explore(history, 'model.html', overlays={'mean': {e.layer_label: e.tensor_contents.mean() for e in history}})
     """
     if not isinstance(history, BaseHistory):
-        raise TypeError(f"explore() takes the result of log_forward_pass, not {history!r} ({type(history).__name__}).")
+        raise TypeError(f"history must be the result of log_forward_pass, got {got(history)}.")
     for name, values in (overlays or {}).items():
         if not isinstance(values, Mapping):
-            kind = type(values).__name__
-            raise TypeError(f"The overlay {name!r} is a {kind}; give a dict with a number for each layer label.")
+            raise TypeError(f"The overlay {name!r} must be a dict with a number for each layer label, got {got(values)}.")
+    target = None if path is None else checked_file("path", path, "model.html")
     text = page_text(page_data(history, overlays or {}, title))
-    target = None if path is None else Path(path)
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")

@@ -1,0 +1,320 @@
+"""Calls that people get wrong: each is told what it should have been."""
+
+import copy
+import re
+import subprocess
+import sys
+import warnings
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from networks import MLP, Residual
+from torch import nn
+
+import torchlens as tl
+from torchlens.draw.options import DrawOptions
+from torchlens.foreign_names import ENTRY_NAMES, FUNCTION_NAMES, HISTORY_NAMES, OPTION_NAMES
+from torchlens.options import LogOptions
+
+
+class Two(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a + b
+
+
+class Pair(nn.Module):
+    def forward(self, pair: Any) -> torch.Tensor:
+        assert isinstance(pair, tuple | list)
+        return pair[0] + pair[1]
+
+
+X = torch.rand(2, 4)
+
+
+@pytest.fixture(scope="module")
+def history() -> tl.ModelHistory:
+    return tl.log_forward_pass(MLP(), X)
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        ((X, X), {}, "input_kwargs must be a dict of keyword arguments of the model, or None, got a Tensor of shape"),
+        ((X, X), {}, "make a list of them: log_forward_pass(model, [a, b])"),
+        ((X, X, X), {}, "make a list of them: log_forward_pass(model, [a, b])"),
+        ((X, [X]), {}, "got a list of 1. To give the model several arguments, make a list of them"),
+        ((X, "all"), {}, "got 'all' (str). Give options by name: log_forward_pass(model, x, layers_to_save='none')"),
+        (({"a": X, "b": X},), {}, "as input_args is one argument. To give arguments by name: input_kwargs=that_dict"),
+        (({"q": X},), {}, "Give positional arguments as a list, named ones as input_kwargs={...}"),
+        ((), {"a": X, "b": X}, "has no option 'a'. It is an argument of Two.forward: give it as input_kwargs={'a': ...}"),
+        ((X,), {"b": X}, "has no option 'b'. It is an argument of Two.forward: give it as input_kwargs={'b': ...}"),
+        (((X, X, X),), {}, "Two.forward(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor cannot be called with"),
+    ],
+)  # fmt: skip
+def test_inputs_that_were_given_the_wrong_way(arguments: Any, options: dict[str, Any], words: str):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        tl.log_forward_pass(Two(), *arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (X, "got a Tensor of shape (2, 4). The model comes first, then its input"),
+        (MLP, "got the class MLP. Make an instance of it."),
+        (torch.relu, "got the function relu. To log a function, call it in the forward of a module."),
+        (None, "model must be a torch.nn.Module, got None."),
+    ],
+)
+def test_a_model_that_is_none(model: Any, words: str):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        tl.log_forward_pass(model, X)
+
+
+def test_a_tuple_is_one_argument_where_the_model_takes_one():
+    together = torch.rand(2, 4), torch.rand(2, 4)
+    for given in (together, [together]):
+        log = tl.log_forward_pass(Pair(), given)
+        assert torch.equal(log["add_1"].tensor_contents, together[0] + together[1])
+        assert [log[label].input_output_address for label in log.input_layers] == ["input.pair.0", "input.pair.1"]
+    assert len(tl.log_forward_pass(Two(), together).input_layers) == 2
+    assert tl.validate_saved_activations(Pair(), together)
+    log.save_new_activations(Pair(), (X, 2 * X))
+    assert torch.equal(log["add_1"].tensor_contents, X + 2 * X)
+
+
+def test_a_tuple_is_one_argument_where_the_others_came_by_name():
+    class Masked(nn.Module):
+        def forward(self, pair: Any, mask: torch.Tensor) -> torch.Tensor:
+            return (pair[0] + pair[1]) * mask
+
+    log = tl.log_forward_pass(Masked(), (X, X), {"mask": X})
+    assert log["input.pair.1"].layer_label == "input_1_0"
+    with pytest.raises(TypeError, match="cannot be called with"):  # three for two: a mistake, and not one argument
+        tl.log_forward_pass(Masked(), (X, X, X))
+
+
+def test_a_tuple_that_turned_out_to_be_one_argument_is_told_when_the_model_raises():
+    with pytest.raises(TypeError) as caught:
+        tl.log_forward_pass(nn.Linear(4, 4), (X, X))
+    assert "Linear.forward takes one argument, so the tuple in input_args was given to it" in caught.value.__notes__[-1]
+    with pytest.raises(TypeError, match="cannot be called with") as caught:  # a list is always several
+        tl.log_forward_pass(nn.Linear(4, 4), [X, X])
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (nn.Linear, "got the class Linear. To save what every module of that class returns: layers_to_save=[name for"),
+        ([nn.Linear], "got the class Linear. To save what every module of that class returns: layers_to_save=[name for"),
+        (dict, "got the class dict. A key is a layer label"),
+        (nn.ReLU(), "got the module ReLU. A module is named by its address in the model"),
+        ([lambda entry: True], "got the function <lambda>"),
+    ],
+)
+def test_layers_that_are_none(history: tl.ModelHistory, layers: Any, words: str):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        tl.log_forward_pass(MLP(), X, layers_to_save=layers)
+    with pytest.raises(TypeError, match=re.escape(words)):
+        history.save_new_activations(MLP(), X, layers_to_save=layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("vis_mode", "has no option 'vis_mode'. Use vis_opt."),
+        ("save_only", "has no option 'save_only'. Use vis_save_only."),
+        ("save", "has no option 'save'. Use layers_to_save."),
+        ("layer_to_save", "has no option 'layer_to_save'. Did you mean 'layers_to_save'?"),
+        ("vis_nesting_level", "has no option 'vis_nesting_level'. Did you mean 'vis_nesting_depth'?"),
+        ("qqq", "has no option 'qqq'. There are: layers_to_save, keep_unsaved_layers,"),
+        ("vis_qqq", "has no option 'vis_qqq'. There are: vis_opt, vis_nesting_depth,"),
+    ],
+)
+def test_an_option_that_is_none(name: str, words: str):
+    with pytest.raises(TypeError, match=re.escape(f"log_forward_pass() {words}")):
+        tl.log_forward_pass(MLP(), X, **{name: "unrolled"})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("layers_to_save", "it draws, and returns no log. Use log_forward_pass(model, x, layers_to_save="),
+        ("save", "it draws, and returns no log. Use log_forward_pass(model, x, layers_to_save="),
+        ("vis_mode", "has no option 'vis_mode'. Use vis_opt."),
+        ("qqq", "has no option 'qqq'. There are random_seed, and those for drawing (vis_...)."),
+        ("x", "It is an argument of MLP.forward"),
+    ],
+)  # fmt: skip
+def test_an_option_that_show_model_graph_has_not(name: str, words: str):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        tl.show_model_graph(MLP(), X, **{name: "all"})
+
+
+def test_a_path_asks_for_a_drawing(tmp_path: Path):
+    tl.log_forward_pass(MLP(), X, vis_outpath=tmp_path / "a.gv", vis_fileformat="gv")
+    tl.log_forward_pass(MLP(), X, vis_opt="none", vis_outpath=tmp_path / "b.gv", vis_fileformat="gv")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gv"]
+
+
+def test_a_folder_is_no_file(history: tl.ModelHistory, tmp_path: Path):
+    for write in (history.explore, history.to_json):
+        with pytest.raises(
+            ValueError, match=r"path must name a file, got the folder .*Name a file in it, such as '.*model"
+        ):
+            write(tmp_path)
+        with pytest.raises(ValueError, match=r"path must name a file, got the folder"):
+            write(f"{tmp_path}/new/")
+        with pytest.raises(TypeError, match=r"path must name a file, such as 'model\.\w+', got 5 \(int\)"):
+            write(5)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("activation", "'LayerEntry' has no field 'activation'. Use tensor_contents."),
+        ("func_name", "'LayerEntry' has no field 'func_name'. Use func_applied_name."),
+        ("out", "'LayerEntry' has no field 'out'. Use tensor_contents."),
+        ("tensor_contnets", "'LayerEntry' has no field 'tensor_contnets'. Did you mean 'tensor_contents'?"),
+        ("qqq", "'LayerEntry' has no field 'qqq'. help(torchlens.LayerEntry) lists them."),
+    ],
+)
+def test_a_field_that_an_entry_has_not(history: tl.ModelHistory, name: str, words: str):
+    with pytest.raises(AttributeError) as caught:
+        getattr(history[1], name)
+    assert str(caught.value) == words
+    assert not hasattr(history[1], name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("draw", "'ModelHistory' has no field 'draw'. Use render_graph()."),
+        ("modules", "'ModelHistory' has no field 'modules'. Use module_addresses; module_types, module_children,"),
+        ("layer_lists", "'ModelHistory' has no field 'layer_lists'. Did you mean 'layer_list'?"),
+        ("qqq", "'ModelHistory' has no field 'qqq'. help(torchlens.ModelHistory) lists them."),
+    ],
+)
+def test_a_field_that_a_history_has_not(history: tl.ModelHistory, name: str, words: str):
+    with pytest.raises(AttributeError, match=re.escape(words)):
+        getattr(history, name)
+
+
+@pytest.mark.parametrize("module", ["torchlens", "torcheer"])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trace", "has no attribute 'trace'. Use log_forward_pass(model, x)."),
+        ("save", "has no attribute 'save'. Use "),
+        ("log_forwad_pass", "has no attribute 'log_forwad_pass'. Did you mean 'log_forward_pass'?"),
+        ("qqq", "has no attribute 'qqq'. There are: DifferentGraphError,"),
+    ],
+)
+def test_a_function_that_is_none(module: str, name: str, words: str):
+    library = __import__(module)
+    with pytest.raises(AttributeError, match=re.escape(words)):
+        getattr(library, name)
+    assert not hasattr(library, name)
+
+
+def test_drawing_by_the_name_that_many_try_first():
+    code = "import torchlens\ntorchlens.draw(1, 2)"
+    before = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    assert "has no attribute 'draw'. Use show_model_graph(model, x), or history.render_graph()." in before
+    assert tl.log_forward_pass(MLP(), X).render_graph("none") is None  # the package is there from here on
+    with pytest.raises(TypeError, match=r"To draw a model: torchlens\.show_model_graph\(model, x\)"):
+        tl.draw(MLP(), X)
+
+
+def test_the_hint_is_given_once():
+    """Python adds a guess of its own to an AttributeError that names the object."""
+    code = "import torch, torchlens as tl\ntl.log_forward_pass(torch.nn.ReLU(), torch.rand(3))[0].tensor_contnets"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    assert told.count("Did you mean") == 1
+
+
+def test_what_python_and_others_ask_every_object_for_is_refused_plainly(history: tl.ModelHistory):
+    for thing in (history, history[1]):
+        for name in ("__array__", "_repr_html_", "_ipython_display_", "__deepcopy__", "__torch_function__", "_missing"):
+            with pytest.raises(AttributeError, match=f"object has no attribute '{name}'"):
+                getattr(thing, name)
+    with pytest.raises(AttributeError, match="has no attribute '__wrapped__'"):
+        tl.__wrapped__  # noqa: B018
+    assert copy.copy(history[1]) == history[1]
+    assert copy.copy(history).layer_labels == history.layer_labels
+    bare = object.__new__(tl.LayerEntry)  # as pickle makes it
+    assert not hasattr(bare, "_log")
+
+
+def test_an_attribute_error_inside_a_field_is_not_taken_for_a_missing_field(history: tl.ModelHistory):
+    class Broken(tl.LayerEntry):
+        __slots__ = ()
+
+        @property
+        def layer_type(self) -> str:
+            return None.upper()  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'upper'"):
+        Broken(history[1]._log, 1).layer_type  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("table", "owner"),
+    [(FUNCTION_NAMES, tl), (HISTORY_NAMES, tl.ModelHistory), (ENTRY_NAMES, tl.LayerEntry)],
+    ids=["functions", "history", "entry"],
+)
+def test_every_hint_names_what_is_there(table: dict[str, str], owner: Any):
+    known = {*dir(tl), *dir(tl.ModelHistory), *dir(tl.LayerEntry), *option_names()}
+    for foreign, ours in table.items():
+        assert foreign not in dir(owner), f"{foreign} is a name of ours now"
+        named = set(re.findall(r"[a-z]+_\w+", re.sub(r"'[^']*'", "", ours)))
+        assert named <= known, foreign
+
+
+def option_names() -> set[str]:
+    return {field.name for options in (LogOptions, DrawOptions) for field in fields(options)}
+
+
+def test_every_hint_for_an_option_names_one():
+    for foreign, ours in OPTION_NAMES.items():
+        assert ours in option_names() | {"input_args", "input_kwargs"}
+        with pytest.raises(TypeError, match=re.escape(f"has no option {foreign!r}. Use {ours}.")):
+            tl.log_forward_pass(MLP(), X, **{foreign: None})
+
+
+# -- warnings ----------------------------------------------------------------------------------------------------------
+
+
+def test_warnings_point_at_the_line_that_called(tmp_path: Path):
+    history = tl.log_forward_pass(Residual(), torch.rand(2, 4))
+    small: Any = {"vis_max_nodes": 1, "vis_outpath": tmp_path / "a.gv", "vis_fileformat": "gv"}
+
+    class PerRow(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.vmap(torch.sin)(x)
+
+    calls = [
+        lambda: history.render_graph(**small),
+        lambda: tl.show_model_graph(Residual(), torch.rand(2, 4), **small),
+        lambda: tl.log_forward_pass(Residual(), torch.rand(2, 4), **small),
+        lambda: tl.log_forward_pass(PerRow(), torch.rand(2, 4)),
+        lambda: tl.get_model_metadata(PerRow(), torch.rand(2, 4)),
+        lambda: tl.log_forward_pass(MLP(), X, layers_to_save="fc1").first_nonfinite(),
+    ]
+    for call in calls:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            call()
+        assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, call.__code__.co_firstlineno)]
