@@ -1,25 +1,85 @@
-"""docs/fields.md names every field, and no other."""
+"""The tables of docs/fields.md are made of the docstrings; `pytest --update-golden` makes them anew."""
 
+import inspect
 import re
 from pathlib import Path
 
+import pytest
+
 import torchlens as tl
 
-PAGE = (Path(__file__).parents[2] / "docs" / "fields.md").read_text()
-OF_A_HISTORY, OF_AN_ENTRY = PAGE.split("## Of a history")[1].split("## Of an entry")
+PAGE = Path(__file__).parents[2] / "docs" / "fields.md"
+SECTIONS = {"## Of a history\n": tl.ModelHistory, "## Of an entry\n": tl.LayerEntry}
+_ROW = re.compile(r"^\| `(\w+)` \| (.*) \|$")
 
 
-def documented(section: str) -> list[str]:
-    return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+def fields_of(cls: type) -> dict[str, str]:
+    """Every field with its sentence, in the order in which the class defines them."""
+    found = {}
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            if not name.startswith("_") and isinstance(value, property):
+                found[name] = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    return found
 
 
-def fields_of(cls: type) -> set[str]:
-    return {name for name in dir(cls) if not name.startswith("_") and isinstance(getattr(cls, name), property)}
+def with_rows_of(page: str, fields: dict[str, str]) -> str:
+    """The page with these sentences; a field it does not have comes after the one that is defined before it."""
+    rows = {match[1] for line in page.split("\n") if (match := _ROW.match(line))}
+    lines = []
+    for line in page.split("\n"):
+        match = _ROW.match(line)
+        if match is None:
+            lines.append(line)
+            continue
+        if match[1] not in fields:
+            continue
+        names = list(fields)
+        following = names[names.index(match[1]) :]
+        new = [following[0]]
+        for name in following[1:]:
+            if name in rows:
+                break
+            new.append(name)
+        lines += [f"| `{name}` | {fields[name]} |" for name in new]
+    return "\n".join(lines)
 
 
-def test_every_field_of_a_history_is_documented_once():
-    assert sorted(documented(OF_A_HISTORY)) == sorted(fields_of(tl.ModelHistory))
+def made_anew(page: str) -> str:
+    """The page with all rows as the docstrings have them."""
+    starts = sorted(page.index(heading) for heading in SECTIONS)
+    parts = [page[: starts[0]], page[starts[0] : starts[1]], page[starts[1] :]]
+    for number, cls in enumerate(SECTIONS.values(), start=1):
+        parts[number] = with_rows_of(parts[number], fields_of(cls))
+    return "".join(parts)
 
 
-def test_every_field_of_an_entry_is_documented_once():
-    assert sorted(documented(OF_AN_ENTRY)) == sorted(fields_of(tl.LayerEntry))
+@pytest.mark.parametrize("cls", SECTIONS.values(), ids=lambda cls: cls.__name__)
+def test_every_field_and_method_says_what_it_is(cls: type):
+    for name, sentence in fields_of(cls).items():
+        assert sentence.endswith("."), f"{name}: {sentence!r}"
+        assert "|" not in sentence
+    for name in dir(cls):
+        if not name.startswith("_"):
+            assert inspect.getdoc(getattr(cls, name)), name
+
+
+def test_the_page_says_what_the_docstrings_say(request: pytest.FixtureRequest):
+    page = PAGE.read_text(encoding="utf-8")
+    if request.config.getoption("--update-golden"):
+        PAGE.write_text(page := made_anew(page), encoding="utf-8")
+    assert made_anew(page) == page, "run pytest --update-golden and read the difference"
+
+
+def test_every_field_is_on_the_page_once():
+    page = PAGE.read_text(encoding="utf-8")
+    first, second = (page.index(heading) for heading in SECTIONS)
+    for text, cls in ((page[first:second], tl.ModelHistory), (page[second:], tl.LayerEntry)):
+        named = [match[1] for line in text.split("\n") if (match := _ROW.match(line))]
+        assert sorted(named) == sorted(fields_of(cls))
+
+
+def test_a_new_field_and_a_new_sentence_get_into_the_page():
+    page = "| field | is |\n|---|---|\n| `a` | Old. |\n| `gone` | x. |\n| `c` | C. |\n\ntext"
+    made = with_rows_of(page, {"a": "New.", "b": "B.", "c": "C."})
+    assert made == "| field | is |\n|---|---|\n| `a` | New. |\n| `b` | B. |\n| `c` | C. |\n\ntext"

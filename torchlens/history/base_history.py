@@ -138,28 +138,34 @@ class BaseHistory:
 
     @property
     def model_name(self) -> str:
+        """The class of the model."""
         return self._log.recording.model_name
 
     @property
     def model_is_recurrent(self) -> bool:
+        """Whether some layer has more than one pass."""
         return self.model_max_recurrent_loops > 1
 
     @property
     def model_max_recurrent_loops(self) -> int:
+        """The largest number of passes that a layer has."""
         return max((len(layer.entries) for layer in self._log.graph.layers), default=1)
 
     @property
     def model_is_branching(self) -> bool:
+        """Whether some entry is read by more than one other."""
         return any(len(children) > 1 for children in self._log.graph.children)
 
     @property
     def model_has_conditional_branching(self) -> bool:
+        """Whether an `if` (or `while`, `and`, `not`) read a tensor."""
         return bool(self._log.graph.booleans)
 
     # -- the layers ------------------------------------------------------------------------------------------------
 
     @property
     def layer_list(self) -> list[LayerEntry]:
+        """All entries, in the order they were made."""
         return list(self)
 
     def _labels(self, entries: Any) -> list[str]:
@@ -167,30 +173,37 @@ class BaseHistory:
 
     @property
     def layer_labels(self) -> list[str]:
+        """The label of each entry, with the pass where its layer has several."""
         return self._labels(self._log.visible)
 
     @property
     def layer_labels_w_pass(self) -> list[str]:
+        """The label of each entry, always with the pass."""
         return [self._log.label_w_pass(entry) for entry in self._log.visible]
 
     @property
     def layer_labels_no_pass(self) -> list[str]:
+        """The label of each layer, without the pass: every layer once."""
         return list(dict.fromkeys(self._log.label_no_pass(entry) for entry in self._log.visible))
 
     @property
     def layer_num_passes(self) -> dict[str, int]:
+        """Layer → its number of passes."""
         return {self._log.label_no_pass(entry): self._log.num_passes(entry) for entry in self._log.visible}
 
     @property
     def input_layers(self) -> list[str]:
+        """Labels of the inputs."""
         return self._labels(self._log.graph.inputs)
 
     @property
     def output_layers(self) -> list[str]:
+        """Labels of the outputs."""
         return self._labels(self._log.graph.outputs)
 
     @property
     def buffer_layers(self) -> list[str]:
+        """Labels of the buffers that an operation reads."""
         return self._labels(self._log.graph.buffers)
 
     def _labels_where(self, fact: str) -> list[str]:
@@ -199,32 +212,37 @@ class BaseHistory:
 
     @property
     def internally_initialized_layers(self) -> list[str]:
+        """Entries made inside the model from nothing, like `torch.zeros`."""
         return self._labels_where("initialized_inside_model")
 
     @property
     def internally_terminated_layers(self) -> list[str]:
+        """Entries that nothing reads and that are no output."""
         return self._labels_where("terminated_inside_model")
 
     @property
     def internally_terminated_bool_layers(self) -> list[str]:
+        """Entries that an `if` read."""
         return self._labels_where("is_terminal_bool_layer")
 
     @property
     def conditional_branch_edges(self) -> list[tuple[str, str]]:
-        """Edges by which the computation of a condition begins."""
+        """(parent, child) where the computation of a condition begins."""
         return [(self._log.label(parent), self._log.label(child)) for parent, child in self._log.graph.condition_edges]
 
     @property
     def layers_with_saved_activations(self) -> list[str]:
+        """Entries with a saved tensor."""
         return self._labels_where("has_saved_activations")
 
     @property
     def layers_with_saved_gradients(self) -> list[str]:
+        """Entries with a saved gradient."""
         return self._labels_where("has_saved_grad")
 
     @property
     def unlogged_layers(self) -> list[str]:
-        """Layers that `keep_unsaved_layers=False` left out of the list."""
+        """Entries that `keep_unsaved_layers=False` left out of the list."""
         listed = set(self._log.visible)
         return self._labels(entry for entry in range(len(self._log.graph.recorded)) if entry not in listed)
 
@@ -232,70 +250,80 @@ class BaseHistory:
 
     @property
     def num_operations(self) -> int:
-        """Calls of torch functions in the log; one with several results counts once."""
+        """How many calls of torch functions are in the log; a call with several results counts once."""
         entries = (LayerEntry(self._log, entry) for entry in range(len(self._log.graph.recorded)))
         return sum(not entry._is_boundary and not entry.iterable_output_index for entry in entries)
 
     @property
     def num_operations_left_out(self) -> int:
-        """Results of operations that neither input leads to nor that lead to an output."""
+        """How many results of operations are not in the log: no input leads to them, and they lead to no output."""
         return self._log.graph.num_left_out
 
     @property
     def num_tensors_total(self) -> int:
+        """How many entries there are, whether listed or not."""
         return len(self._log.graph.recorded)
 
     @property
     def num_tensors_saved(self) -> int:
+        """How many entries have a saved tensor."""
         return sum(map(self._log.is_saved, range(self.num_tensors_total)))
 
     @property
     def tensor_fsize_total(self) -> int:
+        """Bytes of all tensors."""
         return sum(map(self._log.num_bytes, range(self.num_tensors_total)))
 
     @property
     def tensor_fsize_total_nice(self) -> str:
+        """Size of all tensors as text: `253.5 KB`."""
         return nice_bytes(self.tensor_fsize_total)
 
     @property
     def tensor_fsize_saved(self) -> int:
+        """Bytes of the tensors that were saved, as they were before `activation_postfunc`."""
         return sum(self._log.num_bytes(entry) for entry in range(self.num_tensors_total) if self._log.is_saved(entry))
 
     @property
     def tensor_fsize_saved_nice(self) -> str:
+        """Size of the tensors that were saved, as text."""
         return nice_bytes(self.tensor_fsize_saved)
 
     @property
     def total_params(self) -> int:
+        """How many numbers are in the parameters of the model."""
         return sum(parameter.numel() for parameter in self._log.recording.params)
 
     @property
     def total_param_tensors(self) -> int:
+        """How many parameters the model has, counted as tensors."""
         return len(self._log.recording.params)
 
     @property
     def total_param_layers(self) -> int:
-        """Layers that compute with parameters."""
+        """How many layers compute with parameters."""
         return len({self._log.graph.layer_of[entry] for entry, own in enumerate(self._log.graph.params) if own})
 
     @property
     def total_params_fsize(self) -> int:
+        """Bytes of all parameters."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self._log.recording.params)
 
     @property
     def total_params_fsize_nice(self) -> str:
+        """Size of all parameters as text."""
         return nice_bytes(self.total_params_fsize)
 
     # -- floating-point operations ---------------------------------------------------------------------------------
 
     @property
     def total_flops(self) -> int:
-        """Floating-point operations of all calls whose cost is known; see `flops_not_counted`."""
+        """Floating-point operations of all calls whose cost is known; `flops_not_counted` has the others."""
         return sum(entry.flops or 0 for entry in self._entries())
 
     @property
     def total_flops_backward(self) -> int:
-        """The same for a backward pass from the outputs."""
+        """Floating-point operations of a backward pass from the outputs."""
         return sum(entry.flops_backward or 0 for entry in self._entries())
 
     @property
@@ -311,32 +339,40 @@ class BaseHistory:
 
     @property
     def module_addresses(self) -> list[str]:
-        """The modules that ran, in order of their first call."""
+        """The modules that ran, in the order of their first call."""
         return list(self._log.graph.module_tree.num_passes)
 
     @property
     def module_types(self) -> dict[str, str]:
+        """Module address → its class."""
         return {address: self._log.recording.module_classes[address] for address in self.module_addresses}
 
     @property
     def module_passes(self) -> list[str]:
+        """Every call of a module, as `address:pass`, in order."""
         return list(map(self._log.module_pass, range(1, len(self._log.recording.module_calls))))
 
     @property
     def module_num_passes(self) -> dict[str, int]:
+        """Module address → how often it was called."""
         return dict(self._log.graph.module_tree.num_passes)
 
     @property
     def module_children(self) -> dict[str, list[str]]:
+        """Module address → the modules called inside it."""
         return {address: list(below) for address, below in self._log.graph.module_tree.children.items()}
 
     @property
     def top_level_modules(self) -> list[str]:
+        """The modules that the model itself calls."""
         return list(self._log.graph.module_tree.top_level)
 
     @property
     def module_nparams(self) -> dict[str, int]:
-        """Parameters of each module and the modules below it; one that is shared counts once in each."""
+        """Module address → how many numbers are in its parameters and in those of all modules below it.
+
+        A parameter that is shared counts once in each.
+        """
         own, params = self._log.recording.module_params, self._log.recording.params
         found: dict[str, set[int]] = {}
         for address, numbers in own.items():
@@ -349,7 +385,7 @@ class BaseHistory:
 
     @property
     def module_layers(self) -> dict[str, list[str]]:
-        """The entries computed inside each module."""
+        """Module address → labels of the entries computed inside it."""
         calls = self._log.recording.module_calls
         found: dict[str, dict[str, None]] = {address: {} for address in self.module_addresses}
         for entry in range(self.num_tensors_total):
@@ -384,12 +420,14 @@ class BaseHistory:
 
     @property
     def backward_passes(self) -> list[BackwardPass]:
-        """The backward passes that went through this log, in order."""
+        """A record of each backward pass through this log: `number`, `seconds`, `num_nodes`, `layer_seconds`,
+        `layer_order`, `nodes_outside`, `seconds_outside`.
+        """
         return backward_passes(self._log)
 
     @property
     def param_grads(self) -> dict[str, torch.Tensor]:
-        """Address of a parameter → what backward passes through this log sent to it."""
+        """Address of a parameter → the gradient that backward passes through this log sent to it."""
         addresses = self._log.recording.param_addresses
         found = parameter_gradients(self._log)
         return {address: found[number] for number, address in enumerate(addresses) if number in found}
@@ -408,21 +446,26 @@ class BaseHistory:
 
     @property
     def random_seed_used(self) -> int | None:
+        """The `random_seed` that was given; None if none was."""
         return self._log.recording.random_seed
 
     @property
     def elapsed_time_total(self) -> float:
+        """Seconds that the logged forward pass took, with its preparation and clean-up."""
         return self._log.recording.seconds_total
 
     @property
     def elapsed_time_forward_pass(self) -> float:
+        """Seconds that the call of the model took, with the logging inside it."""
         return self._log.recording.seconds_forward
 
     @property
     def elapsed_time_function_calls(self) -> float:
+        """Seconds that the torch functions alone took."""
         rows = self._log.recording.rows
         return sum(row.seconds for row in rows if not row.output_index)
 
     @property
     def elapsed_time_torchlens_logging(self) -> float:
+        """Seconds of the total outside torch functions: the logging, and the model's own Python."""
         return max(0.0, self.elapsed_time_total - self.elapsed_time_function_calls)
