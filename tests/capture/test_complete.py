@@ -137,6 +137,50 @@ def test_a_custom_operator_is_one_operation_and_its_writes_are_seen() -> None:
     assert history["double_1"].tensor_contents.tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("wants_grad", [False, True])
+def test_a_custom_operator_with_a_gradient_of_its_own_is_one_operation(wants_grad: bool) -> None:
+    """torch makes an autograd function of it, which is called inside the operation."""
+
+    @torch.library.custom_op("torchlens_tests::numpy_sin", mutates_args=())
+    def numpy_sin(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.sin(x.detach().numpy()))
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    numpy_sin.register_autograd(lambda ctx, grad: grad * ctx.saved_tensors[0].cos(), setup_context=keep)
+    model, x = Model(lambda self, x: torch.ops.torchlens_tests.numpy_sin(numpy_sin(x * 1).neg()) + 1), torch.rand(3)
+    x.requires_grad_(wants_grad)
+    history = tl.log_forward_pass(model, x, save_gradients=True)
+    assert [entry.layer_type for entry in history][1:-1] == ["mul", "numpysin", "neg", "numpysin", "add"]
+    assert history["numpysin_1"].parent_layers == ["mul_1_1"]
+    assert tl.validate_saved_activations(model, x)
+    if wants_grad:
+        history["output_1"].tensor_contents.sum().backward()
+        assert torch.allclose(history["mul_1"].grad_contents, -(-x.sin()).cos() * x.cos())
+
+
+def test_what_a_custom_operator_does_inside_is_its_own_affair() -> None:
+    """Modules, autograd functions and transforms that run inside an operation are part of it."""
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    model = Model(lambda self, x: busy(x * 1) + 1, same=nn.Identity(), fc=nn.Linear(4, 4))
+
+    @torch.library.custom_op("torchlens_tests::busy", mutates_args=())
+    def busy(x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(torch.sin)(Double.apply(model.fc(model.same(x))))
+
+    x = torch.rand(2, 4)
+    history = tl.log_forward_pass(model, x)
+    assert [entry.layer_label for entry in history] == ["input_1_0", "mul_1_1", "busy_1_2", "add_1_3", "output_1_4"]
+    assert history.module_addresses == []
+    assert torch.equal(history["output_1"].tensor_contents, model(x))
+
+
 @pytest.mark.parametrize("way", ["keyword", "all keywords", "positional"])
 def test_parameters_are_found_however_they_are_passed(way: str) -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:

@@ -67,18 +67,12 @@ def are_plain(args: tuple[Any, ...]) -> bool:
     """Whether the arguments hold no tensor but at the top: a tuple of numbers or slices is as good as a number."""
     for arg in args:
         kind = type(arg)
-        if kind in PLAIN_TYPES:
+        if kind in PLAIN_TYPES or (kind is tuple and PLAIN_KEYWORD_TYPES.issuperset(map(type, arg))):
             continue
-        if kind is slice:
-            arg = (arg,)
-        elif kind is not tuple or not _PLAIN_INDICES.issuperset(map(type, arg)):
+        if kind is not slice and (kind is not tuple or not _PLAIN_INDICES.issuperset(map(type, arg))):
             return False
-        for item in arg:
-            if type(item) is slice and (
-                type(item.start) not in _PLAIN_BOUNDS
-                or type(item.stop) not in _PLAIN_BOUNDS
-                or type(item.step) not in _PLAIN_BOUNDS
-            ):
+        for item in (arg,) if kind is slice else arg:
+            if type(item) is slice and not _PLAIN_BOUNDS.issuperset(map(type, (item.start, item.stop, item.step))):
                 return False
     return True
 

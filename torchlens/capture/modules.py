@@ -49,7 +49,7 @@ class ModuleTracker:
         """Runs a module, taking note of what went in and what came out."""
         recorder = self.recorder
         address = self._addresses.get(id(module))
-        if not address or recorder.collected is not None:
+        if not address or not recorder.is_on():
             return self._call_outside(original, module, args, kwargs, address)
         parent = recorder.module_call
         frame: Any = sys._getframe(2)  # past the patched `_call_impl`
@@ -94,8 +94,8 @@ class ModuleTracker:
     def _call_outside(
         self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], address: str | None
     ) -> Any:
-        """Runs the model itself, or a module that leaves no record."""
-        if address is None or self.recorder.collected is not None:
+        """Runs the model itself, or a module that leaves no record: it is not the model's, or part of what an operation does."""
+        if address is None or not self.recorder.is_on():
             return original(module, *args, **kwargs)
         try:
             if id(module) in self._scripted:

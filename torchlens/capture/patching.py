@@ -266,7 +266,7 @@ def _opaque(owner: Any, name: str, label: str, reason: str | None = None) -> Pat
 
     def opaque(*args: Any, **kwargs: Any) -> Any:
         tracker = CURRENT.tracker
-        if tracker is None or tracker.recorder.collected is not None:
+        if tracker is None or not tracker.recorder.is_on():
             return original(*args, **kwargs)
         if reason is not None and reason not in tracker.recorder.warnings:
             tracker.recorder.warnings.append(reason)
@@ -283,7 +283,7 @@ def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`autograd.Function.apply`: the operations in its forward are logged, and its result is tied to its arguments."""
     original = super(autograd_function._SingleLevelFunction, cls).apply
     tracker = CURRENT.tracker
-    if tracker is None or tracker.recorder.collected is not None:
+    if tracker is None or not tracker.recorder.is_on():  # torch makes such functions for its custom operators, too
         return original(*args, **kwargs)
     recorder = tracker.recorder
     num_before = len(recorder.rows)

@@ -49,6 +49,7 @@ Tensor = torch.Tensor
 _OPERATION, _READ = Kind.OPERATION, Kind.READ
 _KNOWN = KNOWN_OPERATIONS.get
 _known_code = KNOWN_CODE.get
+_stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 _DEEP = 5_000  # entries
 _row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)  # what `Row._make` does, at half the price
 
@@ -178,9 +179,11 @@ class Recorder(TorchFunctionMode):
         return entry
 
     def is_on(self) -> bool:
-        """Whether calls are being reported; inside one that is, they are not."""
-        depth = torch._C._len_torch_function_stack()
-        return any(torch._C._get_function_stack_at(level) is self for level in range(depth))
+        """Whether calls are being reported; inside one that is, they are not, nor are those inside an opaque one."""
+        depth = _stack_depth()
+        if not depth or self.collected is not None:
+            return False
+        return _mode_at(depth - 1) is self or any(_mode_at(level) is self for level in range(depth - 1))
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
