@@ -1,7 +1,9 @@
 """Promise 3: every operation is logged, whichever way it was called."""
 
+import copy
 import functools
 import operator
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -296,3 +298,87 @@ def test_plain_slices_take_the_short_way() -> None:
         assert are_plain((x, index))
     for index in (slice(torch.tensor(1), 2), (0, slice(None, torch.tensor(1)))):
         assert not are_plain((x, index))
+
+
+# -- tensors made of tensors in ways that torch does not report --------------------------------------------------------
+
+
+class Plain(torch.Tensor):
+    """A class of tensors."""
+
+
+class Labelled(torch.Tensor):
+    """A class of tensors with a constructor of its own."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__()
+        self.label = "a"
+
+
+COPIES: list[tuple[str, Callable[..., Any], list[str]]] = [
+    ("copy", lambda self, x: copy.copy(x), ["copy"]),
+    ("copy in a list", lambda self, x: copy.copy([x])[0] * 1, ["mul"]),
+    ("deepcopy", lambda self, x: copy.deepcopy({"a": [x]})["a"][0], ["deepcopy"]),
+    ("parameter", lambda self, x: nn.Parameter(x), ["parameter"]),
+    ("parameter by keyword", lambda self, x: nn.Parameter(data=x, requires_grad=False), ["parameter"]),
+    ("buffer", lambda self, x: nn.Buffer(x), ["detach"]),
+    ("constructor", lambda self, x: torch.Tensor(x), ["tensor"]),
+    ("constructor from tensors", lambda self, x: torch.Tensor([x.sum(), x.mean()]), ["sum", "mean", "tensor"]),
+    ("class of its own", lambda self, x: Plain(x).as_subclass(torch.Tensor), ["plain", "assubclass"]),
+    ("constructor of its own", lambda self, x: x if Labelled(x).label == "a" else None, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "expected"), [row[1:] for row in COPIES], ids=[row[0] for row in COPIES])
+@pytest.mark.parametrize("saved", ["all", "none"])
+def test_a_tensor_made_from_another_has_it_for_a_parent(make: Any, expected: list[str], saved: str) -> None:
+    model, x = Model(lambda self, x: make(self, x * 2) + 1), torch.rand(3)
+    history = tl.log_forward_pass(model, x, layers_to_save=saved)
+    assert [entry.layer_type for entry in history] == ["input", "mul", *expected, "add", "output"]
+    assert history["output_1"].has_input_ancestor
+    if saved == "all":
+        assert torch.equal(history["output_1"].tensor_contents, model(x))
+        # torch refuses to make tensors of another class while a dispatch mode is on, as the last check has it.
+        assert "plain" in expected or not expected or tl.validate_saved_activations(model, x)
+
+
+def test_a_copy_of_a_parameter_is_computed_with_it() -> None:
+    for make, last in ((copy.copy, "copy_1"), (copy.deepcopy, "data_1")):
+        model = Model(lambda self, x, make=make: make(self.w) + x, w=nn.Parameter(torch.rand(3)))
+        history = tl.log_forward_pass(model, torch.rand(3))
+        assert history[last].parent_param_shapes == [(3,)]
+        assert history["add_1"].parent_layers[0].startswith(("copy", "parameter"))
+        assert tl.validate_saved_activations(model, torch.rand(3))
+
+
+def test_a_copy_looks_at_the_same_memory() -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        z = copy.copy(y)
+        y.add_(1)
+        return z * 3
+
+    history = tl.log_forward_pass(Model(forward), torch.rand(3))
+    assert history["mul_2"].parent_layers == ["copy_1_2", "add_1_3"]
+
+
+def test_what_went_through_bytes_begins_anew() -> None:
+    """Pickled and read again, it is new memory with numbers from outside, as from numpy."""
+    model, x = Model(lambda self, x: pickle.loads(pickle.dumps(x * 2)) + 1), torch.rand(3)
+    history = tl.log_forward_pass(model, x)
+    assert torch.equal(history["output_1"].tensor_contents, model(x))
+    assert not history["output_1"].has_input_ancestor
+    assert history["mul_1"].terminated_inside_model
+    assert tl.validate_saved_activations(model, x)
+
+
+def test_copying_and_making_tensors_is_as_ever_afterwards() -> None:
+    before = dict(vars(torch.Tensor)), dict(vars(nn.Parameter))
+    tl.log_forward_pass(Model(lambda self, x: copy.copy(x)), torch.rand(3))
+    assert (dict(vars(torch.Tensor)), dict(vars(nn.Parameter))) == before
+    assert torch.Tensor.__init__ is object.__init__
+    assert torch.Tensor([1, 2]).tolist() == [1, 2]
+    assert torch.Tensor(2, 3).shape == (2, 3)
+    assert Labelled(torch.ones(2)).label == "a"
+    with pytest.raises(TypeError, match="exactly one argument"):
+        object.__init__(Labelled(torch.ones(2)), 3)

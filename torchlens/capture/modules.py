@@ -94,7 +94,7 @@ class ModuleTracker:
     def _call_outside(
         self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], address: str | None
     ) -> Any:
-        """Runs the model itself, or a module that leaves no record: it is not the model's, or part of what an operation does."""
+        """Runs the model itself, or a module that leaves no record: not one of the model's, or part of an operation."""
         if address is None or not self.recorder.is_on():
             return original(module, *args, **kwargs)
         try:

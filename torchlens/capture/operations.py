@@ -5,6 +5,7 @@ name, whether it makes tensors, which arguments it writes to) is worked out once
 torch's own schemas, and remembered.
 """
 
+import copy
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,7 +169,11 @@ def operation_of(func: Callable[..., Any]) -> Operation:
     return operation
 
 
-KNOWN_OPERATIONS: dict[Callable[..., Any], Operation] = {}
+# Filled as callables are met. These are reported by our patches, and are no functions of torch.
+KNOWN_OPERATIONS: dict[Callable[..., Any], Operation] = {
+    copy.copy: Operation(copy.copy, "copy", "copy"),
+    torch.Tensor: Operation(torch.Tensor, "Tensor", "tensor"),
+}
 
 
 @cache

@@ -6,6 +6,8 @@ where, name, new. The first log applies them all, the last one to end undoes the
 function behaves as before in every thread that is not logging.
 """
 
+import copy
+import copyreg
 import sys
 import threading
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from torch.nn.modules import module as torch_modules
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.operations import OPERATOR_NAMES, operator_of
 from torchlens.capture.trees import plain_tensors
-from torchlens.capture.whole_calls import record_opaque, tie_function
+from torchlens.capture.whole_calls import record_made, record_opaque, tie_function
 
 __all__ = ["CURRENT", "Watcher", "apply_patches", "undo_patches"]
 
@@ -260,6 +262,42 @@ def _reported(owner: Any, name: str) -> Patch:
     return Patch(owner, name, reported)
 
 
+# Three ways to make a tensor from another one.
+
+
+def _patched_new(kind: type, *args: Any, **kwargs: Any) -> Any:
+    """What makes a parameter: `nn.Parameter(x)`, also inside the model."""
+    tracker = CURRENT.tracker
+    parameter: Any = _new_parameter(kind, *args, **kwargs)
+    if tracker is not None and tracker.recorder.is_on() and tracker.recorder.entry_of(parameter) is None:
+        record_made(tracker.recorder, kind, args, kwargs, parameter)
+    return parameter
+
+
+_new_parameter = torch.nn.Parameter.__new__
+
+
+def _patched_init(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    """What Python calls when `torch.Tensor(x)`, or a class derived from it, has made a tensor."""
+    kind = type(self)
+    if kind.__init__ is not _patched_init:  # its own, which calls this one
+        object.__init__(self, *args, **kwargs)
+        return
+    tracker = CURRENT.tracker
+    if tracker is not None and tracker.recorder.is_on() and tracker.recorder.entry_of(self) is None:
+        record_made(tracker.recorder, kind, args, kwargs, self)
+
+
+def _patched_copy(self: torch.Tensor) -> Any:
+    """What `copy.copy(x)` calls where there is such a thing; torch has none, and leaves it to the way of pickling."""
+    tracker = CURRENT.tracker
+    if tracker is not None and tracker.recorder.is_on():
+        with torch._C.DisableTorchFunction():
+            return tracker.recorder.__torch_function__(copy.copy, (), (self,), None)
+    reduce = copyreg.dispatch_table.get(type(self))
+    return copy._reconstruct(self, None, *(self.__reduce_ex__(4) if reduce is None else reduce(self)))  # type: ignore[attr-defined]
+
+
 def _opaque(owner: Any, name: str, label: str, reason: str | None = None) -> Patch:
     """A patch that logs a call of `owner.name` as one operation called `label`."""
     original = getattr(owner, name)
@@ -332,4 +370,7 @@ _PATCHES: tuple[Patch, ...] = (
     _reported(torch.nested, "as_nested_tensor"),
     _reported(torch.Tensor, "as_subclass"),
     _reported(torch.Tensor, "set_"),
+    Patch(torch.nn.Parameter, "__new__", staticmethod(_patched_new)),
+    Patch(torch.Tensor, "__init__", _patched_init),
+    Patch(torch.Tensor, "__copy__", _patched_copy),
 )

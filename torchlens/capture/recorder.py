@@ -50,6 +50,7 @@ _OPERATION, _READ = Kind.OPERATION, Kind.READ
 _KNOWN = KNOWN_OPERATIONS.get
 _known_code = KNOWN_CODE.get
 _stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
+_is_disabled = torch._C._is_torch_function_all_disabled
 _DEEP = 5_000  # entries
 _row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)  # what `Row._make` does, at half the price
 
@@ -181,7 +182,7 @@ class Recorder(TorchFunctionMode):
     def is_on(self) -> bool:
         """Whether calls are being reported; inside one that is, they are not, nor are those inside an opaque one."""
         depth = _stack_depth()
-        if not depth or self.collected is not None:
+        if not depth or self.collected is not None or _is_disabled():
             return False
         return _mode_at(depth - 1) is self or any(_mode_at(level) is self for level in range(depth - 1))
 

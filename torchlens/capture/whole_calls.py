@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from torchlens.capture.observer import CallKind
-from torchlens.capture.operations import IDENTITY, named_operation
+from torchlens.capture.operations import IDENTITY, named_operation, operation_of
 from torchlens.capture.recorder import Recorder
 
-__all__ = ["record_identity", "record_opaque", "tie_function"]
+__all__ = ["record_identity", "record_made", "record_opaque", "tie_function"]
 
 Tensor = torch.Tensor
 
@@ -57,6 +57,18 @@ def record_identity(recorder: Recorder, tensor: Tensor) -> int:
         recorder.append(call, tensor, None)
         recorder.end_observed(observed, tensor)
     return entry
+
+
+def record_made(
+    recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor
+) -> None:
+    """An entry for a tensor that `func` has made just now."""
+    operation, place = operation_of(func), recorder.user_code(sys._getframe(2))
+    with torch._C.DisableTorchFunction():
+        references = recorder.references_to(args, kwargs)
+        observed = recorder.begin_observed(CallKind.FUNCTION, operation, args, kwargs, (), place)
+        recorder.append((operation, args, kwargs, references, recorder.module_call, *place, 0.0), tensor, None)
+        recorder.end_observed(observed, tensor)
 
 
 def tie_function(

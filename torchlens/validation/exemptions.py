@@ -20,7 +20,7 @@ __all__ = [
 _UNINITIALISED = "its result is uninitialised memory"
 REPLAY: dict[str, str] = dict.fromkeys(
     (
-        "empty", "empty_like", "empty_permuted", "empty_quantized", "empty_strided", "new", "new_empty",
+        "Tensor", "empty", "empty_like", "empty_permuted", "empty_quantized", "empty_strided", "new", "new_empty",
         "new_empty_strided", "resize_", "resize_as_",
     ),
     _UNINITIALISED,

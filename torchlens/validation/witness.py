@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.memory import storage_of
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.trees import plain_tensors
 from torchlens.validation.modes import Modes, current_modes
@@ -69,6 +70,7 @@ class Witness(Observer):
         args = self.snapshots.freeze(tuple(call.args), reaches_beyond)
         kwargs = self.snapshots.freeze(dict(call.kwargs or {}), reaches_beyond)
         self._call = Call(call.kind, args, kwargs, current_modes(), self._current_generators(), first=call.first)
+        self._call.written_storages.update(map(storage_of, call.written))
 
     def end(self, call: ObservedCall, result: Any) -> None:
         """Sees what the call wrote to, and whether it changed an argument without saying so."""
@@ -78,7 +80,7 @@ class Witness(Observer):
         mine.last = call.last
         with torch.no_grad():
             mine.written = [self.snapshots.take(tensor) for tensor in call.written]
-            mine.written_storages = {snapshot.storage for snapshot in mine.written}
+            mine.written_storages.update(snapshot.storage for snapshot in mine.written)  # `set_` gives a tensor another
             if call.kind is CallKind.FUNCTION:
                 self._see_changes(mine, call)
         self.evidence.calls.append(mine)
