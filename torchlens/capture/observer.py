@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchlens.capture.operations import Operation
+from torchlens.capture.recording import References
 
 __all__ = ["CallKind", "ObservedCall", "Observer", "PlaceOf"]
 
@@ -37,6 +38,7 @@ class ObservedCall:
     operation: Operation
     args: tuple[Any, ...]
     kwargs: dict[str, Any] | None
+    references: References  # which entries the tensors among the arguments are
     written: Sequence[torch.Tensor]  # what it is going to write to, as far as the log knows
     code: CodeType | None  # where the user's code called it
     instruction: int
@@ -66,3 +68,7 @@ class Observer:
 
     def add(self, number: int, tensor: torch.Tensor) -> None:
         """`tensor` is entry `number` of the recording; -1 - k for what is outside the log (see Recording)."""
+
+    def add_boundary(self, number: int, tensor: torch.Tensor, operation: Operation, references: References) -> None:
+        """Likewise, for an entry that no operation made: an input, a buffer or an output (which is what it refers to)."""
+        self.add(number, tensor)

@@ -150,7 +150,7 @@ class Recorder(TorchFunctionMode):
         shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor)
         self.rows.append(_row((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc)))
         if self._observer is not None:
-            self._observer.add(entry, tensor)
+            self._observer.add_boundary(entry, tensor, operation, references)
         return entry
 
     def _is_saved(self, entry: int) -> bool:
@@ -225,7 +225,7 @@ class Recorder(TorchFunctionMode):
             written = self._written(operation, args, kwargs)
             if written:
                 is_short = is_short and operation.is_inplace and len(written) == 1 and self._keep_before(written[0])
-        observed = None if is_short else self._prepare(operation, args, kwargs, written, (code, instruction))
+        observed = None if is_short else self._prepare(operation, args, kwargs, references, written, (code, instruction))
         kept = tuple([None if type(arg) in TENSORS else arg for arg in args]) if is_short else args
         start = perf_counter()
         try:
@@ -277,11 +277,12 @@ class Recorder(TorchFunctionMode):
         operation: Operation,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
+        references: References,
         written: Sequence[Tensor],
         place: tuple[CodeType | None, int],
     ) -> ObservedCall | None:
         """What must be done before a call that does not go the short way."""
-        observed = self.begin_observed(CallKind.FUNCTION, operation, args, kwargs, written, place)
+        observed = self.begin_observed(CallKind.FUNCTION, operation, args, kwargs, references, written, place)
         self.complete()
         if self._keeps_args:
             self._kept_args = self._keep_args(args, kwargs)
@@ -297,13 +298,14 @@ class Recorder(TorchFunctionMode):
         operation: Operation,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
+        references: References,
         written: Sequence[Tensor],
         place: tuple[CodeType | None, int],
     ) -> ObservedCall | None:
         """Tells the observer, if there is one, of a call that is going to be made."""
         if self._observer is None:
             return None
-        call = ObservedCall(kind, operation, args, kwargs, written, *place, len(self.rows), len(self.rows))
+        call = ObservedCall(kind, operation, args, kwargs, references, written, *place, len(self.rows), len(self.rows))
         self._observer.begin(call)
         return call
 
@@ -481,7 +483,7 @@ class Recorder(TorchFunctionMode):
             finally:
                 self.is_inlining = False
                 torch._C._pop_torch_function_stack()
-        observed = self.begin_observed(CallKind.READ, operation, args, kwargs, (), (None, 0))
+        observed = self.begin_observed(CallKind.READ, operation, args, kwargs, (), (), (None, 0))
         if operation.kind is Kind.EXPOSURE:
             self.complete()
             self._is_plain = False

@@ -23,7 +23,7 @@ def record_opaque(recorder: Recorder, name: str, func: Callable[..., Any], run: 
         recorder.complete()
         references = recorder.references_to((arguments,), None)
         place = recorder.user_code(frame)
-        observed = recorder.begin_observed(CallKind.OPAQUE, operation, (arguments,), None, (), place)
+        observed = recorder.begin_observed(CallKind.OPAQUE, operation, (arguments,), None, references, (), place)
     collected: dict[int, None] = {}
     start = perf_counter()
     recorder.collected = collected
@@ -48,12 +48,12 @@ def record_opaque(recorder: Recorder, name: str, func: Callable[..., Any], run: 
 
 def record_identity(recorder: Recorder, tensor: Tensor) -> int:
     """An entry for a tensor that a module handed back as it got it."""
-    entry = len(recorder.rows)
+    entry, entry_before = len(recorder.rows), recorder.entry_of(tensor)
     with torch._C.DisableTorchFunction():
-        observed = recorder.begin_observed(CallKind.IDENTITY, IDENTITY, (tensor,), None, (), (None, 0))
+        observed = recorder.begin_observed(CallKind.IDENTITY, IDENTITY, (tensor,), None, (entry_before,), (), (None, 0))
         if recorder.gradients is not None:
             recorder.watch_arguments((tensor,), None)
-        call = (IDENTITY, (tensor,), None, (recorder.entry_of(tensor),), recorder.module_call, None, 0, 0.0)
+        call = (IDENTITY, (tensor,), None, (entry_before,), recorder.module_call, None, 0, 0.0)
         recorder.append(call, tensor, None)
         recorder.end_observed(observed, tensor)
     return entry
@@ -84,7 +84,7 @@ def tie_function(
     with torch._C.DisableTorchFunction():
         recorder.complete()
         references = recorder.references_to(args, None)
-        observed = recorder.begin_observed(CallKind.AUTOGRAD, operation, args, None, (), place)
+        observed = recorder.begin_observed(CallKind.AUTOGRAD, operation, args, None, references, (), place)
         for index, tensor in enumerate(outputs):
             entry = recorder.entry_of(tensor)
             if entry is not None and (entry < first or _leads_outside(recorder, entry, first)):

@@ -16,11 +16,11 @@ from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
 from torchlens.history.log_backward import log_backward
 from torchlens.history.lookup import Lookup
-from torchlens.history.nonfinite import NonFinite
 from torchlens.history.rerun import rerun, select_numbers
 from torchlens.history.summary import Summary, summarize
 from torchlens.history.tables import entries_to_pandas
 from torchlens.history.text import history_text
+from torchlens.nonfinite import NonFinite
 
 if TYPE_CHECKING:
     import pandas

@@ -1,13 +1,12 @@
 """Finding the first operation that made a NaN or an Inf, in the saved values and then in the gradients.
 
-Infinity is often meant: a mask filled with `-inf`, a mask handed in. What was asked for, by a constant among the arguments
-or by a tensor from outside that holds it, is no finding, nor is what merely hands it on. A NaN always is. What does not go
-on to an output (`where` puts something else in its place) is told only if there is nothing worse.
+The rules are those of `torchlens.nonfinite`. What does not go on to an output (`where` puts something else in its place) is
+told only if there is nothing worse.
 """
 
-import math
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -15,10 +14,20 @@ from torchlens.capture.gradients import Gradients
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Row
 from torchlens.capture.user_code import warn_caller
-from torchlens.graph.operation_kinds import UNINITIALISED
 from torchlens.history.backward import parameter_gradients
 from torchlens.history.log import Log
-from torchlens.history.nonfinite import NonFinite, ValueRange, is_finite, value_range
+from torchlens.nonfinite import (
+    FROM_OUTSIDE,
+    Given,
+    NonFinite,
+    Origin,
+    Origins,
+    ValueRange,
+    has_numbers,
+    is_finite,
+    numbers_in,
+    value_range,
+)
 
 __all__ = ["first_nonfinite"]
 
@@ -29,13 +38,15 @@ def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
     unsaved = [entry for entry in range(num_entries) if not log.is_saved(entry) and _is_number(log, entry)]
     if not any(map(log.is_saved, range(num_entries))):
         raise ValueError("No tensor of this log is saved, so there is nothing to look at. Log with layers_to_save='all'.")
-    origins, lasting = _value_origins(log, include_constants)
-    kept = [origin for origin in origins if origin.entry in lasting]
-    found = kept[0] if kept else _gradient_origin(log)
-    if found is None and origins:
-        found = origins[0]._replace(note=f"{origins[0].note} All that was computed from it is finite again.".strip())
+    origins = _value_origins(log, include_constants)
+    lasting = origins.lasting()
+    kept = [origin for origin in origins.found if origin.number in lasting]
+    found = _of_origin(log, kept[0]) if kept else _gradient_origin(log)
+    if found is None and origins.found:
+        found = _of_origin(log, origins.found[0])
+        found = replace(found, note=f"{found.note} All that was computed from it is finite again.".strip())
     if found is not None:
-        return _finding(log, found, len(unsaved))
+        return replace(found, num_unchecked=len(unsaved))
     if unsaved:
         warn_caller(
             f"All saved tensors are finite, but {len(unsaved)} of {num_entries} entries are not saved and were not looked "
@@ -44,62 +55,44 @@ def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
     return None
 
 
-class _Origin(NamedTuple):
-    """An operation whose result or gradient is not finite, and what it was given."""
-
-    entry: int
-    phase: str
-    result: ValueRange
-    inputs: list[ValueRange]
-    note: str
-
-
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def _value_origins(log: Log, include_constants: bool) -> tuple[list[_Origin], set[int]]:
-    """Operations that made NaN or Inf of something else, in order, and the entries from which it went on to an output."""
-    found: list[_Origin] = []
-    strange: dict[int, ValueRange] = {}
-    params = _ranges_of_params(log)
+def _value_origins(log: Log, include_constants: bool) -> Origins:
+    """What the rules say of the saved values, taken in order."""
+    origins = Origins(include_constants)
     for entry in range(len(log.graph.recorded)):
-        value = log.value(entry) if log.is_saved(entry) else None
-        if not isinstance(value, torch.Tensor) or is_finite(value):
-            continue
         row = log.row(entry)
-        result = value_range("result", value)
-        given = [strange[parent] for parent in log.graph.parents[entry] if parent in strange]
-        strange[entry] = result
-        is_handed_on = any(_explains(each, result) for each in given)
-        is_asked_for = row.operation.layer_type in UNINITIALISED or (
-            not include_constants and _is_asked_for(row, result, len(log.recording.params), value)
-        )
-        if not is_handed_on and not is_asked_for:
-            own = [params[number] for number in log.graph.params[entry] if number in params]
-            inputs = [*_ranges_of_values(log, log.graph.parents[entry]), *own]
-            found.append(_Origin(entry, "forward", result, inputs, _note_of(log, entry, given, own)))
-    return found, _lasting(log, strange)
+        if row.operation is OUTPUT:
+            for parent in log.graph.parents[entry]:
+                origins.add_output(parent)
+        value = log.value(entry) if log.is_saved(entry) else None
+        if not isinstance(value, torch.Tensor):
+            origins.add_unseen(entry, log.graph.parents[entry])
+            continue
+        if row.operation in (INPUT, BUFFER):
+            name = ", ".join(log.boundary_addresses.get(entry, ()))
+            origins.add_source(entry, name, value, is_input=row.operation is INPUT)
+        elif row.operation is not OUTPUT:
+            constants = partial(numbers_in, (row.args, row.kwargs))
+            origins.add_result(entry, row.operation.layer_type, value, partial(_given, log, entry), constants)
+    return origins
 
 
-def _lasting(log: Log, strange: Iterable[int]) -> set[int]:
-    """The entries that are not finite all the way to an output, as far as that is known."""
-    outputs = set(log.graph.outputs)
-    lasting: set[int] = set()
-    for entry in reversed(list(strange)):
-        children = log.graph.children[entry]
-        if entry in outputs or any(child in lasting or not log.is_saved(child) for child in children):
-            lasting.add(entry)
-    return lasting
-
-
-def _is_asked_for(row: Row, result: ValueRange, num_params: int, value: torch.Tensor) -> bool:
-    constants = list(_numbers((row.args, row.kwargs)))
-    if result.num_nan:
-        return any(map(math.isnan, constants))
-    if row.operation in (INPUT, BUFFER) or any(map(math.isinf, constants)):
-        return True
-    # A tensor that is no entry, like a mask that is a plain attribute: its values are not known.
-    return _reads_elsewhere(row, num_params) and not bool((value == math.inf).any())
+def _given(log: Log, entry: int) -> list[Given]:
+    """What an operation was given: its parents, its parameters, and tensors that are neither."""
+    recording = log.recording
+    found = [
+        Given(parent, log.label(parent), value if isinstance(value, torch.Tensor) else None)
+        for parent in log.graph.parents[entry]
+        for value in [log.value(parent) if log.is_saved(parent) else None]
+    ]
+    for number in log.graph.params[entry]:
+        name = f"parameter {recording.param_addresses[number]}"
+        found.append(Given(-1 - number, name, recording.params[number], is_parameter=True))
+    if _reads_elsewhere(log.row(entry), len(recording.params)):
+        found.append(Given(None, "a tensor that is no part of the log", None))
+    return found
 
 
 def _reads_elsewhere(row: Row, num_params: int) -> bool:
@@ -109,30 +102,19 @@ def _reads_elsewhere(row: Row, num_params: int) -> bool:
     return any(number is None and arg is None for number, arg in zip(row.references, row.args, strict=False))
 
 
-def _explains(given: ValueRange, result: ValueRange) -> bool:
-    """Whether what was given accounts for the result: NaN for anything, Inf for Inf."""
-    return bool(given.num_nan or (given.num_inf and not result.num_nan))
-
-
-def _note_of(log: Log, entry: int, given: list[ValueRange], params: list[ValueRange]) -> str:
-    operation = log.row(entry).operation
-    if operation in (INPUT, BUFFER):
-        return f"It came in like this: {', '.join(log.boundary_addresses.get(entry, ()))}."
-    broken = [each.name for each in params if not each.is_finite]
-    if broken:
-        return f"Not finite before: {', '.join(broken)}."
-    if given:
-        return "It was given Inf that was asked for, and made NaN of it."
+def _of_origin(log: Log, origin: Origin) -> NonFinite:
+    entry = origin.node
     unsaved = [log.label(parent) for parent in log.graph.parents[entry] if not log.is_saved(parent)]
-    if unsaved:
-        return f"Not saved, so it may have come from there: {', '.join(unsaved)}."
-    return ""
+    note = origin.note
+    if unsaved and not note:
+        note = f"Not saved, so it may have come from there: {', '.join(unsaved)}."
+    return _finding(log, entry, "forward", origin.result, origin.inputs, note)
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-def _gradient_origin(log: Log) -> _Origin | None:
+def _gradient_origin(log: Log) -> NonFinite | None:
     gradients = log.recording.gradients
     if not isinstance(gradients, Gradients):
         return None
@@ -147,75 +129,48 @@ def _gradient_origin(log: Log) -> _Origin | None:
             if param in of_params and not is_finite(of_params[param]):
                 name = f"gradient sent to parameter {log.recording.param_addresses[param]}"
                 inputs = [value_range("gradient received", gradient), *_ranges_of_values(log, log.graph.parents[entry])]
-                return _Origin(entry, "backward", value_range(name, of_params[param]), inputs, "")
+                return _finding(log, entry, "backward", value_range(name, of_params[param]), inputs, "")
     return None
 
 
-def _sender(log: Log, entry: int, result: ValueRange) -> _Origin:
+def _sender(log: Log, entry: int, result: ValueRange) -> NonFinite:
     """The gradient of `entry` was made by the backward of what reads it."""
     gradients, recorded = log.recording.gradients, log.graph.recorded
     readers = [child for child in log.graph.children[entry] if recorded[child] in gradients]
     if not readers or log.row(entry).operation is OUTPUT:
-        note = "It was made outside the model, by what was computed from this layer: the loss."
-        return _Origin(entry, "backward", result, _ranges_of_values(log, [entry]), note)
+        found = _finding(log, entry, "backward", result, _ranges_of_values(log, [entry]), FROM_OUTSIDE)
+        return replace(found, is_from_outside=True)
     received = [
         value_range(f"gradient received by {log.label(child)}", gradients[recorded[child]]) for child in readers
     ]  # fmt: skip
     inputs = [*received, *_ranges_of_values(log, log.graph.parents[readers[-1]])]
     names = ", ".join(log.label(child) for child in readers)
     note = f"The backward of one of these made it: {names}." if len(readers) > 1 else ""
-    return _Origin(readers[-1], "backward", result, inputs, note)
+    return _finding(log, readers[-1], "backward", result, inputs, note)
 
 
 # -- what a finding says -----------------------------------------------------------------------------------------------
 
 
-def _finding(log: Log, origin: _Origin, num_unchecked: int) -> NonFinite:
-    entry = origin.entry
+def _finding(log: Log, entry: int, phase: str, result: ValueRange, inputs: Iterable[ValueRange], note: str) -> NonFinite:
     lines, chain = log.call_stack(entry), log.module_chain(entry)
     return NonFinite(
-        phase=origin.phase,
+        phase=phase,
         label=log.label(entry),
         operation=log.row(entry).operation.layer_type,
         module=log.recording.module_calls[chain[-1]].address if chain else "",
         source=str(lines[0]) if lines else None,
-        result=origin.result,
-        inputs=tuple(origin.inputs),
-        note=origin.note,
-        num_unchecked=num_unchecked,
+        result=result,
+        inputs=tuple(inputs),
+        note=note,
     )
 
 
 def _ranges_of_values(log: Log, entries: Iterable[int]) -> list[ValueRange]:
     values = [(log.label(entry), log.value(entry)) for entry in entries if log.is_saved(entry)]
-    return [
-        value_range(label, value)
-        for label, value in values
-        if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-    ]
-
-
-def _ranges_of_params(log: Log) -> dict[int, ValueRange]:
-    """The parameters that are not finite."""
-    recording = log.recording
-    return {
-        number: value_range(f"parameter {recording.param_addresses[number]}", parameter)
-        for number, parameter in enumerate(recording.params)
-        if not is_finite(parameter)
-    }
+    return [value_range(label, value) for label, value in values if isinstance(value, torch.Tensor) and has_numbers(value)]
 
 
 def _is_number(log: Log, entry: int) -> bool:
     dtype = log.row(entry).dtype
     return dtype.is_floating_point or dtype.is_complex
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    """The real numbers among arguments, also inside lists and dicts."""
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _numbers(item)
-    elif isinstance(value, dict):
-        yield from _numbers(list(value.values()))

@@ -246,6 +246,14 @@ class Place(NamedTuple):
         return None if self.code is None else str(source_line(self.code, self.instruction))
 
 
+class Inputs(NamedTuple):
+    """What an operation, or at module level a module, was given."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+    references: Any = ()  # of an operation: which entries the tensors are, as in Recording
+
+
 class Checker(Protocol):
     """Looks at values and gradients while they exist.
 
@@ -253,8 +261,11 @@ class Checker(Protocol):
     through to the user and so stops the training; any other exception switches the checker off and becomes a problem.
     """
 
-    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Any) -> None:
-        """After an operation (at module level: a module) made `tensor` out of `inputs`, its (args, kwargs)."""
+    def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
+        """An input, buffer or output of a model that is logged; `node` is the entry that an output is."""
+
+    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
+        """After an operation (at module level: a module) made `tensor` out of `inputs`."""
 
     def on_gradient(self, place: Place, gradient: torch.Tensor, inputs: Any) -> None:
         """After the backward of an operation made the gradient of one of its arguments out of `inputs`, a tuple."""

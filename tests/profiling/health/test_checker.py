@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens.history.nonfinite import value_range
+from torchlens.nonfinite import value_range
 from torchlens.profiling.health.checker import make_checker
-from torchlens.profiling.records import Place
+from torchlens.profiling.records import Inputs, Place
 
 INF = math.inf
 X = torch.linspace(-2, 2, 32).view(8, 4)
@@ -125,7 +125,7 @@ def test_a_parameter_that_is_broken_already_is_told_as_such(number: float):
     found = profiled(model).first_nonfinite
     assert found is not None
     assert (found.label, found.module) == ("linear_1_1", "fc")
-    assert "came in from outside the model's operations: argument 1 (a parameter)" in found.note
+    assert "Not finite before: argument 1 (a parameter)" in found.note
 
 
 def test_a_broken_parameter_is_told_beside_what_is_thrown_away():
@@ -149,8 +149,125 @@ def test_broken_data_is_told_once():
     x[0, 0] = math.nan
     p = profiled(Net(lambda y: torch.relu(y) * 2), x)
     (finding,) = p.findings()
-    assert finding.where == "linear_1_1"
-    assert "argument 0" in finding.text
+    assert finding.where == "input_1_0"
+    assert "It came in like this: an input of the model." in finding.text
+
+
+def live_and_logged(model: nn.Module, x: torch.Tensor) -> list[tuple[str, str | None]]:
+    """What the profile and the history say of the same pass: phase and label."""
+    p = profiled(model, x)
+    history = tl.log_forward_pass(model, x)
+    output = history["output_1"].tensor_contents.float().sum()
+    if output.requires_grad:
+        history.log_backward(output)
+    found = [p.first_nonfinite, history.first_nonfinite()]
+    return [("", None) if each is None else (each.phase, each.label) for each in found]
+
+
+def _written(y: torch.Tensor, value: float) -> torch.Tensor:
+    y[0].fill_(value)
+    return torch.log(y.abs()) + y
+
+
+BOTH: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], tuple[str, str | None]]] = {
+    **{name: (function, ("forward", label)) for name, (function, label) in FORWARD.items() if name != "thrown away later"},
+    **{name: (function, ("", None)) for name, function in ASKED_FOR.items()},
+    **{name: (function, ("backward", label)) for name, (function, label) in BACKWARD.items()},
+    "a constant": (lambda y: y * math.nan + 1, ("forward", "mul_1_2")),
+    "a constant in a list": (lambda y: y + torch.tensor([1.0, 2.0, math.nan, 3.0]), ("forward", "tensor_1_2")),
+    "written through a view": (lambda y: _written(y * 1, 0.0), ("forward", "log_1_6")),
+}
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_profile_and_history_say_the_same(name: str):
+    function, expected = BOTH[name]
+    assert live_and_logged(Net(function), X) == [expected, expected]
+
+
+@pytest.mark.parametrize("number", [math.nan, INF, -INF])
+def test_what_is_wrong_in_the_data_is_blamed_on_the_data(number: float):
+    x = X.clone()
+    x[0, 0] = number
+    assert live_and_logged(Net(lambda y: torch.relu(y - y.mean()) * 2), x) == [("forward", "input_1_0")] * 2
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13, 100, 1000])
+def test_memory_that_is_used_again_misleads_nobody(size: int):
+    def forward(y: torch.Tensor) -> torch.Tensor:
+        wide = y.sum() * torch.ones(size)
+        masked = wide.masked_fill(torch.ones(size).bool(), -INF)
+        kept = masked.exp()
+        del masked
+        for _ in range(20):
+            wide = wide + 1  # where the mask was
+        wide = torch.log(wide * 0 - 1)
+        for _ in range(5):
+            wide = wide + 1
+        return kept + wide
+
+    (phase, label), logged = live_and_logged(Net(forward), X)
+    assert (phase, (label or "").partition("_")[0]) == ("forward", "log")
+    assert logged == (phase, label)
+
+
+@pytest.mark.parametrize("level", ["operation", "module"])
+def test_a_loss_that_breaks_the_gradients_is_told(level: str):
+    model = Net(lambda y: y * 2)
+    with tl.profile(model, check="nonfinite", level=level) as p:
+        torch.sqrt((model(X) * 0).sum()).backward()
+    found = p.first_nonfinite
+    assert found is not None
+    assert (found.phase, found.is_from_outside) == ("backward", True)
+    assert "by the loss, or by a hook" in found.note
+    assert len(p.findings()) == 1
+    with (
+        pytest.raises(tl.NonFiniteError, match="it arrived at"),
+        tl.profile(model, check="nonfinite", level=level, stop=True),
+    ):
+        torch.sqrt((model(X) * 0).sum()).backward()
+
+
+def test_a_hook_that_breaks_a_gradient_is_told():
+    def forward(y: torch.Tensor) -> torch.Tensor:
+        y = y * 2
+        if y.requires_grad:
+            y.register_hook(lambda gradient: gradient * math.nan)
+        return y.sin()
+
+    found = profiled(Net(forward)).first_nonfinite
+    assert found is not None
+    assert (found.phase, found.label, found.is_from_outside) == ("backward", "mul_1_2", True)
+
+
+@pytest.mark.parametrize("level", ["operation", "module"])
+def test_a_hook_that_breaks_a_value_is_told(level: str):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, output: output * math.nan)
+    found = profiled(model, level=level).first_nonfinite
+    assert found is not None
+    assert (found.phase, found.module) == ("forward", "0")
+
+
+def test_gradients_beyond_single_precision_squares_explode():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)))
+    with torch.no_grad():
+        for layer in model:
+            layer.weight *= 12
+    with tl.profile(model, check="health") as p:
+        model(torch.randn(8, 64)).square().sum().backward()
+    norms = [float(layer.weight.grad.double().norm()) for layer in model]
+    (finding,) = [finding for finding in p.findings() if finding.kind == "exploding gradient"]
+    assert max(norms) > 1e20
+    assert f"{max(norms):.2g}" in finding.text
+
+
+def test_tensors_inside_vmap_do_not_end_a_check():
+    layer = nn.Linear(4, 4)
+    model = Net(lambda y: torch.log(-torch.func.vmap(layer)(y).abs() - 1))
+    model.inner = layer
+    p = profiled(model, level="module")
+    assert p.first_nonfinite is not None
 
 
 def test_the_step_in_which_it_happened_is_told():
@@ -287,7 +404,7 @@ def test_integers_and_booleans_are_nothing_to_look_at():
     checker = make_checker("health")
     place = Place("forward", 1, 0, "", 1, "add")
     for tensor in (torch.arange(3), torch.tensor([True]), torch.empty(0)):
-        checker.on_value(place, tensor, ((tensor,), {}))
+        checker.on_value(place, tensor, Inputs((tensor,), {}))
     assert checker.first_nonfinite is None
 
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, ConvNet, Model, TinyGPT
+from torchlens.nonfinite import has_nonfinite
 from torchlens.profiling import profile as profile_module
-from torchlens.profiling.health.finite import has_nonfinite
 
 
 def profile_of(model, x, steps=1, **options):

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from torchlens.profiling.records import Place
+from torchlens.nonfinite import has_numbers
+from torchlens.profiling.records import Inputs, Place
 
 __all__ = ["ActivationStatistics", "Activity"]
 
@@ -62,12 +63,12 @@ class ActivationStatistics:
         self._step = -1
         self._seen: dict[tuple[Any, ...], int] = {}
 
-    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Any) -> None:
+    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
         kind = place.operation.lower().replace("_", "")
         is_zeroing = kind in _ZEROING
         if not (is_zeroing or kind in _BOUNDED) or not tensor.is_floating_point() or not tensor.numel():
             return
-        if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        if tensor.layout is not torch.strided or tensor.is_nested or not has_numbers(tensor):
             return
         activity = self._activity(place, kind)
         activity.num_steps += 1
@@ -93,9 +94,9 @@ class ActivationStatistics:
         activity.place = place
         return activity
 
-    def _add_saturation(self, activity: Activity, kind: str, tensor: torch.Tensor, inputs: Any) -> None:
+    def _add_saturation(self, activity: Activity, kind: str, tensor: torch.Tensor, inputs: Inputs) -> None:
         low, high = _BOUNDED[kind]
-        args, kwargs = inputs
+        args, kwargs = inputs.args, inputs.kwargs
         if kind == "hardtanh":
             if activity.place.entry is None:  # of a module, the limits are not known
                 return

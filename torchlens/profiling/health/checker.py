@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from torchlens.history.nonfinite import NonFinite
+from torchlens.nonfinite import NonFinite
 from torchlens.profiling.health.activations import ActivationStatistics, Activity
 from torchlens.profiling.health.origins import Origins
 from torchlens.profiling.health.thresholds import checked_thresholds
-from torchlens.profiling.records import Place
+from torchlens.profiling.records import Inputs, Place
 
 __all__ = ["CHECKS", "Health", "make_checker"]
 
@@ -60,7 +60,10 @@ class Health:
 
     # -- while measuring ---------------------------------------------------------------------------------------------
 
-    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Any) -> None:
+    def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
+        self._origins.on_boundary(place, tensor, node)
+
+    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
         self.num_values += 1
         self._origins.on_value(place, tensor, inputs)
         if self.is_full:
@@ -91,5 +94,6 @@ def _norm(tensor: torch.Tensor) -> float:
         square = float(torch.dot(flat, flat))  # twice as fast; may overflow where the norm does not
         if square < float("inf"):
             return sqrt(square)
-    dtype = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None
-    return float(torch.linalg.vector_norm(values, dtype=dtype))
+    # Squares of numbers beyond 1e19 are beyond float32, the norm is not.
+    dtype = torch.complex128 if values.is_complex() else torch.float64
+    return float(torch.linalg.vector_norm(values, dtype=dtype).real)

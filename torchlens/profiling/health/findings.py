@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torchlens.history.nonfinite import NonFinite
+from torchlens.nonfinite import NonFinite
 from torchlens.profiling.health.activations import Activity
 from torchlens.profiling.health.checker import Health
 from torchlens.profiling.health.finding import Finding, Findings

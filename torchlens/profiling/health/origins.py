@@ -1,165 +1,135 @@
-"""Which operation made the first NaN or Inf: one whose result has some, and what it was given does not account for it."""
+"""Where NaN and Inf come up while a model is measured, by the rules of `torchlens.nonfinite`.
 
-import math
+In a step that is logged, values are known by their numbers in the recording. Elsewhere only modules are seen: then what a
+module returned is known as long as it lives.
+"""
+
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
 
 from torchlens.errors import NonFiniteError
-from torchlens.graph.operation_kinds import SAME_NUMBERS, UNINITIALISED
-from torchlens.history.nonfinite import NonFinite, ValueRange, value_range
-from torchlens.profiling.health.finite import has_nonfinite
-from torchlens.profiling.records import Place
+from torchlens.nonfinite import (
+    FROM_OUTSIDE,
+    Given,
+    NonFinite,
+    Origin,
+    ValueRange,
+    has_nonfinite,
+    numbers_in,
+    value_range,
+)
+from torchlens.nonfinite import Origins as PassOrigins
+from torchlens.profiling.records import Inputs, Place
 
 __all__ = ["Origins"]
 
-# They hand on what they are given: whatever is not finite in their results was so before. Uninitialised memory means
-# nothing yet.
-_PASSING = (
-    SAME_NUMBERS
-    | UNINITIALISED
-    | {"relu", "maxpool1d", "maxpool2d", "maxpool3d", "adaptivemaxpool1d", "adaptivemaxpool2d", "adaptivemaxpool3d"}
-)
 _MOST = 20
-_PARAMETER = " (a parameter)"
-_CONVERSIONS = frozenset({"to", "type", "long", "int", "short", "round"})
-
-
-class _Taint(Enum):
-    """Why values in memory are not finite."""
-
-    ASKED = "asked for"
-    FOUND = "found"  # told already, or a consequence of what was told
-
-
-_OUTSIDE = "Look for what made it so: the data, or an optimizer step with gradients that were not finite."
-_MASKED = "Its infinite input was asked for. A row that is masked altogether leaves nothing to choose from: skip such rows."
-_OVERWRITTEN = "What it was given is gone: it wrote its result there."
+_INPUT = "an input of the model"
+_BUFFER = "a buffer"
 
 
 class Origins:
-    """Finds the places where NaN and Inf come up, in the order in which they do; consequences are not told.
-
-    Infinity that was asked for, by a constant among the arguments (`masked_fill(mask, -inf)`) or by an infinite tensor from
-    outside (a mask that is a buffer), is no such place; a NaN that comes of it is.
-    """
+    """Gathers the places of all steps, each once; consequences are not told."""
 
     def __init__(self, stop: bool) -> None:
         self.found: list[tuple[Place, NonFinite]] = []
-        # Which of them came through to what their step computed last: the outputs of the model.
+        # Which of them came through to an output of the model, or to a gradient.
         self.lasting: set[int] = set()
         self._stop = stop
         self._step = -1
-        # In this step: the memory that holds values that are not finite and why; which of `found` they come from; those
-        # that no operation has read yet; and at module level the modules that made some.
-        self._tainted: dict[int, _Taint] = {}
-        self._sources: dict[int, set[int]] = {}
-        self._unread: set[int] = set()
-        self._addresses: set[str] = set()
+        self._pass = PassOrigins()
+        # In this step: which of `found` each origin of the pass is, the places of inputs, and whether a gradient was told.
+        self._numbers: dict[int, int] = {}
+        self._sources: dict[int, Place] = {}
+        self._is_gradient_told = False
+        self._modules = _ModuleResults()
 
-    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Any) -> None:
-        is_passing = place.operation in _PASSING
-        is_clean = not self._tainted or place.step != self._step
-        if is_passing and is_clean:
-            return
-        if not has_nonfinite(tensor):
-            if self._unread and not is_clean and not is_passing and place.entry is not None:
-                self._note_reading(place, tensor, inputs)
-            return
+    def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
+        """An input, a buffer or an output of the model; `node` is the value that an output is."""
         self._begin(place)
-        if place.entry is None and self._is_told_already(place, _pointer(tensor)):
-            return
-        self._look_into(place, tensor, inputs, is_passing)
+        if place.operation == "output":
+            self._pass.add_output(node)
+        elif place.entry is not None and has_nonfinite(tensor):
+            self._sources[place.entry] = place
+            is_input = place.operation == "input"
+            name = _INPUT if is_input else _BUFFER
+            self._tell(place, self._pass.add_source(place.entry, name, tensor, is_input))
 
-    def _note_reading(self, place: Place, tensor: torch.Tensor, inputs: Any) -> None:
-        """A finite result may have been made of values that are not, which then ended there.
+    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
+        if place.step != self._step:
+            if not has_nonfinite(tensor):
+                return
+            self._begin(place)
+        constants = partial(numbers_in, (inputs.args, inputs.kwargs))
+        if place.entry is not None:
+            given = partial(_given_by_reference, inputs, tensor)
+            self._tell(place, self._pass.add_result(place.entry, place.operation, tensor, given, constants))
+        elif has_nonfinite(tensor):
+            self._on_module(place, tensor, inputs)
 
-        Not if it merely looks at them, as `argmax` does, and they go on elsewhere.
-        """
-        if tensor.is_floating_point() or tensor.is_complex() or place.operation in _CONVERSIONS:
-            read = [argument for _, argument in _named_tensors(inputs) if has_nonfinite(argument)]
-            self._unread.difference_update(map(_pointer, read))
-            if not tensor._is_view():
-                self._unread.discard(_pointer(tensor))
-
-    def _look_into(self, place: Place, tensor: torch.Tensor, inputs: Any, is_passing: bool) -> None:
-        """A result is not finite: asked for, a consequence, or the origin."""
-        memory = _pointer(tensor)
-        before = self._tainted.get(memory)
-        result = value_range("result", tensor)
-        given = [(_pointer(argument), value_range(name, argument)) for name, argument in _named_tensors(inputs)]
-        # What was written in place is its own argument by now; what it was before is known if it was not finite then.
-        ranges = [each for own, each in given if own != memory]
-        is_overwritten = len(ranges) < len(given)
-        reasons = {before} if is_overwritten and before is not None else set()
-        sources = self._sources.get(memory, set()) if is_overwritten else set()
-        strange: list[str] = []
-        for own, each in given:
-            if own != memory and not each.is_finite:
-                # A mask may be infinite, a parameter is not meant to be. One that was updated with what was told of an
-                # earlier step is a consequence of that.
-                is_parameter = each.name.endswith(_PARAMETER)
-                is_broken = bool(each.num_nan or is_parameter)
-                if own not in self._tainted and is_broken and not (self.lasting and is_parameter):
-                    strange.append(each.name)
-                reasons.add(self._tainted.setdefault(own, _Taint.FOUND if is_broken else _Taint.ASKED))
-                sources = sources | self._sources.get(own, set())
-        if any(map(_is_infinite, _constants(inputs))):
-            reasons.add(_Taint.ASKED)
-        is_consequence = is_passing or (_Taint.FOUND in reasons and not strange)
-        is_asked_for = _Taint.ASKED in reasons and not result.num_nan
-        if not is_consequence and not is_asked_for:
-            note = _OVERWRITTEN if is_overwritten else ""
-            if strange:
-                note = f"It came in from outside the model's operations: {', '.join(strange)}. {_OUTSIDE}"
-            elif reasons:
-                note = _MASKED
-            sources = {self._add(place, result, ranges, note)}
-        self._tainted[memory] = _Taint.ASKED if is_asked_for and _Taint.FOUND not in reasons else _Taint.FOUND
-        self._sources[memory] = sources
-        self._unread.difference_update(own for own, _ in given)
-        if self._tainted[memory] is _Taint.FOUND:
-            self._unread.add(memory)
-
-    def _is_told_already(self, place: Place, memory: int) -> bool:
-        """At module level: whether a module inside, or this very tensor, was looked at before its container."""
-        inside = f"{place.address}." if place.address else ""
-        is_told = memory in self._tainted or any(address.startswith(inside) for address in self._addresses)
-        self._addresses.add(place.address)
-        return is_told
-
-    @property
-    def _is_forward_broken(self) -> bool:
-        """Whether the outputs of this step are not finite; those of modules are not followed further than to the model."""
-        return "" in self._addresses if self._addresses else bool(self._unread)
+    def _on_module(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
+        inner = self._modules.inside(place.address)
+        given = [
+            Given(self._modules.node_of(each), name, each, isinstance(each, torch.nn.Parameter))
+            for name, each in _named_tensors(inputs)
+        ]
+        node = self._modules.add(place.address, tensor)
+        if inner is not None:
+            self._pass.hand_on(inner, node)
+        else:
+            constants = partial(numbers_in, (inputs.args, inputs.kwargs))
+            self._tell(place, self._pass.add_result(node, place.operation, tensor, lambda: given, constants))
+        if not place.address:
+            self._pass.add_output(node)
 
     def on_gradient(self, place: Place, gradient: torch.Tensor, inputs: Any) -> None:
-        # Where the outputs were not finite, the gradients' not being so is no news.
-        if not has_nonfinite(gradient) or (self._is_forward_broken and place.step == self._step):
+        """A gradient that is not finite although what arrived was; or that was not when it arrived, which nobody told yet.
+
+        Where the outputs were not finite, the gradients' not being so is no news.
+        """
+        if not has_nonfinite(gradient) or (place.step == self._step and self._pass.is_output_broken):
             return
         self._begin(place)
-        received = [value_range(name, tensor) for name, tensor in _named_tensors((inputs, None))]
-        if all(each.is_finite for each in received):
-            given = [each._replace(name=each.name.replace("argument", "gradient received")) for each in received]
-            self.lasting.add(self._add(place, value_range("gradient", gradient), given, ""))
+        arrived = [tensor for tensor in inputs if tensor is not None]
+        bad = [tensor for tensor in arrived if has_nonfinite(tensor)]
+        if bad and self._is_gradient_told:
+            return
+        self._is_gradient_told = True
+        received = [value_range(f"gradient received {number}", tensor) for number, tensor in enumerate(arrived)]
+        result = value_range("gradient", gradient)
+        note = FROM_OUTSIDE if bad else ""
+        self.lasting.add(self._add(place, result, tuple(received), note, is_from_outside=bool(bad)))
 
     def _begin(self, place: Place) -> None:
         if place.step != self._step:
             self._end()
             self._step = place.step
+            self._pass = PassOrigins(parameters_are_known=bool(self.lasting))
 
     def _end(self) -> None:
-        """A step is over: what nobody read is what it gave out."""
-        if self._is_forward_broken:
-            places = self._sources if self._addresses else self._unread
-            self.lasting.update(*(self._sources.get(memory, ()) for memory in places))
-        for known in (self._tainted, self._sources, self._unread, self._addresses):
-            known.clear()
+        """A step is over: what came through to its outputs is known now."""
+        self.lasting.update(self._numbers[number] for number in self._pass.lasting())
+        self._numbers.clear()
+        self._sources.clear()
+        self._is_gradient_told = False
+        self._modules = _ModuleResults()
 
-    def _add(self, place: Place, result: ValueRange, given: list[ValueRange], note: str) -> int:
+    def _tell(self, place: Place, origin: Origin | None) -> None:
+        if origin is None:
+            return
+        if place.entry is not None and origin.node != place.entry:  # the data is to blame
+            place = self._sources[origin.node]
+        # Noted first, as telling may stop the training.
+        self._numbers[origin.number] = len(self.found)
+        self._numbers[origin.number] = self._add(place, origin.result, origin.inputs, origin.note)
+
+    def _add(
+        self, place: Place, result: ValueRange, given: tuple[ValueRange, ...], note: str, is_from_outside: bool = False
+    ) -> int:
         """The number of the finding, which may be known from an earlier step."""
         for number, (known, _) in enumerate(self.found):
             if (known.phase, *known[3:7]) == (place.phase, *place[3:7]):  # address, pass, operation, entry
@@ -173,9 +143,10 @@ class Origins:
             module=place.address,
             source=place.source,
             result=result,
-            inputs=tuple(given),
+            inputs=given,
             step=place.step,
             note=note,
+            is_from_outside=is_from_outside,
         )
         self.found.append((place, record))
         if self._stop:
@@ -191,38 +162,61 @@ class Origins:
         ]
 
 
-def _pointer(tensor: torch.Tensor) -> int:
-    if tensor.is_sparse or tensor.is_nested or tensor.layout is not torch.strided:
-        return id(tensor)
-    return tensor.untyped_storage().data_ptr()
+class _ModuleResults:
+    """What modules returned in a step that is not logged and was not finite: numbered, and known while it lives."""
+
+    def __init__(self) -> None:
+        self._addresses: list[str] = []
+        self._alive: dict[int, tuple[Any, int]] = {}
+
+    def add(self, address: str, tensor: torch.Tensor) -> int:
+        node = len(self._addresses)
+        self._addresses.append(address)
+        reference: Any = torch._C._WeakTensorRef(tensor)  # type: ignore[attr-defined]
+        self._alive[id(tensor)] = (reference, node)
+        return node
+
+    def node_of(self, tensor: torch.Tensor) -> int | None:
+        reference, node = self._alive.get(id(tensor), (None, None))
+        return None if reference is None or reference.expired() else node
+
+    def inside(self, address: str) -> int | None:
+        """The last result of a module inside the one at `address`."""
+        prefix = f"{address}." if address else ""
+        nodes = range(len(self._addresses) - 1, -1, -1)
+        return next((node for node in nodes if self._addresses[node].startswith(prefix)), None)
 
 
-def _named_tensors(inputs: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of numbers among (args, kwargs), with what to call them."""
-    args, kwargs = inputs
-    for name, value in [*((f"argument {number}", arg) for number, arg in enumerate(args)), *(kwargs or {}).items()]:
-        for path, tensor in _leaves(name, value):
-            if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
-                yield (f"{path}{_PARAMETER}" if isinstance(tensor, torch.nn.Parameter) else path), tensor
+def _given_by_reference(inputs: Inputs, result: torch.Tensor) -> list[Given]:
+    """What an operation was given, by the numbers that the recorder knows. What was written over is there no more."""
+    references = inputs.references
+    found = []
+    for location, path, tensor in _located_tensors(inputs):
+        node = references.get(location) if isinstance(references, dict) else references[location]
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        name = f"{path} (a parameter)" if is_parameter else path
+        found.append(Given(node, name, None if tensor is result else tensor, is_parameter))
+    return found
 
 
-def _constants(inputs: Any) -> Iterator[Any]:
-    args, kwargs = inputs
-    for value in (*args, *(kwargs or {}).values()):
-        for _, leaf in _leaves("", value):
-            yield leaf
+def _located_tensors(inputs: Inputs) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """The tensors of numbers among the arguments: where the recorder's references have them, and what to call them."""
+    for path, name, tensor in _tensors((), "argument ", inputs.args):
+        yield path[0] if len(path) == 1 else path, name, tensor
+    for path, name, tensor in _tensors((), "", inputs.kwargs or {}):
+        yield path[0] if len(path) == 1 else path, name, tensor
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, list | tuple):
-        for number, item in enumerate(value):
-            yield from _leaves(f"{name}[{number}]", item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(f"{name}[{key!r}]", item)
-    else:
-        yield name, value
+def _named_tensors(inputs: Inputs) -> Iterator[tuple[str, torch.Tensor]]:
+    for _, name, tensor in _located_tensors(inputs):
+        yield name, tensor
 
 
-def _is_infinite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _tensors(path: tuple[Any, ...], name: str, value: Any) -> Iterator[tuple[tuple[Any, ...], str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() or value.is_complex():
+            yield path, name, value
+    elif isinstance(value, list | tuple | dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _tensors((*path, key), f"{name}{key}" if not path else f"{name}[{key!r}]", item)

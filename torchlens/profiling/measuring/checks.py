@@ -8,12 +8,14 @@ import torch
 
 from torchlens.capture.backward import NodeInfo
 from torchlens.capture.observer import ObservedCall
+from torchlens.capture.operations import Operation
+from torchlens.capture.recording import References
 from torchlens.capture.trees import plain_tensors
 from torchlens.errors import NonFiniteError
-from torchlens.profiling.health.finite import has_nonfinite
+from torchlens.nonfinite import has_nonfinite
 from torchlens.profiling.measuring.calls import Call, TensorFacts
 from torchlens.profiling.measuring.ledger import Ledger
-from torchlens.profiling.records import Checker, Place
+from torchlens.profiling.records import Checker, Inputs, Place
 
 __all__ = ["Checks"]
 
@@ -55,7 +57,7 @@ class Checks:
             place = _place("forward", call, call.module_type)
             for tensor in outputs:
                 if not tensor.is_meta:
-                    checker.on_value(place, tensor, inputs)
+                    checker.on_value(place, tensor, Inputs(*inputs))
 
     def operation(self, observed: ObservedCall, result: Any) -> None:
         """An operation made `result`."""
@@ -68,10 +70,16 @@ class Checks:
     def _look_at_operation(self, checker: Checker, call: Call | None, observed: ObservedCall, result: Any) -> None:
         place = _place("forward", call, observed.operation.layer_type, observed.first)
         place = place._replace(code=observed.code, instruction=observed.instruction)
-        inputs = (observed.args, observed.kwargs)
+        inputs = Inputs(observed.args, observed.kwargs, observed.references)
         for number, (_, tensor) in enumerate(plain_tensors(result)):
             if not tensor.is_meta:
                 checker.on_value(place._replace(entry=observed.first + number) if number else place, tensor, inputs)
+
+    def boundary(self, entry: int, operation: Operation, tensor: Tensor, references: References) -> None:
+        """An input, a buffer or an output of a model that is logged."""
+        place = Place("forward", self._ledger.steps[-1].number, -1, "", 1, operation.layer_type, entry)
+        node = next((number for number in references if number is not None), None)
+        self._show(lambda checker: checker.on_boundary(place, tensor, node))
 
     # -- backward --------------------------------------------------------------------------------------------------
 

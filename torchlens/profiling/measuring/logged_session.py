@@ -2,16 +2,18 @@
 
 from collections.abc import Callable
 from time import time_ns
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from torchlens.capture.backward import next_sequence
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
+from torchlens.capture.operations import Operation
+from torchlens.capture.recording import References
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.errors import NonFiniteError
 
-__all__ = ["LoggedSession", "Look", "Mark", "Marker"]
+__all__ = ["LoggedSession", "Looker", "Mark", "Marker"]
 
 
 # torch overflows its stack when it frees a chain of very many nodes that were looked at from Python (see Recorder).
@@ -30,14 +32,20 @@ class Mark(NamedTuple):
     end_ns: int
 
 
-# Told after each operation: the call and its results.
-Look = Callable[[ObservedCall, Any], None]
+class Looker(Protocol):
+    """Looks at values while they exist."""
+
+    def operation(self, observed: ObservedCall, result: Any) -> None:
+        """An operation made `result`."""
+
+    def boundary(self, entry: int, operation: Operation, tensor: torch.Tensor, references: References) -> None:
+        """An input, a buffer or an output of the model."""
 
 
 class Marker(Observer):
     """Marks each operation. Its own failure is kept, and the model does not notice."""
 
-    def __init__(self, current_call: Callable[[], int], look: Look | None) -> None:
+    def __init__(self, current_call: Callable[[], int], look: Looker | None) -> None:
         self.marks: list[Mark] = []
         self.failure: Exception | None = None
         self._current_call = current_call
@@ -68,12 +76,17 @@ class Marker(Observer):
                 Mark(call.first, call.last, module_call, self._sequence, next_sequence(), self._start_ns, end_ns)
             )
             if self._look is not None:
-                self._look(call, result)
+                self._look.operation(call, result)
+
+    def add_boundary(self, number: int, tensor: torch.Tensor, operation: Operation, references: References) -> None:
+        """Has what goes in and comes out looked at."""
+        if self._look is not None and self.failure is None:
+            self._look.boundary(number, operation, tensor, references)
 
 
 class LoggedSession(Session):
     """A session that saves nothing but says when and where each operation ran."""
 
-    def __init__(self, model: torch.nn.Module, current_call: Callable[[], int], look: Look | None) -> None:
+    def __init__(self, model: torch.nn.Module, current_call: Callable[[], int], look: Looker | None) -> None:
         self.marker = Marker(current_call, look)
         super().__init__(model, CaptureOptions(saves=False, max_nodes=_MOST_LOOKED_AT), self.marker)

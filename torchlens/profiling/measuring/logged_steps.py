@@ -16,7 +16,7 @@ from torchlens.errors import NonFiniteError
 from torchlens.history.log import Log
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.measuring.ledger import Ledger
-from torchlens.profiling.measuring.logged_session import LoggedSession, Look, Mark
+from torchlens.profiling.measuring.logged_session import LoggedSession, Looker, Mark
 from torchlens.profiling.measuring.operations import Operation
 
 __all__ = ["NO_RESULT", "LoggedStep", "LoggedSteps"]
@@ -35,7 +35,7 @@ class LoggedStep(NamedTuple):
 class LoggedSteps:
     """The capture sessions of a profile. `look` sees each operation and its result, at operation level."""
 
-    def __init__(self, ledger: Ledger, look: Look | None) -> None:
+    def __init__(self, ledger: Ledger, look: Looker | None) -> None:
         self.expected: torch.nn.Module | None = None  # the module that a session is about to call
         self.steps: dict[int, LoggedStep] = {}
         self.by_kind: list[Log] = []  # one for all steps that did the same
@@ -87,7 +87,8 @@ class LoggedSteps:
         except BaseException as error:
             is_begun, self.expected = self.expected is not module and session is not None, None
             result = self._result
-            if is_begun and result is NO_RESULT and not _is_own_failure(session, error):
+            has_raised = is_begun and result is NO_RESULT and not _is_own_failure(session, error)
+            if has_raised or isinstance(error, NonFiniteError):  # which is raised for what goes in, too
                 if session is not None:
                     self._keep(call.step, session)
                 raise

@@ -47,7 +47,7 @@ class Watcher:
     ) -> None:
         self.ledger = Ledger(model, options, problems)
         self.checks = Checks(self.ledger, checker)
-        self.logged = LoggedSteps(self.ledger, None if checker is None else self.checks.operation)
+        self.logged = LoggedSteps(self.ledger, None if checker is None else self.checks)
         self.backward = BackwardWatch()
         self.outer: AnyWatcher | None = None
         self._options = options

@@ -1,11 +1,11 @@
-"""Whether a tensor has NaN or Inf in it."""
+"""Whether a tensor has NaN or Inf in it, asked again and again while a model runs."""
 
 import threading
 from typing import Any
 
 import torch
 
-from torchlens.history.nonfinite import is_finite
+from torchlens.nonfinite.values import has_numbers, is_finite
 
 __all__ = ["has_nonfinite"]
 
@@ -29,7 +29,7 @@ _reference_to: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
 
 def has_nonfinite(tensor: torch.Tensor) -> bool:
     """Whether some element is NaN or infinite."""
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+    if not has_numbers(tensor):
         return False
     if tensor.layout is not torch.strided or tensor.is_inference() or tensor.is_nested:
         return not is_finite(tensor)

@@ -1,13 +1,15 @@
-"""Where a NaN or an Inf came from."""
+"""What the numbers of a tensor are like, and whether they are all finite."""
 
-from dataclasses import dataclass
+import math
 from typing import NamedTuple
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from torchlens.capture.arguments import shape_of
 
-__all__ = ["NonFinite", "ValueRange", "is_finite", "value_range"]
+__all__ = ["ValueRange", "has_numbers", "has_plus_infinity", "is_finite", "value_range"]
 
 
 class ValueRange(NamedTuple):
@@ -48,9 +50,25 @@ def value_range(name: str, tensor: torch.Tensor) -> ValueRange:
     return ValueRange(name, tuple(shape_of(tensor)), tensor.dtype, low, high, values.numel(), num_nan, num_inf)
 
 
+def has_numbers(tensor: torch.Tensor) -> bool:
+    """Whether it has numbers that may be NaN and that can be looked at.
+
+    A meta or fake tensor has none, and inside `vmap` and its like a tensor stands for many.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or isinstance(tensor, FakeTensor):
+        return False
+    return not is_functorch_wrapped_tensor(tensor)
+
+
+def has_plus_infinity(tensor: torch.Tensor) -> bool:
+    """Whether some number is infinite and not minus infinity."""
+    values = _numbers_of(tensor.detach())
+    return bool((values.isinf() if values.is_complex() else values == math.inf).any())
+
+
 def is_finite(tensor: torch.Tensor) -> bool:
     """Whether it has neither NaN nor Inf. Sums, which is cheap, and looks closer only if the sum is not finite."""
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+    if not has_numbers(tensor):
         return True
     values = _numbers_of(tensor.detach())
     total = values.sum().item()
@@ -67,53 +85,6 @@ def _numbers_of(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         return tensor.values()
     return tensor.float() if tensor.dtype.itemsize == 1 else tensor  # numbers of 8 bits cannot be summed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NonFinite:
-    """An operation whose result has NaN or Inf although what it was given does not account for it.
-
-    >>> print(history.first_nonfinite())
-    """
-
-    phase: str  # 'forward' or 'backward'
-    label: str | None  # the layer; None where there is no log
-    operation: str  # the layer type, or in backward the name of autograd's node
-    module: str  # the address of the module it ran in, '' for the model itself
-    source: str | None  # the user's line
-    result: ValueRange
-    inputs: tuple[ValueRange, ...]
-    step: int | None = None  # of a profile
-    note: str = ""  # what else is to be said
-    num_unchecked: int = 0  # entries that could not be looked at, as they are not saved
-
-    @property
-    def num_nan(self) -> int:
-        return self.result.num_nan
-
-    @property
-    def num_inf(self) -> int:
-        return self.result.num_inf
-
-    def __str__(self) -> str:
-        what = "NaN" if self.num_nan else "Inf"
-        name = self.label or self.operation
-        kind = f" ({self.operation})" if self.label else ""
-        place = f", in module {self.module!r}" if self.module else ", in the model itself"
-        made = "made by "
-        if self.operation in ("input", "buffer"):
-            made = kind = place = ""
-        step = "" if self.step is None else f" of step {self.step}"
-        lines = [f"{what} in the {self.phase} pass{step}: {made}{name}{kind}{place}"]
-        if self.source:
-            lines.append(f"    called at {self.source}")
-        lines.append(f"    {self.result}")
-        lines += [f"    {each}" for each in self.inputs]
-        if self.note:
-            lines.append(f"    {self.note}")
-        if self.num_unchecked:
-            lines.append(f"    ({self.num_unchecked} entries are not saved and were not looked at)")
-        return "\n".join(lines)
 
 
 def _counts(num_nan: int, num_inf: int, num_elements: int) -> str:

@@ -1,0 +1,20 @@
+"""NaN and Inf: what numbers are like, where they went wrong, and by which rules that is told."""
+
+from torchlens.nonfinite.quick_look import has_nonfinite
+from torchlens.nonfinite.record import NonFinite
+from torchlens.nonfinite.rules import FROM_OUTSIDE, Given, Origin, Origins, numbers_in
+from torchlens.nonfinite.values import ValueRange, has_numbers, is_finite, value_range
+
+__all__ = [
+    "FROM_OUTSIDE",
+    "Given",
+    "NonFinite",
+    "Origin",
+    "Origins",
+    "ValueRange",
+    "has_nonfinite",
+    "has_numbers",
+    "is_finite",
+    "numbers_in",
+    "value_range",
+]

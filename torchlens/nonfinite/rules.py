@@ -1,0 +1,246 @@
+"""The rules by which NaN and Inf are told: which operation is to blame, what was meant, and what is a consequence.
+
+- NaN is always a finding. Infinity is often meant: a constant among the arguments (`masked_fill(mask, -inf)`), a mask that
+  is an input, a buffer or an attribute. What was asked for is no finding, nor is what merely hands it on.
+- A result that is not finite is a consequence if something that it was computed from was found before. One finding, the
+  first, is told of all that follows from it.
+- NaN made of infinity that was asked for is a finding: the operation that made it is to blame.
+- Infinity in the data (an input that is no mask) is blamed on the data: at once if it is +Inf, otherwise as soon as NaN
+  comes of it.
+- A parameter or a tensor from elsewhere that was broken before is named by the first operation that reads it.
+- A gradient is the fault of the operation whose backward made it of finite ones. One that was not finite when it arrived
+  came from outside: from the loss, or from a hook.
+
+Values are told apart by their numbers in the recording, never by their memory, which is used again.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens.graph.operation_kinds import SAME_NUMBERS, UNINITIALISED
+from torchlens.nonfinite.quick_look import has_nonfinite
+from torchlens.nonfinite.values import ValueRange, has_numbers, has_plus_infinity, value_range
+
+__all__ = ["FROM_OUTSIDE", "Given", "Origin", "Origins", "numbers_in"]
+
+FROM_OUTSIDE = "It was made outside the model's operations: by the loss, or by a hook on a tensor."
+_BROKEN_BEFORE = (
+    "Not finite before: {names}. Look for what made it so, like an optimizer step with gradients that were not finite."
+)
+_CONSTANT = "A constant among its arguments is NaN."
+_MASKED = (
+    "It was given Inf that was asked for, and made NaN of it. A row that is masked altogether leaves nothing to choose "
+    "from: skip such rows."
+)
+
+
+class Given(NamedTuple):
+    """A tensor that an operation was given."""
+
+    node: int | None  # its number: an entry's, or -1 - k for what is outside the log; None if it is not known
+    name: str
+    tensor: torch.Tensor | None  # None if it is not there any more; with no number either, it is from elsewhere
+    is_parameter: bool = False
+
+
+class Origin(NamedTuple):
+    """Where NaN or Inf came up. `number` counts the origins of a pass."""
+
+    number: int
+    node: int
+    result: ValueRange
+    inputs: tuple[ValueRange, ...]
+    note: str
+
+
+class _Why(Enum):
+    ASKED = "asked for"
+    SUSPECT = "minus infinity in the data, of which nothing bad has come yet"
+    FOUND = "found, or a consequence of what was found"
+
+
+class _Cause(NamedTuple):
+    why: _Why
+    origins: frozenset[int] = frozenset()
+
+
+class _Source(NamedTuple):
+    """An input that holds infinity."""
+
+    node: int
+    name: str
+    result: ValueRange
+
+
+class Origins:
+    """Finds the places of one pass where NaN and Inf come up, in the order in which they do.
+
+    `parameters_are_known` says that broken parameters are a consequence of something that was told before.
+    """
+
+    def __init__(self, include_constants: bool = False, parameters_are_known: bool = False) -> None:
+        self.found: list[Origin] = []
+        self._include_constants = include_constants
+        self._parameters_are_known = parameters_are_known
+        self._causes: dict[int, _Cause] = {}
+        self._suspects: dict[int, _Source] = {}
+        self._outputs: set[int] = set()
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything was finite so far."""
+        return not self._causes
+
+    def add_source(self, node: int, name: str, tensor: torch.Tensor, is_input: bool) -> Origin | None:
+        """An input or a buffer."""
+        if not has_nonfinite(tensor):
+            return None
+        result = value_range(name, tensor)
+        note = f"It came in like this: {name}."
+        if result.num_nan or self._include_constants:
+            return self._add(node, result, (), note)
+        if not is_input or _looks_like_mask(tensor, result):
+            self._causes[node] = _Cause(_Why.ASKED)
+        elif has_plus_infinity(tensor):
+            return self._add(node, result, (), note)
+        else:
+            self._causes[node] = _Cause(_Why.SUSPECT)
+            self._suspects[node] = _Source(node, name, result)
+        return None
+
+    def add_result(
+        self,
+        node: int,
+        operation: str,
+        tensor: torch.Tensor,
+        given: Callable[[], Sequence[Given]],
+        constants: Callable[[], Iterable[float]],
+    ) -> Origin | None:
+        """An operation made `tensor`. What it was given is asked for only where that matters."""
+        if operation in SAME_NUMBERS and self.is_clean:
+            return None
+        if operation in UNINITIALISED or not has_nonfinite(tensor):
+            return None
+        everything = given()
+        bad = [each for each in everything if self._is_bad(each)]
+        causes = [self._causes[each.node] for each in bad if each.node is not None and each.node in self._causes]
+        result = value_range("result", tensor)
+        origins = frozenset().union(*(cause.origins for cause in causes if cause.why is _Why.FOUND))
+        broken: list[str] = []
+        for each in bad:
+            if each.node is None or each.node not in self._causes:
+                if self.found and not each.is_parameter:  # written through another tensor, say
+                    origins |= {self.found[-1].number}
+                elif each.is_parameter and self._parameters_are_known:
+                    causes.append(_Cause(_Why.FOUND))
+                elif self._is_broken(each):
+                    broken.append(each.name)
+                else:
+                    causes.append(_Cause(_Why.ASKED))
+        if broken:
+            return self._add(node, result, everything, _BROKEN_BEFORE.format(names=", ".join(broken)))
+        if origins or any(cause.why is _Why.FOUND for cause in causes):
+            self._causes[node] = _Cause(_Why.FOUND, origins)
+            return None
+        numbers = list(constants())
+        whys = {cause.why for cause in causes}
+        if not self._include_constants:
+            is_unknown = any(each.node is None and each.tensor is None for each in everything)
+            if any(map(math.isinf, numbers)) or (is_unknown and not has_plus_infinity(tensor)):
+                whys.add(_Why.ASKED)
+        if not result.num_nan and whys:
+            self._causes[node] = _Cause(_Why.SUSPECT if _Why.SUSPECT in whys else _Why.ASKED)
+            self._inherit_suspects(node, bad)
+            return None
+        if result.num_nan and any(map(math.isnan, numbers)):
+            return self._add(node, result, everything, _CONSTANT)
+        suspects = {s.node: s for each in bad if each.node is not None for s in [self._suspects.get(each.node)] if s}
+        if suspects:
+            return self._blame_data(node, next(iter(suspects.values())))
+        return self._add(node, result, everything, _MASKED if whys else "")
+
+    def hand_on(self, node: int, to: int) -> None:
+        """Value `to` is what `node` was."""
+        if node in self._causes:
+            self._causes[to] = self._causes[node]
+
+    def add_unseen(self, node: int, parents: Iterable[int]) -> None:
+        """A result that nobody can look at: it may hand on what was found."""
+        causes = [self._causes[parent] for parent in parents if parent in self._causes]
+        origins = frozenset().union(*(cause.origins for cause in causes))
+        if origins:
+            self._causes[node] = _Cause(_Why.FOUND, origins)
+
+    def add_output(self, node: int | None) -> None:
+        """The model returned this value."""
+        if node is not None:
+            self._outputs.add(node)
+
+    def lasting(self) -> set[int]:
+        """The numbers of the origins from which NaN or Inf came through to an output; all, if there is no output to see."""
+        if not self._outputs:
+            return {origin.number for origin in self.found}
+        causes = [self._causes[node] for node in self._outputs if node in self._causes]
+        return {number for cause in causes for number in cause.origins}
+
+    @property
+    def is_output_broken(self) -> bool:
+        """Whether an output is not finite and was not meant to be; without an output to see, whether anything was found."""
+        if not self._outputs:
+            return bool(self.found)
+        return any(self._causes[node].why is _Why.FOUND for node in self._outputs if node in self._causes)
+
+    def _inherit_suspects(self, node: int, bad: Sequence[Given]) -> None:
+        for each in bad:
+            if each.node is not None and each.node in self._suspects:
+                self._suspects[node] = self._suspects[each.node]
+
+    def _is_bad(self, given: Given) -> bool:
+        if given.tensor is None:
+            return given.node is not None and given.node in self._causes
+        return has_nonfinite(given.tensor)
+
+    @staticmethod
+    def _is_broken(given: Given) -> bool:
+        """Whether a tensor that is no result of the pass is not as it should be: a mask may be infinite."""
+        assert given.tensor is not None
+        return given.is_parameter or bool(value_range("", given.tensor).num_nan) or has_plus_infinity(given.tensor)
+
+    def _blame_data(self, node: int, source: _Source) -> Origin:
+        """NaN came of infinity in the data."""
+        note = f"It came in like this: {source.name}. NaN came of it."
+        origin = self._add(source.node, source.result, (), note)
+        self._causes[node] = self._causes[source.node]
+        return origin
+
+    def _add(self, node: int, result: ValueRange, given: Sequence[Given], note: str) -> Origin:
+        ranges = [
+            value_range(name, tensor)
+            for _, name, tensor, is_parameter in given
+            if tensor is not None and has_numbers(tensor) and (not is_parameter or has_nonfinite(tensor))
+        ]
+        origin = Origin(len(self.found), node, result, tuple(ranges), note)
+        self.found.append(origin)
+        self._causes[node] = _Cause(_Why.FOUND, frozenset({origin.number}))
+        return origin
+
+
+def numbers_in(value: Any) -> Iterator[float]:
+    """The real numbers among arguments, also inside lists and dicts."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from numbers_in(item)
+    elif isinstance(value, dict):
+        yield from numbers_in(list(value.values()))
+
+
+def _looks_like_mask(tensor: torch.Tensor, result: ValueRange) -> bool:
+    """Whether an input is added to something to leave parts of it out: -Inf there, 0 elsewhere."""
+    is_zero_elsewhere = result.low in (None, 0) and result.high in (None, 0)
+    return is_zero_elsewhere and not has_plus_infinity(tensor)
