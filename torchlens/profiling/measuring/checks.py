@@ -79,7 +79,8 @@ class Checks:
         """An input, a buffer or an output of a model that is logged."""
         place = Place("forward", self._ledger.steps[-1].number, -1, "", 1, operation.layer_type, entry)
         node = next((number for number in references if number is not None), None)
-        self._show(lambda checker: checker.on_boundary(place, tensor, node))
+        # The time around a logged run counts as ours in any case.
+        self._show(lambda checker: checker.on_boundary(place, tensor, node), is_timed=False)
 
     # -- backward --------------------------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Checks:
         """A step is over: a node that failed may have left its gradients."""
         self._arriving.clear()
 
-    def _show(self, look: Callable[..., None], *what: Any) -> None:
+    def _show(self, look: Callable[..., None], *what: Any, is_timed: bool = True) -> None:
         """Has the checker look at something, without gradients."""
         checker = self._checker
         if checker is None:
@@ -153,7 +154,8 @@ class Checks:
                 torch._C._set_grad_enabled(has_grad)
             finally:  # once more, for an interrupt may cut the first short
                 torch._C._set_grad_enabled(has_grad)
-            self._ledger.overheads.add(start, perf_counter(), start_ns, time_ns())
+            if is_timed:
+                self._ledger.overheads.add(start, perf_counter(), start_ns, time_ns())
 
 
 def _register(calls: dict[int, list[Call]], call: Call, seen: TensorFacts) -> None:
