@@ -111,6 +111,9 @@ def test_a_failing_checker_is_switched_off(monkeypatch):
     class Failing:
         first_nonfinite = None
 
+        def on_boundary(self, *arguments):
+            pass
+
         def on_value(self, *arguments):
             raise ZeroDivisionError("on purpose")
 

@@ -83,7 +83,7 @@ def test_inputs_are_given_as_for_a_log():
     assert p.calls[0].grad_out_shapes == [(2,)]
     with pytest.raises(TypeError, match="cannot be called with"):
         tl.profile(MLP(), [torch.rand(2), 3])
-    with pytest.raises(TypeError, match="make an instance of it"):
+    with pytest.raises(TypeError, match="Make an instance of it"):
         tl.profile(MLP)
 
 

@@ -95,6 +95,9 @@ class Collector:
     def __init__(self):
         self.values, self.gradients, self.parameters, self.labels = [], [], [], []
 
+    def on_boundary(self, place, tensor, node):
+        pass
+
     def on_value(self, place, tensor, inputs):
         self.values.append((place, tuple(tensor.shape), torch.is_grad_enabled()))
 
