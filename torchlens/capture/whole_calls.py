@@ -66,7 +66,7 @@ def record_made(
     operation, place = operation_of(func), recorder.user_code(sys._getframe(2))
     with torch._C.DisableTorchFunction():
         references = recorder.references_to(args, kwargs)
-        observed = recorder.begin_observed(CallKind.FUNCTION, operation, args, kwargs, (), place)
+        observed = recorder.begin_observed(CallKind.FUNCTION, operation, args, kwargs, references, (), place)
         recorder.append((operation, args, kwargs, references, recorder.module_call, *place, 0.0), tensor, None)
         recorder.end_observed(observed, tensor)
 
