@@ -49,7 +49,7 @@ FOUND = {
 
 
 def test_a_log_that_forgets_writes_is_noticed(monkeypatch):
-    monkeypatch.setattr(edges, "_last_writers", lambda region, writes: ([], False))
+    monkeypatch.setattr(edges._WrittenMemory, "may_differ", lambda self, given: False)
     with pytest.raises(AssertionError, match="has the parents"):
         check_program(FOUND["a row of a product is written"])
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from torchlens.capture.recording import Region, Write
+from torchlens.capture.recording import Write
+from torchlens.capture.regions import Region, region_of
 
-__all__ = ["Memory", "extent_of", "is_sole_owner", "region_of", "storage_of", "version_of"]
+__all__ = ["Memory", "is_sole_owner", "storage_of", "version_of"]
 
-_region = Region._make
 _clone_all = getattr(torch, "_foreach_clone", None)  # not in every torch
 # With more saved tensors than this on one storage, a write copies them all rather than comparing each with it.
 _MANY_ALIASES = 64
@@ -52,25 +52,6 @@ def _num_owners(tensor: torch.Tensor) -> int:
 
 
 _ALONE = _num_owners(torch.empty(1, device="cpu"))
-
-
-def region_of(tensor: torch.Tensor) -> Region:
-    """The part of its storage that `tensor` looks at."""
-    try:
-        return _region((int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size()))
-    except (NotImplementedError, RuntimeError, ValueError):  # no strides: take the object as one whole
-        return Region(0, (1,), (1,), 1)
-
-
-def extent_of(region: Region) -> tuple[int, int]:
-    """The first byte of a region and one past its last."""
-    offset, shape, strides, item = region
-    if 0 in shape:
-        return offset * item, offset * item
-    last = offset
-    for size, stride in zip(shape, strides, strict=True):
-        last += (size - 1) * stride
-    return offset * item, (last + 1) * item
 
 
 class Memory:
@@ -295,5 +276,4 @@ def _copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _may_overlap(a: Region, b: Region) -> bool:
-    (a_start, a_end), (b_start, b_end) = extent_of(a), extent_of(b)
-    return a_start < b_end and b_start < a_end
+    return a.start < b.end and b.start < a.end

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from torchlens.capture.operations import Operation
+from torchlens.capture.regions import Region
 from torchlens.capture.trees import Path
 from torchlens.capture.view_tree import Slice
 
-__all__ = ["Failure", "ModuleCall", "Recording", "References", "Region", "Row", "Write"]
+__all__ = ["Failure", "ModuleCall", "Recording", "References", "Row", "Write"]
 
 # Which arguments were which entries: aligned with flat positional arguments, or by location where they are nested or
 # named: position, keyword, or (position or keyword, index, ...).
@@ -47,15 +48,6 @@ class ModuleCall(NamedTuple):
     parent: int
     code: CodeType | None
     instruction: int
-
-
-class Region(NamedTuple):
-    """The part of its storage that a tensor looks at; offset and strides in items."""
-
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    item_bytes: int
 
 
 class Write(NamedTuple):

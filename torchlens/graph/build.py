@@ -22,7 +22,7 @@ class Graph:
 
     The entries are those of the recording that belong to the log; `recorded` has the number of each there, `entry_of` is
     the way back. `first_exit` has the first tensor each module call returned.
-    `located_reads` (in numbers of the recording) is from `find_edges`.
+    `located_reads` (in numbers of the recording) and `is_exact` are from `find_edges`.
     """
 
     recorded: list[int]
@@ -48,14 +48,15 @@ class Graph:
     modules_exited: dict[int, list[int]]
     first_exit: dict[int, int]
     num_left_out: int
+    is_exact: bool = True
 
 
 def build_graph(recording: Recording) -> Graph:
     """Edges, then what belongs to the log, then layers and their numbers, then modules and conditions."""
-    edges, located_reads = find_edges(recording)
-    recorded = _choose_entries(recording, edges)
+    edges = find_edges(recording)
+    recorded = _choose_entries(recording, edges.parents)
     entry_of = {number: entry for entry, number in enumerate(recorded)}
-    reads = [tuple([entry_of[parent] for parent in edges[number]]) for number in recorded]
+    reads = [tuple([entry_of[parent] for parent in edges.parents[number]]) for number in recorded]
     parents = [read if len(read) < 2 else tuple(dict.fromkeys(read)) for read in reads]
     rows = [recording.rows[number] for number in recorded]
     kinds = [row.operation for row in rows]
@@ -87,7 +88,7 @@ def build_graph(recording: Recording) -> Graph:
         entry_of=entry_of,
         parents=parents,
         children=children_of(parents),
-        located_reads=located_reads,
+        located_reads=edges.located_reads,
         params=params,
         layers=layers,
         layer_of=layer_of,
@@ -108,6 +109,7 @@ def build_graph(recording: Recording) -> Graph:
         num_left_out=sum(
             row.operation is not BUFFER for number, row in enumerate(recording.rows) if number not in entry_of
         ),
+        is_exact=edges.is_exact,
     )
 
 

@@ -1,5 +1,6 @@
 """The data behind a history and its entries, shared by them; it points back to neither."""
 
+import warnings
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +39,12 @@ class Log:
                 self._graph = build_graph(self.recording)
             finally:
                 resume_collector(user)
+            if not self._graph.is_exact:
+                warnings.warn(
+                    "torchlens: parts of a tensor were written in too irregular a pattern to follow (as_strided, or a huge "
+                    "diagonal): some operations may list parents of which they read nothing.",
+                    stacklevel=2,
+                )
         return self._graph
 
     @property
