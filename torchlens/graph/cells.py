@@ -56,9 +56,7 @@ def cells_of(regions: Sequence[Region]) -> Cells:
         cells = _from_boxes(boxes, odd)
     if cells is None:
         odd = [region for region in regions if _num_runs(region) * len(regions) > _MOST_RUNS]
-        cells = _from_runs(
-            {**dict(zip(regions, regions, strict=True)), **{region: _between(region) for region in odd}}, odd
-        )
+        cells = _from_runs(regions, odd)
     return cells
 
 

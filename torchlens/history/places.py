@@ -11,7 +11,8 @@ import torch
 from torchlens.capture.backward import node_of, sequence_of
 from torchlens.capture.gradients import GradientHooks, Gradients
 from torchlens.capture.operations import BUFFER, INPUT
-from torchlens.capture.recording import Recording, Region, Row
+from torchlens.capture.recording import Recording, Row
+from torchlens.capture.regions import Region
 from torchlens.capture.view_tree import Layout, ViewTree
 
 __all__ = ["gradients_of_saved"]
