@@ -119,6 +119,10 @@ def test_save_function_args() -> None:
     assert torch.equal(add.creation_args[1], history["linear_1"].tensor_contents)
     assert history["ones_1"].creation_args == (4,)
     assert tl.log_forward_pass(model, x)["add_1"].creation_args is None
+    for layers in ("blocks.0.fc", "linear_1"):
+        history = tl.log_forward_pass(model, x, layers_to_save=layers, save_function_args=True)
+        kept = [entry.layer_label for entry in history if entry.creation_args is not None]
+        assert kept == history.layers_with_saved_activations == ["linear_1_2"]
 
 
 def test_get_model_metadata_is_the_same_without_tensors() -> None:

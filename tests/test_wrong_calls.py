@@ -17,6 +17,7 @@ from torch import nn
 import torchlens as tl
 from torchlens.draw.options import DrawOptions
 from torchlens.foreign_names import ENTRY_NAMES, FUNCTION_NAMES, HISTORY_NAMES, OPTION_NAMES
+from torchlens.history.classic import ENTRY_FIELDS, ENTRY_METHODS, HISTORY_FIELDS
 from torchlens.options import LogOptions
 
 
@@ -277,6 +278,7 @@ def test_an_attribute_error_inside_a_field_is_not_taken_for_a_missing_field(hist
 )
 def test_every_hint_names_what_is_there(table: dict[str, str], owner: Any):
     known = {*dir(tl), *dir(tl.ModelHistory), *dir(tl.LayerEntry), *option_names()}
+    known |= {*HISTORY_FIELDS, *ENTRY_FIELDS, *ENTRY_METHODS}
     for foreign, ours in table.items():
         assert foreign not in dir(owner), f"{foreign} is a name of ours now"
         named = set(re.findall(r"[a-z]+_\w+", re.sub(r"'[^']*'", "", ours)))

@@ -56,9 +56,16 @@ _LATER = {
     "validate_forward_pass": "torchlens.validation",
     "validate_saved_activations": "torchlens.validation",
 }
+# What the classic TorchLens calls the types of an entry and of a layer with all its passes.
+_CLASSIC = {
+    "TensorLogEntry": ("torchlens.history.layer_entry", "LayerEntry"),
+    "RolledTensorLogEntry": ("torchlens.history.classic", "RolledLayer"),
+}
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CLASSIC:
+        return getattr(import_module(_CLASSIC[name][0]), _CLASSIC[name][1])
     if name in _LATER:
         value = globals()[name] = getattr(import_module(_LATER[name]), name)
         return value

@@ -60,7 +60,7 @@ def log_forward_pass(
         input_kwargs: Keyword arguments of the model.
         layers_to_save: `'all'`, `'none'`, a key or a list of keys (a label, module, address, number, or part of a
             label), or a function of a layer entry. Labels are known only after a pass, so naming some runs two, with
-            generators, inputs and buffers put back in between; module addresses need one.
+            generators, inputs and buffers put back in between; module addresses need one (two with `save_function_args`).
         keep_unsaved_layers: False lists saved layers only.
         output_device: Where saved tensors go: `'same'` or a torch device.
         activation_postfunc: Applied to each tensor that is saved.
@@ -220,7 +220,8 @@ def _run_selecting(
 ) -> Log:
     """Saves the layers that were named: at once if they are modules, otherwise in a second run."""
     states = generator_states()
-    modules = _named_modules(model, options.layers_to_save)
+    # Which operation a module's output comes from is known when the module returns: too late to keep its arguments.
+    modules = frozenset() if options.save_function_args else _named_modules(model, options.layers_to_save)
     first = replace(capture, saves=False, saved_modules=modules, keeps_undo=True, keeps_gradients=False)
     if modules:
         first = replace(first, keeps_gradients=capture.keeps_gradients)

@@ -2,7 +2,7 @@
 
 Looked up only when a name was not found, for the hint in the error. The left side is a name of the public TorchLens 1.x or
 2.x, or one that people guess; the right side is what to write here. The names of the classic (0.1) that mean the same here
-just work: see `history/classic.py`.
+just work: see `history/classic`.
 """
 
 import difflib
@@ -15,7 +15,6 @@ __all__ = [
     "HISTORY_NAMES",
     "OPTION_NAMES",
     "classic_drawing_options",
-    "missing_field",
     "no_such_name",
 ]
 
@@ -58,7 +57,6 @@ FUNCTION_NAMES = {
     "LayerLog": "LayerEntry",
     "LayerPassLog": "LayerEntry",
     "OpLog": "LayerEntry",
-    "TensorLogEntry": "LayerEntry",
 }
 
 # history.<name>
@@ -133,6 +131,8 @@ HISTORY_NAMES = {
     "internal_sink_layers": "internally_terminated_layers",
     "internal_sink_ops": "internally_terminated_layers",
     "internally_terminated_bool_ops": "internally_terminated_bool_layers",
+    "layers_with_params": "layers_computed_with_params",
+    "ops_with_params": "layers_computed_with_params",
     "orphans": "num_operations_left_out",
     "edges": "to_networkx().edges",
     "random_seed": "random_seed_used",
@@ -167,6 +167,7 @@ ENTRY_NAMES = {
     "gradient": "grad_contents",
     "has_grad": "has_saved_grad",
     "has_saved_gradient": "has_saved_grad",
+    "gradient_memory": "grad_fsize",
     "name": "layer_label",
     "label": "layer_label",
     "label_short": "layer_label_short",
@@ -176,6 +177,7 @@ ENTRY_NAMES = {
     "num_passes": "layer_passes_total",
     "ordinal_index": "operation_num, which counts from 1",
     "step_index": "operation_num, which counts inputs and buffers, too",
+    "raw_index": "realtime_tensor_num",
     "func": "func_applied",
     "function": "func_applied",
     "func_name": "func_applied_name",
@@ -185,6 +187,10 @@ ENTRY_NAMES = {
     "arg_names": "func_argnames",
     "non_tensor_pos_args": "func_position_args_non_tensor",
     "non_tensor_kwargs": "func_keyword_args_non_tensor",
+    "func_non_tensor_args": "func_all_args_non_tensor",
+    "num_args_total": "num_func_args_total",
+    "num_pos_args": "num_position_args",
+    "num_kwargs": "num_keyword_args",
     "is_inplace": "function_is_inplace",
     "grad_fn": "gradfunc",
     "grad_fn_class_name": "gradfunc",
@@ -194,6 +200,7 @@ ENTRY_NAMES = {
     "kwargs": "creation_kwargs, with save_function_args=True",
     "saved_args": "creation_args",
     "saved_kwargs": "creation_kwargs",
+    "has_saved_args": "function_args_saved",
     "code_context": "func_call_stack",
     "flops_forward": "flops",
     "parents": "parent_layers",
@@ -201,24 +208,34 @@ ENTRY_NAMES = {
     "siblings": "sibling_layers",
     "co_parents": "spouse_layers",
     "has_co_parents": "has_spouses",
+    "get_parents": "get_parent_layers()",
+    "get_children": "get_child_layers()",
     "num_parents": "len(entry.parent_layers)",
     "num_children": "len(entry.child_layers)",
     "parent_arg_positions": "parent_layer_arg_locs",
+    "root_ancestors": "orig_ancestors",
     "output_descendants": "output_descendents",
     "has_output_descendant": "is_output_ancestor",
+    "internal_source_parents": "internally_initialized_parents",
+    "internal_source_ancestors": "internally_initialized_ancestors",
+    "has_internal_source_ancestor": "has_internally_initialized_ancestor",
     "min_distance_to_output": "min_distance_from_output",
     "max_distance_to_output": "max_distance_from_output",
+    "equivalent_ops": "equivalent_operations",
+    "equivalence_class": "operation_equivalence_type",
     "recurrent_ops": "same_layer_operations",
     "passes": "same_layer_operations",
     "is_input": "is_input_layer",
     "is_output": "is_output_layer",
     "is_buffer": "is_buffer_layer",
+    "is_final_output": "is_last_output_layer",
     "address": "buffer_address, or input_output_address",
     "io_role": "input_output_address",
     "is_internal_source": "initialized_inside_model",
     "is_internally_initialized": "initialized_inside_model",
     "is_internal_sink": "terminated_inside_model",
     "is_terminal_bool": "is_terminal_bool_layer",
+    "is_scalar_bool": "is_atomic_bool_layer",
     "bool_value": "atomic_bool_val",
     "is_in_conditional_evaluation": "in_cond_branch",
     "conditional_entry_children": "cond_branch_start_children",
@@ -226,6 +243,7 @@ ENTRY_NAMES = {
     "modules": "containing_modules_origin_nested",
     "module_call_stack": "containing_modules_origin_nested",
     "module_call_depth": "module_nesting_depth",
+    "in_submodule": "is_computed_inside_submodule",
     "input_to_modules": "modules_entered",
     "input_to_module_calls": "module_passes_entered",
     "output_of_modules": "modules_exited",
@@ -241,6 +259,8 @@ ENTRY_NAMES = {
     "param_memory": "parent_params_fsize",
     "num_params": "num_params_total",
     "uses_params": "computed_with_params",
+    "trace": "source_model_history",
+    "source_trace": "source_model_history",
     "save": "torch.save(entry.tensor_contents, path)",
     "to_pandas": "history.to_pandas()",
 }
@@ -357,14 +377,3 @@ def no_such_name(owner: str, kind: str, name: str, foreign: Mapping[str, str], o
         return f"{message} Use {foreign[name]}."
     close = difflib.get_close_matches(name, [word for word in own if not word.startswith("_")], n=1, cutoff=0.7)
     return f"{message} Did you mean {close[0]!r}?" if close else f"{message} {listing}"
-
-
-def missing_field(owner: object, name: str, foreign: Mapping[str, str], listing: str) -> Any:
-    """Called by `__getattr__`, so only where a field is not there, or where reading it raised AttributeError."""
-    kind = type(owner)
-    if name.startswith("_"):  # what copy, pickle, IPython and numpy ask every object for
-        raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
-    if hasattr(kind, name):
-        return object.__getattribute__(owner, name)  # raises again what reading the field raised
-    # Without `obj`, or Python would add a guess of its own to the hint.
-    raise AttributeError(no_such_name(repr(kind.__name__), "field", name, foreign, dir(kind), listing), name=name)

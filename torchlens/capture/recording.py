@@ -99,6 +99,8 @@ class Recording:
     gradients: dict[int, torch.Tensor]
     seconds_forward: float = 0.0
     seconds_total: float = 0.0
+    seconds_setup: float = 0.0
+    started_at: float = 0.0  # since 1970
     random_seed: int | None = None
     failure: Failure | None = None
     warnings: list[str] = field(default_factory=list)

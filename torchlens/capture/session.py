@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 import numpy as np
@@ -74,15 +74,18 @@ class Session:
         self._returns_data = False
         self._seconds_forward = 0.0
         self._seconds_total = 0.0
+        self._seconds_setup = 0.0
+        self._started_at = 0.0
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Calls the model and returns what it returns."""
         start = perf_counter()
+        self._started_at = time()
         if self.options.random_seed is not None:
             seed_generators(self.options.random_seed)
         outliving = self._add_sources(args, kwargs)
         try:
-            result = self._run_logged(args, kwargs)
+            result = self._run_logged(args, kwargs, start)
             self._returns_data = holds_data(result)
             for path, tensor in named_tensors(result):
                 self._outputs.append((path, self._recorder.add_output(tensor)))
@@ -100,7 +103,7 @@ class Session:
                 raise
             self._seconds_total = perf_counter() - start
 
-    def _run_logged(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _run_logged(self, args: list[Any], kwargs: dict[str, Any], started: float) -> Any:
         """The part in which torch is patched.
 
         Undoing is safe to repeat, and stands twice: an interrupt (Ctrl-C) can cut short one of the two, not both.
@@ -116,6 +119,7 @@ class Session:
             CURRENT.tracker = self._tracker
             torch._C._push_on_torch_function_stack(self._recorder)
             start = perf_counter()
+            self._seconds_setup = start - started
             try:
                 if self._observer is None:
                     return self.model(*args, **kwargs)
@@ -210,6 +214,8 @@ class Session:
             gradients={} if recorder.gradients is None else recorder.gradients.gradients,
             seconds_forward=self._seconds_forward,
             seconds_total=self._seconds_total,
+            seconds_setup=self._seconds_setup,
+            started_at=self._started_at,
             random_seed=self.options.random_seed,
             failure=recorder.failures.failure,
             warnings=recorder.warnings,

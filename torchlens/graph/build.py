@@ -13,7 +13,7 @@ from torchlens.graph.labels import Layer, number_layers
 from torchlens.graph.loops import group_into_layers
 from torchlens.graph.modules import ModuleTree, call_chains, module_tree
 
-__all__ = ["Graph", "build_graph"]
+__all__ = ["Graph", "build_graph", "key_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +146,14 @@ def _group(
 ) -> list[int]:
     """The first entry of each operation's layer."""
     start = operations.start
-    keys = [_key_of(recording, rows[entry], params[entry]) for entry in operations]
+    keys = [key_of(recording, rows[entry], params[entry]) for entry in operations]
     kinds = [(rows[entry].operation.name, rows[entry].output_index) for entry in operations]
     shifted = [[parent - start for parent in reads[entry]] for entry in operations]
     has_params = [bool(params[entry]) for entry in operations]
     return [start + first for first in group_into_layers(keys, has_params, kinds, shifted)]
 
 
-def _key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> Hashable:
+def key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> tuple[Hashable, ...]:
     """What an operation does: see `loops.py`."""
     name = row.operation.name
     if params:

@@ -1,5 +1,6 @@
 """The log of one forward pass: lookups, counts and lists. What is done with it later hangs on `ModelHistory`."""
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from torchlens.capture.session import CaptureOptions
-from torchlens.foreign_names import HISTORY_NAMES, missing_field
 from torchlens.history.backward import BackwardPass, backward_passes, parameter_gradients
 from torchlens.history.first_nonfinite import first_nonfinite
 from torchlens.history.layer_entry import LayerEntry
@@ -20,10 +20,13 @@ from torchlens.history.rerun import rerun, select_numbers
 from torchlens.history.summary import Summary, summarize
 from torchlens.history.tables import entries_to_pandas
 from torchlens.history.text import history_text
+from torchlens.lazy_import import lazy_function
 from torchlens.nonfinite import NonFinite
 
 if TYPE_CHECKING:
     import pandas
+else:
+    classic_field = lazy_function("torchlens.history.classic", "classic_field")
 
 __all__ = ["BaseHistory", "LayersToSave"]
 
@@ -37,14 +40,16 @@ class BaseHistory:
     def __init__(self, log: Log, options: CaptureOptions, keeps_unsaved: bool = True) -> None:
         self._log = log
         self._options = options
+        log.history, log.history_type, log.options = weakref.ref(self), type(self), options
         log.keeps_unsaved = keeps_unsaved
         log.show_anew()
 
     if not TYPE_CHECKING:  # a type checker must go on telling of fields that are not there
 
         def __getattr__(self, name: str) -> Any:
-            listing = "help(torchlens.ModelHistory) lists them."
-            return missing_field(self, name, HISTORY_NAMES, listing)
+            if name.startswith("_"):  # what copy, pickle, IPython and numpy ask every object for
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return classic_field(self, name)
 
     def _show_anew(self) -> None:
         """What is saved has changed, and so may what is listed."""

@@ -1,21 +1,26 @@
 """One entry of a history: one tensor, and the operation that made it."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from torchlens.capture.functions import argument_names
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
-from torchlens.foreign_names import ENTRY_NAMES, missing_field
 from torchlens.graph.costs import flops_of
 from torchlens.graph.edges import located
 from torchlens.history.backward import backward_times, parameter_gradients
 from torchlens.history.log import Log, SourceLine, nice_bytes
 from torchlens.history.lookup import lookup_keys
 from torchlens.history.text import entry_text
+from torchlens.lazy_import import lazy_function
+
+if not TYPE_CHECKING:
+    classic_field = lazy_function("torchlens.history.classic", "classic_field")
 
 __all__ = ["LayerEntry"]
+
+_Place = TypeVar("_Place", int, str)
 
 
 class LayerEntry:
@@ -34,8 +39,9 @@ class LayerEntry:
     if not TYPE_CHECKING:  # a type checker must go on telling of fields that are not there
 
         def __getattr__(self, name: str) -> Any:
-            listing = "help(torchlens.LayerEntry) lists them."
-            return missing_field(self, name, ENTRY_NAMES, listing)
+            if name.startswith("_"):  # what copy, pickle, IPython and numpy ask every object for
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return classic_field(self, name)
 
     def __repr__(self) -> str:
         return f"<LayerEntry {self.layer_label}>"
@@ -241,16 +247,25 @@ class LayerEntry:
     @property
     def func_position_args_non_tensor(self) -> list[Any]:
         """Its positional arguments other than tensors."""
-        row = self._log.row(self._entry)
-        tensors = {location for location, _ in located(row.references)}
-        return [arg for position, arg in enumerate(row.args) if position not in tensors and not self._is_boundary]
+        return (
+            [] if self._is_boundary else [arg for _, arg in self._non_tensors(enumerate(self._log.row(self._entry).args))]
+        )
 
     @property
     def func_keyword_args_non_tensor(self) -> dict[str, Any]:
         """Its keyword arguments other than tensors."""
-        row = self._log.row(self._entry)
-        tensors = {location for location, _ in located(row.references)}
-        return {name: arg for name, arg in (row.kwargs or {}).items() if name not in tensors}
+        return dict(self._non_tensors((self._log.row(self._entry).kwargs or {}).items()))
+
+    def _non_tensors(self, arguments: Iterable[tuple[_Place, Any]]) -> list[tuple[_Place, Any]]:
+        """Those that are no tensor and no list of nothing but tensors, which stand there as None."""
+        tensors = {location for location, _ in located(self._log.row(self._entry).references)}
+
+        def is_tensors(place: _Place, argument: Any) -> bool:
+            if not isinstance(argument, list | tuple) or not argument:
+                return place in tensors
+            return all((place, index) in tensors for index in range(len(argument)))
+
+        return [(place, argument) for place, argument in arguments if not is_tensors(place, argument)]
 
     @property
     def function_is_inplace(self) -> bool:

@@ -1,6 +1,7 @@
 """The data behind a history and its entries, shared by them; it points back to neither."""
 
 import warnings
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +28,10 @@ class Log:
         self._graph = graph
         self._visible: list[int] | None = None
         self._marks_distances = marks_distances
+        # The history that holds it, which may be gone, and how to make another; for those who come from an entry.
+        self.history: Callable[[], Any] = lambda: None
+        self.history_type: type | None = None
+        self.options: Any = None
         # What was last worked out of the backward passes, and of how much.
         self.backward_times: tuple[Any, Any] | None = None
 

@@ -1,0 +1,150 @@
+"""The fields that the classic's history has and ours has not: each function is one."""
+
+from torchlens.capture.functions import argument_names
+from torchlens.history.base_history import BaseHistory
+from torchlens.history.classic.of_entry import operation_equivalence_type
+from torchlens.history.classic.rolled_layer import RolledLayer
+from torchlens.history.layer_entry import LayerEntry
+
+__all__ = [
+    "buffer_num_passes",
+    "elapsed_time_cleanup",
+    "elapsed_time_setup",
+    "equivalent_operations",
+    "func_argnames",
+    "has_saved_gradients",
+    "layer_dict_all_keys",
+    "layer_dict_main_keys",
+    "layer_dict_rolled",
+    "layer_list_rolled",
+    "layers_computed_with_params",
+    "module_num_tensors",
+    "module_pass_children",
+    "module_pass_layers",
+    "module_pass_num_tensors",
+    "pass_end_time",
+    "pass_start_time",
+    "same_layer_operations",
+    "top_level_module_passes",
+]
+
+# -- lists and dicts -------------------------------------------------------------------------------------
+
+
+def layer_dict_main_keys(history: BaseHistory) -> dict[str, LayerEntry]:
+    """Label → entry."""
+    return {entry.layer_label: entry for entry in history}
+
+
+def layer_dict_all_keys(history: BaseHistory) -> dict[int | str, LayerEntry]:
+    """Every key → the entry it finds."""
+    return {key: entry for entry in history for key in entry.lookup_keys}
+
+
+def layer_list_rolled(history: BaseHistory) -> list[RolledLayer]:
+    """An object per layer, all passes together."""
+    return [RolledLayer(history._log, layer) for layer in range(len(history._log.graph.layers))]
+
+
+def layer_dict_rolled(history: BaseHistory) -> dict[str, RolledLayer]:
+    """Label of a layer → its object, all passes together."""
+    return {layer.layer_label: layer for layer in layer_list_rolled(history)}
+
+
+def layers_computed_with_params(history: BaseHistory) -> dict[str, list[str]]:
+    """First pass of each layer with parameters → all its passes."""
+    graph = history._log.graph
+    labels = [history._labels(layer.entries) for layer in graph.layers if graph.params[layer.entries[0]]]
+    return {passes[0]: passes for passes in labels}
+
+
+def same_layer_operations(history: BaseHistory) -> dict[str, list[str]]:
+    """Layer → all its passes."""
+    return {layer.label: history._labels(layer.entries) for layer in history._log.graph.layers}
+
+
+def equivalent_operations(history: BaseHistory) -> dict[str, set[str]]:
+    """What an operation does → all that do the same, whether they are one layer or not."""
+    found: dict[str, set[str]] = {}
+    for entry in history._entries():
+        found.setdefault(operation_equivalence_type(entry), set()).add(entry.layer_label)
+    return found
+
+
+def buffer_num_passes(history: BaseHistory) -> dict[str, int]:
+    """Address of a buffer that is read → 1."""
+    return {LayerEntry(history._log, buffer).buffer_address or "": 1 for buffer in history._log.graph.buffers}
+
+
+def has_saved_gradients(history: BaseHistory) -> bool:
+    """Whether some entry has a gradient."""
+    return bool(history.layers_with_saved_gradients)
+
+
+def func_argnames(history: BaseHistory) -> dict[str, tuple[str, ...]]:
+    """Name of each function in the log → the names of its arguments."""
+    rows = (history._log.row(entry) for entry in range(history.num_tensors_total))
+    operations = dict.fromkeys(row.operation for row in rows)
+    return {operation.name: argument_names(operation.func) for operation in operations}
+
+
+# -- modules ---------------------------------------------------------------------------------------------
+
+
+def module_num_tensors(history: BaseHistory) -> dict[str, int]:
+    """Module address → how many tensors were computed inside it."""
+    return {address: len(labels) for address, labels in history.module_layers.items()}
+
+
+def module_pass_layers(history: BaseHistory) -> dict[str, list[str]]:
+    """Call of a module → labels of the tensors computed inside it."""
+    log = history._log
+    found: dict[str, list[str]] = {name: [] for name in history.module_passes}
+    for entry in range(history.num_tensors_total):
+        for call in log.module_chain(entry):
+            found[log.module_pass(call)].append(log.label(entry))
+    return found
+
+
+def module_pass_num_tensors(history: BaseHistory) -> dict[str, int]:
+    """Call of a module → how many tensors were computed inside it."""
+    return {name: len(labels) for name, labels in module_pass_layers(history).items()}
+
+
+def module_pass_children(history: BaseHistory) -> dict[str, list[str]]:
+    """Call of a module → the calls made inside it."""
+    log = history._log
+    found: dict[str, list[str]] = {name: [] for name in history.module_passes}
+    for number, call in enumerate(log.recording.module_calls):
+        if number and call.parent:
+            found[log.module_pass(call.parent)].append(log.module_pass(number))
+    return found
+
+
+def top_level_module_passes(history: BaseHistory) -> list[str]:
+    """The calls that the model itself makes."""
+    calls = history._log.recording.module_calls
+    return [history._log.module_pass(number) for number, call in enumerate(calls) if number and not call.parent]
+
+
+# -- time ------------------------------------------------------------------------------------------------
+
+
+def pass_start_time(history: BaseHistory) -> float:
+    """When the pass began, in seconds since 1970."""
+    return history._log.recording.started_at
+
+
+def pass_end_time(history: BaseHistory) -> float:
+    """When the pass had ended."""
+    return pass_start_time(history) + history.elapsed_time_total
+
+
+def elapsed_time_setup(history: BaseHistory) -> float:
+    """Seconds before the call of the model."""
+    return history._log.recording.seconds_setup
+
+
+def elapsed_time_cleanup(history: BaseHistory) -> float:
+    """Seconds after the call of the model."""
+    return max(0.0, history.elapsed_time_total - history.elapsed_time_forward_pass - elapsed_time_setup(history))
