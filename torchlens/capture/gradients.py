@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from torchlens.capture.backward import BackwardWatch, NodeInfo, NodeRun, node_of, sequence_of
-from torchlens.capture.view_tree import Share, Slice, ViewTree, layout_of
+from torchlens.capture.regions import region_of
+from torchlens.capture.view_tree import Share, Slice, ViewTree
 
 __all__ = ["GradientHooks", "Gradients", "TellingWatch", "slice_written"]
 
@@ -26,7 +27,7 @@ def slice_written(entry: int, tensor: torch.Tensor, before: int | None) -> Slice
     base = tensor._base
     if base is None or base.grad_fn is None or type(base.grad_fn).__name__ != "CopySlices":
         return None
-    return Slice(entry, before, base.grad_fn, layout_of(tensor), layout_of(base))
+    return Slice(entry, before, base.grad_fn, region_of(tensor), region_of(base))
 
 
 class Gradients(dict[int, torch.Tensor]):

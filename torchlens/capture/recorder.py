@@ -39,9 +39,10 @@ from torchlens.capture.operations import (
     operation_of,
 )
 from torchlens.capture.recording import ModuleCall, References, Row
+from torchlens.capture.regions import region_of
 from torchlens.capture.trees import plain_tensors, same_with
 from torchlens.capture.user_code import KNOWN_CODE, is_user_code
-from torchlens.capture.view_tree import Slice, layout_of
+from torchlens.capture.view_tree import Slice
 
 __all__ = ["Recorder"]
 
@@ -376,7 +377,7 @@ class Recorder(TorchFunctionMode):
             storage, storages = self.memory.storages[entry], self.memory.storages
             given = references.values() if isinstance(references, dict) else references
             parent = next((n for n in given if n is not None and n >= 0 and storages[n] == storage), None)
-            self.gradients.views.add(entry, parent, storage, layout_of(tensor))
+            self.gradients.views.add(entry, parent, storage, region_of(tensor))
 
     def append_results(self, call: tuple[Any, ...], result: Any, written: Sequence[Tensor]) -> None:
         """Several results, or none but what was written."""
@@ -410,7 +411,7 @@ class Recorder(TorchFunctionMode):
             entry = first if entry is None or entry < first else entry
             self.memory.after_write(entry, [tensor])
             if self.gradients is not None:
-                self.gradients.views.note_write(entry, storage_of(tensor), layout_of(tensor))
+                self.gradients.views.note_write(entry, storage_of(tensor), region_of(tensor))
 
     def _read_entry(self, call: tuple[Any, ...]) -> int | None:
         """The entry that an in-place operation took as the tensor it changes."""

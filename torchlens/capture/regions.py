@@ -41,6 +41,17 @@ class Region(NamedTuple):
     def num_elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may look at one byte; True for some odd strides by which they do not."""
+        reach = 0
+        for stride, size in sorted(zip(self.strides, self.shape, strict=True)):
+            if size > 1:
+                if stride <= reach:
+                    return True
+                reach += (size - 1) * stride
+        return False
+
     def is_interval(self) -> bool:
         """Whether the region has no holes."""
         return len(self.progressions()) == 1

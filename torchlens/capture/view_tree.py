@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Layout", "Share", "Slice", "ViewTree", "layout_of"]
+from torchlens.capture.regions import Region
+
+__all__ = ["Share", "Slice", "ViewTree"]
 
 # More writes than this between a view and a read of it are not sorted out.
 _MOST_WRITES = 1_000
@@ -22,104 +24,69 @@ _READ_AGAIN = "it is a view that was read again after its memory was written; lo
 _OTHER_TYPE = "its memory was written or read as another data type"
 
 
-class Layout(NamedTuple):
-    """Where in its memory a tensor lies, in items."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-    @property
-    def end(self) -> int:
-        """One past the last item."""
-        if 0 in self.size:
-            return self.offset
-        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
-
-    @property
-    def overlaps_itself(self) -> bool:
-        """Whether two elements may lie in one place; True for some odd layouts that do not."""
-        reach = 0
-        for stride, size in sorted(zip(self.stride, self.size, strict=True)):
-            if size > 1:
-                if stride <= reach:
-                    return True
-                reach += (size - 1) * stride
-        return False
-
-    def within(self, memory: torch.Tensor) -> torch.Tensor:
-        """The part of `memory`, one dimension of items, that lies here."""
-        return memory.as_strided(self.size, self.stride, self.offset)
-
-
-def layout_of(tensor: torch.Tensor) -> Layout:
-    """Where in its memory a tensor lies; one without strides (sparse, nested) is taken as one whole."""
-    try:
-        return Layout(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.dtype)
-    except (NotImplementedError, RuntimeError, ValueError):
-        return Layout((1,), (1,), 0, tensor.dtype)
-
-
 class Slice(NamedTuple):
     """A write in place to a view: entry `entry` turned what `before` was into something else, at `node` of its base."""
 
     entry: int
     before: int | None
     node: Any
-    layout: Layout
-    base: Layout
+    region: Region
+    base: Region
 
     def cut(self, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of the view, out of that of its base."""
-        base, own = self.base, self.layout
-        laid_out = gradient.new_empty_strided(base.size, base.stride).copy_(gradient)
-        memory = laid_out.as_strided((base.end - base.offset,), (1,))
-        offset = base.offset
-        if own.dtype.is_complex and not memory.is_complex():  # view_as_complex
-            memory, offset = torch.view_as_complex(memory[: len(memory) // 2 * 2].view(-1, 2)), offset // 2
-        elif memory.is_complex() and not own.dtype.is_complex:  # view_as_real
-            memory, offset = torch.view_as_real(memory).view(-1), offset * 2
-        return own._replace(offset=own.offset - offset).within(memory)
+        base, own = self.base, self.region
+        laid_out = gradient.new_empty_strided(base.shape, base.strides).copy_(gradient)
+        memory = laid_out.as_strided(((base.end - base.start) // base.item_bytes,), (1,))
+        if own.item_bytes > base.item_bytes:  # view_as_complex
+            memory = torch.view_as_complex(memory[: len(memory) // 2 * 2].view(-1, 2))
+        elif own.item_bytes < base.item_bytes:  # view_as_real
+            memory = torch.view_as_real(memory).view(-1)
+        return _within(memory, own._replace(offset=own.offset - base.start // own.item_bytes))
 
 
 class Share(NamedTuple):
-    """What the gradient of `read` means for view `entry`, which was made before and lies at `layout`.
+    """What the gradient of `read` means for view `entry`, which was made before and looks at `region`.
 
     Of what `read` and the view have in common, the places in `written` hold somebody else's value. `part` is where the
     gradient of `read` has to be cut from, if it comes with that of a base.
     """
 
     entry: int
-    layout: Layout
-    read: Layout
-    written: tuple[Layout, ...]
+    region: Region
+    read: Region
+    written: tuple[Region, ...]
     part: Slice | None = None
 
     def cut(self, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of the view, out of the one that came."""
         if self.part is not None:
             gradient = self.part.cut(gradient)
-        num_items = max(layout.end for layout in (self.layout, self.read, *self.written))
+        num_items = max(region.end for region in (self.region, self.read, *self.written)) // self.read.item_bytes
         memory = gradient.new_zeros(num_items)
         if self.read.overlaps_itself:
-            places = self.read.within(torch.arange(num_items, device=gradient.device)).reshape(-1)
+            places = _within(torch.arange(num_items, device=gradient.device), self.read).reshape(-1)
             memory.index_add_(0, places, gradient.reshape(-1))
         else:
-            self.read.within(memory).copy_(gradient)
-        for layout in self.written:
-            layout.within(memory).zero_()
-        return self.layout.within(memory).clone()
+            _within(memory, self.read).copy_(gradient)
+        for region in self.written:
+            _within(memory, region).zero_()
+        return _within(memory, self.region).clone()
 
     def is_any_left(self) -> bool:
         """Whether any of the view's own values was read."""
-        return bool(self._replace(part=None).cut(torch.ones(self.read.size)).any())
+        return bool(self._replace(part=None).cut(torch.ones(self.read.shape)).any())
+
+
+def _within(memory: torch.Tensor, region: Region) -> torch.Tensor:
+    """The part of `memory`, one dimension of items, that a region looks at."""
+    return memory.as_strided(region.shape, region.strides, region.offset)
 
 
 class _View(NamedTuple):
     parent: int | None  # the entry it was made from
     memory: int
-    layout: Layout
+    region: Region
 
 
 class ViewTree:
@@ -133,35 +100,35 @@ class ViewTree:
         self.missing: dict[int, str] = {}
         self._views: dict[int, _View] = {}
         # By memory: the entries that wrote there, in order, and where.
-        self._writes: dict[int, tuple[list[int], list[Layout]]] = {}
+        self._writes: dict[int, tuple[list[int], list[Region]]] = {}
 
-    def add(self, entry: int, parent: int | None, memory: int, layout: Layout) -> None:
+    def add(self, entry: int, parent: int | None, memory: int, region: Region) -> None:
         """Entry `entry` is a view, made from entry `parent`, of what `memory` stands for."""
-        self._views[entry] = _View(parent, memory, layout)
+        self._views[entry] = _View(parent, memory, region)
 
-    def note_write(self, entry: int, memory: int, layout: Layout) -> None:
+    def note_write(self, entry: int, memory: int, region: Region) -> None:
         """Entry `entry` wrote there."""
-        writers, layouts = self._writes.setdefault(memory, ([], []))
+        writers, regions = self._writes.setdefault(memory, ([], []))
         writers.append(entry)
-        layouts.append(layout)
+        regions.append(region)
 
     def shares(self, entry: int, time: int, part: Slice | None = None) -> Iterator[Share]:
         """What a read of `entry` just before entry `time` was made means for it and the views it was made from."""
         current: int | None = entry
         while current is not None and current in self._views:
-            read, view = self._views[entry].layout, self._views[current]
+            read, view = self._views[entry].region, self._views[current]
             written = self._written_between(view.memory, current, time)
             reason = None
             if len(written) > _MOST_WRITES:
                 reason = _TOO_MANY_WRITES
-            elif any(layout.dtype != read.dtype for layout in (view.layout, *written)):
+            elif any(region.item_bytes != read.item_bytes for region in (view.region, *written)):
                 reason = _OTHER_TYPE
-            elif view.layout.overlaps_itself and (current != entry or written):
+            elif view.region.overlaps_itself and (current != entry or written):
                 reason = _OVERLAPS
             if reason is not None:
                 self.missing.setdefault(current, reason)
             elif read not in written:
-                yield Share(current, view.layout, read, tuple(written), part)
+                yield Share(current, view.region, read, tuple(written), part)
             current = view.parent
 
     def note_unheard_read(self, entry: int, time: int) -> None:
@@ -178,6 +145,6 @@ class ViewTree:
         """Whether the memory of view `entry` was written, wherever, since it was made and before entry `time`."""
         return bool(self._written_between(self._views[entry].memory, entry, time))
 
-    def _written_between(self, memory: int, after: int, before: int) -> dict[Layout, None]:
-        writers, layouts = self._writes.get(memory, ((), ()))
-        return dict.fromkeys(layouts[bisect_right(writers, after) : bisect_left(writers, before)])
+    def _written_between(self, memory: int, after: int, before: int) -> dict[Region, None]:
+        writers, regions = self._writes.get(memory, ((), ()))
+        return dict.fromkeys(regions[bisect_right(writers, after) : bisect_left(writers, before)])

@@ -12,8 +12,7 @@ from torchlens.capture.backward import node_of, sequence_of
 from torchlens.capture.gradients import GradientHooks, Gradients
 from torchlens.capture.operations import BUFFER, INPUT
 from torchlens.capture.recording import Recording, Row
-from torchlens.capture.regions import Region
-from torchlens.capture.view_tree import Layout, ViewTree
+from torchlens.capture.view_tree import ViewTree
 
 __all__ = ["gradients_of_saved"]
 
@@ -76,7 +75,7 @@ def _plant_views(recording: Recording, views: ViewTree) -> None:
     if not recording.writes:
         return
     for write in recording.writes:
-        views.note_write(write.entry, write.storage, _layout(write.region, recording.rows[write.entry].dtype))
+        views.note_write(write.entry, write.storage, write.region)
     writers = {(write.entry, write.storage) for write in recording.writes}
     first_on: dict[int, int] = dict.fromkeys(recording.outside_storages, -1)
     for number, row in enumerate(recording.rows):
@@ -89,11 +88,7 @@ def _plant_views(recording: Recording, views: ViewTree) -> None:
                 views.note_unheard_read(read, number)
         if region is not None and not is_first and (number, storage) not in writers:
             parent = next((n for n in _references(row) if recording.storages[n] == storage), None)
-            views.add(number, parent, storage, _layout(region, row.dtype))
-
-
-def _layout(region: Region, dtype: torch.dtype) -> Layout:
-    return Layout(tuple(region.shape), tuple(region.strides), region.offset, dtype)
+            views.add(number, parent, storage, region)
 
 
 def _references(row: Row) -> list[int]:
