@@ -13,6 +13,7 @@ import torch
 
 from torchlens.capture.recording import Write
 from torchlens.capture.regions import Region, region_of
+from torchlens.capture.wrappers import inner_of
 
 __all__ = ["Memory", "is_sole_owner", "storage_of", "version_of"]
 
@@ -23,6 +24,8 @@ _MANY_ALIASES = 64
 
 def storage_of(tensor: torch.Tensor) -> int:
     """A number that tensors sharing memory have in common."""
+    if (inner := inner_of(tensor)) is not None:
+        return storage_of(inner)
     try:
         return tensor.untyped_storage()._cdata
     except (NotImplementedError, RuntimeError, ValueError):
@@ -63,6 +66,10 @@ class Memory:
         self.storages: list[int] = []
         # A weak reference to the tensor of each entry whose value is not that tensor itself.
         self.origins: dict[int, weakref.ref[torch.Tensor]] = {}
+        # Weak references to other tensors that pass for the one of an entry.
+        self._stand_ins: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+        # Entries whose memory is still being written in the background: their tensor, and the entry that began it.
+        self._unfinished: dict[int, tuple[torch.Tensor, int]] = {}
         self.regions: dict[int, Region] = {}
         self.writes: list[Write] = []
         # True once an entry's tensor may die before the pass ends, and its id be used by another.
@@ -82,26 +89,74 @@ class Memory:
         self._undo: dict[tuple[int, Region], tuple[torch.Tensor, torch.Tensor]] = {}
         self._generators: dict[torch.Generator, torch.Tensor] = {}
 
-    def add(self, tensor: torch.Tensor, is_saved: bool) -> None:
-        """Takes the tensor of the next entry."""
+    def add(self, tensor: torch.Tensor, is_saved: bool, is_finished: bool = True) -> None:
+        """Takes the tensor of the next entry; if not `is_finished`, its value is to come: `finish`."""
         storage = storage_of(tensor)
         self.storages.append(storage)
-        is_exposed = storage in self.exposed
-        if is_saved and self._transform is None and not is_exposed:
+        is_plain = is_saved and self._transform is None and storage not in self.exposed
+        if is_plain and is_finished and not self._unfinished:
             self.values.append(tensor)
             self.versions.append(version_of(tensor))
             return
-        value = None
-        if is_saved:
-            value = tensor
-            if is_exposed:
-                value = _copy_of(tensor)
-                self.copies.add(len(self.storages) - 1)
-            value = value if self._transform is None else self._transform(value)
-        self.values.append(value)
-        self.versions.append(version_of(value) if isinstance(value, torch.Tensor) else -1)
-        self.origins[len(self.storages) - 1] = weakref.ref(tensor)
-        self.may_die = True
+        entry = len(self.storages) - 1
+        self.values.append(None)
+        self.versions.append(-1)
+        begun_by = self.writers_of(tensor)[-1:] if is_finished else [entry]
+        if is_saved and begun_by:
+            self.values[entry] = tensor
+            self._unfinished[entry] = (tensor, begun_by[0])
+        else:
+            self._take(entry, tensor, is_saved)
+
+    def _take(self, entry: int, tensor: torch.Tensor, is_saved: bool) -> None:
+        is_exposed = self.storages[entry] in self.exposed
+        value: Any = tensor if is_saved else None
+        if is_saved and is_exposed:
+            value = _copy_of(tensor)
+            self.copies.add(entry)
+        if is_saved and self._transform is not None:
+            value = self._transform(value)
+        self.values[entry] = value
+        self.versions[entry] = version_of(value) if isinstance(value, torch.Tensor) else -1
+        if value is not tensor:
+            self.origins[entry] = weakref.ref(tensor)
+            self.may_die = True
+
+    def writers_of(self, tensor: torch.Tensor) -> list[int]:
+        """The entries that are still writing, in the background, to memory that `tensor` looks at."""
+        if not self._unfinished:
+            return []
+        storage, region = storage_of(tensor), region_of(tensor)
+        return [
+            owner
+            for entry, (begun, owner) in self._unfinished.items()
+            if self.storages[entry] == storage and _may_overlap(region_of(begun), region)
+        ]
+
+    def finish(self, entries: Iterable[int]) -> list[tuple[int, torch.Tensor]]:
+        """What the entries were waiting for is there. Returns those whose value is known now, with their tensors."""
+        begun = set(entries)
+        found = [(entry, tensor) for entry, (tensor, owner) in self._unfinished.items() if owner in begun]
+        for entry, tensor in found:
+            del self._unfinished[entry]
+            self._take(entry, tensor, is_saved=True)
+        self._index()
+        for storage in {self.storages[entry] for entry in begun}:  # what looks on may count the write only now
+            self._refresh_versions(storage)
+        return found
+
+    def drop(self, entries: Iterable[int]) -> None:
+        """The entries, and views of them, will never know their value."""
+        begun = set(entries)
+        for entry in [entry for entry, (_, owner) in self._unfinished.items() if owner in begun]:
+            tensor, _ = self._unfinished.pop(entry)
+            self._take(entry, tensor, is_saved=False)
+
+    def stand_in(self, entry: int, tensor: torch.Tensor) -> None:
+        """`tensor` passes for the one that the entry made."""
+        self._stand_ins.setdefault(entry, []).append(weakref.ref(tensor))
+        if not self.may_die:  # then tensors are told apart by `id` alone, which must stay theirs
+            self._replaced.append(tensor)
 
     def save(self, entry: int, tensor: torch.Tensor) -> None:
         """Saves the tensor of an entry that was added unsaved."""
@@ -127,7 +182,9 @@ class Memory:
     def is_alive(self, entry: int, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is still the one that `entry` made."""
         origin = self.origins.get(entry)
-        return origin is None or origin() is tensor
+        if origin is None or origin() is tensor:
+            return True
+        return any(stand_in() is tensor for stand_in in self._stand_ins.get(entry, ()))
 
     def watch_argument(self, holder: list[Any], index: int) -> None:
         """Copies `holder[index]` too when its memory is about to be written."""
@@ -163,10 +220,13 @@ class Memory:
         for target in targets:
             storage = storage_of(target)
             self.writes.append(Write(entry, storage, region_of(target)))
-            for alias in self._aliases.get(storage, ()):
-                value = self.values[alias]
-                if isinstance(value, torch.Tensor):
-                    self.versions[alias] = version_of(value)
+            self._refresh_versions(storage)
+
+    def _refresh_versions(self, storage: int) -> None:
+        for alias in self._aliases.get(storage, ()):
+            value = self.values[alias]
+            if isinstance(value, torch.Tensor):
+                self.versions[alias] = version_of(value)
 
     def begin_operations(self, outside: Iterable[torch.Tensor]) -> None:
         """From here on, entries are made by operations; `outside` is what existed before."""
@@ -227,7 +287,9 @@ class Memory:
             if tensor is not None and entry not in self.regions:
                 self.regions[entry] = written if tensor is target else region_of(tensor)
             value = self.values[entry]
-            if value is target:
+            if entry in self._unfinished:  # which is not where this write goes
+                remaining.append(entry)
+            elif value is target:
                 self._replace_by_copy(entry, value)
             elif not isinstance(value, torch.Tensor) or storage_of(value) != storage:
                 continue

@@ -27,7 +27,9 @@ class CallKind(Enum):
     OPAQUE = "opaque"  # args is ((args, kwargs, ...),): func(*args, **kwargs)
     AUTOGRAD = "autograd"  # an autograd.Function: func.apply(*args); it is told of when it has run
     IDENTITY = "identity"  # nothing runs: the tensor is handed on
+    COLLECTIVE = "collective"  # needs the other processes; what it makes may be there only later: `add` is told again then
     READ = "read"  # tells something about a tensor; leaves no row
+    ASIDE = "aside"  # what a wrapper like FSDP does to parameters around the model's own operations; leaves no row
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +46,7 @@ class ObservedCall:
     instruction: int
     first: int
     last: int
+    inside: int | None = None  # of an autograd function, which has run: the first row of what it did inside
 
 
 class Observer:

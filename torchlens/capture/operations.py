@@ -44,6 +44,7 @@ class Kind(Enum):
     EXPOSURE = "exposure"  # hands out a tensor's memory, to be written who knows when
     BOOLEAN = "boolean"  # `if tensor:`; marks the tensor it reads
     INLINE = "inline"  # a Python method that ends in operations; those are recorded
+    COLLECTIVE = "collective"  # done together with other processes: the call begins it, its result comes later
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -204,8 +205,14 @@ def _describe(func: Callable[..., Any]) -> Operation:
         written, flag = _SILENT_WRITERS[name]
         return Operation(func, name, layer_type(name), written=written, writes_if=flag)
     schemas = _schemas_of(func, name)
+    is_collective = bool(schemas) and schemas[0].name.startswith("_c10d_functional")
     return Operation(
-        func, name, layer_type(name), written=_written_arguments(name, schemas), argument_names=_argument_names(schemas)
+        func,
+        name,
+        layer_type(name),
+        Kind.COLLECTIVE if is_collective else Kind.OPERATION,
+        _written_arguments(name, schemas),
+        _argument_names(schemas),
     )
 
 

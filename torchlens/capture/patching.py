@@ -23,6 +23,7 @@ from torch._functorch import apis, eager_transforms
 from torch.autograd import function as autograd_function
 from torch.nn.modules import module as torch_modules
 
+from torchlens.capture.collectives import GROUP_METHODS, record_broadcast, record_collective, record_wait
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.operations import OPERATOR_NAMES, operator_of
 from torchlens.capture.trees import plain_tensors
@@ -69,7 +70,7 @@ def apply_patches(user: object) -> None:
         if not _is_applied[0]:
             _revert()  # what an interrupt may have left of an earlier time
             _num_modules.append(len(sys.modules))
-            for patch in _PATCHES:
+            for patch in (*_PATCHES, *_distributed_patches()):
                 # Noted before it is done, so that an interrupt between the two leaves nothing behind.
                 _undo.append((patch.owner, patch.name, _own(patch.owner, patch.name)))
                 setattr(patch.owner, patch.name, patch.new)
@@ -168,12 +169,16 @@ def _patched_operator(name: str) -> Callable[..., Any]:
 _has_torch_function = torch.overrides.has_torch_function
 _has_torch_function_unary = torch.overrides.has_torch_function_unary
 _has_torch_function_variadic = torch.overrides.has_torch_function_variadic
+_DISABLED = torch._C._disabled_torch_function_impl
 _NOT_OVERRIDING = frozenset({torch.Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list})
 
 
 def _overrides(values: Any) -> bool:
-    """Whether one of the values is of a class with a `__torch_function__` of its own."""
-    return any(hasattr(type(value), "__torch_function__") and type(value) not in _NOT_OVERRIDING for value in values)
+    """Whether one of the values is of a class with a `__torch_function__` of its own, and not one that does nothing."""
+    return any(
+        type(value) not in _NOT_OVERRIDING and getattr(type(value), "__torch_function__", _DISABLED) is not _DISABLED
+        for value in values
+    )
 
 
 def _quiet_has(values: Any) -> bool:
@@ -340,6 +345,78 @@ def _patched_compile(*args: Any, **kwargs: Any) -> Any:
     if tracker is not None and tracker.on_compile is not None:
         tracker.on_compile()
     return compiled
+
+
+# -- torch.distributed -------------------------------------------------------------------------------------------------
+# Every function of it ends in a method of a process group, or of the back end in it, so that references to the functions,
+# taken whenever, are seen too. Patched only where processes work together at all.
+
+
+def _distributed_patches() -> list[Patch]:
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return []
+    c10d = distributed.distributed_c10d
+    patches = _asking(c10d, _quiet_has, _quiet_has_unary, _quiet_has_variadic)
+    patches += [
+        _collective(owner, name)
+        for owner in _with_subclasses(c10d.ProcessGroup, torch._C._distributed_c10d.Backend)
+        for name in GROUP_METHODS
+        if name in vars(owner)
+    ]
+    patches += [_waiting(owner, "wait") for owner in _with_subclasses(c10d.Work) if "wait" in vars(owner)]
+    patches += [_waiting(c10d.ProcessGroup, name) for name in ("barrier", "monitored_barrier")]
+    patches += [_opaque(c10d, f"_{name}", name) for name in ("object_to_tensor", "tensor_to_object")]
+    return [*patches, Patch(distributed, "_broadcast_coalesced", _patched_broadcast_coalesced(distributed))]
+
+
+def _with_subclasses(*classes: type) -> list[type]:
+    found: list[type] = []
+    pending = list(classes)
+    while pending:
+        kind = pending.pop()
+        if kind not in found:
+            found.append(kind)
+            pending += type.__subclasses__(kind)
+    return found
+
+
+def _collective(owner: Any, name: str) -> Patch:
+    original = vars(owner)[name]
+
+    def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return original(group, *args, **kwargs)
+        run = partial(original, group, *args, **kwargs)
+        return record_collective(tracker.recorder, name, run, group, args, kwargs)
+
+    return Patch(owner, name, collective)
+
+
+def _waiting(owner: Any, name: str) -> Patch:
+    original = vars(owner)[name]
+
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or tracker.recorder.collected is not None:
+            return original(work, *args, **kwargs)
+        return record_wait(tracker.recorder, partial(original, work, *args, **kwargs), work)
+
+    return Patch(owner, name, wait)
+
+
+def _patched_broadcast_coalesced(distributed: Any) -> Callable[..., Any]:
+    original = distributed._broadcast_coalesced
+
+    def broadcast_coalesced(process_group: Any, tensors: Any, buffer_size: int, src: int = 0) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or tracker.recorder.collected is not None:
+            return original(process_group, tensors, buffer_size, src)
+        run = partial(original, process_group, tensors, buffer_size, src)
+        return record_broadcast(tracker.recorder, run, process_group, tensors, src)
+
+    return broadcast_coalesced
 
 
 _PATCHES: tuple[Patch, ...] = (

@@ -7,7 +7,8 @@ else waits for `graph/`.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 from types import CodeType, FrameType
@@ -43,6 +44,7 @@ from torchlens.capture.regions import region_of
 from torchlens.capture.trees import plain_tensors, same_with
 from torchlens.capture.user_code import KNOWN_CODE, is_user_code
 from torchlens.capture.view_tree import Slice
+from torchlens.capture.wrappers import inner_of
 
 __all__ = ["Recorder"]
 
@@ -53,6 +55,7 @@ _known_code = KNOWN_CODE.get
 _stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 _is_disabled = torch._C._is_torch_function_all_disabled
 _DEEP = 5_000  # entries
+_ASIDE: dict[int, None] = {}  # stands in `collected` for: not even that
 _row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)  # what `Row._make` does, at half the price
 
 
@@ -85,6 +88,9 @@ class Recorder(TorchFunctionMode):
         self.reads: set[int] = set()
         # Entries that gradients are computed for although they come from no differentiable operation.
         self.leaves: set[int] = set()
+        # Entries that came from another process alone, and that only went to one.
+        self.received: set[int] = set()
+        self.sent: set[int] = set()
         self.saved_args: dict[int, tuple[Any, Any]] = {}
         self.gradients = gradients
         # Without them: where autograd keeps what entries wrote to views, for a backward pass that is logged later.
@@ -99,6 +105,9 @@ class Recorder(TorchFunctionMode):
         self.is_inlining = False
         # While not None, calls are not recorded; the entries they read are collected here.
         self.collected: dict[int, None] | None = None
+        # Records calls of `Kind.COLLECTIVE`, and which of them nobody has waited for yet: see `collectives.py`.
+        self.on_collective: Callable[..., Any] | None = None
+        self.unfinished: list[Any] = []
         self._saves = saves
         self._saves_all = saves is True
         self._keeps_args = keeps_args
@@ -122,6 +131,7 @@ class Recorder(TorchFunctionMode):
         """An entry that no operation made: an input or a buffer."""
         entry = self._add_boundary(operation, tensor, ())
         self._entry_of_id[id(tensor)] = entry
+        self._know_inner(entry, tensor)
         if tensor.requires_grad and tensor.is_leaf:
             self.leaves.add(entry)
         if self.gradients is not None:
@@ -162,6 +172,7 @@ class Recorder(TorchFunctionMode):
         self.outside.append(tensor)
         number = -len(self.outside)
         self._entry_of_id[id(tensor)] = number
+        self._know_inner(number, tensor)
         if self.gradients is not None:
             self.gradients.watch_source(number, tensor)
         if self._observer is not None and self.collected is None:
@@ -177,8 +188,39 @@ class Recorder(TorchFunctionMode):
         entry = self._entry_at(id(tensor))
         memory = self.memory
         if memory.may_die and entry is not None and entry >= 0 and not memory.is_alive(entry, tensor):
-            return None
+            entry = None
+        if entry is None and type(tensor) not in TENSORS:
+            inner = inner_of(tensor)
+            return None if inner is None else self.entry_of(inner)
         return entry
+
+    def is_known(self, tensor: Tensor) -> bool:
+        """Whether `tensor` is an entry or a parameter itself, and not only the tensor that it stands for."""
+        return self._entry_at(id(tensor)) is not None and self.entry_of(tensor) is not None
+
+    def stand_in(self, number: int, tensor: Tensor) -> None:
+        """From now on `tensor` passes for entry or parameter `number`."""
+        self._entry_of_id[id(tensor)] = number
+        if number >= 0:
+            self.memory.stand_in(number, tensor)
+        elif self.gradients is not None:
+            self.gradients.watch_source(number, tensor)
+
+    def _know_inner(self, number: int, tensor: Tensor) -> None:
+        if type(tensor) not in TENSORS:
+            inner = inner_of(tensor)
+            if inner is not None:
+                self.stand_in(number, inner)
+                self._know_inner(number, inner)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While it lasts, calls leave no trace."""
+        before, self.collected = self.collected, _ASIDE
+        try:
+            yield
+        finally:
+            self.collected = before
 
     def is_on(self) -> bool:
         """Whether calls are being reported; inside one that is, they are not, nor are those inside an opaque one."""
@@ -223,10 +265,14 @@ class Recorder(TorchFunctionMode):
             references = tuple(map(self._entry_at, map(id, args)))
         written: Sequence[Tensor] = ()
         if operation.written or (kwargs and "out" in kwargs):
-            written = self._written(operation, args, kwargs)
+            written = self.written(operation, args, kwargs)
             if written:
                 is_short = is_short and operation.is_inplace and len(written) == 1 and self._keep_before(written[0])
-        observed = None if is_short else self._prepare(operation, args, kwargs, references, written, (code, instruction))
+        observed = (
+            None
+            if is_short
+            else self.prepare(CallKind.FUNCTION, operation, args, kwargs, references, written, (code, instruction))
+        )
         kept = tuple([None if type(arg) in TENSORS else arg for arg in args]) if is_short else args
         start = perf_counter()
         try:
@@ -252,7 +298,6 @@ class Recorder(TorchFunctionMode):
         elif result is not NotImplemented:
             call = (operation, args, kwargs, references, self.module_call, code, instruction, seconds)
             self.append_results(call, result, written)
-            self._kept_args = None
             if observed is not None:
                 self.end_observed(observed, result)
         elif observed is not None and self._observer is not None:
@@ -267,14 +312,17 @@ class Recorder(TorchFunctionMode):
         entry = self._entry_at(id(target))
         if entry is None or entry < 0 or id(target) in self._twins or type(target) is not Tensor or target.requires_grad:
             return False
+        if self.unfinished:
+            return False
         memory = self.memory
         if memory.values[entry] is not target or not is_sole_owner(target):
             return False
         memory.replace(entry, target.clone())
         return True
 
-    def _prepare(
+    def prepare(
         self,
+        kind: CallKind,
         operation: Operation,
         args: tuple[Any, ...],
         kwargs: dict[str, Any] | None,
@@ -283,15 +331,22 @@ class Recorder(TorchFunctionMode):
         place: tuple[CodeType | None, int],
     ) -> ObservedCall | None:
         """What must be done before a call that does not go the short way."""
-        observed = self.begin_observed(CallKind.FUNCTION, operation, args, kwargs, references, written, place)
+        observed = self.begin_observed(kind, operation, args, kwargs, references, written, place)
         self.complete()
         if self._keeps_args:
             self._kept_args = self._keep_args(args, kwargs)
         if written:
-            self.memory.before_write(written)
+            self._before_write(written)
         if self.gradients is not None:
             self.watch_arguments(args, kwargs)
         return observed
+
+    def _before_write(self, targets: Sequence[Tensor]) -> None:
+        if self.unfinished:  # who writes there now has waited for what was being written
+            for target in targets:
+                for entry in self.memory.writers_of(target):
+                    self.finish_entries(entry, entry + 1)
+        self.memory.before_write(targets)
 
     def begin_observed(
         self,
@@ -302,11 +357,13 @@ class Recorder(TorchFunctionMode):
         references: References,
         written: Sequence[Tensor],
         place: tuple[CodeType | None, int],
+        inside: int | None = None,
     ) -> ObservedCall | None:
-        """Tells the observer, if there is one, of a call that is going to be made."""
+        """Tells the observer, if there is one, of a call that is going to be made; `inside` as in ObservedCall."""
         if self._observer is None:
             return None
-        call = ObservedCall(kind, operation, args, kwargs, references, written, *place, len(self.rows), len(self.rows))
+        first = len(self.rows)
+        call = ObservedCall(kind, operation, args, kwargs, references, written, *place, first, first, inside)
         self._observer.begin(call)
         return call
 
@@ -341,7 +398,16 @@ class Recorder(TorchFunctionMode):
             self._deep_nodes.append(gradfunc)
         return None if gradfunc is None else type(gradfunc).__name__
 
-    def append(self, call: tuple[Any, ...], tensor: Tensor, output_index: int | None, is_written: bool = False) -> None:
+    def append(
+        self,
+        call: tuple[Any, ...],
+        tensor: Tensor,
+        output_index: int | None,
+        is_written: bool = False,
+        is_finished: bool = True,
+        is_end: bool = False,
+    ) -> None:
+        """A row for `tensor`: its value is to come if not `is_finished`; it goes on as what it was if the call `is_end`."""
         self.complete()
         operation, args, kwargs, references, *where = call
         rows, memory = self.rows, self.memory
@@ -354,14 +420,20 @@ class Recorder(TorchFunctionMode):
             args, kwargs = without_tensors(args), without_tensors(kwargs)
         else:
             args = tuple([None if type(arg) in TENSORS else arg for arg in args])
-        memory.add(tensor, saves)
+        memory.add(tensor, saves, is_finished)
         rows.append(_row((
             operation, args, kwargs, references, *where, output_index, shape_of(tensor), tensor.dtype,
             self._gradfunc_of(tensor),
         )))  # fmt: skip
+        if not is_finished and not references:
+            self.received.add(entry)
         known = self._entry_at(id(tensor))
-        if known is None or known >= 0:  # a parameter that an operation hands back stays a parameter
+        if is_end:
+            self.sent.add(entry)
+            self._twins.add(id(tensor))
+        elif known is None or known >= 0:  # a parameter that an operation hands back stays a parameter
             self._entry_of_id[id(tensor)] = entry
+            self._know_inner(entry, tensor)
             if known is not None:
                 self._twins.add(id(tensor))
         if self.gradients is not None and tensor.requires_grad and not (is_written and tensor._is_view()):
@@ -379,23 +451,42 @@ class Recorder(TorchFunctionMode):
             parent = next((n for n in given if n is not None and n >= 0 and storages[n] == storage), None)
             self.gradients.views.add(entry, parent, storage, region_of(tensor))
 
-    def append_results(self, call: tuple[Any, ...], result: Any, written: Sequence[Tensor]) -> None:
+    def append_results(
+        self,
+        call: tuple[Any, ...],
+        result: Any,
+        written: Sequence[Tensor],
+        is_finished: bool = True,
+        is_end: bool = False,
+    ) -> None:
         """Several results, or none but what was written."""
         operation = call[0]
         first = len(self.rows)
         if isinstance(result, Tensor):
-            self.append(call, result, None, is_written=bool(written) and operation.is_inplace)
+            self.append(call, result, None, bool(written) and operation.is_inplace, is_finished, is_end)
         else:
             outputs = [tensor for _, tensor in plain_tensors(result)]
             if not outputs:
                 outputs = list(written)
             is_single = len(outputs) == 1 and not isinstance(result, list | tuple)
             for index, tensor in enumerate(outputs):
-                self.append(call, tensor, None if is_single else index, is_written=operation.is_inplace)
+                self.append(call, tensor, None if is_single else index, operation.is_inplace, is_finished, is_end)
         if written and len(self.rows) > first:
-            if operation.is_inplace:
+            if operation.is_inplace and operation.kind is _OPERATION:  # autograd does not see a collective write
                 self._note_slice(first, written[0], self._read_entry(call))
             self._note_writes(first, written)
+        self._kept_args = None
+
+    def finish_entries(self, first: int, last: int) -> None:
+        """What the entries `first` up to `last` were waiting for is there."""
+        self.complete()
+        for entry, tensor in self.memory.finish(range(first, last)):
+            if self._observer is not None:
+                self._observer.add(entry, tensor)
+
+    def drop_entries(self, first: int, last: int) -> None:
+        """The entries `first` up to `last` will never know their value."""
+        self.memory.drop(range(first, last))
 
     def _note_slice(self, entry: int, tensor: Tensor, before: int | None) -> None:
         part = slice_written(entry, tensor, before)
@@ -447,7 +538,7 @@ class Recorder(TorchFunctionMode):
         entry = self.entry_of(tensor)
         return self.add_outside(tensor) if entry is None else entry
 
-    def _written(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:
+    def written(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:
         """The tensors that the call is going to write to."""
         does_write = operation.writes_if is None or (len(args) > operation.writes_if and args[operation.writes_if])
         if operation.written == (0,) and does_write and args and type(args[0]) is Tensor:
@@ -473,9 +564,14 @@ class Recorder(TorchFunctionMode):
 
     def _pass_through(self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         if self.collected is not None:
-            for entry in self.references_to(args, kwargs).values():
-                self.collected[entry] = None
+            if self.collected is not _ASIDE:
+                for _, tensor in plain_tensors((args, kwargs)):
+                    entry = self.entry_of(tensor)
+                    if entry is not None:
+                        self.collected[entry] = None
             return func(*args, **(kwargs or {}))
+        if operation.kind is Kind.COLLECTIVE and self.on_collective is not None:
+            return self.on_collective(self, operation, func, args, kwargs)
         if operation.kind is Kind.INLINE:
             self.is_inlining = True
             torch._C._push_on_torch_function_stack(self)
@@ -488,6 +584,7 @@ class Recorder(TorchFunctionMode):
         if operation.kind is Kind.EXPOSURE:
             self.complete()
             self._is_plain = False
+            self._before_write(args[:1])
             self.memory.expose(args[0])
         try:
             result = func(*args, **(kwargs or {}))

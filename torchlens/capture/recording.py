@@ -108,3 +108,5 @@ class Recording:
     slices: list[Slice] = field(default_factory=list)
     reads: set[int] = field(default_factory=set)  # entries whose value the model took out of torch (`item`, `numpy`)
     returns_data: bool = False  # whether the model returned numbers, text or arrays, beside tensors or instead
+    received: set[int] = field(default_factory=set)  # entries that came from another process, and from nobody here
+    sent: set[int] = field(default_factory=set)  # entries that went to another process, and to nobody here

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from torchlens.capture.wrappers import inner_of
+
 __all__ = ["Progression", "Region", "region_of"]
 
 # `count` places, `stride` bytes apart.
@@ -86,6 +88,8 @@ _region = Region._make
 
 def region_of(tensor: torch.Tensor) -> Region:
     """The part of its storage that `tensor` looks at."""
+    if (inner := inner_of(tensor)) is not None:
+        return region_of(inner)
     try:
         return _region((int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size()))
     except (NotImplementedError, RuntimeError, ValueError):  # no strides: take the object as one whole

@@ -13,6 +13,7 @@ import torch
 
 from torchlens.capture.allocator import keep_freed_memory
 from torchlens.capture.backward import next_sequence
+from torchlens.capture.collectives import finish_collectives, record_functional
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory
@@ -64,6 +65,7 @@ class Session:
         self._memory = Memory(options.transform, options.keeps_undo)
         gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
         self._recorder = Recorder(self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes)
+        self._recorder.on_collective = record_functional
         self._parts = parts_of(model)
         self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
         self._inputs: list[tuple[Path, int]] = []
@@ -87,6 +89,7 @@ class Session:
         try:
             result = self._run_logged(args, kwargs, start)
             self._returns_data = holds_data(result)
+            outliving += finish_collectives(self._recorder)
             for path, tensor in named_tensors(result):
                 self._outputs.append((path, self._recorder.add_output(tensor)))
                 outliving.append(tensor)
@@ -94,6 +97,7 @@ class Session:
             return result
         except BaseException as error:
             self._recorder.failures.settle(error)
+            outliving += finish_collectives(self._recorder)
             raise
         finally:
             try:
@@ -223,6 +227,8 @@ class Session:
             slices=recorder.slices,
             reads=recorder.reads,
             returns_data=self._returns_data,
+            received=recorder.received,
+            sent=recorder.sent,
         )
 
 

@@ -12,7 +12,10 @@ import torch
 
 __all__ = ["KNOWN_CODE", "SourceLine", "code_of_line", "is_user_code", "source_line", "source_text", "warn_caller"]
 
-_LIBRARIES = tuple(f"{Path(file).resolve().parents[up]}{os.sep}" for file, up in ((str(torch.__file__), 0), (__file__, 1)))
+_FOLDERS = [f"{Path(file).resolve().parents[up]}{os.sep}" for file, up in ((str(torch.__file__), 0), (__file__, 1))]
+# torch marks functions as deprecated with it, and so it stands between them and who calls them.
+_DEPRECATION = str(Path(str(getattr(sys.modules.get("typing_extensions"), "__file__", os.devnull))).resolve())
+_LIBRARIES = (*_FOLDERS, _DEPRECATION)
 # The answers so far, by id, with the code itself beside it so that the id stays its own: hashing a code object means
 # reading it all.
 KNOWN_CODE: dict[int, tuple[bool, CodeType]] = {}

@@ -10,6 +10,8 @@ import torch
 from torchlens.capture.observer import CallKind
 from torchlens.capture.operations import IDENTITY, named_operation, operation_of
 from torchlens.capture.recorder import Recorder
+from torchlens.capture.recording import References
+from torchlens.capture.wrappers import inner_of
 
 __all__ = ["record_identity", "record_made", "record_opaque", "tie_function"]
 
@@ -84,18 +86,26 @@ def tie_function(
     with torch._C.DisableTorchFunction():
         recorder.complete()
         references = recorder.references_to(args, None)
-        observed = recorder.begin_observed(CallKind.AUTOGRAD, operation, args, None, references, (), place)
+        observed = recorder.begin_observed(CallKind.AUTOGRAD, operation, args, None, references, (), place, first)
         for index, tensor in enumerate(outputs):
-            entry = recorder.entry_of(tensor)
+            entry = recorder.entry_of(tensor) if recorder.is_known(tensor) else None
             if entry is not None and (entry < first or _leads_outside(recorder, entry, first)):
                 if entry >= first and tensor.grad_fn is not None:
                     recorder.rows[entry] = recorder.rows[entry]._replace(gradfunc=type(tensor.grad_fn).__name__)
                     if recorder.gradients is not None:
                         recorder.gradients.watch(entry, tensor)
                 continue
-            call = (operation, args, None, references, recorder.module_call, *place, 0.0)
+            read = _read_inside(recorder, tensor, first) or references
+            call = (operation, args, None, read, recorder.module_call, *place, 0.0)
             recorder.append(call, tensor, None if len(outputs) == 1 else index)
         recorder.end_observed(observed, outputs)
+
+
+def _read_inside(recorder: Recorder, tensor: Tensor, first: int) -> References:
+    """Of an output that stands for another tensor, which the function computed: what made that one."""
+    inner = inner_of(tensor)
+    entry = None if inner is None else recorder.entry_of(inner)
+    return {} if entry is None or entry < first else {("captured", entry): entry}
 
 
 def _leads_outside(recorder: Recorder, entry: int, first: int) -> bool:

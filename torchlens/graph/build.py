@@ -118,14 +118,16 @@ def _choose_entries(recording: Recording, parents: Sequence[Sequence[int]]) -> l
 
     Where no tensor goes in, or none comes out (text, an action), nobody can say which operations have to do with that side:
     all stay. Where a model returns numbers or text beside tensors, what it took such values from is as good as an output.
+    What comes from another process, or goes to one, counts as going in and coming out.
     """
     inputs = list(dict.fromkeys(number for _, number in recording.inputs))
     outputs = [number for _, number in recording.outputs]
     buffers = {number for _, number in recording.buffers}
     operations = [number for number in range(len(inputs), len(parents)) if number not in buffers]
-    if inputs and outputs:
+    sources, targets = [*inputs, *recording.received], [*outputs, *recording.sent]
+    if sources and targets:
         taken = (*recording.reads, *recording.booleans) if recording.returns_data else ()
-        belongs = connected(inputs, [*outputs, *taken], parents)
+        belongs = connected(sources, [*targets, *taken], parents)
         operations = [number for number in operations if belongs[number]]
     read = dict.fromkeys([parent for number in operations for parent in parents[number] if parent in buffers])
     return [*inputs, *read, *operations]

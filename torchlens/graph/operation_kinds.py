@@ -8,6 +8,7 @@ __all__ = [
     "ACTIVATIONS",
     "ARRANGEMENTS",
     "BOUNDARIES",
+    "COLLECTIVES",
     "COMMUTATIVE",
     "COMPARISONS",
     "CONVERSIONS",
@@ -165,6 +166,14 @@ INDEXING = _words("""
 RANDOM = _words("""
     bernoulli binomial cauchy exponential gamma geometric lognormal multinomial normal poisson rand randint randintlike
     randlike randn randnlike random randperm sampledirichlet standardgamma uniform
+""")
+
+# Between processes; and what spreads a tensor over them, or brings it back. (`gather` and `scatter` are among INDEXING.)
+COLLECTIVES = _words("""
+    allgather allgatherbase allgathercoalesced allgatherintotensor allgatherintotensorcoalesced allgatherintotensorout
+    allgathersingle allreduce allreducecoalesced alltoall alltoallsingle batchp2pops broadcast fromtorchtensor irecv isend
+    recv redistribute reduce reducescatter reducescatterbase reducescattersingle reducescattertensor
+    reducescattertensorcoalesced reducescattertensorout send totorchtensor waittensor
 """)
 
 # -- what else is to be said of some of them -----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torchlens.capture.observer import CallKind, ObservedCall, Observer, PlaceOf
 from torchlens.capture.recording import Row
 from torchlens.capture.trees import plain_tensors
 from torchlens.history.log import source_line
-from torchlens.validation.exemptions import UNLOGGED_ATEN
+from torchlens.validation.exemptions import ASIDE, UNLOGGED_ATEN
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.subject import Subject
 
@@ -44,11 +44,12 @@ class Census(Observer):
 
     def __init__(self) -> None:
         self.trespasses: list[Trespass] = []
-        self.exempted: dict[str, int] = {}
+        self.exempted: dict[str, int] = {}  # by reason
         self.num_operations = 0
         # Storages that the call being made may write to; None while no logged call is being made.
         self._may_write: set[int] | None = None
         self._read: list[str] | None = None
+        self._is_aside = False
         self._num_before = 0
         self._num_rows = 0
         self._known: set[int] = set()
@@ -69,6 +70,8 @@ class Census(Observer):
         """What an opaque call writes to is its own affair; what the recorder copies around others, likewise."""
         if call.kind is CallKind.READ:
             self._read = []
+        elif call.kind is CallKind.ASIDE:
+            self._is_aside = True
         elif call.kind is CallKind.OPAQUE:
             self._may_write = self._known
         else:
@@ -78,11 +81,12 @@ class Census(Observer):
     def abandon(self, call: ObservedCall) -> None:
         """The call is over."""
         self._may_write = self._read = None
+        self._is_aside = False
 
     def end(self, call: ObservedCall, result: Any) -> None:
         """A call that computed tensors must have left a row; a read may compute what it likes if no tensor comes of it."""
         names = self._read
-        self._may_write = self._read = None
+        self.abandon(call)
         name = call.operation.name
         if call.kind is CallKind.READ:
             given = {id(tensor) for tree in (call.args, call.kwargs) for _, tensor in plain_tensors(tree)}
@@ -101,8 +105,9 @@ class Census(Observer):
             self._read.append(name)
             return
         if self._may_write is None:
-            if name in UNLOGGED_ATEN:
-                self.exempted[name] = self.exempted.get(name, 0) + 1
+            reason = ASIDE if self._is_aside else f"{name}: {UNLOGGED_ATEN[name]}" if name in UNLOGGED_ATEN else None
+            if reason is not None:
+                self.exempted[reason] = self.exempted.get(reason, 0) + 1
             else:
                 found = f"it ran outside any{_place_text(*place(2))}"
                 self._trespass(f"{name} to run inside a logged operation", found, False)
@@ -141,8 +146,8 @@ def check_completeness(subject: Subject, census: Census, steps: Sequence[Row], r
     """Reports what the census found in a run that did `steps`, and the arguments that calls changed without saying so."""
     rows = subject.log.recording.rows
     report.num_checked["completeness"] += census.num_operations
-    for name, count in census.exempted.items():
-        report.exemptions["completeness", f"{name}: {UNLOGGED_ATEN[name]}"] += count
+    for reason, count in census.exempted.items():
+        report.exemptions["completeness", reason] += count
     for trespass in census.trespasses:
         number = min(trespass.row, len(rows) - 1) if trespass.is_inside else min(trespass.row, len(rows)) - 1
         label = subject.label(number) if number >= 0 else ""

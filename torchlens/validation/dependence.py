@@ -13,6 +13,7 @@ import torch
 
 from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
+from torchlens.capture.wrappers import inner_of, local_value, with_inner
 from torchlens.validation.arguments import NOBODY, contributions_of, side_effects_of
 from torchlens.validation.exemptions import CAPTURED, EMPTY, OPAQUE, PART, VIEW, dependence_exemption
 from torchlens.validation.memory import paint
@@ -170,6 +171,7 @@ def _other(value: Tensor, call: Call, generator: torch.Generator, is_varied: boo
 
 
 def _has_elements(tensor: Tensor) -> bool:
+    tensor = local_value(tensor)
     return not tensor.is_meta and tensor.numel() > 0
 
 
@@ -179,7 +181,10 @@ def _has_elements(tensor: Tensor) -> bool:
 def _changes(value: Tensor, others: Sequence[Tensor], call: Call, generator: torch.Generator) -> Iterator[Tensor]:
     """Tensors like `value` with other elements, the plainest first."""
     value = value.detach()
-    if value.is_nested or value.layout is not torch.strided or value.is_quantized:
+    if inner_of(value) is not None:
+        for changed in _changes(local_value(value), [local_value(other) for other in others], call, generator):
+            yield with_inner(value, changed)
+    elif value.is_nested or value.layout is not torch.strided or value.is_quantized:
         yield from _changed_whole(value, generator)
     elif value.dtype is torch.bool:
         yield ~value

@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
+    "ASIDE",
     "CAPTURED",
+    "COLLECTIVE",
     "DEPENDENCE",
     "EMPTY",
     "OPAQUE",
+    "OPAQUE_REPLAY",
     "PART",
     "REPLAY",
     "UNLOGGED_ATEN",
@@ -25,6 +28,11 @@ REPLAY: dict[str, str] = dict.fromkeys(
     ),
     _UNINITIALISED,
 )  # fmt: skip
+# The same of calls that are recorded as a whole.
+OPAQUE_REPLAY: dict[str, str] = dict.fromkeys(
+    ("object_to_tensor", "tensor_to_object"), "a pickle holds more of a tensor than its values"
+)
+COLLECTIVE = "it needs the other processes, which would have to run it again at the same time and as often"
 REPLAY["grad"] = "a derivative is taken of autograd's graph, which the values of the arguments do not hold"
 
 
@@ -91,6 +99,7 @@ UNLOGGED_ATEN: dict[str, str] = {
     "aten::alias": "autograd's own bookkeeping; nothing is computed",
     "aten::lift_fresh": "marks a tensor made from Python numbers; nothing is computed",
 }
+ASIDE = "FSDP, bringing the shards of parameters together or apart: the layers that read the parameters are logged"
 
 
 def dependence_exemption(name: str, location: Any) -> str | None:

@@ -8,7 +8,7 @@ import torch
 from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
 from torchlens.capture.trees import Path, plain_tensors
-from torchlens.validation.exemptions import REPLAY
+from torchlens.validation.exemptions import COLLECTIVE, OPAQUE_REPLAY, REPLAY
 from torchlens.validation.modes import in_force
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot, frozen_tensors, thaw
@@ -44,6 +44,10 @@ def check_replay(subject: Subject, report: ValidationReport) -> None:
 
 def replay_exemption(call: Call, row: Row) -> str | None:
     """Why a call is not made again; None if it is."""
+    if call.is_collective:
+        return COLLECTIVE
+    if call.kind is CallKind.OPAQUE:
+        return OPAQUE_REPLAY.get(row.operation.name)
     return REPLAY.get(row.operation.name) if call.kind is CallKind.FUNCTION else None
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.collectives import num_collectives
 from torchlens.capture.session import CaptureOptions, Session, seed_generators
 from torchlens.graph.build import build_graph
 from torchlens.history.log import Log
@@ -82,6 +83,7 @@ def _validate(
             seed_generators(random_seed)
 
     plain = logged = dispatched = None
+    num_before = num_collectives()
     with _timed(report, "plain run"):
         begin()
         plain = _plain_run(model, args, kwargs, state, report)
@@ -105,7 +107,8 @@ def _validate(
     subject = Subject(Log(recording, build_graph(recording)), witness.evidence)
     with _timed(report, "outputs"):
         check_outputs(subject, plain, logged, report)
-        if not report.passed:
+        is_alone = num_before is not None and num_collectives() == num_before
+        if not report.passed and is_alone:  # other processes may have nothing to explain
             begin()
             _explain_nondeterminism(model, args, kwargs, plain, state, report)
     with _timed(report, "arguments"):

@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.wrappers import inner_of, local_value
+
 __all__ = ["brief", "close", "difference", "same"]
 
 Tensor = torch.Tensor
@@ -18,6 +20,7 @@ def same(first: Any, second: Any) -> bool:
     """Whether two tensors have the same type, shape and elements."""
     if first is second:
         return isinstance(first, Tensor)
+    first, second = _comparable(first, second)
     if not isinstance(first, Tensor) or not isinstance(second, Tensor) or not _is_alike(first, second):
         return False
     ours, theirs = _parts(first), _parts(second)
@@ -28,6 +31,7 @@ def close(first: Any, second: Any) -> bool:
     """Whether two tensors are the same but for rounding."""
     if same(first, second):
         return True
+    first, second = _comparable(first, second)
     if not isinstance(first, Tensor) or not isinstance(second, Tensor) or not _is_alike(first, second):
         return False
     ours, theirs = _parts(first), _parts(second)
@@ -36,6 +40,7 @@ def close(first: Any, second: Any) -> bool:
 
 def difference(first: Tensor, second: Tensor) -> str:
     """How `second` differs from `first`, in a few words."""
+    first, second = _comparable(first, second)
     if not _is_alike(first, second):
         return brief(second)
     ours, theirs = _parts(first), _parts(second)
@@ -59,6 +64,14 @@ def brief(tensor: Any) -> str:
     except RuntimeError:  # nested tensors of the strided layout
         shape = f"nested of {tensor.size(0)}"
     return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _comparable(first: Any, second: Any) -> tuple[Any, Any]:
+    """The parts of two tensors that this process holds; as they are where they are spread in different ways."""
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return first, second
+    is_spread = inner_of(first) is not None and inner_of(second) is not None
+    return (first, second) if is_spread and first.shape != second.shape else (local_value(first), local_value(second))
 
 
 def _is_alike(first: Tensor, second: Tensor) -> bool:

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.collectives import num_collectives
 from torchlens.capture.memory import storage_of
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.trees import plain_tensors
+from torchlens.capture.wrappers import inner_of
 from torchlens.validation.modes import Modes, current_modes
 from torchlens.validation.snapshots import Frozen, Snapshot, Snapshots, frozen_tensors
 from torchlens.validation.values import difference, same
@@ -18,6 +20,8 @@ __all__ = ["Call", "Evidence", "Witness"]
 Tensor = torch.Tensor
 # Functions that reach beyond the elements of the tensor they are given, into the memory around them.
 _REACHES_BEYOND = frozenset({"as_strided", "as_strided_", "set_", "resize_", "resize_as_"})
+# Calls that leave no row.
+_NO_ROW = (CallKind.READ, CallKind.ASIDE)
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +41,8 @@ class Call:
     changed: list[tuple[Any, str]] = field(default_factory=list)
     # The storages of both.
     written_storages: set[int] = field(default_factory=set)
+    # Whether other processes took part in it, or may have.
+    is_collective: bool = False
 
 
 @dataclass(slots=True)
@@ -56,6 +62,9 @@ class Witness(Observer):
         self._generators: tuple[Tensor, ...] = ()
         # The call that is under way. An opaque one may hold others, which are not seen.
         self._call: Call | None = None
+        # How many operations with other processes there had been when it began, and the last row that came of one.
+        self._num_collectives: int | None = 0
+        self._last_collective = -1
 
     def know(self, tensors: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Copies of tensors that somebody else has made already."""
@@ -64,20 +73,24 @@ class Witness(Observer):
 
     def begin(self, call: ObservedCall) -> None:
         """Sets aside what the call is given. A custom autograd function has run: its arguments are as it left them."""
-        if call.kind is CallKind.READ:
+        if call.kind in _NO_ROW:
             return
         reaches_beyond = call.operation.name in _REACHES_BEYOND
         args = self.snapshots.freeze(tuple(call.args), reaches_beyond)
         kwargs = self.snapshots.freeze(dict(call.kwargs or {}), reaches_beyond)
         self._call = Call(call.kind, args, kwargs, current_modes(), self._current_generators(), first=call.first)
         self._call.written_storages.update(map(storage_of, call.written))
+        self._num_collectives = num_collectives()
 
     def end(self, call: ObservedCall, result: Any) -> None:
         """Sees what the call wrote to, and whether it changed an argument without saying so."""
         mine = self._call
-        if call.kind is CallKind.READ or mine is None or call.last == call.first:
+        if call.kind in _NO_ROW or mine is None or call.last == call.first:
             return
         mine.last = call.last
+        mine.is_collective = self._is_collective(call)
+        if mine.is_collective:
+            self._last_collective = call.last - 1
         with torch.no_grad():
             mine.written = [self.snapshots.take(tensor) for tensor in call.written]
             mine.written_storages.update(snapshot.storage for snapshot in mine.written)  # `set_` gives a tensor another
@@ -88,6 +101,17 @@ class Witness(Observer):
     def add(self, number: int, tensor: Tensor) -> None:
         """Sets aside the tensor as it is now."""
         self.evidence.tensors[number] = self.snapshots.take(tensor)
+
+    def _is_collective(self, call: ObservedCall) -> bool:
+        """Whether other processes took part in the call; if that cannot be told, whether they may have."""
+        if call.kind is CallKind.COLLECTIVE:
+            return True
+        if call.inside is not None:
+            return self._last_collective >= call.inside
+        count = num_collectives()
+        if count is None or self._num_collectives is None:
+            return any(inner_of(tensor) is not None for _, tensor in plain_tensors((call.args, call.kwargs)))
+        return count > self._num_collectives
 
     def _see_changes(self, mine: Call, call: ObservedCall) -> None:
         before = {

@@ -1,0 +1,573 @@
+"""What each of two processes does in `test_distributed.py`: one function per case, the same on both.
+
+Run as `python distributed_cases.py RANK FOLDER`. Every case has a process group of its own, so that one that fails leaves
+the next alone; what came of it is written to a file in the folder.
+"""
+
+import datetime
+import json
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import all_reduce as all_reduce_imported_early
+from torch.distributed import distributed_c10d
+
+import torchlens as tl
+
+CASES: dict[str, Callable[[int], None]] = {}
+WORLD = 2
+# Nothing takes long; a process that waits this long for the other waits in vain.
+PATIENCE = datetime.timedelta(seconds=240)
+
+
+def case(function: Callable[[int], None]) -> Callable[[int], None]:
+    CASES[function.__name__] = function
+    return function
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+class Noting(nn.Module):
+    """A model that, run plainly, notes copies of what it computes; logged, it computes the same and notes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: dict[str, torch.Tensor] | None = None
+
+    def note(self, label: str, tensor: torch.Tensor) -> None:
+        if self.notes is not None:
+            self.notes[label] = tensor.detach().clone()
+
+
+def gather_into(output: torch.Tensor, tensor: torch.Tensor, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have another name for it
+        return dist.all_gather_into_tensor(output, tensor, **options)
+
+
+def reduce_scatter_into(output: torch.Tensor, tensor: torch.Tensor, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # likewise
+        return dist.reduce_scatter_tensor(output, tensor, **options)
+
+
+def plain_notes(model: Noting, *args: Any) -> dict[str, torch.Tensor]:
+    model.notes = {}
+    model(*(arg.clone() for arg in args))
+    notes, model.notes = model.notes, None
+    return notes
+
+
+def check(model: Noting, x: torch.Tensor, parents: dict[str, list[str]], **options: Any) -> tl.ModelHistory:
+    """Logs and validates; each saved value is what a plain run noted, and parents are those given."""
+    notes = plain_notes(model, x)
+    history = tl.log_forward_pass(model, x.clone(), **options)
+    for label, value in notes.items():
+        saved = history[label].tensor_contents
+        assert torch.equal(saved, value), f"{label}: saved {saved.tolist()}, computed {value.tolist()}"
+    found = {label: history[label].parent_layers for label in parents}
+    assert found == parents, found
+    report = tl.validate_forward_pass(model, x.clone())
+    assert report.passed, report
+    return history
+
+
+# -- collectives that write in place -----------------------------------------------------------------------------------
+
+
+class Reduced(Noting):
+    def __init__(self, reduce: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.reduce = reduce
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 3
+        self.note("mul_1_1", y)
+        self.reduce(y)
+        self.note(self.label, y)
+        return y + 1
+
+    label = "allreduce_1_2"
+
+
+@case
+def all_reduce_is_an_entry_and_what_was_before_stays(rank: int) -> None:
+    x = torch.full((2, 2), rank + 1.0)
+    for reduce in (dist.all_reduce, all_reduce_imported_early, distributed_c10d.all_reduce):
+        history = check(
+            Reduced(reduce), x, {"allreduce_1_2": ["mul_1_1"], "add_1_3": ["allreduce_1_2"], "output_1_4": ["add_1_3"]}
+        )
+        assert history["mul_1_1"].tensor_contents.tolist() == [[3.0 * (rank + 1)] * 2] * 2
+        assert history["allreduce_1_2"].tensor_contents.tolist() == [[9.0, 9.0]] * 2
+        entry = history["allreduce_1_2"]
+        assert entry.func_applied is dist.all_reduce
+        assert entry.func_applied_name == "all_reduce"
+        assert entry.function_is_inplace
+        assert entry.func_keyword_args_non_tensor == {"op": "SUM", "group": "ranks 0, 1"}
+        assert entry.flops == 0
+        assert Path(entry.func_call_stack[0].file).name == Path(__file__).name
+
+
+@case
+def broadcast_and_reduce(rank: int) -> None:
+    x = torch.full((2, 2), rank + 1.0)
+    for src in (0, 1):
+        model = Reduced(lambda y, src=src: dist.broadcast(y, src))
+        model.label = "broadcast_1_2"
+        history = check(model, x, {"broadcast_1_2": ["mul_1_1"], "add_1_3": ["broadcast_1_2"]})
+        assert history["broadcast_1_2"].tensor_contents.tolist() == [[3.0 * (src + 1)] * 2] * 2
+        assert history["broadcast_1_2"].func_keyword_args_non_tensor == {"group_src": src, "group": "ranks 0, 1"}
+        model = Reduced(lambda y, dst=src: dist.reduce(y, dst, op=dist.ReduceOp.MAX))
+        model.label = "reduce_1_2"
+        history = check(model, x, {"reduce_1_2": ["mul_1_1"], "add_1_3": ["reduce_1_2"]})
+        expected = {"op": "MAX", "group_dst": src, "group": "ranks 0, 1"}
+        assert history["reduce_1_2"].func_keyword_args_non_tensor == expected
+
+
+@case
+def all_reduce_of_a_part_a_view_and_a_complex_tensor(rank: int) -> None:
+    class Part(Noting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            first = y[0]
+            dist.all_reduce(first)
+            self.note("allreduce_1_3", first)
+            z = y * 2
+            self.note("mul_2_4", z)
+            c = torch.complex(z, z)
+            dist.all_reduce(c)
+            return c.real + 1
+
+    x = torch.full((2, 2), rank + 1.0)
+    check(
+        Part(),
+        x,
+        {
+            "getitem_1_2": ["mul_1_1"],
+            "allreduce_1_3": ["getitem_1_2"],
+            "mul_2_4": ["mul_1_1", "allreduce_1_3"],
+            "viewasreal_1_6": ["complex_1_5"],
+            "allreduce_2_7": ["viewasreal_1_6"],
+            "real_1_8": ["allreduce_2_7"],
+        },
+    )
+
+
+# -- collectives that fill other tensors -------------------------------------------------------------------------------
+
+
+@case
+def all_gather_into_lists_views_and_one_tensor(rank: int) -> None:
+    class Gathered(Noting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            parts = [torch.empty_like(y) for _ in range(WORLD)]
+            dist.all_gather(parts, y)
+            self.note("allgather_1_4", parts[0])
+            self.note("allgather_2_5", parts[1])
+            both = torch.cat(parts)
+            whole = torch.empty(4, 2)
+            gather_into(whole, y)
+            self.note("allgatherintotensor_1_7", whole)
+            pieces = torch.zeros(4, 2)
+            dist.all_gather(list(pieces.chunk(2)), y)
+            total = both + whole
+            self.note("add_1_10", total)
+            total = total + pieces
+            self.note("add_2_11", total)
+            return total
+
+    x = torch.full((2, 2), rank + 1.0)
+    history = check(
+        Gathered(),
+        x,
+        {
+            "allgather_1_4": ["mul_1_1"],
+            "allgather_2_5": ["mul_1_1"],
+            "cat_1_6": ["allgather_1_4", "allgather_2_5"],
+            "allgatherintotensor_1_7": ["mul_1_1"],
+            "add_1_10": ["cat_1_6", "allgatherintotensor_1_7"],
+            "add_2_11": ["add_1_10", "allgather_3_8", "allgather_4_9"],
+        },
+    )
+    stack = history["allgatherintotensor_1_7"].func_call_stack
+    assert Path(stack[0].file).name == Path(__file__).name
+    assert history["allgather_2_5"].iterable_output_index == 1
+    assert not history["allgather_2_5"].function_is_inplace
+    assert history["allgather_1_4"].tensor_contents.tolist() == [[3.0, 3.0]] * 2
+    assert history["allgather_2_5"].tensor_contents.tolist() == [[6.0, 6.0]] * 2
+
+
+@case
+def gather_and_scatter(rank: int) -> None:
+    class There(Noting):
+        def __init__(self, root: int) -> None:
+            super().__init__()
+            self.root = root
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            parts = [torch.empty_like(y) for _ in range(WORLD)] if rank == self.root else None
+            dist.gather(y, parts, dst=self.root)
+            pieces = None if parts is None else [part + 1 for part in parts]
+            mine = torch.empty_like(y)
+            dist.scatter(mine, pieces, src=self.root)
+            self.note("scatter_1", mine)
+            return mine * 2 + y
+
+    x = torch.full((2, 2), rank + 1.0)
+    for root in range(WORLD):
+        history = check(There(root), x, {})
+        gathered, scattered = [entry for entry in history if entry.layer_type == "gather"], history["scatter_1"]
+        labels = [entry.layer_label for entry in gathered]
+        assert [entry.parent_layers for entry in gathered] == [["mul_1_1"]] * (WORLD if rank == root else 1)
+        assert history["mul_2"].parent_layers == [scattered.layer_label]
+        added = [entry for entry in history if entry.layer_type == "add"]
+        if rank == root:
+            assert [entry.tensor_contents[0, 0].item() for entry in gathered] == [3.0, 6.0]
+            assert [entry.parent_layers for entry in added[:2]] == [[label] for label in labels]
+            assert scattered.parent_layers == [entry.layer_label for entry in added[:2]]
+        else:
+            assert torch.equal(gathered[0].tensor_contents, x * 3)
+            assert gathered[0].child_layers == []
+            assert scattered.parent_layers == []
+        assert added[-1].parent_layers == [history["mul_2"].layer_label, "mul_1_1"]
+
+
+@case
+def reduce_scatter_and_all_to_all(rank: int) -> None:
+    class Exchanged(Noting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            out = torch.empty(1, 2)
+            dist.reduce_scatter(out, list(y.split(1)))
+            self.note("reducescatter_1", out)
+            whole = torch.empty(1, 2)
+            reduce_scatter_into(whole, y)
+            self.note("reducescattertensor_1", whole)
+            single = torch.empty(3 if rank == 0 else 1, 2)
+            send, receive = ([1, 1], [1, 2]) if rank == 0 else ([2, 0], [1, 0])
+            dist.all_to_all_single(single, y, receive, send)
+            self.note("alltoallsingle_1", single)
+            parts = [torch.empty(1, 2) for _ in range(WORLD)]
+            dist.all_to_all(parts, list(y.split(1)))
+            self.note("alltoall_1", parts[0])
+            self.note("alltoall_2", parts[1])
+            return torch.cat([out, whole, single, *parts])
+
+    x = torch.arange(4.0).reshape(2, 2) + 10 * rank
+    history = check(Exchanged(), x, {"reducescattertensor_1": ["mul_1_1"], "alltoallsingle_1": ["mul_1_1"]})
+    labels = {name: history[name].layer_label for name in ("split_1", "split_2", "split_3", "split_4")}
+    assert history["reducescatter_1"].parent_layers == [labels["split_1"], labels["split_2"]]
+    assert history["alltoall_2"].parent_layers == [labels["split_3"], labels["split_4"]]
+    results = ("reducescatter_1", "reducescattertensor_1", "alltoallsingle_1", "alltoall_1", "alltoall_2")
+    assert history["cat_1"].parent_layers == [history[name].layer_label for name in results]
+    sizes = history["alltoallsingle_1"].func_keyword_args_non_tensor
+    assert sizes["input_split_sizes"] == ([1, 1] if rank == 0 else [2, 0])
+
+
+@case
+def sending_and_receiving(rank: int) -> None:
+    class Passed(Noting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            other = 1 - rank
+            got = torch.empty_like(y)
+            if rank == 0:
+                dist.send(y, other)
+                dist.recv(got, other)
+            else:
+                dist.recv(got)
+                dist.send(y, other)
+            self.note("recv_1", got)
+            again = torch.empty_like(y)
+            works = [dist.isend(got, other), dist.irecv(again, other)]
+            for work in works:
+                work.wait()
+            self.note("irecv_1", again)
+            last = torch.empty_like(y)
+            operations = [dist.P2POp(dist.irecv, last, other), dist.P2POp(dist.isend, y, other)]
+            for work in dist.batch_isend_irecv(operations):
+                work.wait()
+            self.note("irecv_2", last)
+            return y + got + again + last
+
+    x = torch.full((2, 2), rank + 1.0)
+    received = {"recv_1": [], "irecv_1": [], "irecv_2": []}
+    history = check(Passed(), x, {"send_1": ["mul_1_1"], "isend_2": ["mul_1_1"], **received})
+    assert history["isend_1"].parent_layers == [history["recv_1"].layer_label]
+    assert history["send_1"].child_layers == []
+    assert torch.equal(history["send_1"].tensor_contents, x * 3)
+    assert history["add_1"].parent_layers == ["mul_1_1", history["recv_1"].layer_label]
+    assert history["add_2"].parent_layers[1] == history["irecv_1"].layer_label
+    assert history["add_3"].parent_layers[1] == history["irecv_2"].layer_label
+
+
+# -- results that come later -------------------------------------------------------------------------------------------
+
+
+class Overlapped(Noting):
+    """Computes something else while the others are heard from; `wait` says how it waits for them."""
+
+    def __init__(self, wait: Callable[[Any], Any], *, writes: bool = False) -> None:
+        super().__init__()
+        self.wait = wait
+        self.writes = writes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 3
+        self.note("mul_1", y)
+        whole = torch.empty(4, 2)
+        first = dist.all_reduce(y, async_op=True)
+        second = gather_into(whole, x, async_op=True)
+        z = x * 5
+        self.note("mul_2", z)
+        self.wait(first)
+        self.wait(second)
+        self.note("allreduce_1", y)
+        self.note("allgatherintotensor_1", whole)
+        if self.writes:
+            y.add_(1)
+            whole.mul_(0)
+        return torch.cat([y + z, whole])
+
+
+@case
+def the_value_is_what_was_there_after_waiting(rank: int) -> None:
+    x = torch.full((2, 2), rank + 1.0)
+    for wait in (lambda work: work.wait(), lambda work: work.get_future().wait()):
+        for writes in (False, True):
+            history = check(Overlapped(wait, writes=writes), x, {"allreduce_1": ["mul_1_1"], "mul_1": ["input_1_0"]})
+            assert history["allgatherintotensor_1"].parent_layers == ["input_1_0"]
+            sums = tl.log_forward_pass(Overlapped(wait, writes=writes), x, activation_postfunc=torch.sum)
+            assert sums["allreduce_1"].tensor_contents == 36.0
+            assert sums["allgatherintotensor_1"].tensor_contents == 12.0
+            some = tl.log_forward_pass(Overlapped(wait, writes=writes), x, layers_to_save=["allreduce_1", "mul_1"])
+            assert some["allreduce_1"].tensor_contents.tolist() == [[9.0, 9.0]] * 2
+            assert some["mul_1"].tensor_contents.tolist() == [[3.0 * (rank + 1)] * 2] * 2
+            assert some["allgatherintotensor_1"].tensor_contents is None
+
+
+@case
+def what_nobody_waited_for_has_no_value(rank: int) -> None:
+    class Impatient(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            got = torch.zeros_like(y)
+            self.work = dist.irecv(got, 1 - rank)
+            self.got = got
+            return y + 1
+
+    model = Impatient()
+    x = torch.full((2, 2), rank + 1.0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        history = tl.log_forward_pass(model, x)
+    assert [str(warning.message) for warning in told] == [
+        "torchlens: irecv was begun but not waited for before the forward pass ended: its result has no saved value."
+    ]
+    dist.barrier()
+    sending = dist.isend(x, 1 - rank)
+    model.work.wait()
+    sending.wait()
+    assert model.got[0, 0] == 2.0 - rank
+    assert history["irecv_1"].tensor_contents is None
+    assert not history["irecv_1"].has_saved_activations
+    assert history["zeroslike_1"].tensor_contents.tolist() == [[0.0, 0.0]] * 2
+    assert history["mul_1"].tensor_contents.tolist() == (x * 3).tolist()
+
+
+@case
+def collectives_in_one_go(rank: int) -> None:
+    class Together(Noting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, z = x * 3, x * 5
+            with distributed_c10d._coalescing_manager():
+                dist.all_reduce(y)
+                dist.all_reduce(z)
+            self.note("allreducecoalesced_1", y)
+            self.note("allreducecoalesced_2", z)
+            return y + z
+
+    x = torch.full((2, 2), rank + 1.0)
+    both = ["mul_1_1", "mul_2_2"]
+    history = check(Together(), x, {"allreducecoalesced_1": both, "allreducecoalesced_2": both})
+    assert history["add_1"].parent_layers == ["allreducecoalesced_1_3", "allreducecoalesced_2_4"]
+
+
+@case
+def objects_and_barriers_leave_no_trace(rank: int) -> None:
+    class Talks(Noting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            dist.barrier()
+            told: list[Any] = [None] * WORLD
+            dist.all_gather_object(told, {"rank": rank})
+            assert told == [{"rank": 0}, {"rank": 1}]
+            said = ["from 0" if rank == 0 else None]
+            dist.broadcast_object_list(said, src=0)
+            assert said == ["from 0"]
+            dist.monitored_barrier()
+            return y + told[1]["rank"]
+
+    x = torch.full((2, 2), rank + 1.0)
+    history = check(Talks(), x, {"mul_1_1": ["input_1_0"], "add_1_2": ["mul_1_1"], "output_1_3": ["add_1_2"]})
+    assert len(history) == 4
+
+
+@case
+def tensors_inside_objects(rank: int) -> None:
+    class Talks(Noting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            told: list[Any] = [None] * WORLD
+            dist.all_gather_object(told, {"y": y})
+            z = told[1 - rank]["y"]
+            self.note("tensortoobject_2" if rank == 0 else "tensortoobject_1", z)
+            return y + z
+
+    x = torch.full((2, 2), rank + 1.0)
+    history = check(Talks(), x, {})
+    other = history["tensortoobject_2" if rank == 0 else "tensortoobject_1"]
+    assert history["add_1"].parent_layers == ["mul_1_1", other.layer_label]
+    assert {"mul_1_1", history["objecttotensor_1"].layer_label} <= ancestors(history, other.layer_label)
+
+
+@case
+def a_group_of_its_own(rank: int) -> None:
+    alone = [dist.new_group([each]) for each in range(WORLD)]
+    both = dist.new_group([0, 1], group_desc="both")
+
+    class Grouped(Noting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            dist.all_reduce(y, group=alone[rank])
+            self.note("allreduce_1", y)
+            dist.all_reduce(y, group=both)
+            self.note("allreduce_2", y)
+            return y + 1
+
+    x = torch.full((2, 2), rank + 1.0)
+    history = check(Grouped(), x, {"allreduce_1_2": ["mul_1_1"], "allreduce_2_3": ["allreduce_1_2"]})
+    assert history["allreduce_1"].func_keyword_args_non_tensor["group"] == f"ranks {rank}"
+    assert history["allreduce_2"].func_keyword_args_non_tensor["group"] == "ranks 0, 1"
+    assert history["allreduce_1"].tensor_contents[0, 0] == 3.0 * (rank + 1)
+
+
+@case
+def a_stage_of_a_pipeline(rank: int) -> None:
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor | None = None) -> torch.Tensor | None:
+            if x is None:
+                x = torch.empty(1, 2)
+                dist.recv(x, 0)
+                return self.fc(x) * 2
+            dist.send(self.fc(x).detach(), 1)
+            return None
+
+    model = Stage()
+    x = torch.ones(1, 2)
+    history = tl.log_forward_pass(model, [x] if rank == 0 else [])
+    if rank == 0:
+        assert [entry.layer_label for entry in history] == ["input_1_0", "linear_1_1", "detach_1_2", "send_1_3"]
+        assert torch.equal(history["send_1"].tensor_contents, model.fc(x))
+    else:
+        assert [entry.layer_type for entry in history] == ["recv", "linear", "mul", "output"]
+        assert history["linear_1"].parent_layers == ["recv_1_1"]
+        assert torch.equal(history["recv_1"].tensor_contents, model.fc(x))  # the same parameters in both processes
+
+
+# -- with gradients ----------------------------------------------------------------------------------------------------
+
+
+@case
+def collectives_that_autograd_knows(rank: int) -> None:
+    import torch.distributed.nn.functional as F_dist
+
+    world = dist.group.WORLD
+    warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch would have the functional collectives used
+
+    class Differentiable(Noting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.fc(x)
+            summed = F_dist.all_reduce(y, group=world)
+            self.note("allreduce_1", summed)
+            parts = F_dist.all_gather(y, world)
+            self.note("allgather_1", parts[0])
+            self.note("allgather_2", parts[1])
+            swapped = F_dist.all_to_all_single(torch.empty_like(y), y, group=world)
+            self.note("alltoallsingle_1", swapped)
+            shared = F_dist.broadcast(y, 1, world)
+            self.note("broadcast_1", shared)
+            reduced = F_dist.reduce_scatter(torch.empty(1, 2), list(y.split(1)), group=world)
+            self.note("reducescatter_1", reduced)
+            return torch.cat([summed, *parts, swapped, shared, reduced])
+
+    model = Differentiable()
+    x = torch.arange(4.0).reshape(2, 2) + rank
+    history = check(model, x, {}, save_gradients=True)
+    names = ("allreduce_1", "allgather_1", "allgather_2", "alltoallsingle_1", "broadcast_1", "reducescatter_1")
+    for name in names:
+        assert history[name].layer_label in ancestors(history, "cat_1"), name
+        assert "linear_1_1" in ancestors(history, name), name
+    for name in ("allreduce_1", "allgather_1", "allgather_2", "broadcast_1"):
+        assert history[name].gradfunc is not None, name
+    model.zero_grad()
+    output = model(x)
+    output.sum().backward()
+    expected = model.fc.weight.grad.clone()
+    model.zero_grad()
+    history = tl.log_forward_pass(model, x, save_gradients=True)
+    history["output_1"].tensor_contents.sum().backward()
+    assert torch.equal(history.param_grads["fc.weight"], expected)
+    assert history["allreduce_1"].grad_contents.tolist() == [[1.0, 1.0]] * 2
+
+
+def ancestors(history: tl.ModelHistory, label: str) -> set[str]:
+    found: set[str] = set()
+    pending = list(history[label].parent_layers)
+    while pending:
+        parent = pending.pop()
+        if parent not in found:
+            found.add(parent)
+            pending += history[parent].parent_layers
+    return found
+
+
+def main(rank: int, folder: Path, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    results: dict[str, str] = {}
+    for name in names or CASES:
+        torch.manual_seed(0)
+        warnings.simplefilter("error")
+        store = dist.FileStore(str(folder / f"store_{name}"), WORLD)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=PATIENCE)
+        try:
+            CASES[name](rank)
+            dist.barrier()
+            results[name] = "passed"
+        except Exception:
+            results[name] = traceback.format_exc()
+        finally:
+            dist.destroy_process_group()
+        (folder / f"results_{rank}.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

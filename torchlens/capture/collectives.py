@@ -1,0 +1,346 @@
+"""Operations that several processes do together: the collectives of torch.distributed, and sending and receiving.
+
+torch reports none of them. The functions of torch.distributed end in methods of its process groups, so those are patched
+(see `patching.py`), whatever reference a function was called by. Their functional relatives (`torch.ops._c10d_functional`),
+which DTensor is made of, are reported as any operation.
+
+All of them only begin the operation: its result is there when somebody has waited for it. Until then its memory may be
+written at any time. An entry is made when the operation begins, and its value is taken when it has been waited for.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torchlens.capture.observer import CallKind
+from torchlens.capture.operations import Kind, Operation, layer_type, named_operation
+from torchlens.capture.recorder import Recorder
+from torchlens.capture.trees import plain_tensors
+from torchlens.capture.user_code import is_user_code
+
+__all__ = [
+    "GROUP_METHODS",
+    "finish_collectives",
+    "num_collectives",
+    "record_broadcast",
+    "record_collective",
+    "record_functional",
+    "record_wait",
+]
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMethod:
+    """A method of a process group: which function of torch.distributed ends in it, and what it does to its arguments.
+
+    Some functions have several names; then the first is the one to take where the method is called directly. `arguments`
+    are those of the function, in its order: "both" is read and written, "in" read, "out" written, whatever it held.
+    `is_listed` tells that the method takes its tensors in one more list than the function does.
+    """
+
+    functions: tuple[str, ...]
+    arguments: tuple[str, ...]
+    is_listed: bool = True
+    rank: str = ""  # what the function calls the one rank that differs from the others
+
+
+_OUT_IN = ("out", "in")
+_GATHER_SINGLE = ("all_gather_into_tensor", "all_gather_single", "_all_gather_base")
+_SCATTER_SINGLE = ("reduce_scatter_tensor", "reduce_scatter_single", "_reduce_scatter_base")
+GROUP_METHODS: dict[str, GroupMethod] = {
+    "allreduce": GroupMethod(("all_reduce",), ("both",)),
+    "allreduce_coalesced": GroupMethod(("all_reduce_coalesced",), ("both",), is_listed=False),
+    "broadcast": GroupMethod(("broadcast",), ("both",), rank="group_src"),
+    "reduce": GroupMethod(("reduce",), ("both",), rank="group_dst"),
+    "allgather": GroupMethod(("all_gather",), _OUT_IN),
+    "_allgather_base": GroupMethod(_GATHER_SINGLE, _OUT_IN),
+    "all_gather_single": GroupMethod(_GATHER_SINGLE, _OUT_IN),
+    "allgather_coalesced": GroupMethod(("all_gather_coalesced",), _OUT_IN, is_listed=False),
+    "allgather_into_tensor_coalesced": GroupMethod(_GATHER_SINGLE, _OUT_IN, is_listed=False),
+    "all_gather_single_coalesced": GroupMethod(_GATHER_SINGLE, _OUT_IN, is_listed=False),
+    "gather": GroupMethod(("gather",), ("in", "out"), rank="group_dst"),
+    "scatter": GroupMethod(("scatter",), _OUT_IN, rank="group_src"),
+    "reduce_scatter": GroupMethod(("reduce_scatter",), _OUT_IN),
+    "_reduce_scatter_base": GroupMethod(_SCATTER_SINGLE, _OUT_IN),
+    "reduce_scatter_single": GroupMethod(_SCATTER_SINGLE, _OUT_IN),
+    "reduce_scatter_tensor_coalesced": GroupMethod(_SCATTER_SINGLE, _OUT_IN, is_listed=False),
+    "reduce_scatter_single_coalesced": GroupMethod(_SCATTER_SINGLE, _OUT_IN, is_listed=False),
+    "alltoall": GroupMethod(("all_to_all",), _OUT_IN, is_listed=False),
+    "alltoall_base": GroupMethod(("all_to_all_single",), _OUT_IN, is_listed=False),
+    "all_to_all_single": GroupMethod(("all_to_all_single",), _OUT_IN, is_listed=False),
+    "send": GroupMethod(("send", "isend"), ("in",), rank="group_dst"),
+    "recv": GroupMethod(("recv", "irecv"), ("out",), rank="group_src"),
+    "recv_anysource": GroupMethod(("recv", "irecv"), ("out",)),
+}
+
+
+@cache
+def _operation(function: str, is_inplace: bool) -> Operation:
+    func = getattr(torch.distributed, function, None) or getattr(torch.distributed.distributed_c10d, function)
+    return Operation(func, function, layer_type(function), Kind.COLLECTIVE, (0,) if is_inplace else ())
+
+
+def _function_of(method: GroupMethod, frame: FrameType | None) -> str:
+    """The function of torch.distributed that the user's code called; they call each other."""
+    called = method.functions[0]
+    while frame is not None and len(method.functions) > 1 and not is_user_code(frame.f_code):
+        called = frame.f_code.co_name if frame.f_code.co_name in method.functions else called
+        frame = frame.f_back
+    return called
+
+
+def _wait(work: Any) -> Any:
+    return work.wait()
+
+
+_WAIT = named_operation("wait", _wait)
+
+
+@dataclass(slots=True, eq=False)
+class Unfinished:
+    """Entries `first` up to `last` of an operation that was begun; `handle` tells when it is done.
+
+    The handle is what the process group returned, or the result of a functional collective.
+    """
+
+    handle: Any
+    first: int
+    last: int
+    tensors: list[Tensor]
+
+
+# -- beginning ---------------------------------------------------------------------------------------------------------
+
+
+def record_collective(
+    recorder: Recorder, name: str, run: Callable[[], Any], group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Records a call of the method `name` of a process group, which `run()` makes."""
+    method = GROUP_METHODS[name]
+    # The methods have what they write first; the functions, where they have two, not always.
+    roles = tuple(sorted(method.arguments, reverse=True))
+    given = {role: _argument(role, at, args, kwargs) for at, role in enumerate(roles)}
+    if method.is_listed:
+        given = {role: _unlisted(tree) for role, tree in given.items()}
+    described = _described(method, group, args[len(roles) :], kwargs)
+    return _record(recorder, method, given, described, run, sys._getframe(2))
+
+
+def record_broadcast(recorder: Recorder, run: Callable[[], Any], group: Any, tensors: Sequence[Tensor], source: int) -> Any:
+    """Records the broadcast of many tensors at once by which DDP brings buffers from one rank to the others."""
+    described = {"group_src": source, "group": _ranks(group)}
+    return _record(recorder, GROUP_METHODS["broadcast"], {"both": list(tensors)}, described, run, sys._getframe(2))
+
+
+def _record(
+    recorder: Recorder,
+    method: GroupMethod,
+    given: dict[str, Any],
+    described: dict[str, Any],
+    run: Callable[[], Any],
+    frame: FrameType,
+) -> Any:
+    operation = _operation(_function_of(method, frame), method.arguments == ("both",))
+    args = tuple(given[role] for role in method.arguments)
+    read = tuple(None if role == "out" else given[role] for role in method.arguments)
+    written = [tensor for role in ("both", "out") for _, tensor in plain_tensors(given.get(role))]
+    place = recorder.user_code(frame)
+    with torch._C.DisableTorchFunction():
+        references = recorder.references_to(read, None)
+        observed = recorder.prepare(CallKind.COLLECTIVE, operation, args, described, references, written, place)
+    start = perf_counter()
+    try:
+        with recorder.aside():
+            work = run()
+    except BaseException as error:
+        recorder.fail(error, operation, args, described, references, frame, observed)
+        raise
+    call = (operation, args, described, references, recorder.module_call, *place, perf_counter() - start)
+    first = len(recorder.rows)
+    with torch._C.DisableTorchFunction():
+        # What is only sent leaves no result behind, but an entry that shows what went.
+        result = given.get("out", given.get("both")) if written else given.get("in")
+        recorder.append_results(call, result, written, is_finished=not written, is_end=not written)
+        recorder.end_observed(observed, work)
+    if written and len(recorder.rows) > first:
+        _begin(recorder, Unfinished(work, first, len(recorder.rows), written))
+    return work
+
+
+def record_functional(
+    recorder: Recorder, operation: Operation, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> Any:
+    """Records a functional collective: it returns its result, which is not there until `wait_tensor` is called on it."""
+    frame = sys._getframe(3)
+    place = recorder.user_code(frame)
+    references = recorder.references_to(args, kwargs)
+    written = recorder.written(operation, args, kwargs)
+    observed = recorder.prepare(CallKind.COLLECTIVE, operation, args, kwargs, references, written, place)
+    start = perf_counter()
+    try:
+        result = func(*args, **(kwargs or {}))
+    except BaseException as error:
+        recorder.fail(error, operation, args, kwargs, references, frame, observed)
+        raise
+    seconds = perf_counter() - start
+    is_wait = operation.name == "wait_tensor"
+    if is_wait:
+        _finish_tensor(recorder, args[0] if args else (kwargs or {})["tensor"], seconds)
+    call = (operation, args, kwargs, references, recorder.module_call, *place, seconds)
+    first = len(recorder.rows)
+    recorder.append_results(call, result, written, is_finished=is_wait)
+    recorder.end_observed(observed, result)
+    tensors = [tensor for _, tensor in plain_tensors(result)]
+    if not is_wait and tensors:
+        _begin(recorder, Unfinished(tensors[0], first, len(recorder.rows), tensors))
+    return result
+
+
+def _begin(recorder: Recorder, unfinished: Unfinished) -> None:
+    if unfinished.handle is None:  # a group that this process is not in, or one that tells of several operations at once
+        recorder.finish_entries(unfinished.first, unfinished.last)
+    else:
+        recorder.unfinished.append(unfinished)
+
+
+# -- ending ------------------------------------------------------------------------------------------------------------
+
+
+def record_wait(recorder: Recorder, run: Callable[[], Any], work: Any = None) -> Any:
+    """Waits, by `run()`, for what a process group returned, or for nothing in particular (a barrier).
+
+    Some back ends put the result in its place only then.
+    """
+    mine = [unfinished for unfinished in recorder.unfinished if unfinished.handle is work]
+    written = [tensor for unfinished in mine for tensor in unfinished.tensors]
+    with torch._C.DisableTorchFunction():
+        observed = recorder.begin_observed(CallKind.COLLECTIVE, _WAIT, (), None, (), written, (None, 0))
+    start = perf_counter()
+    try:
+        with recorder.aside():
+            result = run()
+    except BaseException as error:
+        operation = recorder.rows[mine[0].first].operation if mine else _WAIT
+        recorder.fail(error, operation, (), None, (), sys._getframe(2), observed)
+        raise
+    seconds = perf_counter() - start
+    with torch._C.DisableTorchFunction():
+        recorder.end_observed(observed, result)
+    for unfinished in mine:
+        _finish(recorder, unfinished, seconds)
+    return result
+
+
+def _finish_tensor(recorder: Recorder, tensor: Tensor, seconds: float) -> None:
+    for unfinished in list(recorder.unfinished):
+        if any(own is tensor for own in unfinished.tensors):
+            _finish(recorder, unfinished, seconds)
+
+
+def _finish(recorder: Recorder, unfinished: Unfinished, seconds: float) -> None:
+    recorder.unfinished.remove(unfinished)
+    for entry in range(unfinished.first, unfinished.last):
+        row = recorder.rows[entry]
+        recorder.rows[entry] = row._replace(seconds=row.seconds + seconds)
+    with torch._C.DisableTorchFunction():
+        recorder.finish_entries(unfinished.first, unfinished.last)
+
+
+def finish_collectives(recorder: Recorder) -> list[Tensor]:
+    """The pass is over: what is done counts as waited for; what is not has no value. Returns what may yet be written.
+
+    Nothing is waited for: another process may be waiting for this one, to come to what follows the log.
+    """
+    under_way: list[Tensor] = []
+    for unfinished in list(recorder.unfinished):
+        if _is_done(unfinished.handle):
+            _finish(recorder, unfinished, 0.0)
+            continue
+        recorder.drop_entries(unfinished.first, unfinished.last)
+        under_way += unfinished.tensors
+        name = recorder.rows[unfinished.first].operation.name
+        reason = f"{name} was begun but not waited for before the forward pass ended: its result has no saved value"
+        if reason not in recorder.warnings:
+            recorder.warnings.append(reason)
+    recorder.unfinished.clear()
+    return under_way
+
+
+def _is_done(handle: Any) -> bool:
+    if isinstance(handle, Tensor):  # functional: every process has begun it, and what uses its result waits for it
+        with torch._C.DisableTorchFunction():
+            torch.ops._c10d_functional.wait_tensor(handle)
+        return True
+    if handle.is_completed():
+        return True
+    try:  # who waits for the future of an operation may be told before the operation itself is marked
+        return bool(handle.get_future().done())
+    except (NotImplementedError, RuntimeError):  # a back end without futures
+        return False
+
+
+# -- what the arguments are --------------------------------------------------------------------------------------------
+
+
+def _argument(role: str, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensors that a method of a process group is given as its output, its input or both."""
+    if position < len(args):
+        return args[position]
+    start = {"out": "output", "in": "input"}.get(role, "tensor")
+    return next((value for name, value in kwargs.items() if name.startswith((start, "tensor"))), None)
+
+
+def _unlisted(tree: Any) -> Any:
+    """`tree` without the outermost of its lists; None if that is empty."""
+    if isinstance(tree, list | tuple) and len(tree) <= 1:
+        return tree[0] if tree else None
+    return tree
+
+
+def _described(method: GroupMethod, group: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments beside the tensors, as the function of torch.distributed calls them, in plain Python."""
+    found: dict[str, Any] = {}
+    for value in (*rest, *kwargs.values()):
+        op = getattr(value, "reduceOp", value if hasattr(value, "RedOpType") else None)
+        if op is not None:
+            found["op"] = getattr(getattr(op, "op", op), "name", str(op))
+        if method.rank and method.rank not in found:
+            root = getattr(value, "rootRank", value if isinstance(value, int) else None)
+            if root is not None:
+                found[method.rank] = int(root)
+    if method.functions == ("all_to_all_single",):
+        sizes = [list(value) for value in (*rest, *kwargs.values()) if isinstance(value, list | tuple)]
+        if any(sizes):
+            found.update(zip(("output_split_sizes", "input_split_sizes"), sizes, strict=False))
+    return found | {"group": _ranks(group)}
+
+
+def _ranks(group: Any) -> str:
+    """The ranks in a process group; how many there are, where torch does not know it (a back end called directly)."""
+    try:
+        return f"ranks {', '.join(map(str, torch.distributed.get_process_group_ranks(group)))}"
+    except (KeyError, ValueError, RuntimeError):
+        return f"{group.size()} ranks"
+
+
+# -- how many there were -----------------------------------------------------------------------------------------------
+
+
+def num_collectives() -> int | None:
+    """How many operations with other processes this one has begun so far, at any level; None if it cannot be told."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    try:
+        groups: Any = distributed.distributed_c10d._world.pg_map
+        return sum(group._get_sequence_number_for_group() for group in groups)
+    except (AttributeError, RuntimeError):  # another torch, or a back end that does not count
+        return None

@@ -1,0 +1,49 @@
+"""Tensors of torch.distributed that stand for others: a DTensor for its local part, a result that is awaited for itself.
+
+What such a tensor does to memory, it does to the memory of the tensor inside; and any arithmetic on a DTensor may need the
+other processes, so whoever only looks at a value looks at the part that is here.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+
+__all__ = ["inner_of", "local_value", "with_inner"]
+
+_ATTRIBUTES = {"DTensor": "_local_tensor", "AsyncCollectiveTensor": "elem"}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def inner_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that `tensor` stands for, if it is one of those that do."""
+    kind = type(tensor)
+    if kind in _PLAIN:
+        return None
+    attribute = _attribute_of(kind)
+    return None if attribute is None else getattr(tensor, attribute)
+
+
+@cache
+def _attribute_of(kind: type) -> str | None:
+    for base in kind.__mro__:
+        if base.__name__ in _ATTRIBUTES and base.__module__.startswith("torch.distributed."):
+            return _ATTRIBUTES[base.__name__]
+    return None
+
+
+def local_value(value: Any) -> Any:
+    """The plain tensor that is here, of a DTensor or an awaited one (which is waited for); anything else as it is."""
+    while isinstance(value, torch.Tensor) and (inner := inner_of(value)) is not None:
+        value = value.trigger_wait() if hasattr(value, "trigger_wait") else inner
+    return value
+
+
+def with_inner(tensor: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
+    """A tensor like `tensor` that stands for `inner`, which is like the one inside."""
+    names, context = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    parts = {name: getattr(tensor, name) for name in names} | {_attribute_of(type(tensor)): inner}
+    made: torch.Tensor = type(tensor).__tensor_unflatten__(  # type: ignore[attr-defined]
+        parts, context, tensor.shape, tensor.stride()
+    )
+    return made
