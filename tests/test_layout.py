@@ -1,6 +1,7 @@
 """The layout of the package: which way imports go, which names are public, what importing does."""
 
 import ast
+import re
 import subprocess
 import sys
 import textwrap
@@ -121,6 +122,14 @@ def test_the_public_names_are_these() -> None:
     for name in tl.__all__:
         assert getattr(tl, name).__module__.startswith("torchlens")
         assert getattr(tl, name).__doc__
+
+
+def test_dir_shows_the_public_names_alone() -> None:
+    assert sorted(dir(tl)) == sorted([*PUBLIC_NAMES, "__version__"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+", tl.__version__)
+    star: dict[str, object] = {}
+    exec("from torchlens import *", star)
+    assert set(star) - {"__builtins__"} == set(PUBLIC_NAMES)
 
 
 def test_the_exceptions_are_one_tree() -> None:

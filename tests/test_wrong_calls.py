@@ -7,15 +7,16 @@ import sys
 import warnings
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 from networks import MLP, Residual
 from torch import nn
 
 import torchlens as tl
-from torchlens.draw.options import DrawOptions
+from torchlens.draw.options import DrawKeywords, DrawOptions
 from torchlens.foreign_names import ENTRY_NAMES, FUNCTION_NAMES, HISTORY_NAMES, OPTION_NAMES
 from torchlens.history.classic import ENTRY_FIELDS, ENTRY_METHODS, HISTORY_FIELDS
 from torchlens.options import LogOptions
@@ -158,6 +159,24 @@ def test_an_option_that_is_none(name: str, words: str):
 def test_an_option_that_show_model_graph_has_not(name: str, words: str):
     with pytest.raises(TypeError, match=re.escape(words)):
         tl.show_model_graph(MLP(), X, **{name: "all"})
+
+
+def test_numpy_counts_as_well(history: tl.ModelHistory):
+    one = np.int64(1)
+    assert history[one] == history[1]
+    log = tl.log_forward_pass(MLP(), X, layers_to_save=[one, 2], random_seed=one)
+    assert log.layers_with_saved_activations == history.layer_labels[1:3]
+    assert type(log.random_seed_used) is int
+    assert tl.log_forward_pass(MLP(), X, layers_to_save=one).num_tensors_saved == 1
+    assert DrawOptions(vis_nesting_depth=one).vis_nesting_depth == 1
+    history.summary(depth=one)
+
+
+def test_an_editor_completes_every_drawing_option():
+    typed, checked = get_type_hints(DrawKeywords), get_type_hints(DrawOptions)
+    assert typed == {name: hint for name, hint in checked.items() if name != "vis_opt"}
+    for function in (tl.log_forward_pass, tl.show_model_graph, tl.ModelHistory.render_graph):
+        assert function.__annotations__["vis_options"] == "Unpack[DrawKeywords]"
 
 
 def test_a_path_asks_for_a_drawing(tmp_path: Path):

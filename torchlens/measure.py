@@ -9,6 +9,7 @@ import torch
 from torchlens.model_history import ModelHistory
 from torchlens.options import check_inputs, check_model
 from torchlens.profiling import Profile, ProfileOptions, run_trial
+from torchlens.profiling.options import Check, Level
 
 __all__ = ["profile"]
 
@@ -18,8 +19,8 @@ def profile(
     input_args: Any = None,
     input_kwargs: dict[str, Any] | None = None,
     *,
-    level: str | None = None,
-    check: str | None = None,
+    level: Level | None = None,
+    check: Check | None = None,
     stop: bool = False,
     memory: bool = True,
     backward: bool | None = None,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchlens.wording import got
+from torchlens.wording import got, is_whole
 
 __all__ = ["LogOptions", "Transform", "check_inputs", "check_model", "checked_layers", "forward_names", "positional_names"]
 
@@ -40,10 +40,14 @@ class LogOptions:
                 f"activation_postfunc must be a function of a tensor, or None, got {got(self.activation_postfunc)}. "
                 "For instance: activation_postfunc=lambda t: t.mean(0)."
             )
-        if self.random_seed is not None and (isinstance(self.random_seed, bool) or not isinstance(self.random_seed, int)):
-            raise TypeError(f"random_seed must be a whole number, or None to seed nothing, got {got(self.random_seed)}.")
-        if self.random_seed is not None and not 0 <= self.random_seed < 2**63:
-            raise ValueError(f"random_seed must be between 0 and 2**63 - 1, got {self.random_seed}.")
+        if self.random_seed is not None:
+            if not is_whole(self.random_seed):
+                raise TypeError(
+                    f"random_seed must be a whole number, or None to seed nothing, got {got(self.random_seed)}."
+                )
+            object.__setattr__(self, "random_seed", int(self.random_seed))  # numpy's
+            if not 0 <= self.random_seed < 2**63:
+                raise ValueError(f"random_seed must be between 0 and 2**63 - 1, got {self.random_seed}.")
         if self.output_device != "same":
             _check_device(self.output_device)
 
@@ -85,7 +89,7 @@ def checked_layers(layers: Any) -> Any:
     if not keys:
         return "none"
     for key in keys:
-        is_key = isinstance(key, str | int) and not isinstance(key, bool) and key != ""
+        is_key = is_whole(key) or (isinstance(key, str) and key != "")
         is_predicate = key is layers and callable(key) and not isinstance(key, type | torch.nn.Module)
         if not is_key and not is_predicate:
             raise TypeError(

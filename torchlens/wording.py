@@ -3,13 +3,14 @@
 import difflib
 import os
 from collections.abc import Iterable
+from numbers import Integral
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
 
-__all__ = ["checked_file", "did_you_mean", "got", "one_of"]
+__all__ = ["check_choice", "check_count", "checked_file", "did_you_mean", "got", "is_whole", "one_of"]
 
 
 def got(value: Any) -> str:
@@ -44,6 +45,30 @@ def did_you_mean(name: Any, choices: Iterable[str]) -> str:
     """`Did you mean 'x'? ` with a blank after it, or nothing where nothing is near."""
     close = difflib.get_close_matches(str(name).lower(), list(choices), n=1)
     return f"Did you mean {close[0]!r}? " if close else ""
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number, numpy's among them; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_count(name: str, value: Any, least: int, meaning: str = "") -> None:
+    """Sees that a whole number is one, and large enough."""
+    note = f" ({meaning})" if meaning else ""
+    if not is_whole(value):
+        raise TypeError(f"{name} must be a whole number{note}, got {got(value)}.")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}{note}, got {value}.")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str], or_none: bool = False) -> None:
+    """Sees that it is one of the words that are accepted."""
+    words = list(choices)
+    if (or_none and value is None) or (isinstance(value, str) and value in words):
+        return
+    near = did_you_mean(str(value).lower().lstrip("."), words)
+    accepted = f"{one_of(words)}, or None" if or_none else one_of(words)
+    raise ValueError(f"{name} must be {accepted}, got {got(value)}. {near}".rstrip())
 
 
 def checked_file(name: str, path: Any, example: str) -> Path:

@@ -282,7 +282,7 @@ def test_nodes_are_coloured_by_values_of_the_callers_own():
     assert node_of(scene, "relu_1_2").lines[-1] == "value: 2"
     with pytest.raises(KeyError, match="linear_9"):
         scene_of(MLP(), torch.rand(2, 4), vis_color_by={"linear_9": 1.0})
-    with pytest.raises(TypeError, match="it takes numbers"):
+    with pytest.raises(TypeError, match="must give a number for 'linear_1_1'"):
         scene_of(MLP(), torch.rand(2, 4), vis_color_by={"linear_1_1": "many"})
 
 
@@ -324,7 +324,7 @@ def test_module_overrides_are_asked_by_address():
 
 
 def test_an_override_that_returns_no_dict_is_named():
-    with pytest.raises(TypeError, match="returns a dict of graphviz attributes, not 'red'"):
+    with pytest.raises(TypeError, match="must return a dict of graphviz attributes, got 'red'"):
         scene_of(MLP(), torch.rand(2, 4), vis_node_overrides=lambda history, layer: "red")
 
 

@@ -84,7 +84,7 @@ def test_an_index_out_of_range_says_the_range(index: int) -> None:
 @pytest.mark.parametrize("key", [1.5, None, True, ("a", 1), [1]])
 def test_a_key_of_another_type_is_a_type_error(key: Any) -> None:
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
-    with pytest.raises(TypeError, match="looked up by name or by number"):
+    with pytest.raises(TypeError, match="key of a layer must be a name or a number"):
         history[key]
 
 

@@ -26,6 +26,7 @@ from torchlens.draw.simplify import group_within
 from torchlens.graph.edges import located
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
+from torchlens.wording import got
 
 __all__ = ["build_scene", "shape_text"]
 
@@ -93,7 +94,7 @@ def _resolved(overrides: Any, *about: Any) -> dict[str, Any]:
     if wanted is None:
         return {}
     if not isinstance(wanted, Mapping):
-        raise TypeError(f"A function given as an override returns a dict of graphviz attributes, not {wanted!r:.80}.")
+        raise TypeError(f"A function given as an override must return a dict of graphviz attributes, got {got(wanted)}.")
     found = {name: value(*about) if callable(value) else value for name, value in wanted.items()}
     return {name: value for name, value in found.items() if value is not None}
 

@@ -14,6 +14,7 @@ from torchlens.graph.costs import flops_of
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
 from torchlens.history.overlay import Marks, Overlay
+from torchlens.wording import got
 
 __all__ = [
     "BUFFER_FILL", "CONDITION_FILL", "FAILURE_FILL", "GRADIENT_COLOR", "INPUT_FILL", "OUTPUT_FILL", "PARAMS_FILL",
@@ -114,7 +115,7 @@ def _checked(value: Any, key: Any) -> float | None:
     try:
         number = float(value.item() if isinstance(value, torch.Tensor) else value)
     except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: a tensor of several numbers
-        raise TypeError(f"vis_color_by has {value!r:.80} for {key!r}; it takes numbers, or None for no colour.") from error
+        raise TypeError(f"vis_color_by must give a number for {key!r}, or None for no colour, got {got(value)}.") from error
     return number if math.isfinite(number) else None
 
 

@@ -60,7 +60,7 @@ class Drawing:
 def make_drawing(history: Any, options: DrawOptions) -> Drawing:
     """The drawing of a history, without writing a file."""
     if options.vis_opt == "none":
-        raise ValueError("vis_opt='none' draws nothing; say 'unrolled' or 'rolled'.")
+        raise ValueError("vis_opt must be 'unrolled' or 'rolled' to make a drawing, got 'none'.")
     return Drawing(build_scene(history, options))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from torchlens.foreign_names import OPTION_NAMES, no_such_name
-from torchlens.wording import checked_file, did_you_mean, got, one_of
+from torchlens.wording import check_choice, check_count, checked_file, got
 
 __all__ = ["FORMATS", "DrawKeywords", "DrawOptions", "VisOpt", "draw_options"]
 
@@ -75,15 +75,15 @@ class DrawOptions:
     vis_max_nodes: int = 1500
 
     def __post_init__(self) -> None:
-        _check_choice("vis_opt", self.vis_opt, get_args(VisOpt))
-        _check_choice("vis_direction", self.vis_direction, get_args(Direction))
-        _check_choice("vis_fileformat", self.vis_fileformat, FORMATS)
+        check_choice("vis_opt", self.vis_opt, get_args(VisOpt))
+        check_choice("vis_direction", self.vis_direction, get_args(Direction))
+        check_choice("vis_fileformat", self.vis_fileformat, FORMATS)
         for name in ("vis_save_only", "vis_buffer_layers", "vis_fold_repeats"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {got(value)}.")
-        _check_count("vis_nesting_depth", self.vis_nesting_depth, "1 draws the outermost modules as one box each")
-        _check_count("vis_max_nodes", self.vis_max_nodes, "drawings of more nodes are simplified")
+        check_count("vis_nesting_depth", self.vis_nesting_depth, 1, "1 draws the outermost modules as one box each")
+        check_count("vis_max_nodes", self.vis_max_nodes, 1, "drawings of more nodes are simplified")
         self._check_path()
         for name in _OVERRIDES:
             _check_overrides(name, getattr(self, name))
@@ -147,19 +147,6 @@ def draw_options(options: Mapping[str, Any], function: str = "render_graph()") -
     return DrawOptions(**options)
 
 
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        near = did_you_mean(str(value).lower().lstrip("."), choices)
-        raise ValueError(f"{name} must be {one_of(choices)}, got {got(value)}. {near}".rstrip())
-
-
-def _check_count(name: str, value: Any, meaning: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number ({meaning}), got {got(value)}.")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1 ({meaning}), got {value}.")
-
-
 def _check_overrides(name: str, value: Any) -> None:
     if value is None or callable(value):
         return
@@ -178,4 +165,4 @@ def _check_color_by(value: Any) -> None:
             f"vis_color_by must be one of {', '.join(map(repr, get_args(ColorBy)))}, a dict of layer label → number, or a "
             f"function of a layer entry that returns a number, got {got(value)}."
         )
-    _check_choice("vis_color_by", value, get_args(ColorBy))
+    check_choice("vis_color_by", value, get_args(ColorBy))

@@ -17,7 +17,7 @@ from torchlens.history.log import Log, nice_bytes
 from torchlens.history.log_backward import log_backward
 from torchlens.history.lookup import Lookup
 from torchlens.history.rerun import rerun, select_numbers
-from torchlens.history.summary import Summary, summarize
+from torchlens.history.summary import Sorting, Summary, summarize
 from torchlens.history.tables import entries_to_pandas
 from torchlens.history.text import history_text
 from torchlens.lazy_import import lazy_function
@@ -91,7 +91,7 @@ class BaseHistory:
         return entries_to_pandas(self.layer_list)
 
     def summary(
-        self, depth: int | None = None, sort_by: str | None = None, width: int | None = None, limit: int | None = None
+        self, depth: int | None = None, sort_by: Sorting | None = None, width: int | None = None, limit: int | None = None
     ) -> Summary:
         """Shapes, parameters, FLOPs, time and memory as a table that fits the terminal, with totals; print it.
 

@@ -1,6 +1,5 @@
 """The data behind a history and its entries, shared by them; it points back to neither."""
 
-import warnings
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.gradients import Gradients
 from torchlens.capture.recording import Recording, Row
-from torchlens.capture.user_code import SourceLine, source_line
+from torchlens.capture.user_code import SourceLine, source_line, warn_caller
 from torchlens.errors import ValueChangedError
 from torchlens.graph.build import Graph, build_graph
 from torchlens.graph.costs import reached_backward_flops, reached_by_gradients
@@ -45,10 +44,9 @@ class Log:
             finally:
                 resume_collector(user)
             if not self._graph.is_exact:
-                warnings.warn(
+                warn_caller(
                     "torchlens: parts of a tensor were written in too irregular a pattern to follow (as_strided, or a huge "
-                    "diagonal): some operations may list parents of which they read nothing.",
-                    stacklevel=2,
+                    "diagonal): some operations may list parents of which they read nothing."
                 )
         return self._graph
 

@@ -15,6 +15,7 @@ from torchlens.capture.gradients import Gradients, TellingWatch
 from torchlens.capture.recording import Recording
 from torchlens.history.log import Log
 from torchlens.history.places import gradients_of_saved
+from torchlens.wording import got
 
 __all__ = ["log_backward"]
 
@@ -131,7 +132,7 @@ class _HiddenPasses:
 
 def _check_loss(loss: Any, log: Log) -> None:
     if not isinstance(loss, torch.Tensor):
-        raise TypeError(f"log_backward takes the loss, a tensor; it was given {type(loss).__name__}.")
+        raise TypeError(f"loss must be a tensor, got {got(loss)}.")
     if not any(row.gradfunc is not None for row in log.recording.rows):
         raise ValueError(
             "Nothing in this log has a gradient: the forward pass ran under torch.no_grad() or torch.inference_mode(), or "

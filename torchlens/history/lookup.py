@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable
 
 from torchlens.history.log import Log
+from torchlens.wording import got, is_whole
 
 __all__ = ["Lookup", "lookup_keys"]
 
@@ -55,13 +56,13 @@ class Lookup:
 
     def one(self, key: int | str) -> int:
         """The entry that `key` means."""
-        if isinstance(key, bool) or not isinstance(key, int | str):
+        if is_whole(key):
+            return self._at(int(key))
+        if not isinstance(key, str):
             raise TypeError(
-                f"A layer is looked up by name or by number, not by {key!r} ({type(key).__name__}). "
+                f"The key of a layer must be a name or a number, got {got(key)}. "
                 "Try history['conv2d_1_1'], history['features.0'] or history[0]."
             )
-        if isinstance(key, int):
-            return self._at(key)
         found = self._entries.get(key)
         if found is None:
             found = self._labels_with(key)
@@ -78,8 +79,6 @@ class Lookup:
 
     def many(self, key: int | str) -> list[int]:
         """All entries that `key` means: every pass of a bare name, every key it is a substring of."""
-        if isinstance(key, int) and not isinstance(key, bool):
-            return [self._at(key)]
         if not isinstance(key, str):
             return [self.one(key)]
         exact = self._entries.get(key)

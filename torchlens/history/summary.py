@@ -4,22 +4,24 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from torchlens.history.grid import Column, laid_out
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
 from torchlens.history.units import count_text, seconds_text, shape_text
+from torchlens.wording import check_choice, check_count
 
 if TYPE_CHECKING:
     import pandas
 
     from torchlens.history.base_history import BaseHistory
 
-__all__ = ["SORTINGS", "Summary", "summarize"]
+__all__ = ["SORTINGS", "Sorting", "Summary", "summarize"]
 
 # What rows can be sorted by, the most first.
-SORTINGS = ("flops", "time", "backward_time", "memory", "params", "calls")
+Sorting: TypeAlias = Literal["flops", "time", "backward_time", "memory", "params", "calls"]
+SORTINGS: tuple[str, ...] = get_args(Sorting)
 
 
 @dataclass(slots=True)
@@ -101,16 +103,15 @@ class Summary:
 def summarize(
     history: "BaseHistory",
     depth: int | None = None,
-    sort_by: str | None = None,
+    sort_by: Sorting | None = None,
     width: int | None = None,
     limit: int | None = None,
 ) -> Summary:
     """The layers or, with a depth, the modules; in the order they ran or, with `sort_by`, with the most first."""
     for name, value, least in (("depth", depth, 0), ("width", width, 1), ("limit", limit, 1)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ValueError(f"{name} is a whole number from {least} on, or None, not {value!r}.")
-    if sort_by is not None and sort_by not in SORTINGS:
-        raise ValueError(f"sort_by is {', '.join(map(repr, SORTINGS[:-1]))} or {SORTINGS[-1]!r}, or None, not {sort_by!r}.")
+        if value is not None:
+            check_count(name, value, least)
+    check_choice("sort_by", sort_by, SORTINGS, or_none=True)
     log = history._log
     rows = _layer_rows(log) if depth is None else _module_rows(history, depth)
     if sort_by is not None:

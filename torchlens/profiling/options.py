@@ -2,12 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
-__all__ = ["CHECKS", "LEVELS", "ProfileOptions"]
+from torchlens.profiling.health.thresholds import checked_thresholds
+from torchlens.wording import check_choice, check_count, got
 
-LEVELS = ("module", "operation")
-CHECKS = ("nonfinite", "health")
+__all__ = ["CHECKS", "LEVELS", "Check", "Level", "ProfileOptions"]
+
+Level: TypeAlias = Literal["module", "operation"]
+Check: TypeAlias = Literal["nonfinite", "health"]
+
+LEVELS: tuple[str, ...] = get_args(Level)
+CHECKS: tuple[str, ...] = get_args(Check)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,27 +32,27 @@ class ProfileOptions:
     has_inputs: bool = False
 
     def __post_init__(self) -> None:
-        if self.level is not None and self.level not in LEVELS:
-            raise ValueError(f"level is 'module' or 'operation', not {self.level!r}.")
-        if self.check is not None and self.check not in CHECKS:
-            raise ValueError(f"check is None, 'nonfinite' or 'health', not {self.check!r}.")
+        check_choice("level", self.level, LEVELS, or_none=True)
+        check_choice("check", self.check, CHECKS, or_none=True)
         for name in ("stop", "memory"):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} is True or False, not {getattr(self, name)!r}.")
+                raise TypeError(f"{name} must be True or False, got {got(getattr(self, name))}.")
         if self.backward is not None and not isinstance(self.backward, bool):
-            raise TypeError(f"backward is True, False, or None (if something requires a gradient), not {self.backward!r}.")
+            raise TypeError(
+                f"backward must be True, False, or None (if something requires a gradient), got {got(self.backward)}."
+            )
         if self.stop and self.check is None:
             raise ValueError("stop=True stops at the first NaN or Inf, so it needs a check: check='nonfinite'.")
         for name, least in (("warmup", 0), ("repeats", 1), ("max_steps", 1)):
             value = getattr(self, name)
             if value is None and name == "warmup":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} is a whole number, not {value!r}.")
-            if value < least:
-                raise ValueError(f"{name} is at least {least}, not {value}.")
+            check_count(name, value, least)
         if self.thresholds is not None and not isinstance(self.thresholds, Mapping):
-            raise TypeError(f"thresholds is a dict such as {{'dead_share': 0.5}}, or None, not {self.thresholds!r}.")
+            raise TypeError(
+                f"thresholds must be a dict such as {{'dead_share': 0.5}}, or None, got {got(self.thresholds)}."
+            )
+        checked_thresholds(self.thresholds)
         # A value is checked where it is made: an operation says more than a module.
         object.__setattr__(self, "level", self.level or ("module" if self.check is None else "operation"))
         object.__setattr__(self, "warmup", (2 if self.has_inputs else 0) if self.warmup is None else self.warmup)

@@ -318,7 +318,7 @@ class _Writer:
             try:
                 return self.history._lookup.many(key)
             except ValueError as error:
-                raise ValueError(f"The overlay {name!r} has a value for {key!r}, and there is no such layer.") from error
+                raise ValueError(f"The overlay {name!r} has a value for {key!r}, and no layer has that name.") from error
 
         marks = Marks(self.log, values, find, _finite_number)
         found: dict[int, float] = {}

@@ -118,7 +118,7 @@ def test_an_overlay_of_another_model_is_refused():
 
 
 def test_what_was_not_measured_cannot_be_laid_over():
-    with pytest.raises(ValueError, match="one of 'forward_time'"):
+    with pytest.raises(ValueError, match="must be 'forward_time', "):
         overlay(made_up(), "speed")
     with pytest.raises(ValueError, match=r"has no backward time\. The model was not called"):
         overlay(made_up(root=module("", "Net", [], []), steps=[]), "backward_time")

@@ -86,11 +86,11 @@ def test_the_table_says_what_was_not_measured():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sort_by": "speed"}, "sort_by is one of 'forward_time'"),
+        ({"sort_by": "speed"}, "sort_by must be 'forward_time', "),
         ({"sort_by": "forward_tim"}, "Did you mean 'forward_time'"),
-        ({"depth": -1}, "depth is a whole number from 0 on"),
-        ({"limit": 0}, "limit is a whole number from 1 on"),
-        ({"by": "layer"}, "by 'module' or by 'operation'"),
+        ({"depth": -1}, "depth must be at least 0, got -1"),
+        ({"limit": 0}, "limit must be at least 1, got 0"),
+        ({"by": "layer"}, "by must be 'module' or 'operation', got 'layer'"),
         ({"by": "operation"}, "level='operation'"),
     ],
 )

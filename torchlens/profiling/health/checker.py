@@ -11,6 +11,7 @@ from torchlens.profiling.health.activations import ActivationStatistics, Activit
 from torchlens.profiling.health.origins import Origins
 from torchlens.profiling.health.thresholds import checked_thresholds
 from torchlens.profiling.records import Inputs, Place
+from torchlens.wording import check_choice
 
 __all__ = ["CHECKS", "Health", "make_checker"]
 
@@ -19,8 +20,7 @@ CHECKS = ("nonfinite", "health")
 
 def make_checker(check: str, stop: bool = False, thresholds: Mapping[str, Any] | None = None) -> "Health":
     """What `check=` asks for: 'nonfinite' finds NaN and Inf, 'health' also looks at activations and gradients."""
-    if check not in CHECKS:
-        raise ValueError(f"check is {', '.join(map(repr, CHECKS))} or None, not {check!r}.")
+    check_choice("check", check, CHECKS)
     return Health(stop, checked_thresholds(thresholds), is_full=check == "health")
 
 

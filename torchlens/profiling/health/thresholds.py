@@ -1,8 +1,9 @@
 """From which number on something is a finding."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
+
+from torchlens.wording import did_you_mean, got
 
 __all__ = ["THRESHOLDS", "checked_thresholds"]
 
@@ -27,10 +28,9 @@ def checked_thresholds(given: Mapping[str, Any] | None) -> dict[str, float]:
     found = dict(THRESHOLDS)
     for name, value in (given or {}).items():
         if name not in THRESHOLDS:
-            close = difflib.get_close_matches(str(name), THRESHOLDS, n=1)
-            hint = f"Did you mean {close[0]!r}? " if close else ""
+            hint = did_you_mean(name, THRESHOLDS)
             raise ValueError(f"There is no threshold {name!r}. {hint}There are: {', '.join(map(repr, THRESHOLDS))}.")
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise ValueError(f"The threshold {name!r} is a number from 0 on, not {value!r}.")
+            raise ValueError(f"The threshold {name!r} must be a number from 0 on, got {got(value)}.")
         found[name] = float(value)
     return found

@@ -11,6 +11,7 @@ from torchlens.profiling.records import (
     ParameterRecord,
     StepRecord,
 )
+from torchlens.wording import check_choice
 
 if TYPE_CHECKING:
     import pandas
@@ -36,8 +37,7 @@ def to_pandas(measurements: Measurements, by: str = "module") -> "pandas.DataFra
 
     >>> profile.to_pandas().sort_values('forward_self_seconds').tail()
     """
-    if by not in _BY:
-        raise ValueError(f"A table is made by {', '.join(map(repr, _BY[:-1]))} or {_BY[-1]!r}, not by {by!r}.")
+    check_choice("by", by, _BY)
     import pandas  # slow to import, so imported by those who want a table
 
     if by == "module":

@@ -1,10 +1,10 @@
 """What can be asked of a profile by name: to sort by, to colour by."""
 
-import difflib
 from statistics import median
 from typing import NamedTuple
 
 from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord
+from torchlens.wording import did_you_mean, got, one_of
 
 __all__ = ["QUANTITIES", "Quantity", "call_values", "checked_quantity", "module_value", "operation_values"]
 
@@ -47,9 +47,7 @@ def checked_quantity(name: object, option: str) -> Quantity:
     """The quantity of that name, or an error that lists them."""
     if isinstance(name, str) and name in QUANTITIES:
         return QUANTITIES[name]
-    close = difflib.get_close_matches(str(name), QUANTITIES, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{option} is one of {', '.join(map(repr, QUANTITIES))}, not {name!r}.{hint}")
+    raise ValueError(f"{option} must be {one_of(QUANTITIES)}, got {got(name)}. {did_you_mean(name, QUANTITIES)}".rstrip())
 
 
 def module_value(record: ModuleRecord, quantity: Quantity) -> float | None:

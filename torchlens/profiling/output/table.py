@@ -18,6 +18,7 @@ from torchlens.profiling.output.quantities import (
 from torchlens.profiling.output.totals import headline, not_measured, totals
 from torchlens.profiling.output.units import shapes_text, text_of
 from torchlens.profiling.records import Measurements, ModuleRecord
+from torchlens.wording import check_choice, check_count
 
 __all__ = ["Table", "summary"]
 
@@ -95,11 +96,10 @@ def summary(
 
     >>> print(profile.summary(sort_by='forward_self_time', limit=10))
     """
-    if by not in ("module", "operation"):
-        raise ValueError(f"A summary is by 'module' or by 'operation', not by {by!r}.")
+    check_choice("by", by, ("module", "operation"))
     for name, value, least in (("depth", depth, 0), ("limit", limit, 1), ("width", width, 1)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ValueError(f"{name} is a whole number from {least} on, or None, not {value!r}.")
+        if value is not None:
+            check_count(name, value, least)
     if by == "operation" and not measurements.operations:
         raise ValueError(
             "This profile has no operations: it was made at module level. Use profile(..., level='operation')."
