@@ -110,3 +110,4 @@ class Recording:
     returns_data: bool = False  # whether the model returned numbers, text or arrays, beside tensors or instead
     received: set[int] = field(default_factory=set)  # entries that came from another process, and from nobody here
     sent: set[int] = field(default_factory=set)  # entries that went to another process, and to nobody here
+    is_copy: bool = False  # pickled or copied deeply: its tensors are part of no autograd graph

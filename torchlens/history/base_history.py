@@ -1,11 +1,12 @@
 """The log of one forward pass: lookups, counts and lists. What is done with it later hangs on `ModelHistory`."""
 
+import copy
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import torch
 
@@ -55,6 +56,16 @@ class BaseHistory:
         """What is saved has changed, and so may what is listed."""
         self._log.show_anew()
         self.__dict__.pop("_lookup", None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _history_of, (self._log, type(self))
+
+    def __copy__(self) -> Self:
+        """Another history of the same tensors; what is saved anew, or let go of, in the one stays in the other."""
+        return _history_of(copy.copy(self._log), type(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return _history_of(copy.deepcopy(self._log, memo), type(self))
 
     # -- looking things up -----------------------------------------------------------------------------------------
 
@@ -138,6 +149,16 @@ class BaseHistory:
         recording.slices.clear()
         recording.saved_args.clear()
         self._show_anew()
+
+    def clear_params(self) -> None:
+        """Lets go of the values of the model's parameters; their shapes, sizes and addresses stay.
+
+        A history refers to them, so they go along where it is pickled or saved, unless this was called before.
+        """
+        recording = self._log.recording
+        recording.params = [
+            torch.nn.Parameter(torch.empty_like(param, device="meta"), param.requires_grad) for param in recording.params
+        ]
 
     # -- the model -------------------------------------------------------------------------------------------------
 
@@ -474,3 +495,11 @@ class BaseHistory:
     def elapsed_time_torchlens_logging(self) -> float:
         """Seconds of the total outside torch functions: the logging, and the model's own Python."""
         return max(0.0, self.elapsed_time_total - self.elapsed_time_function_calls)
+
+
+_History = TypeVar("_History", bound=BaseHistory)
+
+
+def _history_of(log: Log, kind: type[_History]) -> _History:
+    """A history of a copied log."""
+    return kind(log, log.options, log.keeps_unsaved)

@@ -55,6 +55,9 @@ class LayerEntry:
     def __hash__(self) -> int:
         return hash((id(self._log), self._entry))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerEntry, (self._log, self._entry)  # with all of its log, which several entries share
+
     def _labels(self, entries: Any) -> list[str]:
         return [self._log.label(entry) for entry in entries]
 

@@ -14,6 +14,7 @@ from torchlens.errors import ValueChangedError
 from torchlens.graph.build import Graph, build_graph
 from torchlens.graph.costs import reached_backward_flops, reached_by_gradients
 from torchlens.graph.distances import Distances, distances_from_inputs, distances_to_outputs
+from torchlens.history.pickling import Format, copied, copied_deeply, packed, portable_options, unpacked
 
 __all__ = ["Log", "SourceLine", "nice_bytes", "path_text", "source_line"]
 
@@ -33,6 +34,21 @@ class Log:
         self.options: Any = None
         # What was last worked out of the backward passes, and of how much.
         self.backward_times: tuple[Any, Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        graph = self.graph  # made before anything is left behind that it depends on
+        kept = (self._marks_distances, self.keeps_unsaved, self.history_type, portable_options(self.options))
+        return _unpickled_log, (Format(), packed(self.recording), graph, *kept)
+
+    def __copy__(self) -> "Log":
+        return self._around(copied(self.recording), self._graph)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Log":
+        return self._around(copied_deeply(self.recording, memo), self.graph)
+
+    def _around(self, recording: Recording, graph: Graph | None) -> "Log":
+        """A log like this one, of another recording."""
+        return _log(recording, graph, self._marks_distances, self.keeps_unsaved, self.history_type, self.options)
 
     @property
     def graph(self) -> Graph:
@@ -173,6 +189,23 @@ class Log:
             if number in entry_of:
                 found.setdefault(entry_of[number], []).append(address)
         return found
+
+
+def _log(
+    recording: Recording,
+    graph: Graph | None,
+    marks_distances: bool,
+    keeps_unsaved: bool,
+    history_type: type | None,
+    options: Any,
+) -> Log:
+    log = Log(recording, graph, marks_distances)
+    log.keeps_unsaved, log.history_type, log.options = keeps_unsaved, history_type, options
+    return log
+
+
+def _unpickled_log(_: None, parts: dict[str, Any], *kept: Any) -> Log:
+    return _log(unpacked(parts), *kept)
 
 
 def path_text(head: str, path: tuple[Any, ...]) -> str:

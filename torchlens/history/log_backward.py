@@ -133,6 +133,11 @@ class _HiddenPasses:
 def _check_loss(loss: Any, log: Log) -> None:
     if not isinstance(loss, torch.Tensor):
         raise TypeError(f"loss must be a tensor, got {got(loss)}.")
+    if log.recording.is_copy:
+        raise ValueError(
+            "This history was pickled or deep-copied, and its tensors are part of no autograd graph any more. Call "
+            "log_backward on the history that log_forward_pass returned, before copying it."
+        )
     if not any(row.gradfunc is not None for row in log.recording.rows):
         raise ValueError(
             "Nothing in this log has a gradient: the forward pass ran under torch.no_grad() or torch.inference_mode(), or "

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.functions import StandIn
 from torchlens.capture.recording import Recording, Row
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.errors import DifferentGraphError
@@ -13,7 +14,7 @@ from torchlens.graph.edges import located
 from torchlens.history.failure import explain
 from torchlens.history.log import Log, source_line
 from torchlens.history.lookup import Lookup
-from torchlens.options import check_inputs, checked_layers
+from torchlens.options import Transform, check_inputs, checked_layers
 
 __all__ = ["rerun", "select_numbers"]
 
@@ -42,6 +43,12 @@ def rerun(
     history_type: type,
 ) -> Recording:
     """The recording of another run, after seeing that it did what `log` says."""
+    postfunc = options.transform.activation_postfunc if isinstance(options.transform, Transform) else options.transform
+    if isinstance(postfunc, StandIn):
+        raise ValueError(
+            f"New tensors cannot be saved as the old ones were, by activation_postfunc. {postfunc.explanation} Log the "
+            "model anew: log_forward_pass(model, ..., activation_postfunc=...)."
+        )
     args, kwargs = check_inputs(model, input_args, input_kwargs)
     options = replace(options, saves=saves, saved_modules=frozenset(), keeps_undo=False, random_seed=random_seed)
     session = Session(model, options)

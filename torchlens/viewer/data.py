@@ -12,6 +12,7 @@ from torchlens.capture.recording import Failure, References
 from torchlens.capture.user_code import source_text
 from torchlens.graph.costs import flops_of
 from torchlens.graph.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, SAME_NUMBERS
+from torchlens.history.backward import parameter_gradients
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, SourceLine, source_line
@@ -300,6 +301,8 @@ class _Writer:
     def _params(self) -> dict[str, list[Any]]:
         recording = self.log.recording
         params = recording.params
+        heard = parameter_gradients(self.log)  # a copy of a log has parameters without `.grad`
+        gradients = [heard.get(number) if param.grad is None else param.grad for number, param in enumerate(params)]
         return {
             "address": [self.strings(address) for address in recording.param_addresses[: len(params)]],
             "shape": [self.strings(_shape_text(param.shape)) for param in params],
@@ -308,7 +311,7 @@ class _Writer:
             "bytes": [param.numel() * param.element_size() for param in params],
             "trained": [int(param.requires_grad) for param in params],
             "stat": [self.statistics.add(param) for param in params],
-            "grad": [self.statistics.add(param.grad) for param in params],
+            "grad": [self.statistics.add(gradient) for gradient in gradients],
         }
 
     def _overlay(self, name: str, values: Mapping[str, float], parts: list[Part]) -> dict[str, Any]:
