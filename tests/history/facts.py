@@ -11,13 +11,16 @@ import torchlens as tl
 from torchlens.capture.functions import StandIn
 from torchlens.draw.drawing import make_drawing
 from torchlens.draw.options import draw_options
+from torchlens.history.classic import ENTRY_FIELDS, HISTORY_FIELDS
 
 METHODS = {name for name in dir(tl.ModelHistory) if inspect.isfunction(getattr(tl.ModelHistory, name))}
 
 
 def fields_of(thing: Any) -> list[str]:
-    """The public fields."""
-    return [name for name in dir(type(thing)) if not name.startswith("_") and name not in METHODS]
+    """The public fields, and those of the classic."""
+    classic = ENTRY_FIELDS if isinstance(thing, tl.LayerEntry) else HISTORY_FIELDS
+    own = [name for name in dir(type(thing)) if not name.startswith("_") and name not in METHODS]
+    return [*own, *(name for name in classic if name != "activation_postfunc")]  # which may be a lambda
 
 
 def facts_of(history: Any) -> dict[str, Any]:

@@ -109,13 +109,9 @@ def packed(recording: Recording) -> dict[str, Any]:
     kept |= _packed_tensors(recording, packer)
     pack, code = packer.pack, packer.code
     kept["rows"] = [
-        Row(
-            row.operation, pack(row.args), pack(row.kwargs), row.references, row.module_call,
-            code(row.code, row.instruction), row.instruction, row.seconds, row.output_index, tuple(row.shape), row.dtype,
-            row.gradfunc,
-        )
+        row._replace(args=pack(row.args), kwargs=pack(row.kwargs), code=code(row.code, row.instruction))
         for row in recording.rows
-    ]  # fmt: skip
+    ]
     kept["module_calls"] = [call._replace(code=code(call.code, call.instruction)) for call in recording.module_calls]
     failure = recording.failure
     if failure is not None:
