@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchlens.capture.own_time import OwnTime
+
 __all__ = ["MOST_WATCHED", "BackwardWatch", "NodeInfo", "NodeRun", "next_sequence", "node_of", "sequence_of"]
 
 # What autograd gives as the number of the nodes that add to the `.grad` of a leaf: they run as soon as they can.
@@ -47,6 +49,13 @@ class NodeRun(NamedTuple):
     end_ns: int
     number: int  # of the node, among those watched
     task: int  # which backward pass, as autograd numbers them; one that runs inside another has a number of its own
+    own_start: float = 0.0  # what looking had taken in this thread when the run began (see OwnTime)
+    own_end: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran, without what was spent on looking meanwhile."""
+        return max(self.end - self.start - (self.own_end - self.own_start), 0.0)
 
 
 # Given a node and gradients: those that arrive (before it runs), those that it sends on (after).
@@ -56,8 +65,9 @@ Look = Callable[[NodeInfo, tuple[Any, ...]], None]
 class BackwardWatch:
     """Writes down every run of the nodes it watches, in order, over any number of backward passes.
 
-    `before` and `after` may look at gradients, without it counting as the node's time. What goes wrong in them or here ends
-    up in `failures` and backward goes on, but for exceptions of the types in `lets_through`: those stop it.
+    `before` and `after` may look at gradients, without it counting as the node's time: what looking takes is added to
+    `own_time`. What goes wrong in them or here ends up in `failures` and backward goes on, but for exceptions of the types
+    in `lets_through`: those stop it.
 
     >>> watch = BackwardWatch()
     >>> watch.watch([loss])
@@ -72,6 +82,7 @@ class BackwardWatch:
         after: Look | None = None,
         lets_through: tuple[type[BaseException], ...] = (),
         most: float = MOST_WATCHED,
+        own_time: OwnTime | None = None,
     ) -> None:
         self.runs: list[NodeRun] = []
         self.failures: list[str] = []
@@ -82,6 +93,7 @@ class BackwardWatch:
         self._lets_through = lets_through
         self._num_watched = 0
         self._most = most
+        self._own_time = OwnTime() if own_time is None else own_time
         self._hooks: weakref.WeakSet[_Hooks] = weakref.WeakSet()
         # Nodes are marked with their number: they have no identity in Python beyond the moment they are looked at.
         self._mark = f"torchlens_{next(_WATCHES)}"
@@ -128,7 +140,7 @@ class BackwardWatch:
 class _Hooks:
     """The two hooks of one node. The watch is known weakly: a graph that lives on does not keep it."""
 
-    __slots__ = ("__weakref__", "_handles", "_info", "_metadata", "_start", "_start_ns", "_watch")
+    __slots__ = ("__weakref__", "_handles", "_info", "_metadata", "_own_start", "_start", "_start_ns", "_watch")
 
     def __init__(self, watch: BackwardWatch, node: Any, number: int, metadata: dict[Any, Any]) -> None:
         sequence = sequence_of(node)
@@ -138,9 +150,11 @@ class _Hooks:
         self._metadata = metadata
         self._start = -1.0
         self._start_ns = 0
+        self._own_start = 0.0
         self._handles = (node.register_prehook(self.before), node.register_hook(self.after))
 
     def before(self, grad_outputs: tuple[Any, ...]) -> None:
+        enter = perf_counter()
         watch = self._watch()
         if watch is None or watch.is_paused:
             return
@@ -149,8 +163,12 @@ class _Hooks:
                 watch._before(self._info, grad_outputs)
             except Exception as error:  # whoever looks must not break the backward pass of the user
                 watch._fail(error, self._info)
+        own = watch._own_time
+        own.num_nodes += 1
         self._start_ns = time_ns()
         self._start = perf_counter()
+        own.seconds += self._start - enter
+        self._own_start = own.seconds
 
     def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
         end, end_ns = perf_counter(), time_ns()
@@ -158,14 +176,17 @@ class _Hooks:
         if watch is None or watch.is_paused or self._start < 0:  # below 0: watched while it was running
             return
         info = self._info
+        own = watch._own_time
         task = torch._C._current_graph_task_id()
-        watch.runs.append(NodeRun(*info[:3], self._start, end, self._start_ns, end_ns, info.number, task))
+        run = NodeRun(*info[:3], self._start, end, self._start_ns, end_ns, info.number, task, self._own_start, own.seconds)
+        watch.runs.append(run)
         self._start = -1.0
         if watch._after is not None:
             try:
                 watch._after(info, grad_inputs)
             except Exception as error:  # as above
                 watch._fail(error, info)
+        own.seconds += perf_counter() - end
 
     def remove(self, mark: str) -> None:
         for handle in self._handles:

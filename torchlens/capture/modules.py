@@ -16,13 +16,59 @@ from torchlens.capture.trees import named_tensors
 from torchlens.capture.user_code import KNOWN_CODE
 from torchlens.capture.whole_calls import record_identity, record_opaque
 
-__all__ = ["ModuleTracker"]
+__all__ = ["ModuleTracker", "patched_call_impl"]
 
 
 _module_call: Callable[[tuple[Any, ...]], ModuleCall] = partial(tuple.__new__, ModuleCall)  # `_make` at half the price
 _known_code = KNOWN_CODE.get
 _Tensor = torch.Tensor
 _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
+
+
+def patched_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """What stands in `nn.Module._call_impl` while anybody logs or measures: as torch's own, and who looks is told.
+
+    It runs among the names of torch's module, into which `_torchlens_current` is put for the time being. The module's
+    `forward` is called from here, as torch calls it from here: a model that nests as deep as Python allows still can.
+    """
+    current = _torchlens_current  # type: ignore[name-defined] # noqa: F821
+    watcher, tracker = current.watcher, current.tracker
+    if watcher is not None and not torch.compiler.is_compiling():  # the compiler, if it traces this, sees no watcher
+        enter = current.clock()
+        if watcher.begins_with(self):
+            return watcher.call(self, args, kwargs)
+        call = None if tracker is None else tracker.enter(self, args, kwargs)
+        watched = watcher.enter(self, args, kwargs, enter)
+    else:
+        call, watched = None if tracker is None else tracker.enter(self, args, kwargs), None
+    forward = self._slow_forward if torch._C._get_tracing_state() else self.forward
+    has_hooks = (
+        self._backward_hooks or self._backward_pre_hooks or self._forward_hooks or self._forward_pre_hooks
+        or _global_backward_pre_hooks or _global_backward_hooks  # type: ignore[name-defined] # noqa: F821
+        or _global_forward_hooks or _global_forward_pre_hooks  # type: ignore[name-defined] # noqa: F821
+    )  # fmt: skip
+    if call is None and watched is None:
+        return current.call_impl(self, *args, **kwargs) if has_hooks else forward(*args, **kwargs)
+    try:
+        if call is not None and tracker.scripted and id(self) in tracker.scripted:
+            result = tracker.run_scripted(current.call_impl, self, args, kwargs)
+        else:
+            result = current.call_impl(self, *args, **kwargs) if has_hooks else forward(*args, **kwargs)
+    except BaseException as error:
+        if watched is not None:
+            watcher.end(watched)
+        if call is not None:
+            tracker.fail(call, error)
+        if watched is not None:
+            watcher.fail(watched, error, args, kwargs)
+        raise
+    if watched is not None:
+        watcher.end(watched)
+    if call is not None:
+        tracker.leave(call, result)
+    if watched is not None:
+        watcher.leave(watched, result, args, kwargs)
+    return result
 
 
 class ModuleTracker:
@@ -39,19 +85,25 @@ class ModuleTracker:
         self.is_uncertain = False
         # Called when the model compiles something.
         self.on_compile: Callable[[], None] | None = None
-        recorder.module_code = ModuleTracker.call.__code__
+        recorder.module_code = patched_call_impl.__code__
         self._saved_addresses = frozenset(saved_addresses)
         self._addresses = parts.addresses
-        self._scripted = parts.scripted
+        self.scripted = parts.scripted
+        self._rows_before = [0]  # how many rows there were when each call began
         self._num_calls: dict[str, int] = {}
 
-    def call(self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs a module, taking note of what went in and what came out."""
+    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+        """Takes note of what goes into a module; returns the number of the call, which `leave` or `fail` is to be told.
+
+        None for a module that leaves no record, 0 for the model itself. Entering and leaving are two functions, not one
+        around the module: that would stand on the stack once for each level of nesting, and the stack has a limit.
+        """
         recorder = self.recorder
         address = self._addresses.get(id(module))
-        if not address or not recorder.is_on():
-            return self._call_outside(original, module, args, kwargs, address)
-        parent = recorder.module_call
+        if address is None or not recorder.is_on():  # not one of the model's, or part of an operation
+            return None
+        if not address:
+            return 0
         frame: Any = sys._getframe(2)  # past the patched `_call_impl`
         if frame.f_code is _MODULE_CALL:
             frame = frame.f_back
@@ -61,20 +113,25 @@ class ModuleTracker:
             code, instruction = recorder.user_code(frame)
         pass_num = self._num_calls[address] = self._num_calls.get(address, 0) + 1
         call = len(recorder.module_calls)
-        recorder.module_calls.append(_module_call((address, pass_num, parent, code, instruction)))
+        recorder.module_calls.append(_module_call((address, pass_num, recorder.module_call, code, instruction)))
         if len(args) == 1 and not kwargs and type(args[0]) is _Tensor:
             entry = recorder.entry_of(args[0])
             self.entries.append((call, [] if entry is None or entry < 0 else [entry]))
         else:
             self.entries.append((call, self._known(_tensors_in((args, kwargs)))))
-        num_before = len(recorder.rows)
+        self._rows_before.append(len(recorder.rows))
         recorder.module_call = call
+        return call
+
+    def leave(self, call: int, result: Any) -> None:
+        """Takes note of what came out."""
+        if not call:
+            return
+        recorder = self.recorder
+        address, pass_num, parent, _, _ = recorder.module_calls[call]
+        num_before = self._rows_before[call]
+        returned = []
         try:
-            if self._scripted and id(module) in self._scripted:
-                result = self._run_scripted(original, module, args, kwargs)
-            else:
-                result = original(module, *args, **kwargs)
-            returned = []
             for tensor in (result,) if type(result) is _Tensor else [tensor for _, tensor in named_tensors(result)]:
                 entry = recorder.entry_of(tensor)
                 if entry is not None and 0 <= entry < num_before:
@@ -84,44 +141,29 @@ class ModuleTracker:
                     if self._saved_addresses:
                         self._save_output(address, pass_num, entry, tensor)
             self.exits.append((call, returned))
-            return result
-        except BaseException as error:
-            self._note_failure(error)
-            raise
         finally:
             recorder.module_call = parent
 
-    def _call_outside(
-        self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], address: str | None
-    ) -> Any:
-        """Runs the model itself, or a module that leaves no record: not one of the model's, or part of an operation."""
-        if address is None or not self.recorder.is_on():
-            return original(module, *args, **kwargs)
-        try:
-            if id(module) in self._scripted:
-                return self._run_scripted(original, module, args, kwargs)
-            return original(module, *args, **kwargs)
-        except BaseException as error:
-            self._note_failure(error)
-            raise
+    def fail(self, call: int, error: BaseException) -> None:
+        """The module raised: where something other than an operation did, the place is where the traceback ends."""
+        place = error.__traceback__
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        self.recorder.fail(error, None, (), None, (), place.tb_frame if place else None)
+        if call:
+            self.recorder.module_call = self.recorder.module_calls[call].parent
+
+    def run_scripted(self, original: Callable[..., Any], module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Runs a scripted module, which is one operation."""
+        name = getattr(module, "original_name", type(module).__name__)
+        arguments = (args, kwargs, list(module.parameters()))
+        return record_opaque(self.recorder, name, module, lambda: original(module, *args, **kwargs), arguments)
 
     def _save_output(self, address: str, pass_num: int, entry: int, tensor: torch.Tensor) -> None:
         if not self._saved_addresses.isdisjoint((address, f"{address}:{pass_num}")):
             with torch._C.DisableTorchFunction():
                 self.recorder.memory.save(entry, tensor)
             self.is_uncertain |= self.recorder.memory.is_written_since(entry)
-
-    def _note_failure(self, error: BaseException) -> None:
-        """Something other than an operation raised: the place is where the traceback ends."""
-        place = error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        self.recorder.fail(error, None, (), None, (), place.tb_frame if place else None)
-
-    def _run_scripted(self, original: Callable[..., Any], module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        name = getattr(module, "original_name", type(module).__name__)
-        arguments = (args, kwargs, list(module.parameters()))
-        return record_opaque(self.recorder, name, module, lambda: original(module, *args, **kwargs), arguments)
 
     def _known(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         entries = dict.fromkeys([self.recorder.entry_of(tensor) for tensor in tensors])

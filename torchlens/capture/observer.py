@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchlens.capture.operations import Operation
+from torchlens.capture.own_time import OwnTime
 from torchlens.capture.recording import References
 
 __all__ = ["CallKind", "ObservedCall", "Observer", "PlaceOf"]
@@ -55,6 +56,9 @@ class Observer:
     torch does not report what an observer itself does. What it raises comes out of the model's call. Of the calls inside an
     opaque one it sees nothing. It must not hold the recorder, which holds it.
     """
+
+    # Where the recorder is to note how long it takes for itself, the observer included.
+    own_time: OwnTime | None = None
 
     def around(self, place: PlaceOf) -> AbstractContextManager[Any]:
         """Stands around the run of the model; `place` may be asked while it runs."""

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from time import perf_counter
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.init
@@ -24,19 +25,19 @@ from torch.autograd import function as autograd_function
 from torch.nn.modules import module as torch_modules
 
 from torchlens.capture.collectives import GROUP_METHODS, record_broadcast, record_collective, record_wait
-from torchlens.capture.modules import ModuleTracker
+from torchlens.capture.modules import ModuleTracker, patched_call_impl
 from torchlens.capture.operations import OPERATOR_NAMES, operator_of
 from torchlens.capture.trees import plain_tensors
+from torchlens.capture.watchers import Watcher, WatcherGroup
 from torchlens.capture.whole_calls import record_made, record_opaque, tie_function
 
-__all__ = ["CURRENT", "Watcher", "apply_patches", "undo_patches"]
+__all__ = ["CURRENT", "add_watcher", "apply_patches", "remove_watcher", "undo_patches"]
 
 
-class Watcher(Protocol):
-    """Sees the modules that a thread calls, whether it is logging or not."""
-
-    def call(self, original: Callable[..., Any], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs `original(module, *args, **kwargs)`, and returns what it returns."""
+# Not the name `_call_impl` is patched but what stands in the function. A class that gets a new attribute, and each class
+# derived from it, loses what Python has remembered about finding its attributes: half a millisecond for every log.
+_patched_function = torch.nn.Module._call_impl
+_call_impl = FunctionType(_patched_function.__code__, _patched_function.__globals__, _patched_function.__name__)
 
 
 class _Current(threading.local):
@@ -44,9 +45,30 @@ class _Current(threading.local):
 
     tracker: ModuleTracker | None = None
     watcher: Watcher | None = None
+    # What the patched `_call_impl` needs beside.
+    call_impl = staticmethod(_call_impl)
+    clock = staticmethod(perf_counter)
 
 
 CURRENT = _Current()
+
+
+def add_watcher(watcher: Watcher) -> None:
+    """From now on, `watcher` sees the modules that this thread calls."""
+    others = _watchers()
+    if watcher not in others:
+        CURRENT.watcher = WatcherGroup((*others, watcher)) if others else watcher
+
+
+def remove_watcher(watcher: Watcher) -> None:
+    """Undoes `add_watcher`, in whatever order others were added. May be called again."""
+    others = tuple(other for other in _watchers() if other is not watcher)
+    CURRENT.watcher = WatcherGroup(others) if len(others) > 1 else others[0] if others else None
+
+
+def _watchers() -> tuple[Watcher, ...]:
+    current = CURRENT.watcher
+    return () if current is None else current.watchers if isinstance(current, WatcherGroup) else (current,)
 
 
 class Patch(NamedTuple):
@@ -113,32 +135,6 @@ def _clean_new_modules() -> None:
             if id(value) in originals:
                 setattr(sys.modules[name], attribute, originals[id(value)])
     _num_modules.clear()
-
-
-# -- modules -----------------------------------------------------------------------------------------------------------
-
-# Not the name `_call_impl` is patched but what stands in the function. A class that gets a new attribute, and each class
-# derived from it, loses what Python has remembered about finding its attributes: half a millisecond for every log.
-_patched_function = torch.nn.Module._call_impl
-_call_impl = FunctionType(_patched_function.__code__, _patched_function.__globals__, _patched_function.__name__)
-
-
-def _patched_call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    # Run among the names of torch's module, into which those of ours are put for the time being.
-    watcher = _torchlens_current.watcher  # type: ignore[name-defined] # noqa: F821
-    if watcher is not None and not torch.compiler.is_compiling():  # the compiler, if it traces this, sees no watcher
-        return watcher.call(_torchlens_logged, self, args, kwargs)  # type: ignore[name-defined] # noqa: F821
-    tracker = _torchlens_current.tracker  # type: ignore[name-defined] # noqa: F821
-    if tracker is None:
-        return _torchlens_original(self, *args, **kwargs)  # type: ignore[name-defined] # noqa: F821
-    return tracker.call(_torchlens_original, self, args, kwargs)  # type: ignore[name-defined] # noqa: F821
-
-
-def _logged_call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-    tracker = CURRENT.tracker
-    if tracker is None:
-        return _call_impl(self, *args, **kwargs)
-    return tracker.call(_call_impl, self, args, kwargs)
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------
@@ -421,9 +417,7 @@ def _patched_broadcast_coalesced(distributed: Any) -> Callable[..., Any]:
 
 _PATCHES: tuple[Patch, ...] = (
     Patch(torch_modules, "_torchlens_current", CURRENT),
-    Patch(torch_modules, "_torchlens_original", _call_impl),
-    Patch(torch_modules, "_torchlens_logged", _logged_call),
-    Patch(_patched_function, "__code__", _patched_call_impl.__code__),
+    Patch(_patched_function, "__code__", patched_call_impl.__code__),
     Patch(torch, "compile", _patched_compile),
     *(Patch(torch.Tensor, name, _patched_operator(name)) for name in OPERATOR_NAMES),
     *(

@@ -24,6 +24,7 @@ from torchlens.capture.parts import parts_of
 from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import Failure, Recording
+from torchlens.capture.timed_recorder import TimedRecorder
 from torchlens.capture.trees import Path, holds_data, named_tensors
 from torchlens.errors import NestedLogError
 from torchlens.options import positional_names
@@ -64,7 +65,9 @@ class Session:
         self._observer = observer
         self._memory = Memory(options.transform, options.keeps_undo)
         gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
-        self._recorder = Recorder(self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes)
+        arguments = (self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes)
+        own_time = None if observer is None else observer.own_time
+        self._recorder = Recorder(*arguments) if own_time is None else TimedRecorder(own_time, *arguments)
         self._recorder.on_collective = record_functional
         self._parts = parts_of(model)
         self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
@@ -126,9 +129,9 @@ class Session:
             self._seconds_setup = start - started
             try:
                 if self._observer is None:
-                    return self.model(*args, **kwargs)
+                    return self._call_model(args, kwargs)
                 with self._observer.around(self._recorder.place):
-                    return self.model(*args, **kwargs)
+                    return self._call_model(args, kwargs)
             finally:
                 self._seconds_forward = perf_counter() - start
         finally:
@@ -140,6 +143,9 @@ class Session:
     def _settle(self, outliving: list[torch.Tensor]) -> None:
         self._recorder.finish(outliving)
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
+
+    def _call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        return self.model(*args, **kwargs)
 
     def _leave(self, compiled: list[tuple[Any, Any]]) -> None:
         CURRENT.tracker = None

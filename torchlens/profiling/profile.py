@@ -15,6 +15,7 @@ from torchlens.history.overlay import Overlay
 from torchlens.profiling.health.checker import make_checker
 from torchlens.profiling.health.findings import Findings, find
 from torchlens.profiling.measuring.build import build_measurements, label_finder
+from torchlens.profiling.measuring.calibration import NOTHING, measure_residuals
 from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.output.data_frames import to_pandas
@@ -93,7 +94,8 @@ class Profile:
         if not watcher.ledger.calls and not self.problems:
             self.problems.add("The model was not called while it was measured")
         try:
-            self._measurements = build_measurements(watcher.ledger, watcher.logged, self._model_name)
+            residuals = measure_residuals(self._options.check) if watcher.ledger.calls else NOTHING
+            self._measurements = build_measurements(watcher.ledger, watcher.logged, self._model_name, residuals)
             if self._checker is not None:
                 self._checker.finish(label_finder(watcher.logged))
         except Exception as error:  # what was being profiled has succeeded, and must not suffer

@@ -3,7 +3,7 @@
 Units: seconds, bytes, and floating-point operations (a multiply-add is two). None says that something was not measured.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
@@ -23,6 +23,7 @@ __all__ = [
     "Shape",
     "Statistic",
     "StepRecord",
+    "TypicalSteps",
 ]
 
 Shape = tuple[int, ...]
@@ -61,17 +62,48 @@ class StepRecord:
     forward_seconds: float
     backward_seconds: float | None  # all backward passes through the model; None: there was none
     num_backward_passes: int
+    own_seconds: float = 0.0  # what measuring itself took of the forward time, and is not in it
     peak_bytes: int | None  # above what was allocated when the step began
     added_bytes: int | None  # still allocated when the step ended
     raised: str | None = None  # the name of the exception that ended the forward pass
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalSteps:
+    """The steps that times are the mean of: the measured ones without the quickest and the slowest quarter.
+
+    They are the same for all modules, so that their times add up.
+    """
+
+    forward: frozenset[int] = frozenset()
+    backward: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, steps: list[StepRecord]) -> "TypicalSteps":
+        """Of the measured steps."""
+        with_backward = [(step.backward_seconds, step.number) for step in steps if step.backward_seconds is not None]
+        return cls(_middle_half([(step.forward_seconds, step.number) for step in steps]), _middle_half(with_backward))
+
+    def mean(self, quantity: str, values: Mapping[int, float]) -> float | None:
+        """The mean of a quantity that was measured in some steps; in others it is nothing. None if in no typical one."""
+        chosen = self.backward if quantity.startswith("backward") else self.forward
+        chosen = chosen or frozenset(values)
+        found = [value for step, value in values.items() if step in chosen]
+        return sum(found) / len(chosen) if found else None
+
+
+def _middle_half(steps: list[tuple[float, int]]) -> frozenset[int]:
+    num_left_out = (len(steps) + 1) // 4 if len(steps) > 2 else 0
+    return frozenset(number for _, number in sorted(steps)[num_left_out : len(steps) - num_left_out])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
     """One call of one module.
 
-    Times called `_self_` leave out the modules called inside; the others are spans, from the first moment to the last.
-    Peaks are above what was allocated when the call began, `added` is what it left behind.
+    Times are without what measuring itself takes. Those called `_self_` leave out the modules called inside; the others
+    add up: a call takes what it does itself and what the calls inside it take. Peaks are above what was allocated when the
+    call began, `added` is what it left behind.
     """
 
     index: int  # in Measurements.calls
@@ -93,6 +125,8 @@ class CallRecord:
     forward_self_seconds: float
     backward_seconds: float | None
     backward_self_seconds: float | None
+    own_seconds: float = 0.0  # what measuring itself took of the forward time, and is in none of the above
+    estimated_seconds: float = 0.0  # how much of that no clock saw: so many things looked at, times what one takes
     flops: int | None  # with the modules inside
     flops_backward: int | None
     saved_bytes: int | None  # activations kept for backward, with the modules inside, without parameters
@@ -144,6 +178,7 @@ class ParameterRecord:
 class ModuleRecord:
     """A module, once, under the first of its addresses. Counts are with all modules inside, `own_` without.
 
+    >>> record.typical('forward_seconds')
     >>> record.statistic('forward_seconds').median
     """
 
@@ -162,6 +197,7 @@ class ModuleRecord:
     children: list["ModuleRecord"]
     calls: list[CallRecord]  # of all steps, also warm-up and recomputed ones
     warmup_steps: frozenset[int] = frozenset()
+    typical_steps: TypicalSteps = TypicalSteps()
 
     @property
     def name(self) -> str:
@@ -180,14 +216,27 @@ class ModuleRecord:
         calls = self.measured_calls
         return sum(call.step == calls[-1].step for call in calls) if calls else 0
 
-    def per_step(self, quantity: str) -> list[float]:
-        """A quantity of CallRecord for each measured step: the sum over its calls, of peaks the highest."""
+    def by_step(self, quantity: str) -> dict[int, float]:
+        """A quantity of CallRecord in each measured step: the sum over its calls, of peaks the highest."""
         steps: dict[int, list[float]] = {}
         for call in self.measured_calls:
             value = getattr(call, quantity)
             if value is not None:
                 steps.setdefault(call.step, []).append(value)
-        return [max(values) if quantity.startswith("peak_") else sum(values) for values in steps.values()]
+        return {
+            step: max(values) if quantity.startswith("peak_") else sum(values) for step, values in steps.items()
+        }  # fmt: skip
+
+    def per_step(self, quantity: str) -> list[float]:
+        """A quantity of CallRecord for each measured step: the sum over its calls, of peaks the highest."""
+        return list(self.by_step(quantity).values())
+
+    def typical(self, quantity: str) -> float | None:
+        """The mean of a time over the typical steps, which is what is printed: those of modules inside add up to no more.
+
+        >>> record.typical('forward_seconds')
+        """
+        return self.typical_steps.mean(quantity, self.by_step(quantity))
 
     def statistic(self, quantity: str) -> Statistic | None:
         """Median and spread of a quantity of CallRecord over the measured steps; None if it was not measured."""

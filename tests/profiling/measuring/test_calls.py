@@ -8,8 +8,6 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens.profiling.measuring import watcher
-from torchlens.profiling.measuring.calls import note_tensors
 from torchlens.profiling.records import Statistic
 
 
@@ -76,54 +74,6 @@ def test_a_module_called_several_times_has_as_many_calls():
     assert p["fc"].num_calls == 3
     assert p["fc"].statistic("flops").median == 3 * 2 * 2 * 3 * 3
     assert p["fc"].statistic("forward_seconds").median == pytest.approx(sum(call.forward_seconds for call in p["fc"].calls))
-
-
-class Clock:
-    """Moves on only when it is told to, and by a microsecond when it is read."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def read(self):
-        self.now += 1e-6
-        return self.now
-
-    def note_tensors(self, *args):
-        """Looks at the tensors of a call as the profile does, and is slow about it."""
-        self.now += 100.0
-        return note_tensors(*args)
-
-
-class Working(nn.Module):
-    def __init__(self, clock, seconds, *inside):
-        super().__init__()
-        self.clock, self.seconds = clock, seconds
-        self.inside = nn.ModuleList(inside)
-
-    def forward(self, x):
-        self.clock.now += self.seconds
-        for module in self.inside:
-            x = module(x)
-        return x
-
-
-def test_an_inclusive_time_is_the_span_and_self_time_leaves_out_what_is_inside(monkeypatch):
-    clock = Clock()
-    model = Working(clock, 1.0, Working(clock, 2.0, Working(clock, 0.5)), Working(clock, 1.0))
-    monkeypatch.setattr(watcher, "perf_counter", clock.read)
-    monkeypatch.setattr(watcher, "note_tensors", clock.note_tensors)
-    with tl.profile(model) as p:
-        model(torch.rand(1))
-    spans = {"": 4.5, "inside.0": 2.5, "inside.0.inside.0": 0.5, "inside.1": 1.0}
-    for address, span in spans.items():
-        call = p[address].calls[0]
-        children = [c for c in p.calls if c.parent == call.index]
-        assert call.forward_self_seconds == pytest.approx(
-            call.forward_seconds - sum(child.forward_seconds for child in children)
-        )
-        # What the profile itself takes is left out.
-        assert call.forward_seconds == pytest.approx(span, abs=1e-4)
-        assert call.forward_self_seconds == pytest.approx(model.get_submodule(address).seconds, abs=1e-4)
 
 
 def test_backward_spans_hold_those_of_the_children():

@@ -1,8 +1,9 @@
 """What is allocated and freed, as torch's own allocators report it.
 
 torch's profiler can be told to listen to the allocators (of the CPU and of other devices alike). The old one of its two
-profilers does so in its cheapest form and says nothing on the terminal. There can be one profiler in a thread: where the
-user runs one, memory is not measured.
+profilers does so in its cheapest form and says nothing on the terminal. That it should also hear of every operation is
+switched off: it would cost more than the small ones among them. There can be one profiler in a thread: where the user runs
+one, memory is not measured.
 """
 
 import ctypes
@@ -30,6 +31,7 @@ _STARTS: tuple[tuple[Any, str], ...] = (
 _enable: Callable[[Any], None] = torch._C._autograd._enable_profiler_legacy
 _cpu_bytes = methodcaller("cpu_memory_usage")
 _disable: Callable[[], Any] = torch._C._autograd._disable_profiler_legacy
+_report_operations: Callable[[bool], None] = torch._C._autograd._enable_record_function  # in this thread
 
 
 @cache
@@ -63,6 +65,10 @@ class Timeline:
         first, last = bisect_left(self._times, start), bisect_right(self._times, end)
         before = self._levels[first]
         return max(self._levels[first : last + 1]) - before, self._levels[last] - before
+
+    def num_events(self, start: int, end: int) -> int:
+        """How many events there were in a span."""
+        return bisect_right(self._times, end) - bisect_left(self._times, start)
 
     @property
     def whole(self) -> tuple[int, int] | None:
@@ -107,6 +113,7 @@ class AllocatorWatch:
         self._is_on = True  # said before it is done, so that an interrupt between the two leaves nothing behind
         self._log_level.value = max(self._logs_from, _ERROR)
         _enable(config)
+        _report_operations(False)
         self._step_aside_for_user()
         self._events.start = self._clock()
         return True
@@ -145,6 +152,7 @@ class AllocatorWatch:
     def _pause(self) -> None:
         if self._is_on:
             self._events.end = self._clock()
+            _report_operations(True)
             if torch._C._autograd._profiler_enabled():
                 self._events.events = _disable()
             self._log_level.value = self._logs_from

@@ -1,13 +1,13 @@
 """Which module call each run of a backward node belongs to."""
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from torchlens.capture.backward import NodeRun
 from torchlens.profiling.measuring.allocators import Timeline
 from torchlens.profiling.measuring.calls import Call, Span
 
-__all__ = ["Overheads", "Owners", "charge", "extend", "memory_of", "merged_seconds"]
+__all__ = ["Owners", "charge", "extend", "memory_of"]
 
 
 class Owners:
@@ -31,56 +31,36 @@ class Owners:
         return self._calls[position] if position >= 0 else None
 
 
-class Overheads:
-    """Spans of time that the profile took for itself, in order, by both clocks."""
-
-    def __init__(self) -> None:
-        self._spans_ns: list[tuple[int, int]] = []
-        self._ends: list[float] = []
-        self._sums = [0.0]
-
-    def add(self, start: float, end: float, start_ns: int, end_ns: int) -> None:
-        """A span has ended."""
-        self._spans_ns.append((start_ns, end_ns))
-        self._ends.append(end)
-        self._sums.append(self._sums[-1] + end - start)
-
-    def add_outside(self, start_ns: int, end_ns: int) -> None:
-        """A span that lies outside all that is timed has ended: it matters for memory alone."""
-        self._spans_ns.append((start_ns, end_ns))
-
-    def take_spans(self) -> list[tuple[int, int]]:
-        """The spans since the last time, by `time_ns`."""
-        taken, self._spans_ns = self._spans_ns, []
-        return sorted(taken)
-
-    def within(self, span: Span) -> float:
-        """The seconds of overhead in a span."""
-        return self._sums[bisect_right(self._ends, span.end)] - self._sums[bisect_left(self._ends, span.start)]
-
-
 def charge(runs: Sequence[NodeRun], owners: Owners, parameter_calls: dict[int, Call]) -> list[tuple[NodeRun, Call, float]]:
-    """For each run of a node that belongs to a module call: the call, and the seconds without other runs inside it.
+    """For each run of a node that belongs to a module call: the call, and the seconds that are charged to it.
+
+    Those are the seconds since the node before it ended, in the same backward pass: what autograd does in between it does
+    for the node that is next. So they add up to the time of the pass, without what was spent on looking and without other
+    passes that ran meanwhile.
 
     `parameter_calls` has the call to which the run that adds to the gradient of a parameter (its id) belongs; without
     one it belongs with the node that ran before it, which made the last of the gradients that are added.
     """
     found = []
     before: Call | None = None
-    open_runs: list[NodeRun] = []
+    last_of_task: dict[int, NodeRun] = {}
+    inner: list[tuple[float, float]] = []  # begin and seconds of what has run and may lie inside what is still running
     for run in runs:
+        last = last_of_task.get(run.task)
+        begin, own = (run.start, run.own_start) if last is None else (last.end, last.own_end)
+        last_of_task[run.task] = run
+        seconds = max(run.end - begin - (run.own_end - own), 0.0)
         inside = 0.0
-        while open_runs and open_runs[-1].start >= run.start:
-            inner = open_runs.pop()
-            inside += inner.end - inner.start
-        open_runs.append(run)
+        while inner and inner[-1][0] >= begin:
+            inside += inner.pop()[1]
+        inner.append((begin, seconds))
         if run.sequence >= 0:
             call = owners.of(run.sequence)
             before = call
         else:
             call = parameter_calls.get(run.parameter or 0, before)
         if call is not None:
-            found.append((run, call, max(run.end - run.start - inside, 0.0)))
+            found.append((run, call, max(seconds - inside, 0.0)))
     return found
 
 
@@ -106,14 +86,6 @@ def merged(spans: Sequence[Span]) -> list[Span]:
         else:
             found.append(Span(span.start, span.end, span.start_ns, span.end_ns))
     return found
-
-
-def merged_seconds(spans: Sequence[Span], overheads: Overheads) -> float | None:
-    """The seconds of several spans, overlapping ones counted once, without overheads; None if there are none."""
-    if not spans:
-        return None
-    whole = merged(spans)
-    return max(sum(span.end - span.start - overheads.within(span) for span in whole), 0.0)
 
 
 def memory_of(spans: Sequence[Span], timeline: Timeline) -> tuple[int, int] | None:

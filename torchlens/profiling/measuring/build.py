@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchlens.profiling.measuring.backward_times import merged_seconds
+from torchlens.profiling.measuring.calibration import NOTHING, Residuals
 from torchlens.profiling.measuring.calls import Call, Step, bytes_of
 from torchlens.profiling.measuring.kept_tensors import CAN_TELL
 from torchlens.profiling.measuring.ledger import Ledger
 from torchlens.profiling.measuring.logged_steps import LoggedSteps
 from torchlens.profiling.measuring.operations import Operation, count_flops
+from torchlens.profiling.measuring.times import CallTimes, call_times
 from torchlens.profiling.records import (
     CallRecord,
     Measurements,
@@ -19,25 +20,31 @@ from torchlens.profiling.records import (
     OperationRecord,
     ParameterRecord,
     StepRecord,
+    TypicalSteps,
 )
 
 __all__ = ["build_measurements", "label_finder"]
 
 
-def build_measurements(ledger: Ledger, logged: LoggedSteps, model_name: str) -> Measurements:
+def build_measurements(
+    ledger: Ledger, logged: LoggedSteps, model_name: str, residuals: Residuals = NOTHING
+) -> Measurements:
     """All records, once measuring is over."""
     options = ledger.options
     warmup = frozenset(step.number for step in ledger.steps if step.number <= options.warmup)
     label_of = label_finder(logged)
     not_counted = _count_flops(ledger, logged)
-    calls = _calls(ledger)
+    times = call_times(ledger.calls, residuals)
+    calls = _calls(ledger, times)
     parameters = _parameters(ledger)
+    steps = [_step(step, step.number in warmup, times) for step in ledger.steps]
+    typical = TypicalSteps.of([step for step in steps if not step.is_warmup] or steps)
     return Measurements(
         model_name=model_name,
         level=options.level,
         check=options.check,
-        root=_modules(ledger, calls, parameters, warmup),
-        steps=[_step(ledger, step, step.number in warmup) for step in ledger.steps],
+        root=_modules(ledger, calls, parameters, warmup, typical),
+        steps=steps,
         calls=calls,
         operations=[_operation(ledger, operation, label_of) for operation in ledger.operations],
         parameters=[record for record, _ in parameters.values()],
@@ -49,22 +56,23 @@ def build_measurements(ledger: Ledger, logged: LoggedSteps, model_name: str) -> 
 # -- steps and calls ---------------------------------------------------------------------------------------------------
 
 
-def _step(ledger: Ledger, step: Step, is_warmup: bool) -> StepRecord:
+def _step(step: Step, is_warmup: bool, times: list[CallTimes]) -> StepRecord:
     outermost = [call for call in step.calls if call.parent is None and call.original is None]
     peak, added = step.memory or (None, None)
     return StepRecord(
         number=step.number,
         is_warmup=is_warmup,
-        forward_seconds=sum(call.seconds for call in outermost),
-        backward_seconds=merged_seconds(list(step.runs.values()), ledger.overheads),
-        num_backward_passes=len(step.runs),
+        forward_seconds=sum(times[call.index].forward for call in outermost),
+        backward_seconds=sum(times[call.index].backward for call in outermost) if step.backward_tasks else None,
+        num_backward_passes=len(step.backward_tasks),
+        own_seconds=sum(times[call.index].own for call in outermost),
         peak_bytes=peak,
         added_bytes=added,
         raised=next((call.raised for call in outermost if call.raised), None),
     )
 
 
-def _calls(ledger: Ledger) -> list[CallRecord]:
+def _calls(ledger: Ledger, times: list[CallTimes]) -> list[CallRecord]:
     children: dict[int, list[Call]] = {}
     for call in ledger.calls:
         if call.parent is not None and call.original is None:
@@ -86,10 +94,12 @@ def _calls(ledger: Ledger) -> list[CallRecord]:
             if call.own_flops is not None and len(known) == len(counts)
             else None
         )
-    return [_call(ledger, call, sum(saved[call.index].values()), flops[call.index]) for call in ledger.calls]
+    return [
+        _call(ledger, call, times[call.index], sum(saved[call.index].values()), flops[call.index]) for call in ledger.calls
+    ]
 
 
-def _call(ledger: Ledger, call: Call, saved_bytes: int, flops: tuple[int, int] | None) -> CallRecord:
+def _call(ledger: Ledger, call: Call, times: CallTimes, saved_bytes: int, flops: tuple[int, int] | None) -> CallRecord:
     peak, added = call.forward_memory or (None, None)
     backward_peak, backward_added = call.backward_memory or (None, None)
     arrived = ledger.arrived
@@ -112,11 +122,13 @@ def _call(ledger: Ledger, call: Call, saved_bytes: int, flops: tuple[int, int] |
         grad_out_shapes=grad_out_shapes,
         input_bytes=call.inputs.bytes,
         output_bytes=call.outputs.bytes,
-        forward_seconds=call.seconds,
-        forward_self_seconds=max(call.seconds - call.inside, 0.0),
+        forward_seconds=times.forward,
+        forward_self_seconds=times.forward_self,
         # A module that hands on what it was given has no node of its own: gradients pass it in no time.
-        backward_seconds=merged_seconds(list(call.spans.values()), ledger.overheads) if call.spans else passing,
-        backward_self_seconds=(call.backward_self or 0.0) if call.spans else passing,
+        backward_seconds=times.backward if call.spans else passing,
+        backward_self_seconds=times.backward_self if call.spans else passing,
+        own_seconds=times.own,
+        estimated_seconds=times.estimated,
         flops=None if flops is None else flops[0],
         flops_backward=None if flops is None else flops[1],
         saved_bytes=saved_bytes if CAN_TELL else None,
@@ -243,6 +255,7 @@ def _modules(
     calls: list[CallRecord],
     parameters: dict[int, tuple[ParameterRecord, Any]],
     warmup: frozenset[int],
+    typical: TypicalSteps,
 ) -> ModuleRecord:
     """The tree, as the model is nested. A module that is reached twice stands where it is reached first."""
     calls_of: dict[str, list[CallRecord]] = {}
@@ -274,6 +287,7 @@ def _modules(
             children=children,
             calls=calls_of.get(address, []),
             warmup_steps=warmup,
+            typical_steps=typical,
         )
         return record, everything
 

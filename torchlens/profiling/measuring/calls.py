@@ -7,9 +7,10 @@ import torch
 
 from torchlens.capture.arguments import shape_of
 from torchlens.capture.backward import sequence_of
+from torchlens.capture.own_time import OwnTime
 from torchlens.profiling.records import Shape
 
-__all__ = ["Call", "Span", "Step", "TensorFacts", "bytes_of", "note_tensors"]
+__all__ = ["Call", "Clock", "Span", "Step", "TensorFacts", "bytes_of", "note_tensors"]
 
 
 class Span:
@@ -39,13 +40,37 @@ class TensorFacts:
         return [shape for shape, key in zip(self.shapes, self.gradient_keys, strict=True) if key in arrived]
 
 
+class Clock:
+    """How much of what we took for ourselves, and how many of the things we looked at, lie in a span."""
+
+    __slots__ = ("num_modules", "num_operations", "num_reads", "own_seconds", "seconds_at_end", "short_seconds")
+
+    def __init__(self) -> None:
+        self.own_seconds = self.seconds_at_end = self.short_seconds = 0.0
+        self.num_operations = self.num_reads = self.num_modules = 0
+
+    def begin(self, own: OwnTime) -> None:
+        """The span begins."""
+        self.num_operations, self.num_reads, self.num_modules = own.num_operations, own.num_reads, own.num_modules
+        self.short_seconds, self.own_seconds = own.short_seconds, own.seconds
+
+    def end(self, own: OwnTime) -> None:
+        """It has ended."""
+        self.seconds_at_end = own.seconds
+        self.own_seconds = own.seconds - self.own_seconds
+        self.short_seconds = own.short_seconds - self.short_seconds
+        self.num_operations = own.num_operations - self.num_operations
+        self.num_reads = own.num_reads - self.num_reads
+        self.num_modules = own.num_modules - self.num_modules
+
+
 class Call:
-    """One call of a module. `overhead` is what the profile itself took while it ran."""
+    """One call of a module."""
 
     __slots__ = (
-        "address", "backward_memory", "backward_self", "depth", "end", "end_ns", "forward_memory",
-        "forward_nonfinite", "grad_in_nonfinite", "grad_out_nonfinite", "index", "inputs", "inside", "module_type",
-        "original", "outputs", "overhead", "own_flops", "own_flops_backward", "parent", "pass_num", "raised", "saved",
+        "address", "backward_memory", "backward_self", "clock", "depth", "end", "end_ns", "forward_memory",
+        "forward_nonfinite", "grad_in_nonfinite", "grad_out_nonfinite", "index", "inputs", "module_type", "num_events",
+        "num_nodes", "original", "outputs", "own_flops", "own_flops_backward", "parent", "pass_num", "raised", "saved",
         "sequence", "sequence_end", "spans", "start", "start_ns", "step",
     )  # fmt: skip
 
@@ -71,12 +96,13 @@ class Call:
         self.outputs = TensorFacts()
         self.start = self.end = 0.0
         self.start_ns = self.end_ns = 0
-        self.overhead = 0.0
-        self.inside = 0.0  # the seconds of the calls directly inside
+        self.clock = Clock()
+        self.num_events = 0  # what the allocators reported meanwhile
         self.sequence = self.sequence_end = 0  # of the backward nodes that it made
         self.forward_memory: tuple[int, int] | None = None
         self.backward_memory: tuple[int, int] | None = None
         self.backward_self: float | None = None
+        self.num_nodes = 0  # of backward nodes that were charged to it
         self.spans: dict[int, Span] = {}  # by backward pass
         self.saved: dict[int, int] | None = None  # storage → bytes
         self.own_flops: int | None = None
@@ -85,16 +111,11 @@ class Call:
         self.grad_in_nonfinite: bool | None = None
         self.grad_out_nonfinite: bool | None = None
 
-    @property
-    def seconds(self) -> float:
-        """The span, without what the profile took of it."""
-        return max(self.end - self.start - self.overhead, 0.0)
-
 
 class Step:
     """One step while it is being measured."""
 
-    __slots__ = ("calls", "is_logged", "memory", "number", "operations", "passes", "plan", "runs", "signature")
+    __slots__ = ("backward_tasks", "calls", "is_logged", "memory", "number", "operations", "passes", "plan", "signature")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -105,7 +126,7 @@ class Step:
         self.plan: Hashable = None  # what it called
         self.is_logged = False
         self.memory: tuple[int, int] | None = None
-        self.runs: dict[int, Span] = {}  # by backward pass
+        self.backward_tasks: set[int] = set()  # the backward passes through it
 
 
 def note_tensors(seen: TensorFacts, tensors: Sequence[torch.Tensor], has_keys: bool = True) -> None:

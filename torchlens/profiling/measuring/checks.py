@@ -1,7 +1,7 @@
 """Shows values and gradients to whoever checks them, while they exist."""
 
 from collections.abc import Callable
-from time import perf_counter, time_ns
+from time import time_ns
 from typing import Any
 
 import torch
@@ -61,11 +61,7 @@ class Checks:
 
     def operation(self, observed: ObservedCall, result: Any) -> None:
         """An operation made `result`."""
-        call = self._ledger.current
-        start = perf_counter()
-        self._show(self._look_at_operation, call, observed, result)
-        if call is not None:
-            call.overhead += perf_counter() - start
+        self._show(self._look_at_operation, self._ledger.current, observed, result)
 
     def _look_at_operation(self, checker: Checker, call: Call | None, observed: ObservedCall, result: Any) -> None:
         place = _place("forward", call, observed.operation.layer_type, observed.first)
@@ -79,8 +75,7 @@ class Checks:
         """An input, a buffer or an output of a model that is logged."""
         place = Place("forward", self._ledger.steps[-1].number, -1, "", 1, operation.layer_type, entry)
         node = next((number for number in references if number is not None), None)
-        # The time around a logged run counts as ours in any case.
-        self._show(lambda checker: checker.on_boundary(place, tensor, node), is_timed=False)
+        self._show(lambda checker: checker.on_boundary(place, tensor, node))
 
     # -- backward --------------------------------------------------------------------------------------------------
 
@@ -134,12 +129,12 @@ class Checks:
         """A step is over: a node that failed may have left its gradients."""
         self._arriving.clear()
 
-    def _show(self, look: Callable[..., None], *what: Any, is_timed: bool = True) -> None:
+    def _show(self, look: Callable[..., None], *what: Any) -> None:
         """Has the checker look at something, without gradients."""
         checker = self._checker
         if checker is None:
             return
-        start_ns, start = time_ns(), perf_counter()
+        start_ns = time_ns()
         has_grad = torch.is_grad_enabled()
         try:
             torch._C._set_grad_enabled(False)
@@ -154,8 +149,7 @@ class Checks:
                 torch._C._set_grad_enabled(has_grad)
             finally:  # once more, for an interrupt may cut the first short
                 torch._C._set_grad_enabled(has_grad)
-            if is_timed:
-                self._ledger.overheads.add(start, perf_counter(), start_ns, time_ns())
+            self._ledger.own_spans.append((start_ns, time_ns()))
 
 
 def _register(calls: dict[int, list[Call]], call: Call, seen: TensorFacts) -> None:

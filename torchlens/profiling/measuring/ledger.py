@@ -7,7 +7,8 @@ from bisect import bisect_right
 
 import torch
 
-from torchlens.profiling.measuring.backward_times import Overheads, Owners
+from torchlens.capture.own_time import OwnTime
+from torchlens.profiling.measuring.backward_times import Owners
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.measuring.model_modules import ModelModules
 from torchlens.profiling.measuring.operations import Operation
@@ -30,7 +31,8 @@ class Ledger:
         self.current: Call | None = None  # the innermost call that is running
         self.operations: list[Operation] = []  # at operation level
         self.owners = Owners()
-        self.overheads = Overheads()
+        self.own_time = OwnTime()
+        self.own_spans: list[tuple[int, int]] = []  # of this step, by `time_ns`: what is allocated then is ours
         self.arrived: set[int] = set()  # where gradients arrived, as in `TensorFacts`
         self.num_gradients: dict[int, int] = {}  # id of a parameter → how often it got a gradient
         self._sequences: list[int] = []  # of the operations
@@ -68,13 +70,12 @@ class Ledger:
                 return first[-1 - again % len(first)] if first else None
         return None
 
-    def forget_inside(self, call: Call) -> None:
-        """Takes back what was written down inside a call, which is run once more."""
-        del self.calls[call.index + 1 :]
-        del call.step.calls[call.step.calls.index(call) + 1 :]
-        call.step.passes.clear()
-        call.step.passes[call.address] = 1
-        call.overhead = call.inside = 0.0
+    def forget_since(self, num_calls: int) -> None:
+        """Takes back all but so many calls: the model is run once more."""
+        for call in self.calls[num_calls:]:
+            call.step.calls.remove(call)
+            call.step.passes.clear()
+        del self.calls[num_calls:]
 
     def forget_all(self) -> None:
         """Takes back everything that was written down."""

@@ -9,6 +9,7 @@ import torch
 from torchlens.capture.backward import next_sequence
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import Operation
+from torchlens.capture.own_time import OwnTime
 from torchlens.capture.recording import References
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.errors import NonFiniteError
@@ -45,7 +46,8 @@ class Looker(Protocol):
 class Marker(Observer):
     """Marks each operation. Its own failure is kept, and the model does not notice."""
 
-    def __init__(self, current_call: Callable[[], int], look: Looker | None) -> None:
+    def __init__(self, own_time: OwnTime, current_call: Callable[[], int], look: Looker | None) -> None:
+        self.own_time = own_time
         self.marks: list[Mark] = []
         self.failure: Exception | None = None
         self._current_call = current_call
@@ -87,6 +89,10 @@ class Marker(Observer):
 class LoggedSession(Session):
     """A session that saves nothing but says when and where each operation ran."""
 
-    def __init__(self, model: torch.nn.Module, current_call: Callable[[], int], look: Looker | None) -> None:
-        self.marker = Marker(current_call, look)
-        super().__init__(model, CaptureOptions(saves=False, max_nodes=_MOST_LOOKED_AT), self.marker)
+    def __init__(self, model: torch.nn.Module, marker: Marker) -> None:
+        self.marker = marker
+        super().__init__(model, CaptureOptions(saves=False, max_nodes=_MOST_LOOKED_AT), marker)
+
+    def _call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        # Not `model(...)`: its class may have a `__call__` of its own, from inside which this is called.
+        return self.model._wrapped_call_impl(*args, **kwargs)

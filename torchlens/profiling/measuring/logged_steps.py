@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchlens.capture.arguments import shape_of
 from torchlens.capture.patching import CURRENT
 from torchlens.capture.recording import Recording
 from torchlens.errors import NonFiniteError
 from torchlens.history.log import Log
-from torchlens.profiling.measuring.calls import Call, Step
+from torchlens.profiling.measuring.calls import Step
 from torchlens.profiling.measuring.ledger import Ledger
-from torchlens.profiling.measuring.logged_session import LoggedSession, Looker, Mark
+from torchlens.profiling.measuring.logged_session import LoggedSession, Looker, Mark, Marker
 from torchlens.profiling.measuring.operations import Operation
 
 __all__ = ["NO_RESULT", "LoggedStep", "LoggedSteps"]
@@ -36,7 +37,6 @@ class LoggedSteps:
     """The capture sessions of a profile. `look` sees each operation and its result, at operation level."""
 
     def __init__(self, ledger: Ledger, look: Looker | None) -> None:
-        self.expected: torch.nn.Module | None = None  # the module that a session is about to call
         self.steps: dict[int, LoggedStep] = {}
         self.by_kind: list[Log] = []  # one for all steps that did the same
         self.last: Recording | None = None
@@ -46,22 +46,24 @@ class LoggedSteps:
         self._look = look
         self._is_off = False
         self._is_operation_level = ledger.options.level == "operation"
+        self._is_running = False
         self._result = NO_RESULT
         self._signatures: set[Hashable] = set()
 
     # -- running ---------------------------------------------------------------------------------------------------
 
-    def wants(self, call: Call, module: torch.nn.Module) -> bool:
+    def wants(self, step: Step, module: torch.nn.Module, inputs: list[torch.Tensor]) -> bool:
         """Whether a call from outside is to run in a session."""
-        if self._is_off or call.original is not None:
+        if self._is_off:
             return False
         ledger, problems = self._ledger, self._ledger.problems
         if module is not ledger.model:
             if self._is_operation_level:
-                problems.add(f"{call.address!r} was called by itself, not by the model: it was measured at module level")
+                address = ledger.modules.modules[id(module)].address
+                problems.add(f"{address!r} was called by itself, not by the model: it was measured at module level")
             return False
         if CURRENT.tracker is not None:
-            problems.add(f"Step {call.step.number} ran inside a log: it was measured at module level, without FLOPs")
+            problems.add(f"Step {step.number} ran inside a log: it was measured at module level, without FLOPs")
             return False
         if ledger.modules.is_compiled:
             problems.add(
@@ -70,46 +72,47 @@ class LoggedSteps:
                 else "The model is compiled: what is inside is not seen, and FLOPs are not counted"
             )
             return self._is_operation_level
-        call.step.signature = tuple(call.inputs.shapes), module.training, torch.is_grad_enabled()
-        return self._is_operation_level or call.step.signature not in self._signatures
+        step.signature = tuple(tuple(shape_of(tensor)) for tensor in inputs), module.training, torch.is_grad_enabled()
+        return self._is_operation_level or step.signature not in self._signatures
 
-    def run(self, call: Call, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model in a session. NO_RESULT if that cannot be had: nothing has been run then that counts."""
-        overheads = self._ledger.overheads
+        ledger, step, num_calls = self._ledger, self._ledger.steps[-1], len(self._ledger.calls)
         begin_ns = time_ns()
-        self._result = NO_RESULT
         session: LoggedSession | None = None
+        self._is_running, self._result = True, NO_RESULT
+        step.is_logged = self._is_operation_level
         try:
-            session = LoggedSession(module, self._current_call, self._look if self._is_operation_level else None)
-            self.expected = module
-            call.step.is_logged = self._is_operation_level
+            look = self._look if self._is_operation_level else None
+            session = LoggedSession(module, Marker(ledger.own_time, self._current_call, look))
             result = session.run(list(args), dict(kwargs))
         except BaseException as error:
-            is_begun, self.expected = self.expected is not module and session is not None, None
             result = self._result
+            is_begun = len(ledger.calls) > num_calls
             has_raised = is_begun and result is NO_RESULT and not _is_own_failure(session, error)
             if has_raised or isinstance(error, NonFiniteError):  # which is raised for what goes in, too
                 if session is not None:
-                    self._keep(call.step, session)
+                    self._keep(step, session)
                 raise
             if not isinstance(error, Exception):
                 raise
             self._give_up(error)
-            call.step.is_logged = False
+            step.is_logged = False
             if result is NO_RESULT:
-                self._ledger.forget_inside(call)
+                ledger.forget_since(num_calls)
             return result
         finally:
-            self._result = NO_RESULT
-        overheads.add_outside(begin_ns, call.start_ns)
-        self._keep(call.step, session)
-        overheads.add_outside(call.end_ns, time_ns())
+            self._is_running, self._result = False, NO_RESULT
+        self._keep(step, session)
+        if len(ledger.calls) > num_calls:  # not if measuring ended meanwhile
+            call = ledger.calls[num_calls]
+            ledger.own_spans += [(begin_ns, call.start_ns), (call.end_ns, time_ns())]
         return result
 
-    def keep_result(self, result: Any) -> Any:
+    def keep_result(self, result: Any) -> None:
         """The model returned: whatever fails from now on, this is what it returned."""
-        self._result = result
-        return result
+        if self._is_running:
+            self._result = result
 
     def _current_call(self) -> int:
         return -1 if self._ledger.current is None else self._ledger.current.index

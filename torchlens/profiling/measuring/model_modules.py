@@ -1,5 +1,6 @@
 """The modules of a model and their parameters, by identity."""
 
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -91,7 +92,20 @@ class _VisibleCompiled:
         self._compiled = compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        compiled, watcher = self._compiled, CURRENT.watcher
+        compiled, watcher, module = self._compiled, CURRENT.watcher, self._module
         if watcher is None or torch.compiler.is_compiling():
             return compiled(*args, **kwargs)
-        return watcher.call(lambda _, *a, **k: compiled(*a, **k), self._module, args, kwargs)
+        if watcher.begins_with(module):
+            return watcher.call(module, args, kwargs)
+        watched = watcher.enter(module, args, kwargs, perf_counter())
+        if watched is None:
+            return compiled(*args, **kwargs)
+        try:
+            result = compiled(*args, **kwargs)
+        except BaseException as error:
+            watcher.end(watched)
+            watcher.fail(watched, error, args, kwargs)
+            raise
+        watcher.end(watched)
+        watcher.leave(watched, result, args, kwargs)
+        return result

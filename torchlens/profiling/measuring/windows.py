@@ -1,12 +1,16 @@
 """Between the begin of a step and that of the next: what ran backward then, and what was allocated, is put in its place."""
 
-from torchlens.capture.backward import NodeRun
-from torchlens.profiling.measuring.allocators import AllocatorEvents, Timeline
+from time import time_ns
+
+from torchlens.capture.backward import BackwardWatch, NodeRun
+from torchlens.profiling.measuring.allocators import AllocatorEvents, AllocatorWatch, Timeline
 from torchlens.profiling.measuring.backward_times import charge, extend, memory_of
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.measuring.ledger import Ledger
 
-__all__ = ["Window", "settle"]
+__all__ = ["Window", "Windows"]
+
+_MOST_WAITING = 100_000  # events of the allocators
 
 
 class Window:
@@ -19,41 +23,125 @@ class Window:
         self.has_memory = False
         self.events = AllocatorEvents()
         self.runs: list[NodeRun] = []
-        self.ignored: list[tuple[int, int]] = []  # spans of time that the profile took for itself
+        self.own_spans: list[tuple[int, int]] = []
 
 
-def settle(ledger: Ledger, window: Window, timeline: Timeline) -> None:
-    """Gives each call its share of what was measured."""
-    runs = window.runs
-    touched: dict[int, Call] = {}
-    for run, maker, seconds in charge(runs, ledger.owners, ledger.modules.calls_of_parameters(window.step)):
-        call = maker.original or maker
-        call.backward_self = (call.backward_self or 0.0) + seconds
-        extend(call.step.runs, run)
-        around: Call | None = call
-        while around is not None:
-            extend(around.spans, run)
-            touched[around.index] = around
-            around = around.parent
-    for run in runs:
-        if run.sequence >= 0:
-            ledger.arrived.add(run.sequence)
-        elif run.parameter is not None:
-            ledger.arrived.add(-1 - run.parameter)
-            ledger.num_gradients[run.parameter] = ledger.num_gradients.get(run.parameter, 0) + 1
-    for run in runs:
-        operation = ledger.operation_at(run.sequence)
-        if operation is not None:
-            operation.backward_seconds = (operation.backward_seconds or 0.0) + run.end - run.start
-    if window.has_memory:
+class Windows:
+    """Opens a window for each step, and closes it when the next begins. `backward` watches all the time."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.backward = BackwardWatch()
+        self._ledger = ledger
+        self._memory = AllocatorWatch(time_ns)
+        self._open: Window | None = None
+        self._waiting: list[Window] = []
+
+    @property
+    def step(self) -> Step | None:
+        """The step that has begun last and is not over."""
+        return None if self._open is None else self._open.step
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether a backward pass ran in it."""
+        return bool(self.backward.runs)
+
+    def begin(self) -> Step:
+        """Begins a step."""
+        ledger, problems = self._ledger, self._ledger.problems
+        step = Step(len(ledger.steps) + 1)
+        ledger.steps.append(step)
+        self._open = window = Window(step, len(ledger.calls))
+        if ledger.options.memory:
+            try:
+                window.has_memory = self._memory.start()
+            except Exception as error:  # everything else can be measured all the same
+                self._memory.stop()
+                problems.add_failure(error, "Memory was not measured")
+                return step
+            if not window.has_memory:
+                problems.add(
+                    "Memory was not measured in some steps: another profiler (torch.profiler) was running, "
+                    "and there is room for one"
+                )
+        return step
+
+    def end(self) -> Step | None:
+        """A step is over; returns it, if there was one. What it left is put in its place later."""
+        window, self._open = self._open, None
+        if window is None:
+            return None
+        window.events = self._memory.stop()
+        window.runs, self.backward.runs = self.backward.runs, []
+        window.own_spans, self._ledger.own_spans = _joined(self._ledger.own_spans), []
+        window.last_call = len(self._ledger.calls)
+        # That can wait until the user's code is done, unless there is too much of it.
+        self._waiting.append(window)
+        if sum(each.events.num_events for each in self._waiting) > _MOST_WAITING:
+            self.settle_all()
+        return window.step
+
+    def settle_all(self) -> None:
+        """Puts in its place what the steps that are over have left."""
+        waiting, self._waiting = self._waiting, []
+        for window in waiting:
+            self._settle(window, self._memory.timeline(window.events, window.own_spans))
+
+    def stop(self) -> None:
+        """Ends listening and watching. May be called again."""
+        self._memory.stop()
+        self.backward.stop()
+        for failure in self.backward.failures:
+            self._ledger.problems.add(f"A look at a backward pass failed ({failure}): its numbers are incomplete")
+        self.backward.failures.clear()
+
+    def _settle(self, window: Window, timeline: Timeline) -> None:
+        """Gives each call its share of what was measured."""
+        ledger, runs = self._ledger, window.runs
+        touched: dict[int, Call] = {}
+        for run, maker, charged in charge(runs, ledger.owners, ledger.modules.calls_of_parameters(window.step)):
+            call = maker.original or maker
+            call.backward_self = charged if call.backward_self is None else call.backward_self + charged
+            call.num_nodes += 1
+            call.step.backward_tasks.add(run.task)
+            around: Call | None = call
+            while around is not None:
+                extend(around.spans, run)
+                touched[around.index] = around
+                around = around.parent
+        for run in runs:
+            if run.sequence >= 0:
+                ledger.arrived.add(run.sequence)
+            elif run.parameter is not None:
+                ledger.arrived.add(-1 - run.parameter)
+                ledger.num_gradients[run.parameter] = ledger.num_gradients.get(run.parameter, 0) + 1
+            operation = ledger.operation_at(run.sequence)
+            if operation is not None:
+                operation.backward_seconds = (operation.backward_seconds or 0.0) + run.seconds
+        if window.has_memory:
+            self._settle_memory(window, timeline, touched)
+
+    def _settle_memory(self, window: Window, timeline: Timeline, touched: dict[int, Call]) -> None:
         window.step.memory = timeline.whole
         for operation in window.step.operations:
             operation.memory = timeline.between(operation.mark.start_ns, operation.mark.end_ns)
-        for call in ledger.calls[window.first_call : window.last_call]:
+        for call in self._ledger.calls[window.first_call : window.last_call]:
             call.forward_memory = timeline.between(call.start_ns, call.end_ns)
-        passes = {run.task for run in runs}
+            call.num_events = timeline.num_events(call.start_ns, call.end_ns)
+        passes = {run.task for run in window.runs}
         for call in touched.values():
             _add_memory(call, memory_of([span for task, span in call.spans.items() if task in passes], timeline))
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same moments in spans that do not overlap, in order."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found
 
 
 def _add_memory(call: Call, memory: tuple[int, int] | None) -> None:

@@ -32,8 +32,8 @@ _BY = ("module", "call", "operation", "step", "parameter")
 def to_pandas(measurements: Measurements, by: str = "module") -> "pandas.DataFrame":
     """One row for each module, call of a module, operation, step or parameter.
 
-    Of modules, times and bytes are medians over the measured steps, with the width of the middle half as `_spread`;
-    of calls and operations they are what was measured that time.
+    Of modules, times are those of a typical step, with the width of the middle half of the steps as `_spread`, and bytes
+    are medians; of calls and operations they are what was measured that time.
 
     >>> profile.to_pandas().sort_values('forward_self_seconds').tail()
     """
@@ -69,7 +69,7 @@ def _module_row(record: ModuleRecord) -> dict[str, Any]:
     }
     for name in _TIMES:
         statistic = record.statistic(name)
-        row[name] = None if statistic is None else statistic.median
+        row[name] = record.typical(name)
         row[name.replace("_seconds", "_spread")] = None if statistic is None else statistic.spread
     for name in _PER_STEP:
         statistic = record.statistic(name)

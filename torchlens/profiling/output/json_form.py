@@ -65,6 +65,8 @@ def _info(record: ModuleRecord) -> dict[str, Any]:
     last = calls[-1] if calls else None
 
     def middle(name: str) -> float | None:
+        if name.endswith("_seconds"):
+            return record.typical(name)
         statistic = record.statistic(name)
         return None if statistic is None else _whole(statistic.median)
 

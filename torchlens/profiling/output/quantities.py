@@ -3,7 +3,7 @@
 from statistics import median
 from typing import NamedTuple
 
-from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord
+from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord, TypicalSteps
 from torchlens.wording import did_you_mean, got, one_of
 
 __all__ = ["QUANTITIES", "Quantity", "call_values", "checked_quantity", "module_value", "operation_values"]
@@ -51,10 +51,10 @@ def checked_quantity(name: object, option: str) -> Quantity:
 
 
 def module_value(record: ModuleRecord, quantity: Quantity) -> float | None:
-    """Of a module in a step: the median over the measured steps; None if it was not measured."""
+    """Of a module in a step: times of a typical one, of anything else the median; None if it was not measured."""
     if quantity.module is not None:
         return float(getattr(record, quantity.module))
-    return _over_steps(record.measured_calls, quantity.call or "", quantity.is_sum)
+    return _over_steps(record, record.measured_calls, quantity.call or "", quantity)
 
 
 def call_values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[str, float]:
@@ -65,33 +65,42 @@ def call_values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[st
         by_pass.setdefault(call.pass_num, []).append(call)
     found: dict[str, float] = {}
     for number, own in by_pass.items():
-        value = _over_steps(own, field, quantity.is_sum)
+        value = _over_steps(record, own, field, quantity)
         if value is not None:
             found[record.address if len(by_pass) == 1 else f"{record.address}:{number}"] = value
     return found
 
 
 def operation_values(measurements: Measurements, quantity: Quantity) -> dict[str, float]:
-    """Of each operation that has a label: the median over the measured steps."""
+    """Of each operation that has a label: times of a typical step, of anything else the median."""
     if quantity.operation is None:
         return {}
     steps = {step.number for step in measurements.measured_steps}
-    found: dict[str, list[float]] = {}
+    found: dict[str, dict[int, list[float]]] = {}
     for record in measurements.operations:
         value = getattr(record, quantity.operation)
         if record.label is not None and value is not None and record.step in steps:
-            found.setdefault(record.label, []).append(value)
-    return {label: median(values) for label, values in found.items()}
+            found.setdefault(record.label, {}).setdefault(record.step, []).append(value)
+    typical = measurements.root.typical_steps
+    values = {label: _typical(typical, own, quantity.operation, quantity) for label, own in found.items()}
+    return {label: value for label, value in values.items() if value is not None}
 
 
-def _over_steps(calls: list[CallRecord], field: str, is_sum: bool) -> float | None:
-    """A field per step (the calls of one step added up, or the largest of them), the median over the steps."""
+def _over_steps(record: ModuleRecord, calls: list[CallRecord], field: str, quantity: Quantity) -> float | None:
+    """A field of some calls: those of one step added up, or the largest of them, and then what is typical of the steps."""
     steps: dict[int, list[float]] = {}
     for call in calls:
         value = getattr(call, field)
         if value is not None:
             steps.setdefault(call.step, []).append(sum(value) if isinstance(value, list) else value)
-    return median(sum(own) if is_sum else max(own) for own in steps.values()) if steps else None
+    return _typical(record.typical_steps, steps, field, quantity)
+
+
+def _typical(typical: TypicalSteps, steps: dict[int, list[float]], field: str, quantity: Quantity) -> float | None:
+    values = {step: sum(own) if quantity.is_sum else max(own) for step, own in steps.items()}
+    if quantity.unit == "seconds":
+        return typical.mean(field, values)
+    return median(values.values()) if values else None
 
 
 def last_operations(measurements: Measurements) -> list[OperationRecord]:

@@ -3,7 +3,7 @@
 from torchlens.history.units import count_text, seconds_text
 from torchlens.profiling.output.quantities import QUANTITIES, module_value
 from torchlens.profiling.output.units import bytes_text
-from torchlens.profiling.records import Measurements, Statistic, StepRecord
+from torchlens.profiling.records import Measurements, ModuleRecord, Statistic, StepRecord
 
 __all__ = ["headline", "not_measured", "totals"]
 
@@ -29,12 +29,10 @@ def totals(measurements: Measurements) -> list[str]:
         both = f", backward {count_text(flops_backward)}" if flops_backward else ""
         lines.append(("FLOPs", f"forward {count_text(flops)}{both}"))
     steps = measurements.measured_steps
-    for name, seconds in (
-        ("forward", _seconds(steps, "forward_seconds")),
-        ("backward", _seconds(steps, "backward_seconds")),
-    ):
+    for name in ("forward", "backward"):
+        seconds = _seconds(root, steps, f"{name}_seconds")
         if seconds is not None:
-            lines.append((name, f"{seconds_text(seconds.median)}{_spread_text(seconds)}"))
+            lines.append((name, seconds))
     kept = module_value(root, QUANTITIES["saved_bytes"])
     if kept is not None:
         lines.append(("kept for backward", bytes_text(kept)))
@@ -44,13 +42,13 @@ def totals(measurements: Measurements) -> list[str]:
     return [f"{name + ':':<19}{text}" for name, text in lines]
 
 
-def _seconds(steps: list[StepRecord], field: str) -> Statistic | None:
-    return Statistic.of([value for step in steps if (value := getattr(step, field)) is not None])
-
-
-def _spread_text(seconds: Statistic) -> str:
-    """The median of one step has no spread."""
-    return f" (spread {seconds_text(seconds.spread)})" if seconds.num > 1 else ""
+def _seconds(root: ModuleRecord, steps: list[StepRecord], field: str) -> str | None:
+    """A typical time of a step, and how much they differ, if there are several."""
+    values = {step.number: value for step in steps if (value := getattr(step, field)) is not None}
+    typical, statistic = root.typical_steps.mean(field, values), Statistic.of(list(values.values()))
+    if typical is None or statistic is None:
+        return None
+    return seconds_text(typical) + (f" (spread {seconds_text(statistic.spread)})" if statistic.num > 1 else "")
 
 
 def not_measured(measurements: Measurements) -> list[str]:

@@ -1,0 +1,259 @@
+"""Times are those of the model, not of looking at it, and they add up. The clock stands still until it is told to go on."""
+
+import pytest
+import torch
+from torch import nn
+
+import torchlens as tl
+from tests.networks import Model
+from torchlens.capture import backward, patching, recorder, timed_recorder
+from torchlens.capture.backward import NodeRun
+from torchlens.profiling import profile as profile_module
+from torchlens.profiling.measuring import backward_times, calibration, checks, logged_session, times, watcher
+from torchlens.profiling.measuring.calls import Call, Step
+from torchlens.profiling.records import StepRecord, TypicalSteps
+
+US = 1e-6
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def read(self):
+        return self.now
+
+    def slow(self, function, seconds):
+        """The function, which now takes so long."""
+
+        def slowed(*args, **kwargs):
+            self.now += seconds
+            return function(*args, **kwargs)
+
+        return slowed
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    for module in (backward, recorder, timed_recorder, watcher):
+        monkeypatch.setattr(module, "perf_counter", clock.read)
+    monkeypatch.setattr(patching._Current, "clock", staticmethod(clock.read))
+    monkeypatch.setattr(profile_module, "measure_residuals", lambda check: calibration.NOTHING)
+    return clock
+
+
+class Working(nn.Module):
+    """Takes some seconds itself, and what the modules inside take."""
+
+    def __init__(self, clock, seconds, *inside):
+        super().__init__()
+        self.clock, self.seconds = clock, seconds
+        self.inside = nn.ModuleList(inside)
+
+    def forward(self, x):
+        self.clock.now += self.seconds
+        for module in self.inside:
+            x = module(x * 1.0) + 1.0
+        return x
+
+
+def working(clock):
+    return Working(clock, 1.0, Working(clock, 2.0, Working(clock, 0.5)), Working(clock, 1.0))
+
+
+SPANS = {"": 4.5, "inside.0": 2.5, "inside.0.inside.0": 0.5, "inside.1": 1.0}
+OPTIONS = [
+    {},
+    {"level": "operation"},
+    {"check": "nonfinite"},
+    {"check": "health"},
+    {"check": "health", "level": "module"},
+    {"memory": False},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_what_looking_takes_is_in_no_time(clock, monkeypatch, options):
+    model = working(clock)
+    # Everything that is done for the profile is slow, before and after calls and operations.
+    monkeypatch.setattr(watcher, "note_tensors", clock.slow(watcher.note_tensors, 100.0))
+    monkeypatch.setattr(watcher, "named_tensors", clock.slow(watcher.named_tensors, 50.0))
+    monkeypatch.setattr(watcher, "saved_storages", clock.slow(watcher.saved_storages, 30.0))
+    monkeypatch.setattr(checks.Checks, "_show", clock.slow(checks.Checks._show, 20.0))
+    monkeypatch.setattr(logged_session.Marker, "begin", clock.slow(logged_session.Marker.begin, 7.0))
+    monkeypatch.setattr(logged_session.Marker, "mark", clock.slow(logged_session.Marker.mark, 3.0))
+    tracker = patching.ModuleTracker
+    monkeypatch.setattr(tracker, "enter", clock.slow(tracker.enter, 11.0))
+    monkeypatch.setattr(tracker, "leave", clock.slow(tracker.leave, 13.0))
+    with tl.profile(model, **options) as p:
+        for _ in range(3):
+            model(torch.rand(2, requires_grad=True)).sum().backward()
+    assert p.problems == []
+    for address, span in SPANS.items():
+        for call in p[address].calls:
+            assert call.forward_seconds == pytest.approx(span, abs=1e-9)
+            assert call.forward_self_seconds == pytest.approx(model.get_submodule(address).seconds, abs=1e-9)
+            assert call.own_seconds > 100 or not len(model.get_submodule(address).inside)
+    assert [step.forward_seconds for step in p.steps] == pytest.approx([4.5] * 3)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_time_of_an_operation_is_in_that_of_its_module(clock, options):
+    """Also beside one that leaves no row (`shape`), and one that is made of others (`unflatten`)."""
+    with torch.library._scoped_library("torchlens_tests", "DEF") as library:
+        library.define("slow(Tensor x) -> Tensor")
+        library.impl("slow", clock.slow(torch.clone, 5.0), "CompositeExplicitAutograd")
+
+        def inner(self, x):
+            return torch.ops.torchlens_tests.slow(x.unflatten(0, (1, 2)).flatten())
+
+        model = Model(lambda self, x: self.inner(x) * self.inner(x).shape[0], inner=Model(inner))
+        with tl.profile(model, **options) as p:
+            model(torch.rand(2))
+    assert p.problems == []
+    assert [call.forward_seconds for call in p["inner"].calls] == pytest.approx([5.0, 5.0])
+    assert p.root.calls[0].forward_self_seconds == pytest.approx(0.0, abs=1e-9)
+    if p.operations:
+        assert sum(each.forward_seconds for each in p.operations if each.layer_type == "slow") == pytest.approx(10.0)
+
+
+def test_backward_times_leave_out_what_looking_takes(clock, monkeypatch):
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, seconds):
+            ctx.seconds = seconds
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            clock.now += ctx.seconds
+            return gradient, None
+
+    model = Model(
+        lambda self, x: self.second(self.first(x)),
+        first=Model(lambda self, x: Slow.apply(x, 2.0)),
+        second=Model(lambda self, x: Slow.apply(Slow.apply(x, 1.0), 4.0)),
+    )
+    monkeypatch.setattr(checks.Checks, "_show", clock.slow(checks.Checks._show, 20.0))
+    monkeypatch.setattr(checks, "has_nonfinite", clock.slow(checks.has_nonfinite, 10.0))
+    for options in ({}, {"check": "health"}):
+        with tl.profile(model, **options) as p:
+            model(torch.rand(3, requires_grad=True)).sum().backward()
+        assert p["first"].calls[0].backward_seconds == pytest.approx(2.0)
+        assert p["second"].calls[0].backward_seconds == pytest.approx(5.0)
+        assert p.root.calls[0].backward_seconds == pytest.approx(7.0)
+        assert p.steps[0].backward_seconds == pytest.approx(7.0)
+
+
+def call_of(index, parent, start, end, own=0.0, **numbers):
+    step = parent.step if parent else Step(1)
+    call = Call(index, step, f"m{index}", "Module", parent)
+    call.start, call.end, call.clock.own_seconds = start, end, own
+    for name, number in numbers.items():
+        setattr(call if name in ("num_events", "num_nodes", "backward_self") else call.clock, name, number)
+    return call
+
+
+def test_what_no_clock_sees_is_taken_off_by_number():
+    residuals = calibration.Residuals(
+        operation=2 * US, short_operation_share=0.5, read=1 * US, module=3 * US, module_around=4 * US,
+        event=0.1 * US, logged_event=0.2 * US, node=6 * US,
+    )  # fmt: skip
+    root = call_of(0, None, 0.0, 1000 * US, 100 * US, num_operations=10, num_reads=5, num_modules=2, short_seconds=20 * US)
+    plain = call_of(1, root, 0.0, 200 * US, num_events=50, backward_self=100 * US, num_nodes=5)
+    logged = call_of(2, root, 0.0, 200 * US, num_operations=1, num_events=50)
+    found = times.call_times([root, plain, logged], residuals)
+    assert found[0].forward == pytest.approx((1000 - 100 - 10 * 2 - 20 * 0.5 - 5 * 1 - 2 * (3 + 4) - 3) * US)
+    assert found[0].own == pytest.approx(1000 * US - found[0].forward)
+    assert found[0].estimated == pytest.approx((10 * 2 + 20 * 0.5 + 5 * 1 + 2 * (3 + 4) + 3) * US)
+    assert found[1].forward == pytest.approx((200 - 50 * 0.1 - 3) * US)
+    assert found[1].backward == found[1].backward_self == pytest.approx((100 - 5 * 6) * US)
+    assert found[0].backward == found[1].backward
+    assert found[2].forward == pytest.approx((200 - 50 * 0.2 - 2 - 3) * US)
+
+
+def test_times_add_up_even_where_more_is_taken_off_than_there_was():
+    residuals = calibration.Residuals(operation=10 * US)
+    root = call_of(0, None, 0.0, 120 * US, num_operations=11)
+    inner = call_of(1, root, 0.0, 100 * US, num_operations=1)
+    tiny = call_of(2, root, 0.0, 5 * US, num_operations=9)
+    found = times.call_times([root, inner, tiny], residuals)
+    assert found[2].forward == 0.0
+    assert found[0].forward == pytest.approx(90 * US)  # not the 10 that would be left
+    assert found[0].forward_self == 0.0
+    assert all(each.forward >= 0 and each.forward_self >= 0 for each in found)
+
+
+def run_of(sequence, start, end, task=0, own_start=0.0, own_end=0.0):
+    return NodeRun(sequence, None, "", start, end, 0, 0, 0, task, own_start, own_end)
+
+
+def test_what_autograd_does_between_two_nodes_belongs_to_the_next():
+    owners = backward_times.Owners()
+    first, second = call_of(0, None, 0, 0), call_of(1, None, 0, 0)
+    owners.enter(0, first)
+    owners.enter(10, second)
+    owners.enter(20, None)
+    runs = [
+        run_of(25, 0.0, 1.0),  # the loss: nobody's
+        run_of(15, 2.0, 3.0, own_start=0.5, own_end=0.5),  # 1.0 since the last, half of which was spent on looking
+        run_of(5, 9.0, 9.5, task=1, own_start=0.5, own_end=0.5),  # inside the next
+        run_of(5, 4.0, 10.0, own_start=0.5, own_end=1.5),
+    ]
+    charged = [(call.index, seconds) for _, call, seconds in backward_times.charge(runs, owners, {})]
+    assert charged == [(1, pytest.approx(1.5)), (0, pytest.approx(0.5)), (0, pytest.approx(5.5))]
+
+
+def step_of(number, forward, backward=None):
+    return StepRecord(
+        number=number, is_warmup=False, forward_seconds=forward, backward_seconds=backward, num_backward_passes=0,
+        peak_bytes=None, added_bytes=None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [([3], {1}), ([3, 1], {1, 2}), ([5, 1, 3], {3}), ([4, 1, 3, 2], {3, 4}), ([9, 1, 3, 2, 4], {3, 4, 5})],
+)
+def test_typical_are_the_steps_without_the_quickest_and_the_slowest_quarter(seconds, chosen):
+    steps = [step_of(number, each) for number, each in enumerate(seconds, 1)]
+    assert TypicalSteps.of(steps).forward == chosen
+    assert TypicalSteps.of([step_of(step.number, 0.0, step.forward_seconds) for step in steps]).backward == chosen
+
+
+def test_a_mean_counts_the_steps_in_which_a_module_did_not_run():
+    typical = TypicalSteps(forward=frozenset({1, 2}))
+    assert typical.mean("forward_seconds", {1: 4.0, 3: 9.0}) == 2.0
+    assert typical.mean("forward_seconds", {3: 9.0}) is None
+    assert typical.mean("backward_seconds", {3: 9.0, 4: 1.0}) == 5.0  # where none is chosen, all are
+
+
+def test_what_is_printed_adds_up():
+    """In each step another part takes long: medians of the parts would add up to less, or more, than that of the whole."""
+    clock = Clock()
+    model = Working(clock, 0.0, Working(clock, 1.0), Working(clock, 1.0))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (backward, recorder, timed_recorder, watcher):
+            patch.setattr(module, "perf_counter", clock.read)
+        patch.setattr(patching._Current, "clock", staticmethod(clock.read))
+        patch.setattr(profile_module, "measure_residuals", lambda check: calibration.NOTHING)
+        with tl.profile(model) as p:
+            for first, second in ((1, 9), (9, 1), (1, 9), (9, 1), (8, 8)):
+                model.inside[0].seconds, model.inside[1].seconds = first, second
+                model(torch.rand(2))
+    parts = [p[f"inside.{number}"] for number in (0, 1)]
+    assert sum(part.statistic("forward_seconds").median for part in parts) != p.root.typical("forward_seconds")
+    assert sum(part.typical("forward_seconds") for part in parts) == pytest.approx(p.root.typical("forward_seconds"))
+
+
+def test_calibration_finds_something_and_leaves_nothing():
+    before = torch.get_rng_state(), torch.is_grad_enabled()
+    found = calibration.measure_residuals(None)
+    assert found.operation > 0 or found.short_operation_share > 0
+    assert all(0 <= seconds < 1 for seconds in found._replace(short_operation_share=0.0))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == torch.is_grad_enabled()
+    assert patching.CURRENT.watcher is None
+    with torch.overrides.BaseTorchFunctionMode():
+        assert calibration.measure_residuals(None) == calibration.NOTHING

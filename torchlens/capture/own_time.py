@@ -1,0 +1,24 @@
+"""What looking at a model costs: counted while it runs, so that it can be left out of what the model is said to take."""
+
+__all__ = ["SHORT", "OwnTime"]
+
+# Whatever an operation takes beyond this is not lengthened by our looking.
+SHORT = 5e-6
+
+
+class OwnTime:
+    """Seconds of a thread that went to us and not to the model, and how often something was looked at.
+
+    The seconds are those between our first line and our last. What lies before and after them (torch finding out that
+    somebody looks, and calling us) is not in them, and is about the same each time: that is what the numbers are for.
+    """
+
+    __slots__ = ("num_modules", "num_nodes", "num_operations", "num_reads", "seconds", "short_seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.num_operations = 0  # calls that left a row
+        self.short_seconds = 0.0  # what those took, each no more than SHORT
+        self.num_reads = 0  # calls that left none
+        self.num_modules = 0
+        self.num_nodes = 0  # of autograd's graph, that ran

@@ -1,0 +1,68 @@
+"""A recorder that knows how long it takes for itself."""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from torchlens.capture.operations import Operation
+from torchlens.capture.own_time import SHORT, OwnTime
+from torchlens.capture.recorder import Recorder
+
+__all__ = ["TimedRecorder"]
+
+
+class TimedRecorder(Recorder):
+    """Records as ever, and adds to `own_time` what handling a call took beside the call itself."""
+
+    def __init__(self, own_time: OwnTime, *args: Any) -> None:
+        super().__init__(*args)
+        self._own_time = own_time
+        self._seconds = 0.0  # of the call that was handled last
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        enter = perf_counter()
+        num_rows = len(self.rows)
+        self._seconds = 0.0
+        result = super().__torch_function__(func, types, args, kwargs)
+        own = self._own_time
+        if len(self.rows) > num_rows:
+            own.num_operations += 1
+            own.short_seconds += self._seconds if self._seconds < SHORT else SHORT
+        else:
+            own.num_reads += 1
+        own.seconds += perf_counter() - enter - self._seconds
+        return result
+
+    def append_results(
+        self,
+        call: tuple[Any, ...],
+        result: Any,
+        written: Sequence[torch.Tensor],
+        is_finished: bool = True,
+        is_end: bool = False,
+    ) -> None:
+        """As in Recorder."""
+        super().append_results(call, result, written, is_finished, is_end)
+        self._seconds = call[7]
+
+    def _pass_through(self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        seconds = 0.0
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal seconds
+            start = perf_counter()
+            result = func(*args, **kwargs)
+            seconds = perf_counter() - start
+            return result
+
+        result = super()._pass_through(operation, timed, args, kwargs)
+        self._seconds = seconds
+        return result

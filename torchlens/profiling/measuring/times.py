@@ -1,0 +1,56 @@
+"""How long each call took without us: what the clocks saw, less what looking took of it.
+
+Times add up: a call takes as long as what it does itself and the calls inside it, forward and backward.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torchlens.profiling.measuring.calibration import Residuals
+from torchlens.profiling.measuring.calls import Call
+
+__all__ = ["CallTimes", "call_times"]
+
+
+class CallTimes(NamedTuple):
+    """Seconds of one call."""
+
+    forward: float
+    forward_self: float
+    backward: float
+    backward_self: float
+    own: float  # what looking took of the forward time, which is not in it
+    estimated: float  # how much of that no clock saw, and is a matter of numbers and averages
+
+
+def call_times(calls: Sequence[Call], residuals: Residuals) -> list[CallTimes]:
+    """Of all calls of a profile, in their order."""
+    inside_forward = [0.0] * len(calls)
+    inside_backward = [0.0] * len(calls)
+    found: list[CallTimes] = []
+    for call in reversed(calls):  # those inside a call come after it
+        estimated = _unseen(call, residuals)
+        span = max(call.end - call.start, 0.0)
+        inside = inside_forward[call.index]
+        forward = max(span - call.clock.own_seconds - estimated, inside, 0.0)
+        backward_self = max((call.backward_self or 0.0) - call.num_nodes * residuals.node, 0.0)
+        backward = backward_self + inside_backward[call.index]
+        own = max(span - forward, 0.0)
+        found.append(CallTimes(forward, forward - inside, backward, backward_self, own, min(estimated, own)))
+        parent = call.parent
+        if parent is not None and (call.original is None) == (parent.original is None):  # not what is done once more
+            inside_forward[parent.index] += forward
+            inside_backward[parent.index] += backward
+    return found[::-1]
+
+
+def _unseen(call: Call, residuals: Residuals) -> float:
+    clock = call.clock
+    return (
+        residuals.module
+        + clock.num_modules * (residuals.module + residuals.module_around)
+        + clock.num_operations * residuals.operation
+        + clock.short_seconds * residuals.short_operation_share
+        + clock.num_reads * residuals.read
+        + call.num_events * (residuals.logged_event if clock.num_operations else residuals.event)
+    )
