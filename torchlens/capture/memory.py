@@ -232,6 +232,13 @@ class Memory:
         """From here on, entries are made by operations; `outside` is what existed before."""
         self._outside = set(map(storage_of, outside)) if self._keeps_undo else set()
 
+    def meet(self, entry: int, tensor: torch.Tensor) -> None:
+        """Takes note that the tensor of an entry existed before the first operation, though it was met only now."""
+        if self._keeps_undo:
+            self._outside.add(storage_of(tensor))
+        if self.writes:  # perhaps to this memory, through another tensor
+            self.regions[entry] = region_of(tensor)
+
     def cut(self, num_entries: int) -> None:
         """Lets all lists end together; an interrupt (Ctrl-C) may have come between two of them."""
         num_entries = min(num_entries, len(self.values), len(self.versions))

@@ -28,11 +28,13 @@ from torchlens.capture.arguments import (
     unwrap,
     without_tensors,
 )
+from torchlens.capture.attributes import Attributes
 from torchlens.capture.failures import Failures
 from torchlens.capture.gradients import GradientHooks, slice_written
 from torchlens.capture.memory import Memory, is_sole_owner, storage_of, version_of
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import (
+    BUFFER,
     KNOWN_OPERATIONS,
     OUTPUT,
     Kind,
@@ -54,6 +56,7 @@ _KNOWN = KNOWN_OPERATIONS.get
 _known_code = KNOWN_CODE.get
 _stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 _is_disabled = torch._C._is_torch_function_all_disabled
+_UNKNOWN = 1 << 62  # no entry has this number
 _DEEP = 5_000  # entries
 _ASIDE: dict[int, None] = {}  # stands in `collected` for: not even that
 _row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)  # what `Row._make` does, at half the price
@@ -74,6 +77,7 @@ class Recorder(TorchFunctionMode):
         gradients: GradientHooks | None,
         observer: Observer | None = None,
         max_nodes: int | None = None,
+        attributes: Attributes | None = None,
     ) -> None:
         super().__init__()
         self.memory = memory
@@ -99,6 +103,9 @@ class Recorder(TorchFunctionMode):
         self.warnings: list[str] = []
         # The model's parameters, then tensors it found elsewhere.
         self.outside: list[Tensor] = []
+        # Tensors that modules keep as plain attributes; and those of them that were met, which are entries like buffers.
+        self._attributes = attributes
+        self.attributes_met: list[tuple[str, int, Tensor]] = []
         # Set by a patched operator for the one call that follows.
         self.operator: Operation | None = None
         # True while a Python method of Tensor is being entered whose own operations are to be recorded.
@@ -141,7 +148,7 @@ class Recorder(TorchFunctionMode):
 
     def add_output(self, tensor: Tensor) -> int:
         """An entry for a tensor that the model returns."""
-        reference = self.entry_of(tensor)
+        reference = self.entry_or_attribute(tensor)
         if self.gradients is not None:
             self.watch_arguments((tensor,), None)
         entry = self._add_boundary(OUTPUT, tensor, () if reference is None else (reference,))
@@ -222,6 +229,20 @@ class Recorder(TorchFunctionMode):
         finally:
             self.collected = before
 
+    def entry_or_attribute(self, tensor: Tensor) -> int | None:
+        """As `entry_of`; but a tensor that a module keeps as a plain attribute becomes an entry when it is first met."""
+        entry = self.entry_of(tensor)
+        if entry is not None or self._attributes is None:
+            return entry
+        with torch._C.DisableTorchFunction():
+            address = self._attributes.address_of(tensor)
+            if address is None:
+                return None
+            entry = self.add_source(BUFFER, tensor)
+            self.memory.meet(entry, tensor)
+        self.attributes_met.append((address, entry, tensor))
+        return entry
+
     def is_on(self) -> bool:
         """Whether calls are being reported; inside one that is, they are not, nor are those inside an opaque one."""
         depth = _stack_depth()
@@ -262,7 +283,9 @@ class Recorder(TorchFunctionMode):
         elif self.memory.may_die:
             references = tuple([self._reference_to(arg) if type(arg) in TENSORS else None for arg in args])
         else:
-            references = tuple(map(self._entry_at, map(id, args)))
+            references = tuple([self._entry_at(id(arg), _UNKNOWN) if type(arg) in TENSORS else None for arg in args])
+            if _UNKNOWN in references:
+                references = tuple([self._reference_to(arg) if type(arg) in TENSORS else None for arg in args])
         written: Sequence[Tensor] = ()
         if operation.written or (kwargs and "out" in kwargs):
             written = self.written(operation, args, kwargs)
@@ -535,7 +558,7 @@ class Recorder(TorchFunctionMode):
                     self.gradients.watch_again(entry, tensor, len(self.rows))
 
     def _reference_to(self, tensor: Tensor) -> int:
-        entry = self.entry_of(tensor)
+        entry = self.entry_or_attribute(tensor)
         return self.add_outside(tensor) if entry is None else entry
 
     def written(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:
@@ -647,7 +670,7 @@ class Recorder(TorchFunctionMode):
         self.memory.cut(len(self.rows))
         del self.rows[len(self.memory.values) :]
         self.complete()
-        self.memory.settle(outliving)
+        self.memory.settle([*outliving, *(tensor for _, _, tensor in self.attributes_met)])
         for holder in self.saved_args:
             self.saved_args[holder] = unwrap(self.saved_args[holder])
         self._entry_of_id.clear()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from torchlens.capture.allocator import keep_freed_memory
+from torchlens.capture.attributes import Attributes, KeptAttributes
 from torchlens.capture.backward import next_sequence
 from torchlens.capture.collectives import finish_collectives, record_functional
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
@@ -65,17 +66,19 @@ class Session:
         self._observer = observer
         self._memory = Memory(options.transform, options.keeps_undo)
         gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
-        arguments = (self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes)
+        self._parts = parts_of(model)
+        attributes = Attributes(self._parts.modules, self._parts.addresses)
+        arguments = (self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes, attributes)
         own_time = None if observer is None else observer.own_time
         self._recorder = Recorder(*arguments) if own_time is None else TimedRecorder(own_time, *arguments)
         self._recorder.on_collective = record_functional
-        self._parts = parts_of(model)
         self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
         self._inputs: list[tuple[Path, int]] = []
         self._outputs: list[tuple[Path, int]] = []
         self._buffers: list[tuple[str, int]] = []
         self._outside_storages: list[int] = []
         self._bound_buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._kept_attributes: KeptAttributes | None = None
         self._returns_data = False
         self._seconds_forward = 0.0
         self._seconds_total = 0.0
@@ -174,16 +177,19 @@ class Session:
                 sources.append(buffer)
         if self.options.keeps_undo:
             self._bound_buffers = [(module._buffers, dict(module._buffers)) for module in parts.modules]
+            self._kept_attributes = KeptAttributes(parts.modules)
         self._memory.begin_operations(sources)
         return sources
 
     def restore_memory(self) -> None:
-        """Puts inputs, buffers and parameters back as they were before the pass (needs `keeps_undo`)."""
+        """Puts inputs and the model's tensors back as they were before the pass (needs `keeps_undo`)."""
         self._memory.restore()
         for buffers, before in self._bound_buffers:
             for name in before:
                 if buffers.get(name) is not before[name]:
                     buffers[name] = before[name]
+        if self._kept_attributes is not None:
+            self._kept_attributes.restore()
 
     @property
     def is_uncertain(self) -> bool:
@@ -209,7 +215,7 @@ class Session:
             writes=memory.writes,
             inputs=self._inputs,
             outputs=self._outputs,
-            buffers=self._buffers,
+            buffers=[*self._buffers, *((address, entry) for address, entry, _ in recorder.attributes_met)],
             params=parts.params,
             param_addresses=parts.param_addresses,
             module_params=parts.module_params,

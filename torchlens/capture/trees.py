@@ -10,15 +10,24 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["SLICE_BOUNDS", "Path", "holds_data", "named_tensors", "plain_tensors", "same_with"]
+__all__ = [
+    "OPAQUE_TYPES",
+    "SLICE_BOUNDS",
+    "Path",
+    "attributes_of",
+    "holds_data",
+    "named_tensors",
+    "plain_tensors",
+    "same_with",
+]
 
 Path = tuple[Any, ...]
 SLICE_BOUNDS = ("start", "stop", "step")
 
 # Objects that are looked into by their attributes only down to this depth: enough for a batch object of a data library.
 _MAX_DEPTH = 12
-_OPAQUE = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, BuiltinFunctionType,
-           MethodType, torch.nn.Module, torch.dtype, torch.device, torch.Size)  # fmt: skip
+OPAQUE_TYPES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, BuiltinFunctionType,
+                MethodType, torch.nn.Module, torch.dtype, torch.device, torch.Size)  # fmt: skip
 
 
 def plain_tensors(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
@@ -51,7 +60,7 @@ def _collect(tree: Any, path: Path, found: list[tuple[Path, torch.Tensor]], seen
     if isinstance(tree, torch.Tensor):
         found.append((path, tree))
         return
-    if isinstance(tree, _OPAQUE) or depth > _MAX_DEPTH or id(tree) in seen:
+    if isinstance(tree, OPAQUE_TYPES) or depth > _MAX_DEPTH or id(tree) in seen:
         return
     seen.add(id(tree))
     for key, item in _children(tree):
@@ -75,7 +84,7 @@ def _children(tree: Any) -> list[tuple[Any, Any]]:
     node = pytree.SUPPORTED_NODES.get(type(tree))
     if node is not None:
         return _registered_children(tree, node)
-    return _attributes(tree)
+    return attributes_of(tree)
 
 
 def _registered_children(tree: Any, node: Any) -> list[tuple[Any, Any]]:
@@ -93,7 +102,7 @@ def _name_of(key: Any) -> Any:
     return str(key)
 
 
-def _attributes(tree: Any) -> list[tuple[Any, Any]]:
+def attributes_of(tree: Any) -> list[tuple[Any, Any]]:
     """What a plain object holds, in its dictionary and in slots."""
     held = dict(getattr(tree, "__dict__", {}))
     for kind in type(tree).__mro__:

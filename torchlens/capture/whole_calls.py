@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchlens.capture.observer import CallKind
-from torchlens.capture.operations import IDENTITY, named_operation, operation_of
+from torchlens.capture.operations import BUFFER, IDENTITY, named_operation, operation_of
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import References
 from torchlens.capture.wrappers import inner_of
@@ -109,13 +109,13 @@ def _read_inside(recorder: Recorder, tensor: Tensor, first: int) -> References:
 
 
 def _leads_outside(recorder: Recorder, entry: int, first: int) -> bool:
-    """Whether an entry made since `first` was computed from one made before, or from a parameter."""
+    """Whether an entry made since `first` was computed from one made before, a parameter or an attribute."""
     pending, seen = [entry], {entry}
     while pending:
         references = recorder.rows[pending.pop()].references
         for parent in references.values() if isinstance(references, dict) else references:
             if parent is not None and parent not in seen:
-                if parent < first:
+                if parent < first or recorder.rows[parent].operation is BUFFER:
                     return True
                 seen.add(parent)
                 pending.append(parent)

@@ -8,6 +8,7 @@ there.
 from bisect import bisect_left
 from typing import Any, NamedTuple
 
+from torchlens.capture.operations import BUFFER
 from torchlens.capture.recording import Recording, References, Write
 from torchlens.graph.last_writers import Answer, Question, last_writers
 
@@ -95,7 +96,9 @@ class _WrittenMemory:
         storage = self._storage_of(argument)
         writes = self._writes.get(storage, ())
         num_before = bisect_left(self._times[storage], time) if writes else 0
-        if not num_before or writes[num_before - 1].entry <= argument:
+        # A buffer was there before the first operation, whenever it was met.
+        since = -1 if argument >= 0 and self._recording.rows[argument].operation is BUFFER else argument
+        if not num_before or writes[num_before - 1].entry <= since:
             return _Read(own, True, None)
         # An entry that was never looked at while its memory was written was not written.
         region = self._recording.regions.get(argument)
@@ -105,7 +108,7 @@ class _WrittenMemory:
         last = writes[num_before - 1]
         if last.region.covers(region):
             return _Read(own, is_view, Answer((last.entry,), True, True))
-        question = Question(region, argument, time)
+        question = Question(region, since, time)
         self._questions.setdefault(storage, {})[question] = None
         return _Read(own, is_view, (storage, question))
 
