@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections import UserDict
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -48,10 +49,10 @@ def history() -> tl.ModelHistory:
     ("arguments", "options", "words"),
     [
         ((X, X), {}, "input_kwargs must be a dict of keyword arguments of the model, or None, got a Tensor of shape"),
-        ((X, X), {}, "make a list of them: log_forward_pass(model, [a, b])"),
-        ((X, X, X), {}, "make a list of them: log_forward_pass(model, [a, b])"),
+        ((X, X), {}, "To give the model several arguments, make a list of them: [a, b]."),
+        ((X, X, X), {}, "To give the model several arguments, make a list of them: [a, b]."),
         ((X, [X]), {}, "got a list of 1. To give the model several arguments, make a list of them"),
-        ((X, "all"), {}, "got 'all' (str). Give options by name: log_forward_pass(model, x, layers_to_save='none')"),
+        ((X, "all"), {}, "got 'all' (str). Give options by name, such as layers_to_save='all' or vis_opt='rolled'."),
         (({"a": X, "b": X},), {}, "as input_args is one argument. To give arguments by name: input_kwargs=that_dict"),
         (({"q": X},), {}, "Give positional arguments as a list, named ones as input_kwargs={...}"),
         ((), {"a": X, "b": X}, "has no option 'a'. It is an argument of Two.forward: give it as input_kwargs={'a': ...}"),
@@ -107,6 +108,24 @@ def test_a_tuple_that_turned_out_to_be_one_argument_is_told_when_the_model_raise
     assert "Linear.forward takes one argument, so the tuple in input_args was given to it" in caught.value.__notes__[-1]
     with pytest.raises(TypeError, match="cannot be called with") as caught:  # a list is always several
         tl.log_forward_pass(nn.Linear(4, 4), [X, X])
+
+
+def test_a_mapping_serves_as_keyword_arguments():
+    batch = UserDict(a=X, b=X)  # as the tokenizers of transformers make them
+    assert tl.log_forward_pass(Two(), None, batch).layer_labels == ["input_1_0", "add_1_1", "output_1_2"]
+    assert tl.validate_saved_activations(Two(), None, batch)
+
+
+def test_a_mapping_that_was_taken_for_one_argument_is_told_when_the_model_raises():
+    class Tokens(nn.Module):
+        def forward(self, tokens: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return tokens + 1
+
+    for batch in ({"tokens": X, "mask": X}, UserDict(tokens=X)):
+        with pytest.raises(TypeError) as caught:
+            tl.log_forward_pass(Tokens(), batch)
+        assert "in input_args was given to Tokens.forward as one argument" in caught.value.__notes__[-1]
+        assert caught.value.__notes__[-1].endswith("To give its items by name: input_kwargs=...")
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -177,6 +196,16 @@ def test_an_editor_completes_every_drawing_option():
     assert typed == {name: hint for name, hint in checked.items() if name != "vis_opt"}
     for function in (tl.log_forward_pass, tl.show_model_graph, tl.ModelHistory.render_graph):
         assert function.__annotations__["vis_options"] == "Unpack[DrawKeywords]"
+
+
+def test_nothing_is_no_way_to_draw():
+    with pytest.raises(ValueError, match="vis_opt must be 'none', 'rolled' or 'unrolled', got None"):
+        tl.show_model_graph(MLP(), X, vis_opt=None)
+
+
+def test_all_in_a_list():
+    assert tl.log_forward_pass(MLP(), X, layers_to_save=["all"]).num_tensors_saved == 5
+    assert tl.log_forward_pass(MLP(), X, layers_to_save=("None",)).num_tensors_saved == 0
 
 
 def test_a_path_asks_for_a_drawing(tmp_path: Path):
@@ -267,7 +296,7 @@ def test_the_hint_is_given_once():
 
 def test_what_python_and_others_ask_every_object_for_is_refused_plainly(history: tl.ModelHistory):
     for thing in (history, history[1]):
-        for name in ("__array__", "_repr_html_", "_ipython_display_", "__deepcopy__", "__torch_function__", "_missing"):
+        for name in ("__array__", "_repr_html_", "_ipython_display_", "__torch_function__", "_missing"):
             with pytest.raises(AttributeError, match=f"object has no attribute '{name}'"):
                 getattr(thing, name)
     with pytest.raises(AttributeError, match="has no attribute '__wrapped__'"):
@@ -289,6 +318,14 @@ def test_an_attribute_error_inside_a_field_is_not_taken_for_a_missing_field(hist
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'upper'"):
         Broken(history[1]._log, 1).layer_type  # noqa: B018
 
+    class Hollow(tl.ModelHistory):
+        @property
+        def _lookup(self) -> Any:
+            return None.upper()  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'upper'"):
+        Hollow(history._log, history._options)[0]
+
 
 @pytest.mark.parametrize(
     ("table", "owner"),
@@ -300,7 +337,7 @@ def test_every_hint_names_what_is_there(table: dict[str, str], owner: Any):
     known |= {*HISTORY_FIELDS, *ENTRY_FIELDS, *ENTRY_METHODS}
     for foreign, ours in table.items():
         assert foreign not in dir(owner), f"{foreign} is a name of ours now"
-        named = set(re.findall(r"[a-z]+_\w+", re.sub(r"'[^']*'", "", ours)))
+        named = set(re.findall(r"[a-z]+_\w+", re.sub(r"'[^']*'|torch\.load\(.*\)", "", ours)))
         assert named <= known, foreign
 
 

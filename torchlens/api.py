@@ -17,7 +17,7 @@ from torchlens.history.lookup import Lookup
 from torchlens.history.rerun import rerun, select_numbers
 from torchlens.lazy_import import lazy_function
 from torchlens.model_history import ModelHistory
-from torchlens.options import LogOptions, check_inputs, check_model, forward_names
+from torchlens.options import LogOptions, check_inputs, check_model, forward_names, inputs_note
 
 if TYPE_CHECKING:
     from torchlens.draw.drawing import draw
@@ -77,6 +77,7 @@ def log_forward_pass(
     """
     given = classic_drawing_options("log_forward_pass()", by_position, vis_options)
     random_seed = given.pop("random_seed", random_seed)
+    vis_opt = vis_opt or ("unrolled" if given else "none")
     drawing = _drawing_options("log_forward_pass()", model, vis_opt, given)
     args, kwargs = check_inputs(model, input_args, input_kwargs)
     options = LogOptions(
@@ -107,11 +108,9 @@ def log_forward_pass(
         else:
             log = _run_selecting(model, args, kwargs, options, capture)
     except Exception as error:
-        if isinstance(input_args, tuple) and args and args[0] is input_args:
-            error.add_note(
-                f"torchlens: {type(model).__name__}.forward takes one argument, so the tuple in input_args was given to it "
-                "as that argument."
-            )
+        note = inputs_note(model, input_args, args)
+        if note is not None:
+            error.add_note(note)
         raise
     finally:
         try:
@@ -156,11 +155,11 @@ def show_model_graph(
 
 
 def _drawing_options(
-    function: str, model: torch.nn.Module, vis_opt: "VisOpt | None", given: dict[str, Any]
+    function: str, model: torch.nn.Module, vis_opt: "VisOpt", given: dict[str, Any]
 ) -> "DrawOptions | None":
     """The options that were given, after seeing that they are some; None where nothing is to be drawn."""
     check_model(model)
-    if vis_opt in (None, "none") and not given:
+    if vis_opt == "none" and not given:
         return None
     own = [field.name for field in fields(LogOptions)]
     for name in given:
@@ -180,8 +179,6 @@ def _drawing_options(
         if function == "show_model_graph()":
             listing = "There are random_seed, and those for drawing (vis_...)."
         raise TypeError(no_such_name(function, "option", name, OPTION_NAMES, own, listing))
-    if vis_opt is None:
-        vis_opt = "unrolled"
     return draw_options({"vis_opt": vis_opt, **given}, function)
 
 

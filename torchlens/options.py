@@ -1,7 +1,7 @@
 """What the caller asked for, checked once, before the model runs."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,16 @@ import torch
 
 from torchlens.wording import got, is_whole
 
-__all__ = ["LogOptions", "Transform", "check_inputs", "check_model", "checked_layers", "forward_names", "positional_names"]
+__all__ = [
+    "LogOptions",
+    "Transform",
+    "check_inputs",
+    "check_model",
+    "checked_layers",
+    "forward_names",
+    "inputs_note",
+    "positional_names",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +97,8 @@ def checked_layers(layers: Any) -> Any:
     keys = layers if isinstance(layers, list | tuple | set | frozenset) else [] if layers is None else [layers]
     if not keys:
         return "none"
+    if len(keys) == 1 and str(next(iter(keys))).lower() in ("all", "none"):  # ['all']
+        return str(next(iter(keys))).lower()
     for key in keys:
         is_key = is_whole(key) or (isinstance(key, str) and key != "")
         is_predicate = key is layers and callable(key) and not isinstance(key, type | torch.nn.Module)
@@ -155,16 +166,29 @@ def check_inputs(model: Any, input_args: Any, input_kwargs: Any) -> tuple[list[A
 
 
 def _check_kwargs(model: torch.nn.Module, input_kwargs: Any) -> None:
-    if input_kwargs is None or isinstance(input_kwargs, dict):
+    if input_kwargs is None or isinstance(input_kwargs, Mapping):
         return
     message = f"input_kwargs must be a dict of keyword arguments of the model, or None, got {got(input_kwargs)}."
     if isinstance(input_kwargs, str | bool):
-        raise TypeError(f"{message} Give options by name: log_forward_pass(model, x, layers_to_save='none').")
+        raise TypeError(f"{message} Give options by name, such as layers_to_save='all' or vis_opt='rolled'.")
     names = forward_names(model)[:2]
     several = ", ".join(names) if len(names) == 2 else "x, y"
-    raise TypeError(
-        f"{message} To give the model several arguments, make a list of them: log_forward_pass(model, [{several}])."
-    )
+    raise TypeError(f"{message} To give the model several arguments, make a list of them: [{several}].")
+
+
+def inputs_note(model: torch.nn.Module, input_args: Any, args: list[Any]) -> str | None:
+    """What to add to an exception of the model's where its inputs may have been meant otherwise than they were taken."""
+    if len(args) != 1 or args[0] is not input_args:
+        return None
+    name = type(model).__name__
+    if isinstance(input_args, tuple):
+        return f"torchlens: {name}.forward takes one argument, so the tuple in input_args was given to it as that argument."
+    if isinstance(input_args, Mapping) and input_args and set(forward_names(model)) >= set(input_args):
+        return (
+            f"torchlens: the {type(input_args).__name__} in input_args was given to {name}.forward as one argument. "
+            "To give its items by name: input_kwargs=..."
+        )
+    return None
 
 
 def positional_names(forward: Any) -> tuple[str, ...] | None:

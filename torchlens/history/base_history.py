@@ -48,7 +48,7 @@ class BaseHistory:
     if not TYPE_CHECKING:  # a type checker must go on telling of fields that are not there
 
         def __getattr__(self, name: str) -> Any:
-            if name.startswith("_"):  # what copy, pickle, IPython and numpy ask every object for
+            if name.startswith("_") and not hasattr(type(self), name):  # what copy, IPython, numpy ask every object for
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return classic_field(self, name)
 
