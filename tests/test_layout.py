@@ -27,6 +27,7 @@ PUBLIC_NAMES = [
     "TorchLensError",
     "ValidationReport",
     "ValueChangedError",
+    "compare",
     "get_model_metadata",
     "log_forward_pass",
     "profile",

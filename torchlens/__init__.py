@@ -21,7 +21,7 @@ from torchlens.history.layer_entry import LayerEntry
 from torchlens.model_history import ModelHistory
 
 if TYPE_CHECKING:
-    from torchlens.measure import profile
+    from torchlens.measure import compare, profile
     from torchlens.profiling import Finding, Profile
     from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
 
@@ -37,6 +37,7 @@ __all__ = [
     "TorchLensError",
     "ValidationReport",
     "ValueChangedError",
+    "compare",
     "get_model_metadata",
     "log_forward_pass",
     "profile",
@@ -52,6 +53,7 @@ _LATER = {
     "Finding": "torchlens.profiling",
     "Profile": "torchlens.profiling",
     "ValidationReport": "torchlens.validation",
+    "compare": "torchlens.measure",
     "profile": "torchlens.measure",
     "validate_forward_pass": "torchlens.validation",
     "validate_saved_activations": "torchlens.validation",

@@ -1,4 +1,4 @@
-"""The public function that measures: check the options, then the profiling room."""
+"""The public functions that measure: check the options, then the profiling room."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,8 +10,10 @@ from torchlens.model_history import ModelHistory
 from torchlens.options import check_inputs, check_model
 from torchlens.profiling import Profile, ProfileOptions, run_trial
 from torchlens.profiling.options import Check, Level
+from torchlens.profiling.output.comparison import Comparison, compare_measurements
+from torchlens.wording import check_count, got
 
-__all__ = ["profile"]
+__all__ = ["compare", "profile"]
 
 
 def profile(
@@ -27,6 +29,9 @@ def profile(
     warmup: int | None = None,
     repeats: int = 5,
     max_steps: int = 100,
+    skip: int = 0,
+    measure: int | None = None,
+    every: int | None = None,
     thresholds: Mapping[str, Any] | None = None,
 ) -> Profile:
     """Measures time, memory and FLOPs of every module of a model, forward and backward.
@@ -52,11 +57,14 @@ def profile(
     memory: listen to the allocators.
     warmup: how many steps to leave out of medians and spreads: 2 of the runs with inputs, none otherwise.
     max_steps: measure no more steps than these.
+    skip, measure, every: a schedule for long loops. The first `skip` steps pass by; then, of every `every` steps, the first
+        `warmup` warm up, the next `measure` are measured (all, if that is not said), and the others pass by.
     thresholds: limits of the findings, by name.
     """
     options = ProfileOptions(
         level=level, check=check, stop=stop, memory=memory, backward=backward, warmup=warmup, repeats=repeats,
-        max_steps=max_steps, thresholds=thresholds, has_inputs=input_args is not None or input_kwargs is not None,
+        max_steps=max_steps, skip=skip, measure=measure, every=every, thresholds=thresholds,
+        has_inputs=input_args is not None or input_kwargs is not None,
     )  # fmt: skip
     if not options.has_inputs:
         check_model(model)
@@ -66,3 +74,22 @@ def profile(
     measured = Profile(model, replace(options, max_steps=num_runs), ModelHistory)
     run_trial(measured, model, args, kwargs, num_runs, options.backward)
     return measured
+
+
+def compare(
+    before: Profile, after: Profile, quantity: str = "total_time", *, width: int | None = None, limit: int | None = None
+) -> Comparison:
+    """What changed between two profiles, module by module, matched by address; the largest change first.
+
+    quantity: what is compared: 'total_time', 'forward_time', 'peak_bytes', 'flops', ...
+
+    >>> print(torchlens.compare(before, after))
+    >>> print(torchlens.compare(before, after, 'peak_bytes', limit=10))
+    """
+    for name, value in (("before", before), ("after", after)):
+        if not isinstance(value, Profile):
+            raise TypeError(f"{name} must be a Profile, as torchlens.profile gives it, got {got(value)}.")
+    for name, number in (("width", width), ("limit", limit)):
+        if number is not None:
+            check_count(name, number, 1)
+    return compare_measurements(before.measurements, after.measurements, quantity, width, limit)

@@ -32,8 +32,8 @@ from torchlens.draw.options import DrawOptions, draw_options
         ({"vis_node_overrides": "red"}, TypeError, "vis_node_overrides must be a dict of graphviz attributes"),
         ({"vis_node_overrides": {1: "red"}}, TypeError, "vis_node_overrides must be a dict of graphviz attributes"),
         ({"vis_collapse": ["layer1"]}, TypeError, "vis_collapse must be a function of (history, module address)"),
-        ({"vis_color_by": "speed"}, ValueError, "vis_color_by must be 'time', 'backward_time', 'memory', 'flops' or 'grad"),
-        ({"vis_color_by": 3}, TypeError, "'flops', 'gradient_norm', a dict of layer label"),
+        ({"vis_color_by": "speed"}, ValueError, "'calls' or 'gradient_norm', got 'speed'"),
+        ({"vis_color_by": 3}, TypeError, "'calls', 'gradient_norm', a dict of layer label"),
     ],
 )
 def test_a_bad_option_says_what_is_accepted(options: dict[str, Any], error: type[Exception], words: str):

@@ -125,7 +125,7 @@ def test_long_names_keep_their_end() -> None:
         ({"width": "wide"}, "width must be a whole number, got 'wide'"),
         (
             {"sort_by": "speed"},
-            "sort_by must be 'flops', 'time', 'backward_time', 'memory', 'params' or 'calls', or None, got 'speed'",
+            "'parameters' or 'calls', or None, got 'speed'",
         ),
     ],
 )

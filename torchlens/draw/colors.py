@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from torchlens.capture.wrappers import local_value
 from torchlens.draw.items import Grouping, Item, ItemKind, is_operation
 from torchlens.draw.options import DrawOptions
 from torchlens.draw.scene import Legend
@@ -15,6 +14,8 @@ from torchlens.graph.costs import flops_of
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
 from torchlens.history.overlay import Marks, Overlay
+from torchlens.history.units import count_text
+from torchlens.history.vocabulary import short_word
 from torchlens.wording import got
 
 __all__ = [
@@ -81,7 +82,7 @@ def _item_values(history: Any, grouping: Grouping, wish: Any) -> tuple[list[floa
             return values, _TEXTS[wish.unit], wish.title
         return values, _number_text, "value"
     if isinstance(wish, str):
-        measure, text, title, combine = _MEASURES[wish]
+        measure, text, title, combine = _MEASURES[short_word(wish)]
         of_entry = [measure(log, entry) for entry in entries]
     else:
         text, title, combine = _number_text, "value", _mean
@@ -144,9 +145,26 @@ def _backward_seconds(log: Log, entry: int) -> float | None:
     return 0.0 if seconds is not None and log.row(entry).output_index else seconds
 
 
+def _total_seconds(log: Log, entry: int) -> float | None:
+    forward = _seconds(log, entry)
+    return None if forward is None else forward + (_backward_seconds(log, entry) or 0.0)
+
+
+def _flops_backward(log: Log, entry: int) -> float | None:
+    return log.flops_backward(entry) or None
+
+
+def _params(log: Log, entry: int) -> float | None:
+    return sum(log.recording.params[number].numel() for number in log.graph.params[entry]) or None
+
+
+def _calls(log: Log, entry: int) -> float | None:
+    return 1.0 if is_operation(log, entry) and not log.row(entry).output_index else None
+
+
 def _gradient_norm(log: Log, entry: int) -> float | None:
     gradient = log.gradient(entry)
-    return None if gradient is None else _checked(torch.linalg.vector_norm(local_value(gradient).float()), log.label(entry))
+    return None if gradient is None else _checked(torch.linalg.vector_norm(gradient.float()), log.label(entry))
 
 
 def _seconds_text(value: float) -> str:
@@ -184,7 +202,11 @@ Combine = Callable[[Sequence[float]], float]
 _MEASURES: dict[str, tuple[Callable[[Log, int], float | None], Callable[[float], str], str, Combine]] = {
     "time": (_seconds, _seconds_text, "time", sum),
     "backward_time": (_backward_seconds, _seconds_text, "backward time", sum),
+    "total_time": (_total_seconds, _seconds_text, "forward + backward time", sum),
     "memory": (_memory, _bytes_text, "memory", sum),
     "flops": (_flops, _flops_text, "FLOPs", sum),
+    "flops_backward": (_flops_backward, _flops_text, "backward FLOPs", sum),
+    "params": (_params, count_text, "parameters", sum),
+    "calls": (_calls, count_text, "calls", sum),
     "gradient_norm": (_gradient_norm, _number_text, "gradient norm", _mean),
 }

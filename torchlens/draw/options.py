@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from torchlens.foreign_names import OPTION_NAMES, no_such_name
+from torchlens.history.vocabulary import MEASURES, Measure
 from torchlens.wording import check_choice, check_count, checked_file, got
 
 __all__ = ["FORMATS", "DrawKeywords", "DrawOptions", "VisOpt", "draw_options"]
 
 VisOpt: TypeAlias = Literal["none", "rolled", "unrolled"]
 Direction: TypeAlias = Literal["bottomup", "topdown", "leftright"]
-ColorBy: TypeAlias = Literal["time", "backward_time", "memory", "flops", "gradient_norm"]
+ColorBy: TypeAlias = Measure | Literal["gradient_norm"]
+_COLOR_WORDS = (*MEASURES, "gradient_norm")
 # Pictures that Graphviz makes, its own source, and the page to explore.
 Picture: TypeAlias = Literal["pdf", "svg", "png", "jpg", "gif", "eps", "ps"]
 Source: TypeAlias = Literal["dot", "gv"]
@@ -162,7 +164,7 @@ def _check_color_by(value: Any) -> None:
         return
     if not isinstance(value, str):
         raise TypeError(
-            f"vis_color_by must be one of {', '.join(map(repr, get_args(ColorBy)))}, a dict of layer label → number, or a "
+            f"vis_color_by must be one of {', '.join(map(repr, _COLOR_WORDS))}, a dict of layer label → number, or a "
             f"function of a layer entry that returns a number, got {got(value)}."
         )
-    check_choice("vis_color_by", value, get_args(ColorBy))
+    check_choice("vis_color_by", value, _COLOR_WORDS)

@@ -18,9 +18,10 @@ from torchlens.history.log import Log, nice_bytes
 from torchlens.history.log_backward import log_backward
 from torchlens.history.lookup import Lookup
 from torchlens.history.rerun import rerun, select_numbers
-from torchlens.history.summary import Sorting, Summary, summarize
+from torchlens.history.summary import Summary, summarize
 from torchlens.history.tables import entries_to_pandas
 from torchlens.history.text import history_text
+from torchlens.history.vocabulary import Measure
 from torchlens.lazy_import import lazy_function
 from torchlens.nonfinite import NonFinite
 
@@ -102,12 +103,12 @@ class BaseHistory:
         return entries_to_pandas(self.layer_list)
 
     def summary(
-        self, depth: int | None = None, sort_by: Sorting | None = None, width: int | None = None, limit: int | None = None
+        self, depth: int | None = None, sort_by: Measure | None = None, width: int | None = None, limit: int | None = None
     ) -> Summary:
         """Shapes, parameters, FLOPs, time and memory as a table that fits the terminal, with totals; print it.
 
         One line per layer, or, with a depth, per module down to that depth (0 is the model alone). `sort_by` puts the most
-        first: 'flops', 'time', 'backward_time', 'memory', 'params' or 'calls'. `limit` cuts the list.
+        first: 'flops', 'time', 'backward_time', 'total_time', 'memory', 'params', 'calls'. `limit` cuts the list.
 
         >>> print(history.summary(sort_by='flops', limit=10))
         """

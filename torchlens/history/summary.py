@@ -4,12 +4,13 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 from torchlens.history.grid import Column, laid_out
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
 from torchlens.history.units import count_text, seconds_text, shape_text
+from torchlens.history.vocabulary import MEASURES, Measure, short_word
 from torchlens.wording import check_choice, check_count
 
 if TYPE_CHECKING:
@@ -17,11 +18,7 @@ if TYPE_CHECKING:
 
     from torchlens.history.base_history import BaseHistory
 
-__all__ = ["SORTINGS", "Sorting", "Summary", "summarize"]
-
-# What rows can be sorted by, the most first.
-Sorting: TypeAlias = Literal["flops", "time", "backward_time", "memory", "params", "calls"]
-SORTINGS: tuple[str, ...] = get_args(Sorting)
+__all__ = ["Summary", "summarize"]
 
 
 @dataclass(slots=True)
@@ -42,6 +39,11 @@ class SummaryRow:
     time: float = 0.0
     backward_time: float | None = None
     memory: int = 0
+
+    @property
+    def total_time(self) -> float:
+        """Forward and backward."""
+        return self.time + (self.backward_time or 0.0)
 
     def add(self, entry: LayerEntry) -> None:
         """Adds what one operation took and made."""
@@ -103,7 +105,7 @@ class Summary:
 def summarize(
     history: "BaseHistory",
     depth: int | None = None,
-    sort_by: Sorting | None = None,
+    sort_by: Measure | None = None,
     width: int | None = None,
     limit: int | None = None,
 ) -> Summary:
@@ -111,7 +113,7 @@ def summarize(
     for name, value, least in (("depth", depth, 0), ("width", width, 1), ("limit", limit, 1)):
         if value is not None:
             check_count(name, value, least)
-    check_choice("sort_by", sort_by, SORTINGS, or_none=True)
+    check_choice("sort_by", sort_by, MEASURES, or_none=True)
     log = history._log
     rows = _layer_rows(log) if depth is None else _module_rows(history, depth)
     if sort_by is not None:
@@ -123,7 +125,8 @@ def summarize(
 
 
 def _measure(log: Log, row: SummaryRow, sort_by: str) -> float:
-    value = _num_params(log, row.params) if sort_by == "params" else getattr(row, sort_by)
+    word = short_word(sort_by)
+    value = _num_params(log, row.params) if word == "params" else getattr(row, word)
     return value or 0
 
 

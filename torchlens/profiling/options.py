@@ -7,10 +7,12 @@ from typing import Any, Literal, TypeAlias, get_args
 from torchlens.profiling.health.thresholds import checked_thresholds
 from torchlens.wording import check_choice, check_count, got
 
-__all__ = ["CHECKS", "LEVELS", "Check", "Level", "ProfileOptions"]
+__all__ = ["CHECKS", "LEVELS", "Check", "Level", "ProfileOptions", "Role"]
 
 Level: TypeAlias = Literal["module", "operation"]
 Check: TypeAlias = Literal["nonfinite", "health"]
+
+Role: TypeAlias = Literal["skip", "warmup", "measure"]
 
 LEVELS: tuple[str, ...] = get_args(Level)
 CHECKS: tuple[str, ...] = get_args(Check)
@@ -28,6 +30,9 @@ class ProfileOptions:
     warmup: Any = None
     repeats: Any = 5
     max_steps: Any = 100
+    skip: Any = 0
+    measure: Any = None
+    every: Any = None
     thresholds: Any = None
     has_inputs: bool = False
 
@@ -43,9 +48,9 @@ class ProfileOptions:
             )
         if self.stop and self.check is None:
             raise ValueError("stop=True stops at the first NaN or Inf, so it needs a check: check='nonfinite'.")
-        for name, least in (("warmup", 0), ("repeats", 1), ("max_steps", 1)):
+        for name, least in (("warmup", 0), ("repeats", 1), ("max_steps", 1), ("skip", 0), ("measure", 1), ("every", 1)):
             value = getattr(self, name)
-            if value is None and name == "warmup":
+            if value is None and name in ("warmup", "measure", "every"):
                 continue
             check_count(name, value, least)
         if self.thresholds is not None and not isinstance(self.thresholds, Mapping):
@@ -56,3 +61,22 @@ class ProfileOptions:
         # A value is checked where it is made: an operation says more than a module.
         object.__setattr__(self, "level", self.level or ("module" if self.check is None else "operation"))
         object.__setattr__(self, "warmup", (2 if self.has_inputs else 0) if self.warmup is None else self.warmup)
+        if self.has_inputs and (self.skip or self.measure or self.every):
+            raise ValueError("skip, measure and every are for a loop of your own; with inputs, use warmup and repeats.")
+        if self.measure is not None and self.every is None:
+            raise ValueError("measure tells how many steps of `every` to measure; give both: measure=5, every=100.")
+        if self.every is not None and self.every < self.warmup + (self.measure or 1):
+            raise ValueError(
+                f"every must be at least warmup + measure ({self.warmup} + {self.measure or 1}), got {self.every}."
+            )
+
+    def role_of(self, position: int) -> "Role":
+        """What is done with the step at that position of the loop, 1 = first."""
+        number = position - self.skip - 1
+        if number < 0:
+            return "skip"
+        if self.every is None:
+            return "warmup" if number < self.warmup else "measure"
+        number %= self.every
+        measure = self.every - self.warmup if self.measure is None else self.measure
+        return "warmup" if number < self.warmup else "measure" if number < self.warmup + measure else "skip"

@@ -18,6 +18,7 @@ from torchlens.profiling.measuring.build import build_measurements, label_finder
 from torchlens.profiling.measuring.calibration import NOTHING, measure_residuals
 from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.options import ProfileOptions
+from torchlens.profiling.output.chrome_trace import to_chrome_trace
 from torchlens.profiling.output.data_frames import to_pandas
 from torchlens.profiling.output.json_form import to_json
 from torchlens.profiling.output.overlay import overlay
@@ -209,6 +210,10 @@ class Profile:
     def to_pandas(self, by: str = "module") -> "pandas.DataFrame":
         """One row per module, or by 'call', 'operation', 'step' or 'parameter'."""
         return to_pandas(self.measurements, by)
+
+    def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str | None:
+        """As a timeline for Perfetto or chrome://tracing: returned as JSON text, or written to `path`."""
+        return to_chrome_trace(self.measurements, path)
 
     def overlay(self, quantity: str) -> Overlay:
         """A number for each module and layer, for `vis_color_by=` and `explore(overlays=)`."""

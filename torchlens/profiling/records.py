@@ -3,8 +3,9 @@
 Units: seconds, bytes, and floating-point operations (a multiply-add is two). None says that something was not measured.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
@@ -27,14 +28,18 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+# With more kinds of steps than these, they are not told apart by the shapes of their inputs.
+_MOST_KINDS = 4
 
 
 class Statistic(NamedTuple):
-    """A quantity over the measured steps: the median, and the width of the middle half (0 for one step)."""
+    """A quantity over the measured steps. `spread` is the width of the middle half (0 for one step)."""
 
     median: float
     spread: float
     num: int
+    minimum: float = 0.0
+    p95: float = 0.0  # of twenty steps, one takes longer
 
     @classmethod
     def of(cls, values: list[float]) -> "Statistic | None":
@@ -42,7 +47,8 @@ class Statistic(NamedTuple):
         if not values:
             return None
         ordered = sorted(values)
-        return cls(_quantile(ordered, 0.5), _quantile(ordered, 0.75) - _quantile(ordered, 0.25), len(ordered))
+        spread = _quantile(ordered, 0.75) - _quantile(ordered, 0.25)
+        return cls(_quantile(ordered, 0.5), spread, len(ordered), ordered[0], _quantile(ordered, 0.95))
 
 
 def _quantile(ordered: list[float], share: float) -> float:
@@ -59,13 +65,60 @@ class StepRecord:
 
     number: int  # 1 = first
     is_warmup: bool
+    phase: str = "training"  # or 'evaluation': which of the two the model was set to
+    has_grad: bool = True  # whether autograd recorded
+    input_shapes: tuple[Shape, ...] = ()
+    has_flops: bool = False  # whether its FLOPs were counted: at module level those of the first step of each kind are
+    position: int = 0  # which step of the loop it was, with those that a schedule lets pass; 1 = first
+    start_ns: int = 0  # from the beginning of the profile
+    end_ns: int = 0  # when the next step began, or the profile ended
+    forward_end_ns: int = 0
+    outside_spans: tuple[tuple[str, int, int], ...] = ()  # ('backward', 'optimizer' or 'data', start, end)
     forward_seconds: float
     backward_seconds: float | None  # all backward passes through the model; None: there was none
     num_backward_passes: int
-    own_seconds: float = 0.0  # what measuring itself took of the forward time, and is not in it
+    own_seconds: float = 0.0  # what measuring itself took in and around the forward pass, and is not in its time
     peak_bytes: int | None  # above what was allocated when the step began
     added_bytes: int | None  # still allocated when the step ended
     raised: str | None = None  # the name of the exception that ended the forward pass
+
+    @property
+    def wall_seconds(self) -> float:
+        """From the call of the model to the next one, without what measuring took in the forward pass."""
+        return max(0.0, (self.end_ns - self.start_ns) / 1e9 - self.own_seconds)
+
+    @property
+    def loss_seconds(self) -> float | None:
+        """From the end of the forward pass to the first backward pass: the loss, as a rule. None without one."""
+        starts = [start for kind, start, _ in self.outside_spans if kind == "backward"]
+        if not starts:
+            return None
+        return max(0.0, (min(starts) - self.forward_end_ns) / 1e9)
+
+    @property
+    def backward_call_seconds(self) -> float | None:
+        """What the calls of `backward` took, those of the loss included; None if there was none."""
+        return self._outside("backward")
+
+    @property
+    def optimizer_seconds(self) -> float | None:
+        """What the steps of optimizers took; None if there was none."""
+        return self._outside("optimizer")
+
+    @property
+    def data_seconds(self) -> float | None:
+        """What waiting for a `DataLoader` took; None if nobody did."""
+        return self._outside("data")
+
+    @property
+    def other_seconds(self) -> float:
+        """What is left of the step."""
+        known = (self.loss_seconds, self.backward_call_seconds, self.optimizer_seconds, self.data_seconds)
+        return max(0.0, self.wall_seconds - self.forward_seconds - sum(value or 0.0 for value in known))
+
+    def _outside(self, kind: str) -> float | None:
+        spans = [(end - start) / 1e9 for name, start, end in self.outside_spans if name == kind]
+        return sum(spans) if spans else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +179,9 @@ class CallRecord:
     backward_seconds: float | None
     backward_self_seconds: float | None
     own_seconds: float = 0.0  # what measuring itself took of the forward time, and is in none of the above
+    start_ns: int = 0  # as they passed, from the beginning of the profile
+    end_ns: int = 0
+    backward_spans: tuple[tuple[int, int], ...] = ()  # one for each backward pass through it
     estimated_seconds: float = 0.0  # how much of that no clock saw: so many things looked at, times what one takes
     flops: int | None  # with the modules inside
     flops_backward: int | None
@@ -138,6 +194,21 @@ class CallRecord:
     grad_in_nonfinite: bool | None
     grad_out_nonfinite: bool | None
 
+    @property
+    def total_seconds(self) -> float:
+        """Forward and backward."""
+        return self.forward_seconds + (self.backward_seconds or 0.0)
+
+    @property
+    def total_self_seconds(self) -> float:
+        """Forward and backward, without the modules called inside."""
+        return self.forward_self_seconds + (self.backward_self_seconds or 0.0)
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """Of the forward pass."""
+        return None if self.flops is None or not self.forward_seconds else self.flops / self.forward_seconds
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRecord:
@@ -147,6 +218,8 @@ class OperationRecord:
     entry: int  # its number in the recording of the step
     label: str | None  # its layer label in the log (`Profile.history`); None for what the log leaves out
     call: int  # the index of the innermost module call around it
+    start_ns: int = 0  # as it passed, from the beginning of the profile
+    end_ns: int = 0
     address: str  # of that module
     layer_type: str
     shape: Shape
@@ -157,6 +230,16 @@ class OperationRecord:
     flops_backward: int | None
     peak_bytes: int | None
     added_bytes: int | None
+
+    @property
+    def total_seconds(self) -> float:
+        """Forward and backward."""
+        return self.forward_seconds + (self.backward_seconds or 0.0)
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """Of the forward pass."""
+        return None if self.flops is None or not self.forward_seconds else self.flops / self.forward_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +356,52 @@ class Measurements:
     def measured_steps(self) -> list[StepRecord]:
         """The steps that are no warm-up; all, if there are no others."""
         return [step for step in self.steps if not step.is_warmup] or self.steps
+
+    def by_kind(self) -> "dict[str, Measurements]":
+        """The same apart for training and evaluation, with and without gradients, and for each shape of the inputs.
+
+        Shapes are told apart as long as there are few: a model that gets inputs of many lengths is summed up as one.
+        """
+        steps = self.measured_steps
+        kinds: dict[tuple[Any, ...], set[int]] = {}
+        for has_shapes in (True, False):
+            kinds = {}
+            for step in steps:
+                kind = (step.phase, step.has_grad, step.input_shapes if has_shapes else ())
+                kinds.setdefault(kind, set()).add(step.number)
+            if len(kinds) <= _MOST_KINDS:
+                break
+        has_grads = {phase: len({kind[1] for kind in kinds if kind[0] == phase}) > 1 for phase, *_ in kinds}
+        num_shapes = Counter(kind[:2] for kind in kinds)
+        found = {}
+        for kind, numbers in kinds.items():
+            phase, has_grad, shapes = kind
+            words = [phase, "with gradients" if has_grad else "without gradients"] if has_grads[phase] else [phase]
+            if num_shapes[kind[:2]] > 1:
+                words.append("inputs " + ", ".join("x".join(map(str, shape)) or "scalar" for shape in shapes))
+            found[", ".join(words)] = self if len(kinds) == 1 else self.of_steps(numbers)
+        return found
+
+    def of_steps(self, numbers: set[int]) -> "Measurements":
+        """Of some of the steps alone."""
+        steps = [step for step in self.steps if step.number in numbers]
+        typical = TypicalSteps.of([step for step in steps if not step.is_warmup] or steps)
+        return replace(
+            self,
+            root=_of_steps(self.root, numbers, typical),
+            steps=steps,
+            calls=[call for call in self.calls if call.step in numbers],
+            operations=[operation for operation in self.operations if operation.step in numbers],
+        )
+
+
+def _of_steps(record: ModuleRecord, numbers: set[int], typical: TypicalSteps) -> ModuleRecord:
+    return replace(
+        record,
+        children=[_of_steps(child, numbers, typical) for child in record.children],
+        calls=[call for call in record.calls if call.step in numbers],
+        typical_steps=typical,
+    )
 
 
 class Place(NamedTuple):

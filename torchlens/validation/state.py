@@ -12,8 +12,6 @@ import torch
 
 from torchlens.capture.memory import storage_of
 from torchlens.capture.session import generator_states, restore_generators
-from torchlens.capture.sharding import bring_apart
-from torchlens.capture.wrappers import copy_of
 from torchlens.validation.values import same
 
 __all__ = ["State"]
@@ -30,8 +28,6 @@ class State:
 
     def __init__(self, model: torch.nn.Module, inputs: Any) -> None:
         self._generators = generator_states()
-        self._modules = list(model.modules())
-        bring_apart(self._modules)
         # What `changes` found, and whether it, or the walk that kept everything, was the last thing to happen.
         self._changed: set[int] = set()
         self._is_fresh = True
@@ -41,7 +37,7 @@ class State:
         self._arrays: dict[int, tuple[Any, Any]] = {}
         self._own_generators: dict[int, tuple[torch.Generator, Tensor]] = {}
         with torch.inference_mode(False), torch.no_grad():
-            for module in self._modules:
+            for module in model.modules():
                 self._keep(module.__dict__, 0)
             self._keep(inputs, 0)
 
@@ -52,7 +48,7 @@ class State:
         """
         with torch.inference_mode(False), torch.no_grad():
             found = {
-                number: copy_of(tensor.detach())
+                number: tensor.detach().clone()
                 for number, (tensor, _, value) in enumerate(self._tensors.values())
                 if not same(tensor, value)
             }
@@ -66,7 +62,6 @@ class State:
     def restore(self) -> None:
         """Puts everything back."""
         restore_generators(self._generators)
-        bring_apart(self._modules)
         for generator, state in self._own_generators.values():
             generator.set_state(state)
         for container, kept in self._containers.values():
@@ -91,8 +86,8 @@ class State:
             return
         if isinstance(item, Tensor):
             self._keep_tensor(item)
-        elif isinstance(item, torch.nn.Module) or type(item).__module__.startswith("torch.distributed."):
-            return  # modules of the model are visited one by one; what FSDP and its like hold is their own affair
+        elif isinstance(item, torch.nn.Module):
+            return  # those of the model are visited one by one
         elif isinstance(item, torch.Generator):
             self._own_generators[id(item)] = (item, item.get_state())
         elif isinstance(item, np.ndarray):
@@ -110,10 +105,10 @@ class State:
 
     def _keep_tensor(self, tensor: Tensor) -> None:
         if id(tensor) not in self._tensors:
-            self._tensors[id(tensor)] = (tensor, tensor.detach(), copy_of(tensor.detach()))
+            self._tensors[id(tensor)] = (tensor, tensor.detach(), tensor.detach().clone())
             if tensor.is_leaf:
                 gradient = tensor.grad
-                self._gradients.append((tensor, gradient, None if gradient is None else copy_of(gradient.detach())))
+                self._gradients.append((tensor, gradient, None if gradient is None else gradient.detach().clone()))
 
 
 def _copied(container: Any) -> Any:

@@ -90,7 +90,7 @@ def test_the_table_says_what_was_not_measured():
         ({"sort_by": "forward_tim"}, "Did you mean 'forward_time'"),
         ({"depth": -1}, "depth must be at least 0, got -1"),
         ({"limit": 0}, "limit must be at least 1, got 0"),
-        ({"by": "layer"}, "by must be 'module' or 'operation', got 'layer'"),
+        ({"by": "layer"}, "by must be 'module', 'operation' or 'type', got 'layer'"),
         ({"by": "operation"}, "level='operation'"),
     ],
 )

@@ -1,6 +1,6 @@
 """From what was written down to records: the model's modules, each with its calls."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -31,13 +31,13 @@ def build_measurements(
 ) -> Measurements:
     """All records, once measuring is over."""
     options = ledger.options
-    warmup = frozenset(step.number for step in ledger.steps if step.number <= options.warmup)
+    warmup = frozenset(step.number for step in ledger.steps if step.is_warmup)
     label_of = label_finder(logged)
     not_counted = _count_flops(ledger, logged)
     times = call_times(ledger.calls, residuals)
     calls = _calls(ledger, times)
     parameters = _parameters(ledger)
-    steps = [_step(step, step.number in warmup, times) for step in ledger.steps]
+    steps = [_step(ledger, step, times, logged.steps) for step in ledger.steps]
     typical = TypicalSteps.of([step for step in steps if not step.is_warmup] or steps)
     return Measurements(
         model_name=model_name,
@@ -56,16 +56,27 @@ def build_measurements(
 # -- steps and calls ---------------------------------------------------------------------------------------------------
 
 
-def _step(step: Step, is_warmup: bool, times: list[CallTimes]) -> StepRecord:
+def _step(ledger: Ledger, step: Step, times: list[CallTimes], logged_steps: Collection[int]) -> StepRecord:
     outermost = [call for call in step.calls if call.parent is None and call.original is None]
     peak, added = step.memory or (None, None)
+    is_training, has_grad, input_shapes = step.signature
+    begin = ledger.start_ns
     return StepRecord(
         number=step.number,
-        is_warmup=is_warmup,
+        phase="training" if is_training else "evaluation",
+        has_grad=has_grad,
+        input_shapes=input_shapes,
+        has_flops=step.number in logged_steps,
+        is_warmup=step.is_warmup,
+        position=step.position,
+        start_ns=step.start_ns - begin,
+        end_ns=step.end_ns - begin,
+        forward_end_ns=max([step.forward_end_ns, *(call.end_ns for call in outermost)]) - begin,
+        outside_spans=tuple((kind, start - begin, end - begin) for kind, start, end in step.outside),
         forward_seconds=sum(times[call.index].forward for call in outermost),
         backward_seconds=sum(times[call.index].backward for call in outermost) if step.backward_tasks else None,
         num_backward_passes=len(step.backward_tasks),
-        own_seconds=sum(times[call.index].own for call in outermost),
+        own_seconds=sum(times[call.index].own for call in outermost) + step.around_ns / 1e9,
         peak_bytes=peak,
         added_bytes=added,
         raised=next((call.raised for call in outermost if call.raised), None),
@@ -128,6 +139,11 @@ def _call(ledger: Ledger, call: Call, times: CallTimes, saved_bytes: int, flops:
         backward_seconds=times.backward if call.spans else passing,
         backward_self_seconds=times.backward_self if call.spans else passing,
         own_seconds=times.own,
+        start_ns=call.start_ns - ledger.start_ns,
+        end_ns=call.end_ns - ledger.start_ns,
+        backward_spans=tuple(
+            (span.start_ns - ledger.start_ns, span.end_ns - ledger.start_ns) for span in call.spans.values()
+        ),
         estimated_seconds=times.estimated,
         flops=None if flops is None else flops[0],
         flops_backward=None if flops is None else flops[1],
@@ -163,7 +179,7 @@ def label_finder(logged: LoggedSteps) -> Callable[[int, int], str | None]:
 
 
 def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
-    """Gives the calls and operations of all steps their FLOPs; returns what could not be counted in the last step."""
+    """Gives the calls and operations of the steps that were logged their FLOPs; returns what the last could not count."""
     counts = [count_flops(log) for log in logged.by_kind]
     not_counted: dict[str, int] = {}
     for operation in ledger.operations:
@@ -181,10 +197,6 @@ def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
                 forward, backward = flops[mark.first]
                 call.own_flops = (call.own_flops or 0) + (forward or 0)
                 call.own_flops_backward = (call.own_flops_backward or 0) + (backward or 0)
-        elif step.plan in logged.plans:
-            same = [call for call in ledger.steps[logged.plans[step.plan] - 1].calls if call.original is None]
-            for call, other in zip(calls, same, strict=True):
-                call.own_flops, call.own_flops_backward = other.own_flops, other.own_flops_backward
     return not_counted
 
 
@@ -195,6 +207,8 @@ def _operation(ledger: Ledger, operation: Operation, label_of: Callable[[int, in
         entry=operation.mark.first,
         label=label_of(operation.step.number, operation.mark.first),
         call=operation.mark.call,
+        start_ns=operation.mark.start_ns - ledger.start_ns,
+        end_ns=operation.mark.end_ns - ledger.start_ns,
         address=ledger.calls[operation.mark.call].address,
         layer_type=operation.layer_type,
         shape=operation.shape,

@@ -1,6 +1,6 @@
 """A module call while it is being measured: what the watcher writes down, before it becomes a record."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ import torch
 from torchlens.capture.arguments import shape_of
 from torchlens.capture.backward import sequence_of
 from torchlens.capture.own_time import OwnTime
+from torchlens.profiling.measuring.outside import OutsideSpan
 from torchlens.profiling.records import Shape
 
 __all__ = ["Call", "Clock", "Span", "Step", "TensorFacts", "bytes_of", "note_tensors"]
@@ -115,15 +116,24 @@ class Call:
 class Step:
     """One step while it is being measured."""
 
-    __slots__ = ("backward_tasks", "calls", "is_logged", "memory", "number", "operations", "passes", "plan", "signature")
+    __slots__ = (
+        "around_ns", "backward_tasks", "calls", "end_ns", "forward_end_ns", "is_logged", "is_warmup", "memory", "number",
+        "operations", "outside", "passes", "position", "signature", "start_ns",
+    )  # fmt: skip
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.calls: list[Call] = []
         self.operations: list[Any] = []  # at operation level, if it ran in a capture session
         self.passes: dict[str, int] = {}  # address → calls so far
-        self.signature: Hashable = None  # what it was called with
-        self.plan: Hashable = None  # what it called
+        # What it was called with: whether the model is in training, whether autograd records, the shapes of the inputs.
+        self.signature: tuple[bool, bool, tuple[Shape, ...]] = (False, False, ())
+        self.is_warmup = False
+        self.position = number  # in the loop, with the steps that a schedule lets pass
+        self.start_ns = self.end_ns = 0
+        self.forward_end_ns = 0  # of the last call from outside
+        self.around_ns = 0  # what a capture session took before and after it
+        self.outside: list[OutsideSpan] = []
         self.is_logged = False
         self.memory: tuple[int, int] | None = None
         self.backward_tasks: set[int] = set()  # the backward passes through it

@@ -26,6 +26,7 @@ class Ledger:
         self.options = options
         self.problems = problems
         self.modules = ModelModules(model)
+        self.start_ns = 0
         self.steps: list[Step] = []
         self.calls: list[Call] = []
         self.current: Call | None = None  # the innermost call that is running

@@ -1,7 +1,8 @@
 """Which steps run in a capture session, and what such a session tells of the step.
 
-At operation level each step does. At module level the first step with inputs of some shapes does, for the FLOPs: a later
-step that calls the same modules with the same shapes, and makes as many backward nodes, has done the same.
+At operation level each step does. At module level the first step of each kind does (training or not, with gradients or not,
+inputs of some shapes) that is no warm-up, for the FLOPs: what a later one does may depend on anything, so its FLOPs are not
+known.
 """
 
 from collections.abc import Hashable
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchlens.capture.arguments import shape_of
 from torchlens.capture.patching import CURRENT
 from torchlens.capture.recording import Recording
 from torchlens.errors import NonFiniteError
@@ -40,7 +40,6 @@ class LoggedSteps:
         self.steps: dict[int, LoggedStep] = {}
         self.by_kind: list[Log] = []  # one for all steps that did the same
         self.last: Recording | None = None
-        self.plans: dict[Hashable, int] = {}  # what a step called → a logged step that called the same
         self._kinds: dict[Hashable, int] = {}
         self._ledger = ledger
         self._look = look
@@ -52,7 +51,7 @@ class LoggedSteps:
 
     # -- running ---------------------------------------------------------------------------------------------------
 
-    def wants(self, step: Step, module: torch.nn.Module, inputs: list[torch.Tensor]) -> bool:
+    def wants(self, step: Step, module: torch.nn.Module) -> bool:
         """Whether a call from outside is to run in a session."""
         if self._is_off:
             return False
@@ -72,8 +71,8 @@ class LoggedSteps:
                 else "The model is compiled: what is inside is not seen, and FLOPs are not counted"
             )
             return self._is_operation_level
-        step.signature = tuple(tuple(shape_of(tensor)) for tensor in inputs), module.training, torch.is_grad_enabled()
-        return self._is_operation_level or step.signature not in self._signatures
+        # Of a warm-up step nothing is summed up.
+        return self._is_operation_level or (step.signature not in self._signatures and not step.is_warmup)
 
     def run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model in a session. NO_RESULT if that cannot be had: nothing has been run then that counts."""
@@ -106,7 +105,9 @@ class LoggedSteps:
         self._keep(step, session)
         if len(ledger.calls) > num_calls:  # not if measuring ended meanwhile
             call = ledger.calls[num_calls]
-            ledger.own_spans += [(begin_ns, call.start_ns), (call.end_ns, time_ns())]
+            end_ns = step.forward_end_ns = time_ns()
+            ledger.own_spans += [(begin_ns, call.start_ns), (call.end_ns, end_ns)]
+            step.around_ns += call.start_ns - begin_ns + end_ns - call.end_ns
         return result
 
     def keep_result(self, result: Any) -> None:
@@ -142,27 +143,9 @@ class LoggedSteps:
         except Exception as error:
             self._give_up(error)
 
-    def close(self, step: Step) -> None:
-        """A step is over: whether the next one that looks the same has to be logged is known now."""
-        # A scripted part makes other nodes once it has been optimised.
-        counts_nodes = not self._ledger.modules.is_scripted
-        step.plan = tuple([
-            (call.address, *call.inputs.shapes, call.sequence_end - call.sequence if counts_nodes else 0)
-            for call in step.calls
-            if call.original is None
-        ])  # fmt: skip
-        if step.number in self.steps:
-            self.plans.setdefault(step.plan, step.number)
-        elif step.plan not in self.plans and step.signature is not None and not (self._is_off or step.calls[0].raised):
-            self._signatures.discard(step.signature)  # it looked the same and was not: the next one is logged
-            self._ledger.problems.add(
-                f"FLOPs of step {step.number} were not counted: it ran differently than earlier ones of the same shapes "
-                "(level='operation' counts each step)"
-            )
-
     def forget_all(self) -> None:
         """Takes back everything that was learnt."""
-        self.steps, self.by_kind, self.plans, self.last = {}, [], {}, None
+        self.steps, self.by_kind, self.last = {}, [], None
 
 
 def _is_own_failure(session: LoggedSession | None, error: BaseException) -> bool:

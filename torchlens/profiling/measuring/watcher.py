@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.arguments import shape_of
 from torchlens.capture.backward import BackwardWatch, NodeInfo, next_sequence, node_of
 from torchlens.capture.patching import add_watcher, apply_patches, remove_watcher, undo_patches
 from torchlens.capture.trees import named_tensors, plain_tensors
@@ -52,6 +53,7 @@ class Watcher:
         self._is_inside = False  # whether one is
         self._is_on = False
         self._is_asynchronous = False
+        self._position = 0  # of the last step of the loop
 
     # -- beginning and end -----------------------------------------------------------------------------------------
 
@@ -63,6 +65,8 @@ class Watcher:
         self._modules.refresh()
         apply_patches(self)
         add_watcher(self)
+        self.windows.outside.start()
+        self.ledger.start_ns = time_ns()
         self._modules.show_compiled()
         self._is_asynchronous = self._modules.uses_cuda()
         looks = self._is_asynchronous or self.checks.is_on
@@ -115,7 +119,13 @@ class Watcher:
             if is_recomputed:
                 return False
             self._step = self._begin_step(address)
-            return self._step is not None and self.logged.wants(self._step, module, _tensors_in(args, kwargs))
+            if self._step is None:
+                return False
+            if not self._step.calls:
+                with torch._C.DisableTorchFunction():
+                    shapes = tuple(tuple(shape_of(tensor)) for tensor in _tensors_in(args, kwargs))
+                self._step.signature = self.ledger.model.training, torch.is_grad_enabled(), shapes
+            return self.logged.wants(self._step, module)
         except Exception as error:
             self._give_up(error)
             return False
@@ -131,17 +141,21 @@ class Watcher:
         if step is not None and is_by_itself and ("" in step.passes or address not in step.passes):
             return step
         self._end_step()
-        most = self.ledger.options.max_steps
-        if len(self.ledger.steps) >= most:
-            self._problems.add(f"Only the first {most} steps were measured (max_steps=)")
+        options = self.ledger.options
+        self._position += 1
+        role = options.role_of(self._position)
+        if role == "skip":
+            return None
+        if len(self.ledger.steps) >= options.max_steps:
+            self._problems.add(f"Only the first {options.max_steps} steps were measured (max_steps=)")
             return None
         self._modules.refresh()
-        return self.windows.begin()
+        step = self.windows.begin()
+        step.is_warmup, step.position = role == "warmup", self._position
+        return step
 
     def _end_step(self) -> None:
-        step = self.windows.end()
-        if step is not None:
-            self.logged.close(step)
+        if self.windows.end() is not None:
             self.checks.let_go()
 
     # -- all calls -------------------------------------------------------------------------------------------------

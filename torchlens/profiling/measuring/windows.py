@@ -7,6 +7,7 @@ from torchlens.profiling.measuring.allocators import AllocatorEvents, AllocatorW
 from torchlens.profiling.measuring.backward_times import charge, extend, memory_of
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.measuring.ledger import Ledger
+from torchlens.profiling.measuring.outside import OutsideWatch
 
 __all__ = ["Window", "Windows"]
 
@@ -31,6 +32,7 @@ class Windows:
 
     def __init__(self, ledger: Ledger) -> None:
         self.backward = BackwardWatch()
+        self.outside = OutsideWatch()
         self._ledger = ledger
         self._memory = AllocatorWatch(time_ns)
         self._open: Window | None = None
@@ -51,6 +53,8 @@ class Windows:
         ledger, problems = self._ledger, self._ledger.problems
         step = Step(len(ledger.steps) + 1)
         ledger.steps.append(step)
+        self.outside.take()  # what came before it
+        step.start_ns = time_ns()
         self._open = window = Window(step, len(ledger.calls))
         if ledger.options.memory:
             try:
@@ -71,6 +75,8 @@ class Windows:
         window, self._open = self._open, None
         if window is None:
             return None
+        window.step.end_ns = time_ns()
+        window.step.outside = self.outside.take()
         window.events = self._memory.stop()
         window.runs, self.backward.runs = self.backward.runs, []
         window.own_spans, self._ledger.own_spans = _joined(self._ledger.own_spans), []
@@ -91,6 +97,7 @@ class Windows:
         """Ends listening and watching. May be called again."""
         self._memory.stop()
         self.backward.stop()
+        self.outside.stop()
         for failure in self.backward.failures:
             self._ledger.problems.add(f"A look at a backward pass failed ({failure}): its numbers are incomplete")
         self.backward.failures.clear()

@@ -32,8 +32,9 @@ _BY = ("module", "call", "operation", "step", "parameter")
 def to_pandas(measurements: Measurements, by: str = "module") -> "pandas.DataFrame":
     """One row for each module, call of a module, operation, step or parameter.
 
-    Of modules, times are those of a typical step, with the width of the middle half of the steps as `_spread`, and bytes
-    are medians; of calls and operations they are what was measured that time.
+    Of modules, times are those of a typical step, with the width of the middle half of the steps as `_spread` and with
+    `_minimum`, `_median` and `_p95`; bytes are medians. Each kind of step (training, evaluation, ...) has rows of its own.
+    Of calls and operations, times are what was measured that time.
 
     >>> profile.to_pandas().sort_values('forward_self_seconds').tail()
     """
@@ -41,7 +42,10 @@ def to_pandas(measurements: Measurements, by: str = "module") -> "pandas.DataFra
     import pandas  # slow to import, so imported by those who want a table
 
     if by == "module":
-        rows = [_module_row(record) for record in measurements.root.walk()]
+        kinds = measurements.by_kind() if measurements.steps else {"": measurements}
+        rows = [
+            {"step_kind": kind, **_module_row(record)} for kind, own in kinds.items() for record in own.root.walk()
+        ]  # fmt: skip
         return pandas.DataFrame(rows)
     records: Any = getattr(measurements, f"{by}s")
     types = {"call": CallRecord, "operation": OperationRecord, "step": StepRecord, "parameter": ParameterRecord}
@@ -70,7 +74,8 @@ def _module_row(record: ModuleRecord) -> dict[str, Any]:
     for name in _TIMES:
         statistic = record.statistic(name)
         row[name] = record.typical(name)
-        row[name.replace("_seconds", "_spread")] = None if statistic is None else statistic.spread
+        for number in ("spread", "minimum", "median", "p95"):
+            row[name.replace("_seconds", f"_{number}")] = None if statistic is None else getattr(statistic, number)
     for name in _PER_STEP:
         statistic = record.statistic(name)
         row[name] = None if statistic is None else statistic.median

@@ -35,6 +35,11 @@ def profile_data(measurements: Measurements) -> dict[str, Any]:
         "flops_not_counted": measurements.flops_not_counted,
         "problems": measurements.problems,
     }
+    kinds = measurements.by_kind() if measurements.steps else {}
+    if len(kinds) > 1:  # the same for each kind of step, and how many there were
+        tree["info"]["kinds"] = {
+            name: {"steps": len(own.measured_steps), **_node(own.root)} for name, own in kinds.items()
+        }  # fmt: skip
     return {measurements.model_name: tree}
 
 
@@ -70,9 +75,9 @@ def _info(record: ModuleRecord) -> dict[str, Any]:
         statistic = record.statistic(name)
         return None if statistic is None else _whole(statistic.median)
 
-    def spread(name: str) -> float | None:
+    def of_steps(name: str, number: str) -> float | None:
         statistic = record.statistic(name)
-        return None if statistic is None else statistic.spread
+        return None if statistic is None else float(getattr(statistic, number))
 
     def found(name: str) -> bool | None:
         return any_known(getattr(call, name) for call in record.calls)
@@ -104,8 +109,11 @@ def _info(record: ModuleRecord) -> dict[str, Any]:
         "num_calls": record.num_calls,
         "forward_latency_self": middle("forward_self_seconds"),
         "backward_latency_self": middle("backward_self_seconds"),
-        "forward_latency_spread": spread("forward_seconds"),
-        "backward_latency_spread": spread("backward_seconds"),
+        **{
+            f"{name}_latency_{number}": of_steps(f"{name}_seconds", number)
+            for name in ("forward", "backward")
+            for number in ("spread", "minimum", "median", "p95")
+        },
         "flops": middle("flops"),
         "flops_backward": middle("flops_backward"),
         "saved_memory": middle("saved_bytes"),

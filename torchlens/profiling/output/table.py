@@ -2,7 +2,7 @@
 
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,9 +11,11 @@ from torchlens.profiling.output.quantities import (
     QUANTITIES,
     Quantity,
     checked_quantity,
+    full_name,
     last_operations,
     module_value,
     operation_values,
+    own_value,
 )
 from torchlens.profiling.output.totals import headline, not_measured, totals
 from torchlens.profiling.output.units import shapes_text, text_of
@@ -28,34 +30,61 @@ _MOST_ROWS = 60
 _DISPENSABLE, _LONGEST_NAME = 4, 36
 
 
+# Columns that are worked out from the others.
+_SHARE, _NUM_MODULES = "share", "modules"
+
+
 class _Column(NamedTuple):
     heading: str
     rank: int  # the higher, the sooner it is left out of a narrow terminal
     quantity: str | None = None
 
 
+# What tells modules apart stays longest.
 _MODULE_COLUMNS = (
-    _Column("type", 3),
-    _Column("output", 4),
-    _Column("calls", 8, "calls"),
-    _Column("params", 2, "parameters"),
-    _Column("FLOPs", 5, "flops"),
+    _Column("type", 1),
+    _Column("output", 3),
+    _Column("calls", 10, "calls"),
+    _Column("params", 5, "parameters"),
+    _Column("FLOPs", 6, "flops"),
+    _Column("FLOP/s", 11, "flops_per_second"),
     _Column("forward", 0, "forward_time"),
-    _Column("own", 7, "forward_self_time"),
-    _Column("backward", 1, "backward_time"),
-    _Column("own", 9, "backward_self_time"),
-    _Column("kept", 6, "saved_bytes"),
-    _Column("peak", 5, "peak_bytes"),
+    _Column("own fwd", 9, "forward_self_time"),
+    _Column("backward", 2, "backward_time"),
+    _Column("own bwd", 12, "backward_self_time"),
+    _Column("total", 8, "total_time"),
+    _Column("share", 4, _SHARE),
+    _Column("kept", 8, "saved_bytes"),
+    _Column("peak fwd", 7, "peak_bytes"),
+    _Column("peak bwd", 10, "peak_bytes_backward"),
 )
 _OPERATION_COLUMNS = (
-    _Column("module", 3),
-    _Column("output", 4),
-    _Column("size", 2, "output_bytes"),
-    _Column("FLOPs", 5, "flops"),
+    _Column("module", 1),
+    _Column("output", 3),
+    _Column("size", 5, "output_bytes"),
+    _Column("FLOPs", 6, "flops"),
+    _Column("FLOP/s", 9, "flops_per_second"),
     _Column("forward", 0, "forward_time"),
-    _Column("backward", 1, "backward_time"),
-    _Column("peak", 5, "peak_bytes"),
+    _Column("backward", 2, "backward_time"),
+    _Column("total", 8, "total_time"),
+    _Column("share", 4, _SHARE),
+    _Column("peak", 7, "peak_bytes"),
 )
+# Modules of one type added up, each without the modules inside.
+_TYPE_COLUMNS = (
+    _Column("modules", 3, _NUM_MODULES),
+    _Column("calls", 4, "calls"),
+    _Column("params", 5, "parameters"),
+    _Column("FLOPs", 6, "flops"),
+    _Column("forward", 0, "forward_time"),
+    _Column("backward", 2, "backward_time"),
+    _Column("total", 8, "total_time"),
+    _Column("share", 1, _SHARE),
+    _Column("kept", 7, "saved_bytes"),
+)
+_TOTAL = QUANTITIES["total_time"]
+_COLUMNS = {"module": _MODULE_COLUMNS, "operation": _OPERATION_COLUMNS, "type": _TYPE_COLUMNS}
+TIMES = ("typical", "minimum", "median", "p95")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +116,22 @@ def summary(
     width: int | None = None,
     by: str = "module",
     limit: int | None = None,
+    times: str = "typical",
 ) -> Table:
-    """The modules as a tree, or, with `sort_by`, as a list with the most first; `by='operation'` lists operations.
+    """The modules as a tree, or, with `sort_by`, as a list with the most first.
 
+    `by='operation'` lists operations, `by='type'` adds the modules of each type up, each without the modules inside.
     `depth` is how deep to go: 0 is the model alone, None as deep as fits a screen or two. `limit` cuts the list, and leaves
-    out the totals; `width` is the terminal's unless given. Numbers are per step, the median over the measured steps; a
-    module's are with the modules inside, `own` without.
+    out the totals; `width` is the terminal's unless given.
 
-    >>> print(profile.summary(sort_by='forward_self_time', limit=10))
+    Numbers are per step: times the mean of the middle half of the measured steps, so that they add up (or, with `times`,
+    the 'minimum', 'median' or 'p95' of all), anything else the median. A module's are with the modules inside, `own`
+    without. Training and evaluation, with and without gradients, and inputs of a few different shapes stand apart.
+
+    >>> print(profile.summary(sort_by='total_time', limit=10))
     """
-    check_choice("by", by, ("module", "operation"))
+    check_choice("by", by, tuple(_COLUMNS))
+    check_choice("times", times, TIMES)
     for name, value, least in (("depth", depth, 0), ("limit", limit, 1), ("width", width, 1)):
         if value is not None:
             check_count(name, value, least)
@@ -104,31 +139,61 @@ def summary(
         raise ValueError(
             "This profile has no operations: it was made at module level. Use profile(..., level='operation')."
         )
-    sorting = None if sort_by is None else checked_quantity(sort_by, "sort_by")
-    columns: tuple[_Column, ...] = _MODULE_COLUMNS if by == "module" else _OPERATION_COLUMNS
+    if sort_by is not None:
+        checked_quantity(sort_by, "sort_by")
+    request = _Request(by, depth, None if sort_by is None else str(full_name(sort_by)), limit, times)
+    room = shutil.get_terminal_size((100, 24)).columns if width is None else width
+    kinds = measurements.by_kind() if measurements.steps else {"": measurements}
+    lines = textwrap.wrap(headline(measurements), max(room, 40))
+    notes: list[str] = []
+    for name, own in kinds.items():
+        if len(kinds) > 1:
+            number = len(own.measured_steps)
+            lines += ["", f"{name}: {number} step{'s' * (number != 1)}"]
+        lines += ["", *_section(own, request, room, notes)]
+    wrapper = textwrap.TextWrapper(max(room, 40), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    if limit is None:
+        notes += not_measured(measurements)
+    if times != "typical":
+        notes.append(f"Times are the {times} of each row by itself: those of modules inside need not add up.")
+    for text in [*dict.fromkeys(notes), *measurements.problems]:
+        lines += wrapper.wrap(f"- {text}")
+    return Table("\n".join(line.rstrip() for line in lines))
+
+
+class _Request(NamedTuple):
+    """What the table is to show."""
+
+    by: str
+    depth: int | None
+    sort_by: str | None
+    limit: int | None
+    times: str
+
+
+def _section(measurements: Measurements, request: _Request, room: int, notes: list[str]) -> list[str]:
+    """The table of steps of one kind, and its totals."""
+    by, depth, sort_by, limit, times = request
+    columns: tuple[_Column, ...] = _COLUMNS[by]
     if sort_by is not None and all(column.quantity != sort_by for column in columns):
         columns = (*columns, _Column(QUANTITIES[sort_by].title, 0, sort_by))
-    columns = tuple(column._replace(rank=0) if column.quantity == sort_by and sort_by else column for column in columns)
-    notes: list[str] = []
+    columns = tuple(column._replace(rank=0) if sort_by and column.quantity == sort_by else column for column in columns)
     if by == "module":
-        rows = _module_rows(measurements, columns, depth, sorting is not None, notes)
+        rows = _module_rows(measurements, columns, depth, sort_by is not None, times, notes)
+    elif by == "type":
+        rows = _type_rows(measurements, columns)
+        sort_by = sort_by or "total_time"
     else:
         rows = _operation_rows(measurements, columns)
-    if sorting is not None and sort_by is not None:
+    if sort_by is not None:
         rows.sort(key=lambda row: _descending(row.values.get(sort_by)))
     if limit is not None and len(rows) > limit:
         notes.append(f"The first {limit} of {len(rows)}.")
         rows = rows[:limit]
-    room = shutil.get_terminal_size((100, 24)).columns if width is None else width
-    lines = [*textwrap.wrap(headline(measurements), max(room, 40)), "", *_laid_out(by, columns, rows, room), ""]
+    lines = [*_laid_out(by, columns, rows, room), ""]
     for text in totals(measurements) if limit is None else ():
         lines += textwrap.wrap(text, max(room, 40), subsequent_indent=" " * 19)
-    wrapper = textwrap.TextWrapper(max(room, 40), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    if limit is None:
-        notes += not_measured(measurements)
-    for text in [*notes, *measurements.problems]:
-        lines += wrapper.wrap(f"- {text}")
-    return Table("\n".join(line.rstrip() for line in lines))
+    return lines
 
 
 def _descending(value: float | None) -> float:
@@ -139,7 +204,12 @@ def _descending(value: float | None) -> float:
 
 
 def _module_rows(
-    measurements: Measurements, columns: Sequence[_Column], depth: int | None, is_flat: bool, notes: list[str]
+    measurements: Measurements,
+    columns: Sequence[_Column],
+    depth: int | None,
+    is_flat: bool,
+    times: str,
+    notes: list[str],
 ) -> list[_Row]:
     records = list(measurements.root.walk())
     deepest = max(record.depth for record in records)
@@ -148,7 +218,9 @@ def _module_rows(
         if depth < deepest:
             notes.append(f"Shown to depth {depth} of {deepest}; summary(depth={deepest}) shows all.")
     return [
-        _module_row(measurements, record, columns, is_flat) for record in records if depth is None or record.depth <= depth
+        _module_row(measurements, record, columns, is_flat, times)
+        for record in records
+        if depth is None or record.depth <= depth
     ]
 
 
@@ -159,7 +231,9 @@ def _fitting_depth(records: list[ModuleRecord], deepest: int) -> int:
     return min(deepest, 1)
 
 
-def _module_row(measurements: Measurements, record: ModuleRecord, columns: Sequence[_Column], is_flat: bool) -> _Row:
+def _module_row(
+    measurements: Measurements, record: ModuleRecord, columns: Sequence[_Column], is_flat: bool, times: str
+) -> _Row:
     calls = record.measured_calls
     texts: dict[int, str] = {}
     values: dict[str, float | None] = {}
@@ -167,19 +241,60 @@ def _module_row(measurements: Measurements, record: ModuleRecord, columns: Seque
         if column.quantity is None:
             shapes = calls[-1].output_shapes if calls else []
             texts[number] = record.module_type if column.heading == "type" else shapes_text(shapes)
+        elif column.quantity == _SHARE:
+            texts[number] = _share_text(module_value(record, _TOTAL), module_value(measurements.root, _TOTAL))
         else:
-            _add_value(texts, values, number, column, module_value(record, QUANTITIES[column.quantity]))
+            _add_value(texts, values, number, column, module_value(record, QUANTITIES[column.quantity], times))
     name = record.address if is_flat or not record.address else record.address.rpartition(".")[2]
     indent = "" if is_flat else "  " * record.depth
     return _Row(indent + (name or measurements.model_name), texts, values)
+
+
+def _type_rows(measurements: Measurements, columns: Sequence[_Column]) -> list[_Row]:
+    """One row for each type of module that was called."""
+    by_type: dict[str, list[ModuleRecord]] = {}
+    for record in measurements.root.walk():
+        if record.measured_calls:
+            by_type.setdefault(record.module_type, []).append(record)
+    whole = module_value(measurements.root, _TOTAL)
+    rows = []
+    for name, records in by_type.items():
+        texts: dict[int, str] = {}
+        values: dict[str, float | None] = {}
+        for number, column in enumerate(columns):
+            if column.quantity == _NUM_MODULES:
+                texts[number] = str(len(records))
+            elif column.quantity == _SHARE:
+                texts[number] = _share_text(_sum(own_value(record, _TOTAL) for record in records), whole)
+            elif column.quantity == "parameters":
+                _add_value(texts, values, number, column, sum(record.own_num_parameters for record in records))
+            elif column.quantity is not None:
+                quantity = QUANTITIES[column.quantity]
+                of_modules = [
+                    module_value(record, quantity) if quantity.module else own_value(record, quantity) for record in records
+                ]
+                _add_value(texts, values, number, column, _sum(of_modules))
+        rows.append(_Row(name, texts, values))
+    return rows
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _share_text(value: float | None, whole: float | None) -> str:
+    return "-" if value is None or not whole else f"{value / whole:.1%}"
 
 
 def _operation_rows(measurements: Measurements, columns: Sequence[_Column]) -> list[_Row]:
     found = {
         column.quantity: operation_values(measurements, QUANTITIES[column.quantity])
         for column in columns
-        if column.quantity is not None
+        if column.quantity in QUANTITIES
     }
+    whole = module_value(measurements.root, _TOTAL)
+    totals_of = operation_values(measurements, _TOTAL)
     rows = []
     for record in last_operations(measurements):
         texts: dict[int, str] = {}
@@ -187,6 +302,8 @@ def _operation_rows(measurements: Measurements, columns: Sequence[_Column]) -> l
         for number, column in enumerate(columns):
             if column.quantity is None:
                 texts[number] = record.address if column.heading == "module" else shapes_text([record.shape])
+            elif column.quantity == _SHARE:
+                texts[number] = _share_text(totals_of.get(record.label or ""), whole)
             else:
                 _add_value(texts, values, number, column, found[column.quantity].get(record.label or ""))
         rows.append(_Row(record.label or "", texts, values))

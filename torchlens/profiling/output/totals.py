@@ -5,6 +5,16 @@ from torchlens.profiling.output.quantities import QUANTITIES, module_value
 from torchlens.profiling.output.units import bytes_text
 from torchlens.profiling.records import Measurements, ModuleRecord, Statistic, StepRecord
 
+# What a step consists of, in its order.
+_PARTS = (
+    ("forward", "forward"),
+    ("loss", "loss"),
+    ("backward", "backward_call"),
+    ("optimizer", "optimizer"),
+    ("waiting for data", "data"),
+    ("other", "other"),
+)
+
 __all__ = ["headline", "not_measured", "totals"]
 
 
@@ -27,12 +37,17 @@ def totals(measurements: Measurements) -> list[str]:
     flops, flops_backward = (module_value(root, QUANTITIES[name]) for name in ("flops", "flops_backward"))
     if flops:
         both = f", backward {count_text(flops_backward)}" if flops_backward else ""
-        lines.append(("FLOPs", f"forward {count_text(flops)}{both}"))
+        speed = module_value(root, QUANTITIES["flops_per_second"])
+        rate = "" if speed is None else f" ({count_text(speed)}FLOP/s)"
+        lines.append(("FLOPs", f"forward {count_text(flops)}{rate}{both}"))
     steps = measurements.measured_steps
     for name in ("forward", "backward"):
         seconds = _seconds(root, steps, f"{name}_seconds")
         if seconds is not None:
             lines.append((name, seconds))
+    wall = _wall_text(root, steps)
+    if wall:
+        lines.append(("a whole step", wall))
     kept = module_value(root, QUANTITIES["saved_bytes"])
     if kept is not None:
         lines.append(("kept for backward", bytes_text(kept)))
@@ -48,7 +63,24 @@ def _seconds(root: ModuleRecord, steps: list[StepRecord], field: str) -> str | N
     typical, statistic = root.typical_steps.mean(field, values), Statistic.of(list(values.values()))
     if typical is None or statistic is None:
         return None
-    return seconds_text(typical) + (f" (spread {seconds_text(statistic.spread)})" if statistic.num > 1 else "")
+    if statistic.num == 1:
+        return seconds_text(typical)
+    each = ", ".join(f"{name} {seconds_text(getattr(statistic, name))}" for name in ("minimum", "median", "p95"))
+    return f"{seconds_text(typical)} ({each})"
+
+
+def _wall_text(root: ModuleRecord, steps: list[StepRecord]) -> str:
+    """Where the time between two calls of the model goes; nothing for a profile of one step without anything outside."""
+    typical = [step for step in steps if step.number in root.typical_steps.forward] or steps
+    if not any(step.outside_spans for step in typical):
+        return ""
+
+    def mean(field: str) -> float:
+        return sum(getattr(step, field) or 0.0 for step in typical) / len(typical)
+
+    parts = [(name, mean(f"{field}_seconds")) for name, field in _PARTS]
+    listed = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in parts if seconds)
+    return f"{seconds_text(mean('wall_seconds'))}: {listed}"
 
 
 def not_measured(measurements: Measurements) -> list[str]:
@@ -61,6 +93,12 @@ def not_measured(measurements: Measurements) -> list[str]:
         notes.append("No backward pass ran.")
     if all(step.peak_bytes is None for step in steps):
         notes.append("Memory was not measured.")
+    num_counted = sum(step.has_flops for step in steps)
+    if 0 < num_counted < len(steps) and measurements.level == "module":
+        notes.append(
+            f"FLOPs are those of {num_counted} of {len(steps)} steps, the first of each kind; level='operation' counts "
+            "them in each."
+        )
     if measurements.flops_not_counted:
         kinds = sorted(measurements.flops_not_counted.items(), key=lambda item: -item[1])
         listed = ", ".join(f"{kind} ({number})" for kind, number in kinds[:8])

@@ -1,0 +1,56 @@
+"""Two profiles side by side."""
+
+import pytest
+import torch
+from torch import nn
+
+import torchlens as tl
+from tests.profiling.profile_records import MS, call, made_up, module
+from torchlens.profiling.output.comparison import compare_measurements
+from torchlens.profiling.records import Measurements, TypicalSteps
+
+
+def measured(**seconds: float) -> Measurements:
+    """A model with modules that took so long, in milliseconds; '' is the model."""
+    steps = TypicalSteps(frozenset({2}), frozenset())
+    children = [
+        module(name, "Linear", [call(2, name, forward_seconds=time * MS)], [], typical_steps=steps)
+        for name, time in seconds.items()
+        if name != "model"
+    ]
+    root = module("", "Net", [call(2, "", forward_seconds=seconds["model"] * MS)], children, typical_steps=steps)
+    return made_up(root=root)
+
+
+def test_modules_are_matched_by_address_and_the_largest_change_comes_first():
+    changes = compare_measurements(
+        measured(model=10, a=2, b=4, gone=1), measured(model=7, a=2.5, b=0.5, new=3), "forward_time", 80, None
+    )
+    assert [change.address for change in changes] == ["b", "", "a", "gone", "new"]
+    b = changes["b"]
+    assert (b.before, b.after, b.difference) == pytest.approx((4 * MS, 0.5 * MS, -3.5 * MS))
+    assert b.ratio == pytest.approx(0.125)
+    assert (changes["gone"].after, changes["gone"].difference, changes["gone"].ratio) == (None, None, None)
+    lines = str(changes).splitlines()
+    assert lines[0] == "forward time of Net in a step: 2 steps before, 2 after"
+    assert lines[4].split() == ["b", "Linear", "4.00", "ms", "500", "µs", "-3.50", "ms", "0.12x"]
+    assert changes.to_pandas()["address"].tolist() == ["b", "", "a", "gone", "new"]
+
+
+def test_profiles_of_real_models_are_compared():
+    before = tl.profile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(2, 4))
+    after = tl.profile(nn.Sequential(nn.Linear(4, 400), nn.ReLU()), torch.rand(2, 4))
+    changes = tl.compare(before, after, "flops")
+    assert (changes["0"].before, changes["0"].after) == (2 * 2 * 4 * 4, 2 * 2 * 4 * 400)
+    assert len(tl.compare(before, after)) == 3
+    assert "The first 1 of 3 modules." in str(tl.compare(before, after, limit=1))
+
+
+def test_wrong_calls_are_told():
+    p = tl.profile(nn.ReLU(), torch.rand(2))
+    with pytest.raises(TypeError, match=r"after must be a Profile, as .* got 3"):
+        tl.compare(p, 3)
+    with pytest.raises(ValueError, match=r"quantity must be .* got 'speed'"):
+        tl.compare(p, p, "speed")
+    with pytest.raises(KeyError, match="No module 'fc'"):
+        tl.compare(p, p)["fc"]

@@ -1,0 +1,114 @@
+"""What a training loop does outside the model: backward passes, optimizer steps, waiting for data.
+
+While somebody measures, `torch.autograd.backward` and the iterators of data loaders tell when they run, and torch's own
+hooks tell of optimizers; the first to measure sets them up, the last to end takes them away. Each sees its own thread.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from time import time_ns
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import optimizer as optimizers
+from torch.utils.data import dataloader
+
+__all__ = ["OutsideSpan", "OutsideWatch"]
+
+
+class OutsideSpan(NamedTuple):
+    """Something that ran outside the model: 'backward', 'optimizer' or 'data'."""
+
+    kind: str
+    start_ns: int
+    end_ns: int
+
+
+_lock = threading.RLock()
+_watches: "list[OutsideWatch]" = []
+_undo: list[Callable[[], None]] = []
+
+
+class OutsideWatch:
+    """Writes down what the thread that started it does outside the model."""
+
+    def __init__(self) -> None:
+        self.spans: list[OutsideSpan] = []
+        self._thread = 0
+        self._optimizer_start = 0
+
+    def start(self) -> None:
+        """Begins to watch this thread."""
+        self._thread = threading.get_ident()
+        with _lock:
+            if not _watches:
+                _set_up()
+            _watches.append(self)
+
+    def stop(self) -> None:
+        """Ends watching. May be called again."""
+        with _lock:
+            if self in _watches:
+                _watches.remove(self)
+            if not _watches:
+                _take_away()
+
+    def take(self) -> list[OutsideSpan]:
+        """What was written down since the last time."""
+        spans, self.spans = self.spans, []
+        return spans
+
+
+def _current() -> list[OutsideWatch]:
+    thread = threading.get_ident()
+    return [watch for watch in list(_watches) if watch._thread == thread]
+
+
+def _tell(kind: str, start_ns: int) -> None:
+    span = OutsideSpan(kind, start_ns, time_ns())
+    for watch in _current():
+        watch.spans.append(span)
+
+
+def _before_optimizer(*_: Any) -> None:
+    for watch in _current():
+        watch._optimizer_start = time_ns()
+
+
+def _after_optimizer(*_: Any) -> None:
+    for watch in _current():
+        watch.spans.append(OutsideSpan("optimizer", watch._optimizer_start, time_ns()))
+
+
+def _set_up() -> None:
+    _take_away()  # what an interrupt may have left
+    for owner, name, kind in (
+        (torch.autograd, "backward", "backward"),
+        (dataloader._BaseDataLoaderIter, "__next__", "data"),
+    ):
+        original = getattr(owner, name)
+        _undo.append(partial(setattr, owner, name, original))
+        setattr(owner, name, _telling(kind, original))
+    for register, hook in (
+        (optimizers.register_optimizer_step_pre_hook, _before_optimizer),
+        (optimizers.register_optimizer_step_post_hook, _after_optimizer),
+    ):
+        _undo.append(register(hook).remove)
+
+
+def _take_away() -> None:
+    while _undo:
+        _undo[-1]()
+        _undo.pop()
+
+
+def _telling(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        start_ns = time_ns()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _tell(kind, start_ns)
+
+    return telling

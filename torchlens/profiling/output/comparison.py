@@ -1,0 +1,124 @@
+"""Two profiles side by side: what became faster or slower, larger or smaller, by module address."""
+
+import shutil
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torchlens.history.grid import Column, laid_out
+from torchlens.profiling.output.quantities import QUANTITIES, Quantity, checked_quantity, module_value
+from torchlens.profiling.output.units import text_of
+from torchlens.profiling.records import Measurements
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Change", "Comparison", "compare_measurements"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One quantity of one module, before and after; None where it was not measured, or where there is no such module."""
+
+    address: str  # '' for the model itself
+    module_type: str
+    quantity: str
+    before: float | None
+    after: float | None
+
+    @property
+    def difference(self) -> float | None:
+        """What was added; None if either is not known."""
+        return None if self.before is None or self.after is None else self.after - self.before
+
+    @property
+    def ratio(self) -> float | None:
+        """After over before; None if either is not known, or the first is nothing."""
+        return None if self.before is None or self.after is None or self.before == 0 else self.after / self.before
+
+
+class Comparison:
+    """What changed between two profiles, the largest change first; iterate over it, print it, or make a table of it.
+
+    >>> print(torchlens.compare(before, after))
+    >>> [change for change in torchlens.compare(before, after, quantity='peak_bytes') if change.ratio > 1.1]
+    """
+
+    def __init__(self, quantity: str, changes: list[Change], headline: str, width: int | None, limit: int | None) -> None:
+        self.quantity = quantity
+        self.changes = changes
+        self._headline = headline
+        self._width = width
+        self._limit = limit
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __getitem__(self, address: str) -> Change:
+        for change in self.changes:
+            if change.address == address:
+                return change
+        raise KeyError(f"No module {address!r} in either profile.")
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per module."""
+        import pandas  # slow to import, so imported by those who want a table
+
+        names = ("address", "module_type", "quantity", "before", "after", "difference", "ratio")
+        return pandas.DataFrame([[getattr(change, name) for name in names] for change in self.changes], columns=list(names))
+
+    def __str__(self) -> str:
+        quantity = QUANTITIES[self.quantity]
+        room = shutil.get_terminal_size((100, 24)).columns if self._width is None else self._width
+        shown = self.changes if self._limit is None else self.changes[: self._limit]
+        columns = [
+            Column("module", [change.address or "(the model)" for change in shown], is_number=False),
+            Column("type", [change.module_type for change in shown], 1, is_number=False),
+            Column("before", [_text(quantity, change.before) for change in shown]),
+            Column("after", [_text(quantity, change.after) for change in shown]),
+            Column("change", [_text(quantity, change.difference, has_sign=True) for change in shown]),
+            Column("ratio", ["-" if change.ratio is None else f"{change.ratio:.2f}x" for change in shown]),
+        ]
+        lines = [*textwrap.wrap(self._headline, max(room, 40)), "", *laid_out(columns, room)]
+        if len(shown) < len(self.changes):
+            lines += ["", f"The first {len(shown)} of {len(self.changes)} modules."]
+        return "\n".join(line.rstrip() for line in lines)
+
+    __repr__ = __str__
+
+
+def compare_measurements(
+    before: Measurements, after: Measurements, quantity: str, width: int | None, limit: int | None
+) -> Comparison:
+    """Matches modules by address, the largest change first; what only one of the two has comes last."""
+    wanted = checked_quantity(quantity, "quantity")
+    ours, theirs = before.modules, after.modules
+    changes = []
+    for address in dict.fromkeys([*ours, *theirs]):
+        old, new = ours.get(address), theirs.get(address)
+        names = dict.fromkeys(record.module_type for record in (old, new) if record is not None)
+        changes.append(
+            Change(
+                address,
+                " -> ".join(names),
+                quantity,
+                None if old is None else module_value(old, wanted),
+                None if new is None else module_value(new, wanted),
+            )
+        )
+    changes = [change for change in changes if change.before is not None or change.after is not None]
+    changes.sort(key=lambda change: float("inf") if change.difference is None else -abs(change.difference))
+    models = " and ".join(dict.fromkeys([before.model_name, after.model_name]))
+    steps = f"{len(before.measured_steps)} steps before, {len(after.measured_steps)} after"
+    return Comparison(quantity, changes, f"{wanted.title} of {models} in a step: {steps}", width, limit)
+
+
+def _text(quantity: Quantity, value: float | None, has_sign: bool = False) -> str:
+    if value is None:
+        return "-"
+    sign = "+" if has_sign and value > 0 else ""
+    return sign + text_of(quantity.unit)(value)
