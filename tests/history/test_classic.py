@@ -4,6 +4,7 @@ import copy
 import inspect
 import math
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,19 @@ def test_dicts_of_layers(recurrent: tl.ModelHistory):
     }  # fmt: skip
     assert recurrent.has_saved_gradients is False
     assert recurrent.func_argnames["linear"] == ("input", "weight", "bias")
+
+
+def test_a_dict_that_is_indexed_in_a_loop_is_made_once():
+    history = tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False)
+    made = history.layer_dict_main_keys
+    assert list(made) == ["linear_1_1"]
+    assert history.layer_dict_main_keys is made
+    history.save_new_activations(MLP(), torch.rand(2, 4))
+    assert list(history.layer_dict_main_keys) == history.layer_labels
+    assert len(history.layer_dict_main_keys) == 5
+    log = weakref.ref(history._log)
+    del history, made
+    assert log() is None  # without the garbage collector
 
 
 def test_dicts_of_modules(branching: tl.ModelHistory, recurrent: tl.ModelHistory):

@@ -39,7 +39,7 @@ __all__ = [
     "was_getitem_applied",
 ]
 
-# -- the operation ----------------------------------------------------------------------------------------
+# -- the operation -----------------------------------------------------------------------------------------------------
 
 
 def func_all_args_non_tensor(entry: LayerEntry) -> list[Any]:
@@ -79,8 +79,9 @@ def operation_equivalence_type(entry: LayerEntry) -> str:
 
 def equivalent_operations(entry: LayerEntry) -> set[str]:
     """All operations that do the same, whether they are one layer or not."""
-    log, own = entry._log, operation_equivalence_type(entry)
-    return {log.label(other) for other in range(len(log.graph.recorded)) if _equivalence_type(log, other) == own}
+    log, own, operation = entry._log, operation_equivalence_type(entry), _row(entry).operation
+    likely = (other for other in range(len(log.graph.recorded)) if log.row(other).operation is operation)
+    return {log.label(other) for other in likely if _equivalence_type(log, other) == own}
 
 
 def parent_param_barcodes(entry: LayerEntry) -> list[str]:
@@ -95,7 +96,7 @@ def parent_param_passes(entry: LayerEntry) -> dict[str, int]:
     return {addresses[number]: sum(number in own for own in used) for number in entry._log.graph.params[entry._entry]}
 
 
-# -- the tensor -------------------------------------------------------------------------------------------
+# -- the tensor --------------------------------------------------------------------------------------------------------
 
 
 def grad_fsize(entry: LayerEntry) -> int:
@@ -137,7 +138,7 @@ def children_tensor_versions(entry: LayerEntry) -> dict[str, torch.Tensor]:
     return found
 
 
-# -- the graph around it ----------------------------------------------------------------------------------
+# -- the graph around it -----------------------------------------------------------------------------------------------
 
 
 def internally_initialized_ancestors(entry: LayerEntry) -> set[str]:

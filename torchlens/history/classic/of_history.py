@@ -1,5 +1,9 @@
 """The fields that the classic's history has and ours has not: each function is one."""
 
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
+
 from torchlens.capture.functions import argument_names
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.classic.of_entry import operation_equivalence_type
@@ -28,29 +32,52 @@ __all__ = [
     "top_level_module_passes",
 ]
 
-# -- lists and dicts -------------------------------------------------------------------------------------
+_Value = TypeVar("_Value")
 
 
+def _remembered(field: Callable[[BaseHistory], _Value]) -> Callable[[BaseHistory], _Value]:
+    """A field that is worked out once for what the history lists: the classic's code indexes it in a loop."""
+
+    @wraps(field)
+    def read(history: BaseHistory) -> _Value:
+        known = history.__dict__.setdefault("_classic", {})
+        listed = history._log.visible
+        if known.get(field.__name__, (None,))[0] is not listed:
+            known[field.__name__] = (listed, field(history))
+        value: _Value = known[field.__name__][1]
+        return value
+
+    return read
+
+
+# -- lists and dicts ---------------------------------------------------------------------------------------------------
+
+
+@_remembered
 def layer_dict_main_keys(history: BaseHistory) -> dict[str, LayerEntry]:
     """Label → entry."""
     return {entry.layer_label: entry for entry in history}
 
 
+@_remembered
 def layer_dict_all_keys(history: BaseHistory) -> dict[int | str, LayerEntry]:
     """Every key → the entry it finds."""
     return {key: entry for entry in history for key in entry.lookup_keys}
 
 
+@_remembered
 def layer_list_rolled(history: BaseHistory) -> list[RolledLayer]:
     """An object per layer, all passes together."""
     return [RolledLayer(history._log, layer) for layer in range(len(history._log.graph.layers))]
 
 
+@_remembered
 def layer_dict_rolled(history: BaseHistory) -> dict[str, RolledLayer]:
     """Label of a layer → its object, all passes together."""
     return {layer.layer_label: layer for layer in layer_list_rolled(history)}
 
 
+@_remembered
 def layers_computed_with_params(history: BaseHistory) -> dict[str, list[str]]:
     """First pass of each layer with parameters → all its passes."""
     graph = history._log.graph
@@ -58,11 +85,13 @@ def layers_computed_with_params(history: BaseHistory) -> dict[str, list[str]]:
     return {passes[0]: passes for passes in labels}
 
 
+@_remembered
 def same_layer_operations(history: BaseHistory) -> dict[str, list[str]]:
     """Layer → all its passes."""
     return {layer.label: history._labels(layer.entries) for layer in history._log.graph.layers}
 
 
+@_remembered
 def equivalent_operations(history: BaseHistory) -> dict[str, set[str]]:
     """What an operation does → all that do the same, whether they are one layer or not."""
     found: dict[str, set[str]] = {}
@@ -88,7 +117,7 @@ def func_argnames(history: BaseHistory) -> dict[str, tuple[str, ...]]:
     return {operation.name: argument_names(operation.func) for operation in operations}
 
 
-# -- modules ---------------------------------------------------------------------------------------------
+# -- modules -----------------------------------------------------------------------------------------------------------
 
 
 def module_num_tensors(history: BaseHistory) -> dict[str, int]:
@@ -96,6 +125,7 @@ def module_num_tensors(history: BaseHistory) -> dict[str, int]:
     return {address: len(labels) for address, labels in history.module_layers.items()}
 
 
+@_remembered
 def module_pass_layers(history: BaseHistory) -> dict[str, list[str]]:
     """Call of a module → labels of the tensors computed inside it."""
     log = history._log
@@ -111,6 +141,7 @@ def module_pass_num_tensors(history: BaseHistory) -> dict[str, int]:
     return {name: len(labels) for name, labels in module_pass_layers(history).items()}
 
 
+@_remembered
 def module_pass_children(history: BaseHistory) -> dict[str, list[str]]:
     """Call of a module → the calls made inside it."""
     log = history._log
@@ -127,7 +158,7 @@ def top_level_module_passes(history: BaseHistory) -> list[str]:
     return [history._log.module_pass(number) for number, call in enumerate(calls) if number and not call.parent]
 
 
-# -- time ------------------------------------------------------------------------------------------------
+# -- time --------------------------------------------------------------------------------------------------------------
 
 
 def pass_start_time(history: BaseHistory) -> float:
