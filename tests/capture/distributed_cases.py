@@ -4,9 +4,11 @@ Run as `python distributed_cases.py RANK FOLDER`. Every case has a process group
 the next alone; what came of it is written to a file in the folder.
 """
 
+import copy
 import datetime
 import json
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -398,8 +400,7 @@ def collectives_in_one_go(rank: int) -> None:
             return y + z
 
     x = torch.full((2, 2), rank + 1.0)
-    both = ["mul_1_1", "mul_2_2"]
-    history = check(Together(), x, {"allreducecoalesced_1": both, "allreducecoalesced_2": both})
+    history = check(Together(), x, {"allreducecoalesced_1": ["mul_1_1"], "allreducecoalesced_2": ["mul_2_2"]})
     assert history["add_1"].parent_layers == ["allreducecoalesced_1_3", "allreducecoalesced_2_4"]
 
 
@@ -548,6 +549,432 @@ def ancestors(history: tl.ModelHistory, label: str) -> set[str]:
             found.add(parent)
             pending += history[parent].parent_layers
     return found
+
+
+# -- functional collectives and DTensor --------------------------------------------------------------------------------
+
+
+@case
+def functional_collectives(rank: int) -> None:
+    import torch.distributed._functional_collectives as funcol
+
+    warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have other names for some
+
+    class Functional(Noting):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            summed = funcol.all_reduce(y, "sum", dist.group.WORLD)
+            whole = funcol.all_gather_tensor(y, 0, dist.group.WORLD)
+            z = summed + 1
+            self.note("allreduce_1", summed)
+            self.note("add_1", z)
+            waited = funcol.wait_tensor(whole)
+            self.note("allgatherintotensor_1", waited)
+            return torch.cat([z, waited])
+
+    x = torch.full((2, 2), rank + 1.0)
+    history = check(Functional(), x, {"allreduce_1": ["mul_1_1"], "allgatherintotensor_1": ["mul_1_1"]})
+    assert history["add_1"].parent_layers == [history["allreduce_1"].layer_label]
+    assert history["waittensor_1"].parent_layers == [history["allgatherintotensor_1"].layer_label]
+    assert history["cat_1"].parent_layers == [history["add_1"].layer_label, history["waittensor_1"].layer_label]
+    assert history["mul_1"].tensor_contents.tolist() == (x * 3).tolist()
+    sums = tl.log_forward_pass(Functional(), x, activation_postfunc=torch.sum)
+    assert sums["allreduce_1"].tensor_contents == 36.0
+    assert sums["allgatherintotensor_1"].tensor_contents == 36.0
+
+
+class Spread(nn.Module):
+    """Multiplies with a parameter that is spread over the processes."""
+
+    def __init__(self, mesh: Any) -> None:
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        super().__init__()
+        self.mesh = mesh
+        self.weight = nn.Parameter(distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
+        spread = DTensor.from_local(x, self.mesh, [Shard(0)])
+        product = nn.functional.relu(spread @ self.weight)
+        whole = product.redistribute(self.mesh, [Replicate()])
+        whole.add_(1)
+        return whole.full_tensor().sum() + product.to_local().sum(), product
+
+
+@case
+def dtensors_have_values_neighbours_and_gradients(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+
+    model = Spread(init_device_mesh("cpu", (WORLD,)))
+    x = torch.arange(8.0).reshape(2, 4) + 10 * rank
+    total, expected = model(x)
+    total.backward()
+    gradient, model.weight.grad = model.weight.grad, None
+    history = tl.log_forward_pass(model, x, save_gradients=True)
+    product = history["matmul_1"]
+    assert isinstance(product.tensor_contents, DTensor)
+    assert product.tensor_shape == (4, 4)
+    assert product.parent_layers == ["fromtorchtensor_1_2"]
+    assert product.parent_param_addresses == ["weight"]
+    assert product.num_params_total == 16
+    relu = history["relu_1"]
+    assert torch.equal(relu.tensor_contents.to_local(), expected.to_local())
+    assert history["output_2"].parent_layers == [relu.layer_label]
+    assert relu.tensor_contents.placements == expected.placements
+    gathered = next(entry for entry in history if entry.layer_type.startswith(("allgather", "allreduce", "reducescatter")))
+    assert {relu.layer_label, "input_1_0"} <= ancestors(history, gathered.layer_label)
+    added = history["add_1"]
+    assert gathered.layer_label in ancestors(history, added.layer_label)
+    before = history[added.parent_layers[0]].tensor_contents.to_local()
+    assert torch.equal(added.tensor_contents.to_local(), before + 1)
+    assert {"input_1_0", relu.layer_label, added.layer_label} <= ancestors(history, "output_1")
+    # Looking must not ask the other process, which has no reason to answer.
+    if rank == 0:
+        folder = Path(sys.argv[2])
+        for entry in history:
+            assert str(entry)
+        assert "DTensor" in str(relu)
+        assert "on this rank" in str(relu)
+        assert str(history)
+        assert history.summary() is not None
+        assert history.to_json()
+        assert len(history.to_pandas()) == len(history)
+        assert history.first_nonfinite() is None
+        history.explore(folder / "spread.html")
+        assert history.total_flops > 0
+    history["output_1"].tensor_contents.sum().backward()
+    assert torch.equal(history.param_grads["weight"].to_local(), gradient.to_local())
+    if rank == 1:
+        assert relu.grad_contents is not None
+        assert "Gradient" in str(relu)
+    report = tl.validate_forward_pass(model, x)
+    assert report.passed, report
+    assert report.num_checked["replay"] > 4, report
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        heads = [f(x).view(batch, length, -1, 4).transpose(1, 2) for f in (self.query, self.key, self.value)]
+        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(8), nn.LayerNorm(8)
+        self.attention, self.mlp = Attention(), MLP()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(8, 16)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@case
+def tensor_parallel_mlp(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plain = MLP()
+    x = torch.randn(2, 8)
+    expected = tl.log_forward_pass(plain, x)
+    model = parallelize_module(
+        copy.deepcopy(plain), init_device_mesh("cpu", (WORLD,)), {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    )
+    history = tl.log_forward_pass(model, x, save_gradients=True)
+    assert [entry.parent_param_addresses for entry in history if entry.computed_with_params] == [
+        ["up.weight", "up.bias"],
+        ["down.weight", "down.bias"],
+    ]
+    assert [entry.num_params_total for entry in history if entry.computed_with_params] == [144, 136]
+    assert torch.equal(
+        history["linear_1"].tensor_contents.to_local(), expected["linear_1"].tensor_contents.chunk(2, 1)[rank]
+    )
+    reduced = history["allreduce_1"]
+    assert reduced.parent_layers == [history["linear_2"].layer_label]
+    torch.testing.assert_close(reduced.tensor_contents, expected["linear_2"].tensor_contents)
+    part = history["linear_2"].tensor_contents  # still to be summed up over the processes
+    assert part.placements[0].is_partial()
+    assert torch.equal(part.to_local(), model.down(torch.relu(model.up(x)))) is False
+    assert reduced.layer_label in ancestors(history, "output_1")
+    history["output_1"].tensor_contents.sum().backward()
+    plain(x).sum().backward()
+    for name, parameter in plain.named_parameters():
+        assert torch.allclose(history.param_grads[name].full_tensor(), parameter.grad), name
+    report = tl.validate_forward_pass(model, x)
+    assert report.passed, report
+
+
+@case
+def sequence_parallel_transformer(rank: int) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (WORLD,))
+    plain = Language()
+    model = copy.deepcopy(plain)
+    whole = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    for block in model.blocks:
+        parallelize_module(
+            block,
+            mesh,
+            {
+                "norm1": SequenceParallel(), "attention": whole, "attention.query": ColwiseParallel(),
+                "attention.key": ColwiseParallel(), "attention.value": ColwiseParallel(),
+                "attention.out": RowwiseParallel(output_layouts=Shard(1)), "norm2": SequenceParallel(), "mlp": whole,
+                "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
+            },
+        )  # fmt: skip
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        },
+    )
+    tokens = torch.arange(8).reshape(1, 8)
+    history = tl.log_forward_pass(model, tokens)
+    torch.testing.assert_close(history["output_1"].tensor_contents, plain(tokens))
+    expected = tl.log_forward_pass(plain, tokens)
+    params = [entry.parent_param_addresses for entry in expected if entry.computed_with_params]
+    assert [entry.parent_param_addresses for entry in history if entry.computed_with_params] == params
+    above = ancestors(history, "output_1")
+    assert "input_1_0" in above
+    collectives = [entry.layer_label for entry in history if entry.layer_type.startswith(("allgather", "reducescatter"))]
+    assert len(collectives) >= 10
+    assert above.issuperset(collectives)
+    assert all(history[label].parent_layers for label in collectives)
+    report = tl.validate_forward_pass(model, tokens)
+    assert report.passed, report
+    assert report.num_checked["replay"] > 80, report
+
+
+# -- parameters in pieces, and copies of a model -----------------------------------------------------------------------
+
+
+@case
+def fully_sharded_layers_have_their_parameters_and_gradients(rank: int) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    plain = Language()
+    model = copy.deepcopy(plain)
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    tokens = torch.arange(8).reshape(1, 8) + rank
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # what it returns is a view, as `nn.Linear` does
+    expected = tl.log_forward_pass(plain, tokens, save_gradients=True)
+    for step in range(3):  # the whole parameters are made in the first pass, and used again
+        with_grads = tl.log_forward_pass(model, tokens, save_gradients=True)
+        later = tl.log_forward_pass(model, tokens) if step == 2 else None
+        for entry, other in zip(with_grads, expected, strict=True):
+            assert entry.layer_label == other.layer_label
+            assert entry.parent_layers == other.parent_layers
+            assert entry.parent_param_addresses == other.parent_param_addresses
+            assert entry.num_params_total == other.num_params_total
+            assert entry.parent_param_shapes == other.parent_param_shapes
+            assert torch.equal(entry.tensor_contents, other.tensor_contents), entry.layer_label
+        assert with_grads.total_params == expected.total_params
+        assert [type(parameter) for parameter in with_grads["linear_1"].parent_params] == [
+            type(parameter) for parameter in model.blocks[0].attention.query.parameters()
+        ]
+        if step == 1:
+            continue  # twice in a row without a backward pass
+        history = with_grads if later is None else later
+        loss = history["output_1"].tensor_contents.square().sum()
+        loss.backward() if later is None else history.log_backward(loss)
+        plain.zero_grad()
+        plain(tokens).square().sum().backward()
+        gradients = {name: parameter.grad for name, parameter in plain.named_parameters()}
+        assert history.param_grads.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(history.param_grads[name], gradient)
+        for entry in history:
+            if entry.computed_with_params:
+                own = [gradients[name] for name in entry.parent_param_addresses]
+                torch.testing.assert_close(entry.parent_param_grads, own)
+        assert all(entry.grad_contents is not None for entry in history if entry.gradfunc is not None)
+    report = tl.validate_forward_pass(model, tokens)
+    assert report.passed, report
+    assert report.num_checked["replay"] > 30, report
+
+
+@case
+def what_looks_at_a_parameter_outlives_its_memory(rank: int) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight.t()
+
+    model = nn.Sequential(Turned(), Turned())
+    kept = [layer.weight.detach().clone() for layer in model]
+    for layer in (*model, model):
+        fully_shard(layer, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    x = torch.randn(2, 4)
+    for options in ({}, {"save_function_args": True}, {"layers_to_save": ["t_1", "t_2"]}):
+        history = tl.log_forward_pass(model, x, **options)
+        for number, weight in enumerate(kept, start=1):
+            turned = history[f"t_{number}"]
+            assert torch.equal(turned.tensor_contents, weight.bfloat16().t())
+            assert turned.parent_param_addresses == [f"{number - 1}.weight"]
+            if "save_function_args" in options:
+                assert torch.equal(turned.creation_args[0], weight.bfloat16())
+    assert history["to_1"].parent_layers == ["input_1_0"]
+    report = tl.validate_forward_pass(model, x)
+    assert report.passed, report
+
+
+@case
+def distributed_data_parallel_with_batch_norm(rank: int) -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.norm = nn.BatchNorm2d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.norm(self.conv(x)))
+
+    warnings.simplefilter("ignore", FutureWarning)  # `broadcast_buffers` has another name in newer versions of torch
+    model = nn.parallel.DistributedDataParallel(Normed())
+    with torch.no_grad():
+        model.module.norm.running_mean.fill_(rank)
+    x = torch.randn(2, 3, 6, 6)
+    history = tl.log_forward_pass(model, x, save_gradients=True)
+    # Rank 0 has its buffers brought to the others before each pass.
+    assert history["module.norm.running_mean"].tensor_contents.tolist() == [rank] * 4
+    assert history["broadcast_1"].parent_layers == ["buffer_1_0"]
+    assert history["broadcast_1"].tensor_contents.tolist() == [0.0] * 4
+    assert history["batchnorm_1"].parent_layers == ["conv2d_1_3", "broadcast_1_1", "broadcast_2_2"]
+    history["output_1"].tensor_contents.sum().backward()
+    assert list(history.param_grads) == [name for name, _ in model.named_parameters()]
+    for model_of_the_kind in (
+        model,
+        nn.parallel.DistributedDataParallel(Normed(), find_unused_parameters=True),
+        nn.parallel.DistributedDataParallel(Normed(), broadcast_buffers=False),
+        nn.parallel.DistributedDataParallel(Normed().eval()),
+    ):
+        report = tl.validate_forward_pass(model_of_the_kind, x)
+        assert report.passed, report
+    with model.no_sync():
+        assert "batchnorm_1" in tl.log_forward_pass(model, x)["relu_1"].parent_layers[0]
+
+
+@case
+def uneven_inputs(rank: int) -> None:
+    from torch.distributed.algorithms.join import Join
+
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    num_entries = []
+    with Join([model]):
+        for _ in range(1 + rank):
+            history = tl.log_forward_pass(model, torch.ones(1, 2))
+            history["output_1"].tensor_contents.sum().backward()
+            num_entries.append(len(history))
+    assert num_entries == [3] * (1 + rank)
+
+
+# -- what the log leaves behind ----------------------------------------------------------------------------------------
+
+
+@case
+def torch_is_as_it_was_and_other_threads_are_not_heard(rank: int) -> None:
+    c10d = torch._C._distributed_c10d
+    owners = (c10d.ProcessGroup, c10d.Backend, c10d.Work, distributed_c10d, dist)
+    other = dist.new_group([0, 1])
+    before = [{name: id(value) for name, value in vars(owner).items() if callable(value)} for owner in owners]
+
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x * 3
+            elsewhere = torch.full((2,), 1.0)
+            thread = threading.Thread(target=dist.all_reduce, args=(elsewhere,), kwargs={"group": other})
+            thread.start()
+            thread.join()
+            assert elsewhere.tolist() == [2.0, 2.0]
+            dist.all_reduce(y)
+            return y + 1
+
+    history = tl.log_forward_pass(Both(), torch.ones(2))
+    assert [entry.layer_type for entry in history] == ["input", "mul", "allreduce", "add", "output"]
+
+    class Broken(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(x, op=dist.ReduceOp.BXOR)  # not for floating point
+            return x
+
+    caught: Any = None
+    try:
+        tl.log_forward_pass(Broken(), torch.ones(2))
+    except RuntimeError as error:
+        caught = error
+    assert "by the operation all_reduce" in caught.__notes__[0]
+    assert [entry.has_saved_activations for entry in caught.partial_history] == [True, False]  # it was begun
+    assert [{name: id(value) for name, value in vars(owner).items() if callable(value)} for owner in owners] == before
+
+
+@case
+def nothing_is_patched_without_a_process_group(rank: int) -> None:
+    original = vars(torch._C._distributed_c10d.ProcessGroup)["allreduce"]
+    is_patched = []
+
+    class Looking(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            is_patched.append(vars(torch._C._distributed_c10d.ProcessGroup)["allreduce"] is not original)
+            return x + 1
+
+    tl.log_forward_pass(Looking(), torch.ones(2))
+    dist.barrier()
+    dist.destroy_process_group()
+    tl.log_forward_pass(Looking(), torch.ones(2))
+    assert is_patched == [True, False]
+    store = dist.FileStore(str(Path(sys.argv[2]) / "store_again"), WORLD)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=PATIENCE)
 
 
 def main(rank: int, folder: Path, names: list[str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.memory import storage_of
 from torchlens.capture.observer import CallKind
 from torchlens.capture.operations import Kind, Operation, layer_type, named_operation
 from torchlens.capture.recorder import Recorder
@@ -97,6 +98,13 @@ def _function_of(method: GroupMethod, frame: FrameType | None) -> str:
     return called
 
 
+def _is_called_by_user(frame: FrameType | None) -> bool:
+    """Whether a function of torch.distributed that led to `frame` was called by the user's code."""
+    while frame is not None and frame.f_code.co_filename.endswith(("distributed_c10d.py", "c10d_logger.py")):
+        frame = frame.f_back
+    return frame is not None and is_user_code(frame.f_code)
+
+
 def _wait(work: Any) -> Any:
     return work.wait()
 
@@ -115,6 +123,11 @@ class Unfinished:
     first: int
     last: int
     tensors: list[Tensor]
+    is_users: bool = True  # begun by the user's code, and not by a part of torch that uses torch.distributed itself
+
+    def is_awaited(self) -> bool:
+        """Whether it is known that somebody has waited, unseen: whoever uses the result of a functional collective does."""
+        return isinstance(self.handle, Tensor) and _num_functional() == 0
 
 
 # -- beginning ---------------------------------------------------------------------------------------------------------
@@ -168,10 +181,13 @@ def _record(
     with torch._C.DisableTorchFunction():
         # What is only sent leaves no result behind, but an entry that shows what went.
         result = given.get("out", given.get("both")) if written else given.get("in")
-        recorder.append_results(call, result, written, is_finished=not written, is_end=not written)
+        # Several that are written in place are several operations in one go: each reads itself.
+        is_each = isinstance(given.get("both"), list | tuple)
+        each_reads = [{(0, index): references[0, index]} for index in range(len(written))] if is_each else ()
+        recorder.append_results(call, result, written, not written, not written, each_reads)
         recorder.end_observed(observed, work)
     if written and len(recorder.rows) > first:
-        _begin(recorder, Unfinished(work, first, len(recorder.rows), written))
+        _begin(recorder, Unfinished(work, first, len(recorder.rows), written, _is_called_by_user(frame)))
     return work
 
 
@@ -179,6 +195,8 @@ def record_functional(
     recorder: Recorder, operation: Operation, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> Any:
     """Records a functional collective: it returns its result, which is not there until `wait_tensor` is called on it."""
+    if operation.name == "_wrap_tensor_autograd":
+        return _wrap(recorder, operation, func, args, kwargs)
     frame = sys._getframe(3)
     place = recorder.user_code(frame)
     references = recorder.references_to(args, kwargs)
@@ -201,6 +219,19 @@ def record_functional(
     tensors = [tensor for _, tensor in plain_tensors(result)]
     if not is_wait and tensors:
         _begin(recorder, Unfinished(tensors[0], first, len(recorder.rows), tensors))
+    return result
+
+
+def _wrap(
+    recorder: Recorder, operation: Operation, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> Any:
+    """A result that waits for itself when it is first used is the result."""
+    observed = recorder.begin_observed(CallKind.COLLECTIVE, operation, args, kwargs, (), (), (None, 0))
+    result = func(*args, **(kwargs or {}))
+    recorder.end_observed(observed, result)
+    entry = recorder.entry_of(args[0])
+    if entry is not None and isinstance(result, Tensor):
+        recorder.stand_in(entry, result)
     return result
 
 
@@ -230,6 +261,9 @@ def record_wait(recorder: Recorder, run: Callable[[], Any], work: Any = None) ->
     except BaseException as error:
         operation = recorder.rows[mine[0].first].operation if mine else _WAIT
         recorder.fail(error, operation, (), None, (), sys._getframe(2), observed)
+        for unfinished in mine:
+            recorder.unfinished.remove(unfinished)
+            recorder.drop_entries(unfinished.first, unfinished.last)
         raise
     seconds = perf_counter() - start
     with torch._C.DisableTorchFunction():
@@ -240,8 +274,9 @@ def record_wait(recorder: Recorder, run: Callable[[], Any], work: Any = None) ->
 
 
 def _finish_tensor(recorder: Recorder, tensor: Tensor, seconds: float) -> None:
+    storage = storage_of(tensor)
     for unfinished in list(recorder.unfinished):
-        if any(own is tensor for own in unfinished.tensors):
+        if isinstance(unfinished.handle, Tensor) and storage in map(storage_of, unfinished.tensors):
             _finish(recorder, unfinished, seconds)
 
 
@@ -268,7 +303,7 @@ def finish_collectives(recorder: Recorder) -> list[Tensor]:
         under_way += unfinished.tensors
         name = recorder.rows[unfinished.first].operation.name
         reason = f"{name} was begun but not waited for before the forward pass ended: its result has no saved value"
-        if reason not in recorder.warnings:
+        if unfinished.is_users and reason not in recorder.warnings:
             recorder.warnings.append(reason)
     recorder.unfinished.clear()
     return under_way
@@ -332,6 +367,12 @@ def _ranks(group: Any) -> str:
 
 
 # -- how many there were -----------------------------------------------------------------------------------------------
+
+
+def _num_functional() -> int | None:
+    """How many functional collectives nobody has waited for yet; None if it cannot be told."""
+    count = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
+    return None if count is None else int(count())
 
 
 def num_collectives() -> int | None:

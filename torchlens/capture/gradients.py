@@ -18,6 +18,7 @@ import torch
 from torchlens.capture.backward import BackwardWatch, NodeInfo, NodeRun, node_of, sequence_of
 from torchlens.capture.regions import region_of
 from torchlens.capture.view_tree import Share, Slice, ViewTree
+from torchlens.capture.wrappers import copy_of
 
 __all__ = ["GradientHooks", "Gradients", "TellingWatch", "slice_written"]
 
@@ -101,7 +102,7 @@ class Gradients(dict[int, torch.Tensor]):
         held, key = (self, target) if target >= 0 else (self.parameters, -1 - target)
         known = held.get(key)
         # Cloned: autograd may go on to add into the very tensor it hands to hooks.
-        held[key] = gradient.clone() if known is None else known + gradient
+        held[key] = copy_of(gradient) if known is None else known + gradient
         if target >= 0:
             self.arrivals.append((torch._C._current_graph_task_id() if task is None else task, target))
 

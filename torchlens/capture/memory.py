@@ -13,7 +13,7 @@ import torch
 
 from torchlens.capture.recording import Write
 from torchlens.capture.regions import Region, region_of
-from torchlens.capture.wrappers import inner_of
+from torchlens.capture.wrappers import copy_of, inner_of
 
 __all__ = ["Memory", "is_sole_owner", "storage_of", "version_of"]
 
@@ -69,7 +69,7 @@ class Memory:
         # Weak references to other tensors that pass for the one of an entry.
         self._stand_ins: dict[int, list[weakref.ref[torch.Tensor]]] = {}
         # Entries whose memory is still being written in the background: their tensor, and the entry that began it.
-        self._unfinished: dict[int, tuple[torch.Tensor, int]] = {}
+        self.unfinished: dict[int, tuple[torch.Tensor, int]] = {}
         self.regions: dict[int, Region] = {}
         self.writes: list[Write] = []
         # True once an entry's tensor may die before the pass ends, and its id be used by another.
@@ -94,7 +94,7 @@ class Memory:
         storage = storage_of(tensor)
         self.storages.append(storage)
         is_plain = is_saved and self._transform is None and storage not in self.exposed
-        if is_plain and is_finished and not self._unfinished:
+        if is_plain and is_finished and not self.unfinished:
             self.values.append(tensor)
             self.versions.append(version_of(tensor))
             return
@@ -104,7 +104,7 @@ class Memory:
         begun_by = self.writers_of(tensor)[-1:] if is_finished else [entry]
         if is_saved and begun_by:
             self.values[entry] = tensor
-            self._unfinished[entry] = (tensor, begun_by[0])
+            self.unfinished[entry] = (tensor, begun_by[0])
         else:
             self._take(entry, tensor, is_saved)
 
@@ -124,21 +124,21 @@ class Memory:
 
     def writers_of(self, tensor: torch.Tensor) -> list[int]:
         """The entries that are still writing, in the background, to memory that `tensor` looks at."""
-        if not self._unfinished:
+        if not self.unfinished:
             return []
         storage, region = storage_of(tensor), region_of(tensor)
         return [
             owner
-            for entry, (begun, owner) in self._unfinished.items()
+            for entry, (begun, owner) in self.unfinished.items()
             if self.storages[entry] == storage and _may_overlap(region_of(begun), region)
         ]
 
     def finish(self, entries: Iterable[int]) -> list[tuple[int, torch.Tensor]]:
         """What the entries were waiting for is there. Returns those whose value is known now, with their tensors."""
         begun = set(entries)
-        found = [(entry, tensor) for entry, (tensor, owner) in self._unfinished.items() if owner in begun]
+        found = [(entry, tensor) for entry, (tensor, owner) in self.unfinished.items() if owner in begun]
         for entry, tensor in found:
-            del self._unfinished[entry]
+            del self.unfinished[entry]
             self._take(entry, tensor, is_saved=True)
         self._index()
         for storage in {self.storages[entry] for entry in begun}:  # what looks on may count the write only now
@@ -148,8 +148,8 @@ class Memory:
     def drop(self, entries: Iterable[int]) -> None:
         """The entries, and views of them, will never know their value."""
         begun = set(entries)
-        for entry in [entry for entry, (_, owner) in self._unfinished.items() if owner in begun]:
-            tensor, _ = self._unfinished.pop(entry)
+        for entry in [entry for entry, (_, owner) in self.unfinished.items() if owner in begun]:
+            tensor, _ = self.unfinished.pop(entry)
             self._take(entry, tensor, is_saved=False)
 
     def stand_in(self, entry: int, tensor: torch.Tensor) -> None:
@@ -198,11 +198,19 @@ class Memory:
             storage = storage_of(target)
             written = region_of(target)
             if self._keeps_undo and (storage in self._outside or storage not in self._aliases):
-                self._undo.setdefault((storage, written), (target, target.detach().clone()))
+                self._undo.setdefault((storage, written), (target, copy_of(target.detach())))
             if storage in self._aliases:
                 self._aliases[storage] = self._copy_overlapping(self._aliases[storage], storage, written, target)
             for holder, index in self._arguments.pop(storage, ()):
                 holder[index] = _copy_of(holder[index])
+
+    def before_free(self, targets: Sequence[torch.Tensor]) -> None:
+        """Copies the saved values that look at memory which is going to be let go of."""
+        keeps_undo, self._keeps_undo = self._keeps_undo, False  # what is let go of cannot be put back, nor need it be
+        try:
+            self.before_write(targets)
+        finally:
+            self._keeps_undo = keeps_undo
 
     def before_random(self, generator: torch.Generator) -> None:
         """A generator of the model's own is going to be drawn from."""
@@ -294,7 +302,7 @@ class Memory:
             if tensor is not None and entry not in self.regions:
                 self.regions[entry] = written if tensor is target else region_of(tensor)
             value = self.values[entry]
-            if entry in self._unfinished:  # which is not where this write goes
+            if entry in self.unfinished:  # which is not where this write goes
                 remaining.append(entry)
             elif value is target:
                 self._replace_by_copy(entry, value)
@@ -329,7 +337,7 @@ class Memory:
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that is part of the autograd graph, if the tensor is."""
     try:
-        return tensor.clone()
+        return copy_of(tensor)
     except RuntimeError:  # one of several views whose base was written behind autograd's back
         return tensor.detach().clone()
 

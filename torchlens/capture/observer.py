@@ -48,6 +48,7 @@ class ObservedCall:
     first: int
     last: int
     inside: int | None = None  # of an autograd function, which has run: the first row of what it did inside
+    is_early: bool = False  # whether an argument is still being written by a collective that nobody has waited for
 
 
 class Observer:

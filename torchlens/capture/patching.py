@@ -27,6 +27,7 @@ from torch.nn.modules import module as torch_modules
 from torchlens.capture.collectives import GROUP_METHODS, record_broadcast, record_collective, record_wait
 from torchlens.capture.modules import ModuleTracker, patched_call_impl
 from torchlens.capture.operations import OPERATOR_NAMES, operator_of
+from torchlens.capture.sharding import GROUP_MODULE, hand_on, is_bookkeeping, record_gathering
 from torchlens.capture.trees import plain_tensors
 from torchlens.capture.watchers import Watcher, WatcherGroup
 from torchlens.capture.whole_calls import record_made, record_opaque, tie_function
@@ -325,6 +326,8 @@ def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if tracker is None or not tracker.recorder.is_on():  # torch makes such functions for its custom operators, too
         return original(*args, **kwargs)
     recorder = tracker.recorder
+    if is_bookkeeping(cls):
+        return hand_on(recorder, cls, args, partial(original, *args, **kwargs))
     num_before = len(recorder.rows)
     result = original(*args, **kwargs)
     tie_function(recorder, cls.__name__, cls, args, [tensor for _, tensor in plain_tensors(result)], num_before)
@@ -362,6 +365,7 @@ def _distributed_patches() -> list[Patch]:
     ]
     patches += [_waiting(owner, "wait") for owner in _with_subclasses(c10d.Work) if "wait" in vars(owner)]
     patches += [_waiting(c10d.ProcessGroup, name) for name in ("barrier", "monitored_barrier")]
+    patches += [_gathering(name) for name in ("unshard", "wait_for_unshard", "reshard") if GROUP_MODULE in sys.modules]
     patches += [_opaque(c10d, f"_{name}", name) for name in ("object_to_tensor", "tensor_to_object")]
     return [*patches, Patch(distributed, "_broadcast_coalesced", _patched_broadcast_coalesced(distributed))]
 
@@ -400,6 +404,19 @@ def _waiting(owner: Any, name: str) -> Patch:
         return record_wait(tracker.recorder, partial(original, work, *args, **kwargs), work)
 
     return Patch(owner, name, wait)
+
+
+def _gathering(name: str) -> Patch:
+    owner: Any = sys.modules[GROUP_MODULE].FSDPParamGroup
+    original = vars(owner)[name]
+
+    def gathering(group: Any, *args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return original(group, *args, **kwargs)
+        return record_gathering(tracker.recorder, group, name, partial(original, group, *args, **kwargs))
+
+    return Patch(owner, name, gathering)
 
 
 def _patched_broadcast_coalesced(distributed: Any) -> Callable[..., Any]:

@@ -92,6 +92,8 @@ class Recorder(TorchFunctionMode):
         self.reads: set[int] = set()
         # Entries that gradients are computed for although they come from no differentiable operation.
         self.leaves: set[int] = set()
+        # Other tensors by which the model reads its parameters: (number of the parameter, tensor).
+        self.param_stand_ins: list[tuple[int, torch.nn.Parameter]] = []
         # Entries that came from another process alone, and that only went to one.
         self.received: set[int] = set()
         self.sent: set[int] = set()
@@ -210,7 +212,10 @@ class Recorder(TorchFunctionMode):
         self._entry_of_id[id(tensor)] = number
         if number >= 0:
             self.memory.stand_in(number, tensor)
-        elif self.gradients is not None:
+            return
+        if type(tensor) is torch.nn.Parameter:
+            self.param_stand_ins.append((-1 - number, tensor))
+        if self.gradients is not None:
             self.gradients.watch_source(number, tensor)
 
     def _know_inner(self, number: int, tensor: Tensor) -> None:
@@ -386,9 +391,18 @@ class Recorder(TorchFunctionMode):
         if self._observer is None:
             return None
         first = len(self.rows)
-        call = ObservedCall(kind, operation, args, kwargs, references, written, *place, first, first, inside)
+        is_early = bool(self.unfinished) and self._is_early(references)
+        call = ObservedCall(kind, operation, args, kwargs, references, written, *place, first, first, inside, is_early)
         self._observer.begin(call)
         return call
+
+    def _is_early(self, references: References) -> bool:
+        """Whether something that is read is still being written."""
+        for begun in [begun for begun in self.unfinished if begun.is_awaited()]:
+            self.unfinished.remove(begun)
+            self.finish_entries(begun.first, begun.last)
+        given = references.values() if isinstance(references, dict) else references
+        return not self.memory.unfinished.keys().isdisjoint(given)
 
     def end_observed(self, call: ObservedCall | None, result: Any) -> None:
         """Tells the observer that the call was made."""
@@ -481,8 +495,9 @@ class Recorder(TorchFunctionMode):
         written: Sequence[Tensor],
         is_finished: bool = True,
         is_end: bool = False,
+        each_reads: Sequence[References] = (),
     ) -> None:
-        """Several results, or none but what was written."""
+        """Several results, or none but what was written. `each_reads` where not all read all that the call was given."""
         operation = call[0]
         first = len(self.rows)
         if isinstance(result, Tensor):
@@ -493,7 +508,8 @@ class Recorder(TorchFunctionMode):
                 outputs = list(written)
             is_single = len(outputs) == 1 and not isinstance(result, list | tuple)
             for index, tensor in enumerate(outputs):
-                self.append(call, tensor, None if is_single else index, operation.is_inplace, is_finished, is_end)
+                own = (*call[:3], each_reads[index], *call[4:]) if each_reads else call
+                self.append(own, tensor, None if is_single else index, operation.is_inplace, is_finished, is_end)
         if written and len(self.rows) > first:
             if operation.is_inplace and operation.kind is _OPERATION:  # autograd does not see a collective write
                 self._note_slice(first, written[0], self._read_entry(call))

@@ -108,6 +108,8 @@ class Recording:
     slices: list[Slice] = field(default_factory=list)
     reads: set[int] = field(default_factory=set)  # entries whose value the model took out of torch (`item`, `numpy`)
     returns_data: bool = False  # whether the model returned numbers, text or arrays, beside tensors or instead
+    # Other tensors that passed for a parameter, and that gradients arrive at instead: (number of the parameter, tensor).
+    param_stand_ins: list[tuple[int, torch.nn.Parameter]] = field(default_factory=list)
     received: set[int] = field(default_factory=set)  # entries that came from another process, and from nobody here
     sent: set[int] = field(default_factory=set)  # entries that went to another process, and to nobody here
     is_copy: bool = False  # pickled or copied deeply: its tensors are part of no autograd graph

@@ -25,6 +25,7 @@ from torchlens.capture.parts import parts_of
 from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import Failure, Recording
+from torchlens.capture.sharding import know_whole, parameter_pairs
 from torchlens.capture.timed_recorder import TimedRecorder
 from torchlens.capture.trees import Path, holds_data, named_tensors
 from torchlens.errors import NestedLogError
@@ -144,6 +145,7 @@ class Session:
                 self._leave(compiled)
 
     def _settle(self, outliving: list[torch.Tensor]) -> None:
+        outliving += [whole for _, whole in parameter_pairs(self._parts.modules) if whole is not None]
         self._recorder.finish(outliving)
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
 
@@ -161,8 +163,12 @@ class Session:
     def _add_sources(self, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """Learns the parameters, makes entries of inputs and buffers; returns them all."""
         recorder, parts = self._recorder, self._parts
+        pairs = list(parameter_pairs(parts.modules))
+        in_pieces = {id(whole): sharded for sharded, whole in pairs}
+        parts.params[:] = [in_pieces.get(id(parameter), parameter) for parameter in parts.params]
         for parameter in parts.params:
             recorder.add_outside(parameter)
+        know_whole(recorder, pairs)
         sources: list[torch.Tensor] = list(parts.params)
         for path, tensor in _named_inputs(self.model, args, kwargs):
             entry = recorder.number_of(tensor)
@@ -239,6 +245,7 @@ class Session:
             slices=recorder.slices,
             reads=recorder.reads,
             returns_data=self._returns_data,
+            param_stand_ins=recorder.param_stand_ins,
             received=recorder.received,
             sent=recorder.sent,
         )

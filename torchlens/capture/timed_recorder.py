@@ -9,6 +9,7 @@ import torch
 from torchlens.capture.operations import Operation
 from torchlens.capture.own_time import SHORT, OwnTime
 from torchlens.capture.recorder import Recorder
+from torchlens.capture.recording import References
 
 __all__ = ["TimedRecorder"]
 
@@ -48,9 +49,10 @@ class TimedRecorder(Recorder):
         written: Sequence[torch.Tensor],
         is_finished: bool = True,
         is_end: bool = False,
+        each_reads: Sequence[References] = (),
     ) -> None:
         """As in Recorder."""
-        super().append_results(call, result, written, is_finished, is_end)
+        super().append_results(call, result, written, is_finished, is_end, each_reads)
         self._seconds = call[7]
 
     def _pass_through(self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:

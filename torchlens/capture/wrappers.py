@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["inner_of", "local_value", "with_inner"]
+__all__ = ["copy_of", "inner_of", "local_value", "with_inner"]
 
 _ATTRIBUTES = {"DTensor": "_local_tensor", "AsyncCollectiveTensor": "elem"}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -37,6 +37,14 @@ def local_value(value: Any) -> Any:
     while isinstance(value, torch.Tensor) and (inner := inner_of(value)) is not None:
         value = value.trigger_wait() if hasattr(value, "trigger_wait") else inner
     return value
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """As `tensor.clone()`, without the other processes: a DTensor that is still to be summed up would ask them."""
+    inner = inner_of(tensor)
+    if inner is not None and any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
+        return with_inner(tensor.detach(), copy_of(inner))
+    return tensor.clone()
 
 
 def with_inner(tensor: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:

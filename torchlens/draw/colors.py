@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.wrappers import local_value
 from torchlens.draw.items import Grouping, Item, ItemKind, is_operation
 from torchlens.draw.options import DrawOptions
 from torchlens.draw.scene import Legend
@@ -164,7 +165,7 @@ def _calls(log: Log, entry: int) -> float | None:
 
 def _gradient_norm(log: Log, entry: int) -> float | None:
     gradient = log.gradient(entry)
-    return None if gradient is None else _checked(torch.linalg.vector_norm(gradient.float()), log.label(entry))
+    return None if gradient is None else _checked(torch.linalg.vector_norm(local_value(gradient).float()), log.label(entry))
 
 
 def _seconds_text(value: float) -> str:

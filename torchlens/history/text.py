@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.wrappers import inner_of, local_value
 from torchlens.errors import ValueChangedError
 from torchlens.history.backward import backward_times
 from torchlens.history.log import Log, nice_bytes
@@ -156,14 +157,22 @@ def _value_lines(value: Any) -> list[str]:
         return ["\t\t(not saved)"]
     if not isinstance(value, torch.Tensor):
         return [f"\t\t{value!r}"]
-    corner = value.detach()
+    # Looking at anything else of a tensor that is spread over processes would need them all.
+    part = [] if inner_of(value) is None else [_part_text(value)]
+    corner = value = local_value(value).detach()
     if corner.layout is not torch.strided or corner.is_nested or corner.is_meta:
-        return [f"\t\t{type(value).__name__} of layout {corner.layout} on {corner.device}"]
+        return [*part, f"\t\t{type(value).__name__} of layout {corner.layout} on {corner.device}"]
     while corner.dim() > 2 and corner.shape[0]:
         corner = corner[0]
     corner = corner[tuple(slice(_PREVIEW) for _ in range(corner.dim()))]
     ending = "..." if corner.numel() < value.numel() else ""
-    return [f"\t\t{corner.cpu()}{ending}"]
+    return [*part, f"\t\t{corner.cpu()}{ending}"]
+
+
+def _part_text(value: torch.Tensor) -> str:
+    placements = ", ".join(map(str, getattr(value, "placements", ())))
+    shape = tuple(local_value(value).shape)
+    return f"\t\t{type(value).__name__}{f' ({placements})' if placements else ''}; on this rank, shape={shape}:"
 
 
 def _backward_text(log: Log, entry: int) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.wrappers import local_value
 from torchlens.nonfinite.values import has_numbers, is_finite
 
 __all__ = ["has_nonfinite"]
@@ -31,6 +32,7 @@ def has_nonfinite(tensor: torch.Tensor) -> bool:
     """Whether some element is NaN or infinite."""
     if not has_numbers(tensor):
         return False
+    tensor = local_value(tensor)
     if tensor.layout is not torch.strided or tensor.is_inference() or tensor.is_nested:
         return not is_finite(tensor)
     address, version, looks = tensor.data_ptr(), tensor._version, (tensor.shape, tensor.stride(), tensor.dtype)

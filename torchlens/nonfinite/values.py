@@ -8,6 +8,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from torchlens.capture.arguments import shape_of
+from torchlens.capture.wrappers import local_value
 
 __all__ = ["ValueRange", "has_numbers", "has_plus_infinity", "is_finite", "value_range"]
 
@@ -77,7 +78,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _numbers_of(tensor: torch.Tensor) -> torch.Tensor:
-    """All numbers of a tensor in one that is neither sparse nor nested, and that can be computed with."""
+    """All numbers of a tensor that this process has, in one that is neither sparse nor nested, and can be computed with."""
+    tensor = local_value(tensor)
     if tensor.is_nested:
         return torch.cat([_numbers_of(part).reshape(-1) for part in tensor.unbind()])
     if tensor.layout is torch.sparse_coo:

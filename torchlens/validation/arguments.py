@@ -6,6 +6,7 @@ must be what the last of them to write it left there.
 
 import torch
 
+from torchlens.validation.exemptions import EARLY
 from torchlens.validation.memory import Contribution, Painting, paint
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot
@@ -27,6 +28,9 @@ def check_arguments(subject: Subject, report: ValidationReport) -> None:
         for location in _missing_locations(subject, call.first, arguments):
             found = f"no tensor at argument {location}"
             report.findings.append(Finding("arguments", subject.label(call.first), "an argument for each parent", found))
+        if call.is_early:
+            report.exemptions["arguments", EARLY] += len(arguments)
+            continue
         for location, argument in arguments.items():
             _check(subject, report, call.first, location, argument, side_effects)
     for _, number in recording.outputs:

@@ -8,6 +8,7 @@ __all__ = [
     "CAPTURED",
     "COLLECTIVE",
     "DEPENDENCE",
+    "EARLY",
     "EMPTY",
     "OPAQUE",
     "OPAQUE_REPLAY",
@@ -32,6 +33,7 @@ REPLAY: dict[str, str] = dict.fromkeys(
 OPAQUE_REPLAY: dict[str, str] = dict.fromkeys(
     ("object_to_tensor", "tensor_to_object"), "a pickle holds more of a tensor than its values"
 )
+EARLY = "it was given memory that a collective was still writing, and that nobody had waited for"
 COLLECTIVE = "it needs the other processes, which would have to run it again at the same time and as often"
 REPLAY["grad"] = "a derivative is taken of autograd's graph, which the values of the arguments do not hold"
 

@@ -7,6 +7,7 @@ import torch
 
 from torchlens.capture.session import generator_states
 from torchlens.capture.trees import Path, named_tensors
+from torchlens.capture.wrappers import copy_of
 from torchlens.history.log import path_text
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.state import State
@@ -28,7 +29,7 @@ class Outcome:
 def outcome_of(result: Any, state: State) -> Outcome:
     """Takes down the outcome of a run that began at `state` and returned `result`."""
     with torch.no_grad():
-        outputs = [(path, tensor.detach().clone()) for path, tensor in named_tensors(result)]
+        outputs = [(path, copy_of(tensor.detach())) for path, tensor in named_tensors(result)]
     return Outcome(outputs, state.changes(), generator_states())
 
 

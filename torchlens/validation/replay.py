@@ -8,7 +8,8 @@ import torch
 from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
 from torchlens.capture.trees import Path, plain_tensors
-from torchlens.validation.exemptions import COLLECTIVE, OPAQUE_REPLAY, REPLAY
+from torchlens.capture.wrappers import copy_of
+from torchlens.validation.exemptions import COLLECTIVE, EARLY, OPAQUE_REPLAY, REPLAY
 from torchlens.validation.modes import in_force
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot, frozen_tensors, thaw
@@ -44,8 +45,8 @@ def check_replay(subject: Subject, report: ValidationReport) -> None:
 
 def replay_exemption(call: Call, row: Row) -> str | None:
     """Why a call is not made again; None if it is."""
-    if call.is_collective:
-        return COLLECTIVE
+    if call.is_collective or call.is_early:
+        return COLLECTIVE if call.is_collective else EARLY
     if call.kind is CallKind.OPAQUE:
         return OPAQUE_REPLAY.get(row.operation.name)
     return REPLAY.get(row.operation.name) if call.kind is CallKind.FUNCTION else None
@@ -119,7 +120,7 @@ class _Arguments:
     def __call__(self, path: Path, snapshot: Snapshot) -> Tensor:
         location = path[0] if len(path) == 1 else path
         if location in self._changed:
-            return _with_grad(self._changed[location].clone(), snapshot, self._call)
+            return _with_grad(copy_of(self._changed[location]), snapshot, self._call)
         if snapshot.storage not in self._call.written_storages:
             return _with_grad(snapshot.value, snapshot, self._call)
         if snapshot.storage in self._shared and snapshot.region is not None:
@@ -181,8 +182,8 @@ def _with_grad(value: Tensor, snapshot: Snapshot, call: Call, is_written: bool =
     wants_grad = snapshot.requires_grad and call.modes.grad and not call.modes.inference
     if wants_grad and (value.is_floating_point() or value.is_complex()):
         leaf = value.detach().requires_grad_()
-        return leaf.clone() if is_written else leaf
-    return value.clone() if is_written else value
+        return copy_of(leaf) if is_written else leaf
+    return copy_of(value) if is_written else value
 
 
 def _set_generators(states: tuple[Tensor, ...]) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from torchlens.capture.memory import storage_of
 from torchlens.capture.trees import SLICE_BOUNDS, Path
+from torchlens.capture.wrappers import copy_of
 from torchlens.validation.values import same
 
 __all__ = ["Frozen", "Region", "Snapshot", "Snapshots", "frozen_tensors", "thaw"]
@@ -160,7 +161,7 @@ def _copy(tensor: Tensor, region: Region | None) -> Tensor:
     """A copy with the same strides: kernels choose by them, and views need them."""
     tensor = tensor.detach()
     if region is None:
-        return tensor.clone()
+        return copy_of(tensor)
     repeated = [dim for dim, stride in enumerate(tensor.stride()) if stride == 0 and tensor.size(dim) > 1]
     if repeated:
         shape = tensor.shape

@@ -12,6 +12,8 @@ import torch
 
 from torchlens.capture.memory import storage_of
 from torchlens.capture.session import generator_states, restore_generators
+from torchlens.capture.sharding import bring_apart
+from torchlens.capture.wrappers import copy_of
 from torchlens.validation.values import same
 
 __all__ = ["State"]
@@ -28,6 +30,8 @@ class State:
 
     def __init__(self, model: torch.nn.Module, inputs: Any) -> None:
         self._generators = generator_states()
+        self._modules = list(model.modules())
+        bring_apart(self._modules)
         # What `changes` found, and whether it, or the walk that kept everything, was the last thing to happen.
         self._changed: set[int] = set()
         self._is_fresh = True
@@ -37,7 +41,7 @@ class State:
         self._arrays: dict[int, tuple[Any, Any]] = {}
         self._own_generators: dict[int, tuple[torch.Generator, Tensor]] = {}
         with torch.inference_mode(False), torch.no_grad():
-            for module in model.modules():
+            for module in self._modules:
                 self._keep(module.__dict__, 0)
             self._keep(inputs, 0)
 
@@ -48,7 +52,7 @@ class State:
         """
         with torch.inference_mode(False), torch.no_grad():
             found = {
-                number: tensor.detach().clone()
+                number: copy_of(tensor.detach())
                 for number, (tensor, _, value) in enumerate(self._tensors.values())
                 if not same(tensor, value)
             }
@@ -62,6 +66,7 @@ class State:
     def restore(self) -> None:
         """Puts everything back."""
         restore_generators(self._generators)
+        bring_apart(self._modules)
         for generator, state in self._own_generators.values():
             generator.set_state(state)
         for container, kept in self._containers.values():
@@ -86,8 +91,8 @@ class State:
             return
         if isinstance(item, Tensor):
             self._keep_tensor(item)
-        elif isinstance(item, torch.nn.Module):
-            return  # those of the model are visited one by one
+        elif isinstance(item, torch.nn.Module) or type(item).__module__.startswith("torch.distributed."):
+            return  # modules of the model are visited one by one; what FSDP and its like hold is their own affair
         elif isinstance(item, torch.Generator):
             self._own_generators[id(item)] = (item, item.get_state())
         elif isinstance(item, np.ndarray):
@@ -105,10 +110,10 @@ class State:
 
     def _keep_tensor(self, tensor: Tensor) -> None:
         if id(tensor) not in self._tensors:
-            self._tensors[id(tensor)] = (tensor, tensor.detach(), tensor.detach().clone())
+            self._tensors[id(tensor)] = (tensor, tensor.detach(), copy_of(tensor.detach()))
             if tensor.is_leaf:
                 gradient = tensor.grad
-                self._gradients.append((tensor, gradient, None if gradient is None else gradient.detach().clone()))
+                self._gradients.append((tensor, gradient, None if gradient is None else copy_of(gradient.detach())))
 
 
 def _copied(container: Any) -> Any:

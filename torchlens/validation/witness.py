@@ -43,6 +43,8 @@ class Call:
     written_storages: set[int] = field(default_factory=set)
     # Whether other processes took part in it, or may have.
     is_collective: bool = False
+    # Whether it was given memory that a collective was still writing.
+    is_early: bool = False
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class Witness(Observer):
         kwargs = self.snapshots.freeze(dict(call.kwargs or {}), reaches_beyond)
         self._call = Call(call.kind, args, kwargs, current_modes(), self._current_generators(), first=call.first)
         self._call.written_storages.update(map(storage_of, call.written))
+        self._call.is_early = call.is_early
         self._num_collectives = num_collectives()
 
     def end(self, call: ObservedCall, result: Any) -> None:

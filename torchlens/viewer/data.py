@@ -10,6 +10,7 @@ import torch
 
 from torchlens.capture.recording import Failure, References
 from torchlens.capture.user_code import source_text
+from torchlens.capture.wrappers import local_value
 from torchlens.graph.costs import flops_of
 from torchlens.graph.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, SAME_NUMBERS
 from torchlens.history.backward import parameter_gradients
@@ -363,7 +364,7 @@ class _Writer:
 def _norm(gradient: torch.Tensor | None) -> float | None:
     if gradient is None:
         return None
-    return _finite_number(f"{float(torch.linalg.vector_norm(gradient.detach().float())):.6g}", "")
+    return _finite_number(f"{float(torch.linalg.vector_norm(local_value(gradient.detach()).float())):.6g}", "")
 
 
 def _finite_number(value: Any, _key: Any) -> float | None:

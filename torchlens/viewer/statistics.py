@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.wrappers import local_value
+
 __all__ = ["Statistics"]
 
 _SMALL = 4096  # tensors up to this size are looked at together with others of their shape
@@ -25,6 +27,7 @@ class Statistics:
 
     def add(self, value: Any) -> int:
         """The row of a tensor; -1 for what has no numbers to look at."""
+        value = local_value(value)
         if not isinstance(value, torch.Tensor) or value.numel() == 0 or value.is_meta:
             return -1
         if value.layout is not torch.strided or value.is_nested or value.is_quantized:
