@@ -16,26 +16,26 @@ __all__ = ["write_table"]
 _INTRODUCTION = """\
 # The zoo
 
-Architectures that nobody here wrote, each logged and held against a plain run. `make zoo` makes this page;
+Architectures written by others, each logged and compared with a plain run. `make zoo` writes this page;
 `python -m benchmarks.zoo bert` checks the models with *bert* in their name. All have random weights and a small input.
 
 For each model, in eval mode:
 
-- it returns the same, and leaves every generator in the same state, as a plain run from the same seed;
-- what plain hooks hear each module return is what the log holds for that module, pass by pass;
-- every field of every entry can be read, and the history printed and tabled;
-- torch's namespaces are the same objects as before, and the model has no hook or attribute it did not have;
+- it returns the same as a plain run from the same seed, and leaves every generator in the same state;
+- what plain forward hooks see each module return is what the log has for that module, pass by pass;
+- every field of every entry can be read, and the history can be printed and turned into a table;
+- torch's namespaces hold the same objects as before, and the model has no hook or attribute that it did not have;
 - `validate_forward_pass` finds nothing: outputs, arguments, replay, dependence, completeness (one level below, at the
   dispatcher).
 
-Those marked *trained* also run in training mode with `save_gradients=True`: outputs, random numbers, buffers and the
+Models marked *trained* also run in training mode with `save_gradients=True`: outputs, random numbers, buffers and the
 gradients of all parameters equal those of a plain step.
 
-*Entries* are logged tensors, *layers* those with repeated passes counted once, *passes* the most that one layer has.
-*Time* and *memory* are what logging everything costs, divided by the plain forward pass: the best of three runs, and the
-most memory held by tensors at one time (weights and input not counted). For models as small as these, which run for
-milliseconds and were timed with others running beside them, time is a rough figure and mostly the fixed cost of a call; the
-costs on models of real size are measured by `make bench`.
+*Entries* are logged tensors, *layers* count repeated passes once, and *passes* is the largest number of passes of a layer.
+*Time* and *memory* are the cost of logging everything, divided by that of the plain forward pass: the best of three runs, and the
+most memory that tensors held at one time (weights and input not counted). These models are small and run for milliseconds, and
+other programs ran beside them, so the time is a rough figure and mostly the fixed cost of a call. `make bench` measures the cost
+on models of real size.
 """
 
 
