@@ -32,10 +32,10 @@ Models marked *trained* also run in training mode with `save_gradients=True`: ou
 gradients of all parameters equal those of a plain step.
 
 *Entries* are logged tensors, *layers* count repeated passes once, and *passes* is the largest number of passes of a layer.
-*Time* and *memory* are the cost of logging everything, divided by that of the plain forward pass: the best of three runs, and the
-most memory that tensors held at one time (weights and input not counted). These models are small and run for milliseconds, and
-other programs ran beside them, so the time is a rough figure and mostly the fixed cost of a call. `make bench` measures the cost
-on models of real size.
+*Time* and *memory* are the cost of logging everything, divided by that of the plain forward pass: the best of three runs,
+and the most memory that tensors held at one time (weights and input not counted). These models are small and run for
+milliseconds, and other programs ran beside them, so the time is a rough figure and mostly the fixed cost of a call.
+`make bench` measures the cost on models of real size.
 """
 
 
