@@ -235,7 +235,7 @@ def _run_selecting(
         return log
     session.restore_memory()
     restore_generators(states)
-    log.recording = rerun(log, capture, model, args, kwargs, saves, options.random_seed, ModelHistory)
+    log.take(rerun(log, capture, model, args, kwargs, saves, options.random_seed, ModelHistory))
     return log
 
 

@@ -99,18 +99,6 @@ def test_a_busy_third_thread_stays_correct_and_unlogged() -> None:
         assert torch.allclose(result, (expected + 1) / 2)  # to rounding: torch sums differently in another thread
 
 
-def test_a_thread_started_by_the_model_runs_correctly_and_unlogged() -> None:
-    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
-        with ThreadPoolExecutor(1) as pool:
-            y = pool.submit(lambda: self.fc(torch.exp(x)) + 1).result()
-        return x * y
-
-    model, x = Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4)
-    history = tl.log_forward_pass(model, x)
-    assert [entry.layer_type for entry in history] == ["input", "mul", "output"]
-    assert torch.allclose(history["output_1"].tensor_contents, model(x))
-
-
 def test_a_log_that_ends_while_another_runs_leaves_it_working() -> None:
     inside, go_on = threading.Event(), threading.Event()
 

@@ -148,6 +148,10 @@ class GradientHooks:
         # Entries that wrote to a view.
         self._written_views: set[int] = set()
 
+    def admit_threads(self) -> None:
+        """Takes nodes of every number for the pass's own: each thread counts for itself, from 0."""
+        self._first_sequence = 0
+
     def watch_source(self, target: int, tensor: torch.Tensor) -> None:
         """Hears what arrives at a tensor that existed before the pass."""
         if tensor.requires_grad:

@@ -92,7 +92,7 @@ class ModuleTracker:
         self._rows_before = [0]  # how many rows there were when each call began
         self._num_calls: dict[str, int] = {}
 
-    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 2) -> int | None:
         """Takes note of what goes into a module; returns the number of the call, which `leave` or `fail` is to be told.
 
         None for a module that leaves no record, 0 for the model itself. Entering and leaving are two functions, not one
@@ -104,7 +104,7 @@ class ModuleTracker:
             return None
         if not address:
             return 0
-        frame: Any = sys._getframe(2)  # past the patched `_call_impl`
+        frame: Any = sys._getframe(depth)  # past the patched `_call_impl`
         if frame.f_code is _MODULE_CALL:
             frame = frame.f_back
         code, instruction = frame.f_code, frame.f_lasti
@@ -134,10 +134,11 @@ class ModuleTracker:
         try:
             for tensor in (result,) if type(result) is _Tensor else [tensor for _, tensor in named_tensors(result)]:
                 entry = recorder.entry_of(tensor)
+                is_older = entry is not None and 0 <= entry < num_before
                 if entry is None:
                     entry = recorder.entry_or_attribute(tensor)
-                    num_before = len(recorder.rows)
-                if entry is not None and 0 <= entry < num_before:
+                    is_older = entry is not None
+                if is_older:
                     entry = record_identity(recorder, tensor)
                 if entry is not None and entry >= 0:
                     returned.append(entry)

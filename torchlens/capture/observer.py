@@ -65,6 +65,10 @@ class Observer:
         """Stands around the run of the model; `place` may be asked while it runs."""
         return nullcontext()
 
+    def for_thread(self) -> "Observer":
+        """Who is to see what a thread does that the model starts; told of one thing at a time, as all of them are."""
+        return Observer()
+
     def begin(self, call: ObservedCall) -> None:
         """A call is going to be made."""
 

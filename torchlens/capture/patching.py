@@ -11,8 +11,10 @@ import copyreg
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import thread as futures
 from functools import partial
 from itertools import islice
+from multiprocessing import pool
 from time import perf_counter
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -28,6 +30,7 @@ from torchlens.capture.collectives import GROUP_METHODS, record_broadcast, recor
 from torchlens.capture.modules import ModuleTracker, patched_call_impl
 from torchlens.capture.operations import OPERATOR_NAMES, operator_of
 from torchlens.capture.sharding import GROUP_MODULE, hand_on, is_bookkeeping, record_gathering
+from torchlens.capture.threads import branch_off, run_branch
 from torchlens.capture.trees import plain_tensors
 from torchlens.capture.watchers import Watcher, WatcherGroup
 from torchlens.capture.whole_calls import record_made, record_opaque, tie_function
@@ -300,6 +303,69 @@ def _patched_copy(self: torch.Tensor) -> Any:
     return copy._reconstruct(self, None, *(self.__reduce_ex__(4) if reduce is None else reduce(self)))  # type: ignore[attr-defined]
 
 
+# -- threads -----------------------------------------------------------------------------------------------------------
+# Threads that the model starts log with it; so do jobs that it gives to a pool, whoever made that. The threads of a pool
+# themselves do not: they may work for others as well, and go on when the log has ended.
+
+_POOL_WORKERS = (futures._worker, pool.worker)  # type: ignore[attr-defined]
+_start, _submit = threading.Thread.start, futures.ThreadPoolExecutor.submit
+
+
+def _branch() -> ModuleTracker | None:
+    """What a thread is to log with that begins here; None if it is to run unlogged."""
+    tracker = CURRENT.tracker
+    return branch_off(tracker) if tracker is not None and tracker.recorder.is_on() else None
+
+
+def _run_job(branch: ModuleTracker, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    return run_branch(branch, CURRENT, partial(function, *args, **kwargs))
+
+
+def _run_one_of_many(branch: ModuleTracker, function: Callable[..., Any], /, *args: Any) -> Any:
+    """A function that a pool calls with one item after the other, in several threads at once."""
+    return _run_job(branch_off(branch), function, *args)
+
+
+def _patched_start(self: threading.Thread) -> None:
+    branch = None if getattr(self, "_target", None) in _POOL_WORKERS else _branch()
+    if branch is None:
+        return _start(self)
+    own, run = vars(self), self.run
+    before = own.get("run", _MISSING)
+
+    def restore() -> None:
+        own.pop("run", None) if before is _MISSING else own.__setitem__("run", before)
+
+    def logged_run() -> None:
+        restore()
+        run_branch(branch, CURRENT, run)
+
+    own["run"] = logged_run
+    try:
+        _start(self)
+    except BaseException:
+        restore()
+        raise
+
+
+def _patched_submit(self: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    branch = _branch()
+    if branch is None:
+        return _submit(self, function, *args, **kwargs)
+    return _submit(self, partial(_run_job, branch, function), *args, **kwargs)
+
+
+def _pool_method(name: str, run: Callable[..., Any]) -> Patch:
+    """A patch of a method of `ThreadPool` that is given a function and calls it in its threads by way of `run`."""
+    original = getattr(pool.ThreadPool, name)
+
+    def method(self: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        branch = _branch()
+        return original(self, func if branch is None else partial(run, branch, func), *args, **kwargs)
+
+    return Patch(pool.ThreadPool, name, method)
+
+
 def _opaque(owner: Any, name: str, label: str, reason: str | None = None) -> Patch:
     """A patch that logs a call of `owner.name` as one operation called `label`."""
     original = getattr(owner, name)
@@ -461,4 +527,8 @@ _PATCHES: tuple[Patch, ...] = (
     Patch(torch.nn.Parameter, "__new__", staticmethod(_patched_new)),
     Patch(torch.Tensor, "__init__", _patched_init),
     Patch(torch.Tensor, "__copy__", _patched_copy),
+    Patch(threading.Thread, "start", _patched_start),
+    Patch(futures.ThreadPoolExecutor, "submit", _patched_submit),
+    _pool_method("apply_async", _run_job),
+    *(_pool_method(name, _run_one_of_many) for name in ("_map_async", "imap", "imap_unordered")),
 )

@@ -87,6 +87,9 @@ class Recorder(TorchFunctionMode):
         self.module_call = 0
         # The code that calls modules: what is further out on the stack called the module, not the operation.
         self.module_code: CodeType | None = None
+        # Likewise the code that runs a thread of the model's; and where that was started.
+        self.thread_code: CodeType | None = None
+        self.thread_place: tuple[CodeType | None, int] = (None, 0)
         self.booleans: dict[int, bool] = {}
         # Entries whose value the model took out of torch, other than for an `if`.
         self.reads: set[int] = set()
@@ -658,6 +661,8 @@ class Recorder(TorchFunctionMode):
             if code is module_code:
                 call = self.module_calls[self.module_call]
                 return call.code, call.instruction
+            if code is self.thread_code:
+                return self.thread_place
             frame = frame.f_back
         return None, 0
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchlens.capture.branches import Branch
 from torchlens.capture.operations import Operation
 from torchlens.capture.regions import Region
 from torchlens.capture.trees import Path
@@ -107,6 +108,7 @@ class Recording:
     copies: set[int] = field(default_factory=set)  # entries whose value is a copy of the tensor they made
     slices: list[Slice] = field(default_factory=list)
     reads: set[int] = field(default_factory=set)  # entries whose value the model took out of torch (`item`, `numpy`)
+    branches: list[Branch] = field(default_factory=list)  # who wrote which rows, where there was more than one thread
     returns_data: bool = False  # whether the model returned numbers, text or arrays, beside tensors or instead
     # Other tensors that passed for a parameter, and that gradients arrive at instead: (number of the parameter, tensor).
     param_stand_ins: list[tuple[int, torch.nn.Parameter]] = field(default_factory=list)

@@ -18,6 +18,7 @@ from torchlens.capture.collectives import finish_collectives, record_functional
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory
+from torchlens.capture.mode_stack import push_mode, remove_mode
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.observer import Observer
 from torchlens.capture.operations import BUFFER, INPUT
@@ -26,6 +27,7 @@ from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import Failure, Recording
 from torchlens.capture.sharding import know_whole, parameter_pairs
+from torchlens.capture.threads import end_branches, is_over, order_module_calls, row_branches
 from torchlens.capture.timed_recorder import TimedRecorder
 from torchlens.capture.trees import Path, holds_data, named_tensors
 from torchlens.errors import NestedLogError
@@ -56,7 +58,7 @@ class Session:
     """
 
     def __init__(self, model: torch.nn.Module, options: CaptureOptions, observer: Observer | None = None) -> None:
-        if CURRENT.tracker is not None:
+        if CURRENT.tracker is not None and not is_over(CURRENT.tracker):
             raise NestedLogError(
                 "A forward pass is being logged in this thread already, and a log cannot hold another. Log the inner "
                 "model on its own, before or after; its modules are part of the outer log anyway."
@@ -128,7 +130,7 @@ class Session:
             for module, _ in compiled:
                 module._compiled_call_impl = None
             CURRENT.tracker = self._tracker
-            torch._C._push_on_torch_function_stack(self._recorder)
+            push_mode(self._recorder)
             start = perf_counter()
             self._seconds_setup = start - started
             try:
@@ -146,6 +148,7 @@ class Session:
 
     def _settle(self, outliving: list[torch.Tensor]) -> None:
         outliving += [whole for _, whole in parameter_pairs(self._parts.modules) if whole is not None]
+        order_module_calls(self._tracker)
         self._recorder.finish(outliving)
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
 
@@ -153,8 +156,9 @@ class Session:
         return self.model(*args, **kwargs)
 
     def _leave(self, compiled: list[tuple[Any, Any]]) -> None:
+        end_branches(self._tracker)
         CURRENT.tracker = None
-        _remove_mode(self._recorder)
+        remove_mode(self._recorder)
         for module, implementation in compiled:
             module._compiled_call_impl = implementation
         undo_patches(self)
@@ -246,6 +250,7 @@ class Session:
             reads=recorder.reads,
             returns_data=self._returns_data,
             param_stand_ins=recorder.param_stand_ins,
+            branches=row_branches(tracker),
             received=recorder.received,
             sent=recorder.sent,
         )
@@ -269,17 +274,6 @@ def _named_inputs(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any
     for name, argument in kwargs.items():
         found += [((name, *path), tensor) for path, tensor in named_tensors(argument)]
     return found
-
-
-def _remove_mode(mode: Recorder) -> None:
-    """Takes our mode off torch's stack; others that the model may have put above it stay."""
-    above = []
-    depth = torch._C._len_torch_function_stack()
-    if any(torch._C._get_function_stack_at(level) is mode for level in range(depth)):
-        while (top := torch._C._pop_torch_function_stack()) is not mode:
-            above.append(top)
-        for other in reversed(above):
-            torch._C._push_on_torch_function_stack(other)
 
 
 # -- random numbers ----------------------------------------------------------------------------------------------------

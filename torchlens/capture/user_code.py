@@ -3,6 +3,7 @@
 import linecache
 import os
 import sys
+import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,19 @@ __all__ = ["KNOWN_CODE", "SourceLine", "code_of_line", "is_user_code", "source_l
 _FOLDERS = [f"{Path(file).resolve().parents[up]}{os.sep}" for file, up in ((str(torch.__file__), 0), (__file__, 1))]
 # torch marks functions as deprecated with it, and so it stands between them and who calls them.
 _DEPRECATION = str(Path(str(getattr(sys.modules.get("typing_extensions"), "__file__", os.devnull))).resolve())
-_LIBRARIES = (*_FOLDERS, _DEPRECATION)
+# What Python runs threads with.
+_THREADING = tuple(
+    str(Path(threading.__file__).resolve().parent / part)
+    for part in ("threading.py", f"asyncio{os.sep}", f"concurrent{os.sep}", f"multiprocessing{os.sep}")
+)
+_LIBRARIES = (*_FOLDERS, _DEPRECATION, *_THREADING)
 # The answers so far, by id, with the code itself beside it so that the id stays its own: hashing a code object means
 # reading it all.
 KNOWN_CODE: dict[int, tuple[bool, CodeType]] = {}
 
 
 def is_user_code(code: CodeType) -> bool:
-    """Whether `code` stands in a file outside torch and torchlens."""
+    """Whether `code` stands in a file outside torch, torchlens and what Python runs threads with."""
     known = KNOWN_CODE.get(id(code))
     if known is None:
         file = code.co_filename

@@ -12,6 +12,7 @@ from torchlens.graph.edges import find_edges, located
 from torchlens.graph.labels import Layer, number_layers
 from torchlens.graph.loops import group_into_layers
 from torchlens.graph.modules import ModuleTree, call_chains, module_tree
+from torchlens.graph.order import order_of_rows
 
 __all__ = ["Graph", "build_graph", "key_of"]
 
@@ -123,7 +124,8 @@ def _choose_entries(recording: Recording, parents: Sequence[Sequence[int]]) -> l
     inputs = list(dict.fromkeys(number for _, number in recording.inputs))
     outputs = [number for _, number in recording.outputs]
     buffers = {number for _, number in recording.buffers}
-    operations = [number for number in range(len(inputs), len(parents)) if number not in buffers]
+    rows = order_of_rows(recording, parents)
+    operations = [number for number in rows if number >= len(inputs) and number not in buffers]
     sources, targets = [*inputs, *recording.received], [*outputs, *recording.sent]
     if sources and targets:
         taken = (*recording.reads, *recording.booleans) if recording.returns_data else ()

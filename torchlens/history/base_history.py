@@ -136,9 +136,8 @@ class BaseHistory:
         Raises DifferentGraphError, and keeps what was saved before, if the model does other operations than it did.
         """
         numbers = select_numbers(self._log, self._lookup, layers_to_save, self.layer_list)
-        self._log.recording = rerun(
-            self._log, self._options, model, input_args, input_kwargs, numbers, random_seed, type(self)
-        )
+        options = self._options
+        self._log.take(rerun(self._log, options, model, input_args, input_kwargs, numbers, random_seed, type(self)))
         self._show_anew()
 
     def cleanup(self) -> None:

@@ -50,6 +50,12 @@ class Log:
         """A log like this one, of another recording."""
         return _log(recording, graph, self._marks_distances, self.keeps_unsaved, self.history_type, self.options)
 
+    def take(self, recording: Recording) -> None:
+        """Takes the recording of another run that did the same; where threads took turns, its rows have other numbers."""
+        if recording.branches or self.recording.branches:
+            self._graph = None
+        self.recording = recording
+
     @property
     def graph(self) -> Graph:
         if self._graph is None:

@@ -49,7 +49,8 @@ def gradients_of_saved(recording: Recording) -> Gradients:
         if has_gap and len(gradients.owners) > num_owned + 1:
             gradients.uncertain.add(number)
         has_gap = False
-        hooks.owning_from = max(hooks.owning_from, sequence_of(node) + 1)
+        if not recording.branches:  # each thread counts for itself
+            hooks.owning_from = max(hooks.owning_from, sequence_of(node) + 1)
     return gradients
 
 

@@ -1,6 +1,6 @@
 """Running a model again to save tensors of a graph that is known already."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +10,8 @@ from torchlens.capture.functions import StandIn
 from torchlens.capture.recording import Recording, Row
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.errors import DifferentGraphError
-from torchlens.graph.edges import located
+from torchlens.graph.edges import find_edges, located
+from torchlens.graph.order import order_of_rows
 from torchlens.history.failure import explain
 from torchlens.history.log import Log, source_line
 from torchlens.history.lookup import Lookup
@@ -50,7 +51,11 @@ def rerun(
             "model anew: log_forward_pass(model, ..., activation_postfunc=...)."
         )
     args, kwargs = check_inputs(model, input_args, input_kwargs)
-    options = replace(options, saves=saves, saved_modules=frozenset(), keeps_undo=False, random_seed=random_seed)
+    # Numbers of entries are those of the run where threads took turns: what is saved must be chosen afterwards.
+    saves_all = saves if isinstance(saves, bool) else bool(log.recording.branches)
+    options = replace(
+        options, saves=saves_all or saves, saved_modules=frozenset(), keeps_undo=False, random_seed=random_seed
+    )
     session = Session(model, options)
     try:
         session.run(args, kwargs)
@@ -58,17 +63,39 @@ def rerun(
         explain(error, session.recording, options, history_type)
         raise
     recording = session.recording
-    _check_same(log.recording, recording)
+    before, after = _order_of(log.recording), _order_of(recording)
+    _check_same(log.recording, recording, before, after)
+    if saves_all and not isinstance(saves, bool):
+        _keep_only({new for old, new in zip(before, after, strict=True) if old in saves}, recording)
     return recording
 
 
-def _check_same(before: Recording, after: Recording) -> None:
+def _order_of(recording: Recording) -> Sequence[int]:
+    """The rows in an order that is the same in every run."""
+    if not recording.branches:
+        return range(len(recording.rows))
+    return order_of_rows(recording, find_edges(recording).parents)
+
+
+def _keep_only(numbers: set[int], recording: Recording) -> None:
+    for number in set(range(len(recording.rows))) - numbers:
+        recording.values[number] = None
+        recording.versions[number] = -1
+        recording.saved_args.pop(number, None)
+
+
+def _check_same(before: Recording, after: Recording, order_before: Sequence[int], order_after: Sequence[int]) -> None:
     num_params = len(before.params)
-    for number, (old, new) in enumerate(zip(before.rows, after.rows, strict=False)):
+    old_place, new_place = _places(order_before), _places(order_after)
+    for number, (old_number, new_number) in enumerate(zip(order_before, order_after, strict=False)):
+        old, new = before.rows[old_number], after.rows[new_number]
         if (
             old.operation.name != new.operation.name
             or old.output_index != new.output_index
-            or (old.references != new.references and _known(old, num_params) != _known(new, num_params))
+            or (
+                (old.references != new.references or old_place or new_place)
+                and _known(old, num_params, old_place) != _known(new, num_params, new_place)
+            )
         ):
             raise DifferentGraphError(
                 f"This run of {after.model_name} differs from the logged one at step {number}: there "
@@ -82,8 +109,14 @@ def _check_same(before: Recording, after: Recording) -> None:
         )
 
 
-def _known(row: Row, num_params: int) -> list[tuple[Any, int]]:
-    return [(location, number) for location, number in located(row.references) if number >= -num_params]
+def _places(order: Sequence[int]) -> dict[int, int]:
+    """Number of a row → its place in the order; empty where that is the same."""
+    return {} if isinstance(order, range) else {number: place for place, number in enumerate(order)}
+
+
+def _known(row: Row, num_params: int, places: dict[int, int]) -> list[tuple[Any, int]]:
+    found = located(row.references)
+    return [(location, places.get(number, number)) for location, number in found if number >= -num_params]
 
 
 def _step(recording: Recording, row: Row) -> str:

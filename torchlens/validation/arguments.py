@@ -6,7 +6,7 @@ must be what the last of them to write it left there.
 
 import torch
 
-from torchlens.validation.exemptions import EARLY
+from torchlens.validation.exemptions import CONTENDED, EARLY
 from torchlens.validation.memory import Contribution, Painting, paint
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot
@@ -32,6 +32,9 @@ def check_arguments(subject: Subject, report: ValidationReport) -> None:
             report.exemptions["arguments", EARLY] += len(arguments)
             continue
         for location, argument in arguments.items():
+            if argument.storage in call.contended:
+                report.exemptions["arguments", CONTENDED] += 1
+                continue
             _check(subject, report, call.first, location, argument, side_effects)
     for _, number in recording.outputs:
         for location in subject.given(number):

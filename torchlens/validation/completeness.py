@@ -7,6 +7,7 @@ operations while such a mode is on.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from types import CodeType
 from typing import Any
 
@@ -45,7 +46,9 @@ class Census(Observer):
     def __init__(self) -> None:
         self.trespasses: list[Trespass] = []
         self.exempted: dict[str, int] = {}  # by reason
-        self.num_operations = 0
+        # How many ATen operations there were: in this thread, and in each.
+        self._count = [0]
+        self._counts = [self._count]
         # Storages that the call being made may write to; None while no logged call is being made.
         self._may_write: set[int] | None = None
         self._read: list[str] | None = None
@@ -55,6 +58,20 @@ class Census(Observer):
         self._known: set[int] = set()
         # Whose memory is known stays, so that no other gets its number.
         self._alive: list[Any] = []
+
+    @property
+    def num_operations(self) -> int:
+        """How many ATen operations there were."""
+        return sum(count for (count,) in self._counts)
+
+    def for_thread(self) -> "Census":
+        """Looks for the same in another thread."""
+        other = copy(self)
+        other._may_write = other._read = None
+        other._is_aside = False
+        other._count = [0]
+        self._counts.append(other._count)
+        return other
 
     def around(self, place: PlaceOf) -> "_Dispatched":
         """Has the dispatcher tell of every ATen operation."""
@@ -76,7 +93,7 @@ class Census(Observer):
             self._may_write = self._known
         else:
             self._may_write = set(map(storage_of, call.written))
-        self._num_before = self.num_operations
+        self._num_before = self._count[0]
 
     def abandon(self, call: ObservedCall) -> None:
         """The call is over."""
@@ -92,14 +109,14 @@ class Census(Observer):
             given = {id(tensor) for tree in (call.args, call.kwargs) for _, tensor in plain_tensors(tree)}
             if names and any(id(tensor) not in given for _, tensor in plain_tensors(result)):
                 self._trespass(f"{names[0]} to run inside a logged operation", f"{name}, which leaves no entry", False)
-        elif call.kind is CallKind.FUNCTION and call.last == call.first and self.num_operations > self._num_before:
+        elif call.kind is CallKind.FUNCTION and call.last == call.first and self._count[0] > self._num_before:
             for _, tensor in plain_tensors(result):
                 expected = f"{name} to leave an entry ({_shape(tensor)})"
                 self._trespass(expected, "none", is_inside=False)
 
     def saw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: PlaceOf) -> None:
         """Takes note of one ATen operation."""
-        self.num_operations += 1
+        self._count[0] += 1
         name = func._schema.name
         if self._read is not None:
             self._read.append(name)
@@ -159,7 +176,10 @@ def check_completeness(subject: Subject, census: Census, steps: Sequence[Row], r
             where = path[0] if len(path) == 1 else path
             expected = f"{name} to leave argument {where} as it is, for it does not say that it writes there"
             report.findings.append(Finding("completeness", subject.label(call.first), expected, change))
-    if [row.operation.name for row in rows] != [row.operation.name for row in steps]:
+    names, names_again = ([row.operation.name for row in some] for some in (rows, steps))
+    if subject.log.recording.branches:  # threads take turns in another order each time
+        names, names_again = sorted(names), sorted(names_again)
+    if names != names_again:
         expected = f"the same {len(rows)} steps when run again under the dispatcher's eyes"
         report.findings.append(Finding("completeness", "", expected, f"{len(steps)}, or others"))
 

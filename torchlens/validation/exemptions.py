@@ -7,6 +7,7 @@ __all__ = [
     "ASIDE",
     "CAPTURED",
     "COLLECTIVE",
+    "CONTENDED",
     "DEPENDENCE",
     "EARLY",
     "EMPTY",
@@ -93,6 +94,7 @@ VIEW = "a view that was written over since: it is how the reader got to the memo
 PART = "one of several that wrote the argument, in a part of it that the operation does not pick"
 CAPTURED = "a tensor that a function captured cannot be changed from outside"
 OPAQUE = "a scripted or transformed function need not use every argument, and cannot be looked into"
+CONTENDED = "another thread wrote to an argument while the operation ran"
 EMPTY = "a tensor without elements"
 
 # ATen operations that may run outside a logged one: {name: why}.

@@ -9,7 +9,7 @@ from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
 from torchlens.capture.trees import Path, plain_tensors
 from torchlens.capture.wrappers import copy_of
-from torchlens.validation.exemptions import COLLECTIVE, EARLY, OPAQUE_REPLAY, REPLAY
+from torchlens.validation.exemptions import COLLECTIVE, CONTENDED, EARLY, OPAQUE_REPLAY, REPLAY
 from torchlens.validation.modes import in_force
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot, frozen_tensors, thaw
@@ -47,6 +47,8 @@ def replay_exemption(call: Call, row: Row) -> str | None:
     """Why a call is not made again; None if it is."""
     if call.is_collective or call.is_early:
         return COLLECTIVE if call.is_collective else EARLY
+    if call.contended:
+        return CONTENDED
     if call.kind is CallKind.OPAQUE:
         return OPAQUE_REPLAY.get(row.operation.name)
     return REPLAY.get(row.operation.name) if call.kind is CallKind.FUNCTION else None

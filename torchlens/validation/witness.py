@@ -1,6 +1,8 @@
 """An observer that sets aside what is needed to make each call again, on its own and without the log's help."""
 
+from collections import Counter
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +43,8 @@ class Call:
     changed: list[tuple[Any, str]] = field(default_factory=list)
     # The storages of both.
     written_storages: set[int] = field(default_factory=set)
+    # Storages that another thread wrote to meanwhile: what the call read there, nobody can say.
+    contended: set[int] = field(default_factory=set)
     # Whether other processes took part in it, or may have.
     is_collective: bool = False
     # Whether it was given memory that a collective was still writing.
@@ -64,14 +68,22 @@ class Witness(Observer):
         self._generators: tuple[Tensor, ...] = ()
         # The call that is under way. An opaque one may hold others, which are not seen.
         self._call: Call | None = None
+        # Storages that calls wrote to, in the order they began, and those that calls under way write to; in all threads.
+        self._writes: list[int] = []
+        self._writing: Counter[int] = Counter()
+        self._num_writes = 0
         # How many operations with other processes there had been when it began, and the last row that came of one.
         self._num_collectives: int | None = 0
         self._last_collective = -1
 
     def know(self, tensors: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Copies of tensors that somebody else has made already."""
-        for tensor, copy in tensors:
-            self.snapshots.know(tensor, copy)
+        for tensor, value in tensors:
+            self.snapshots.know(tensor, value)
+
+    def for_thread(self) -> "Witness":
+        """Gathers the same evidence in another thread."""
+        return copy(self)
 
     def begin(self, call: ObservedCall) -> None:
         """Sets aside what the call is given. A custom autograd function has run: its arguments are as it left them."""
@@ -83,14 +95,21 @@ class Witness(Observer):
         self._call = Call(call.kind, args, kwargs, current_modes(), self._current_generators(), first=call.first)
         self._call.written_storages.update(map(storage_of, call.written))
         self._call.is_early = call.is_early
+        self._call.contended.update(storage for storage, count in self._writing.items() if count)
+        self._writes += self._call.written_storages
+        self._writing.update(self._call.written_storages)
+        self._num_writes = len(self._writes)
         self._num_collectives = num_collectives()
 
     def end(self, call: ObservedCall, result: Any) -> None:
         """Sees what the call wrote to, and whether it changed an argument without saying so."""
         mine = self._call
-        if call.kind in _NO_ROW or mine is None or call.last == call.first:
+        if call.kind in _NO_ROW or mine is None:
             return
-        mine.last = call.last
+        self._end_writing(mine)
+        if call.last == call.first:
+            return
+        mine.first, mine.last = call.first, call.last
         mine.is_collective = self._is_collective(call)
         if mine.is_collective:
             self._last_collective = call.last - 1
@@ -100,6 +119,17 @@ class Witness(Observer):
             if call.kind is CallKind.FUNCTION:
                 self._see_changes(mine, call)
         self.evidence.calls.append(mine)
+
+    def abandon(self, call: ObservedCall) -> None:
+        """It writes no more."""
+        if call.kind not in _NO_ROW and self._call is not None:
+            self._end_writing(self._call)
+
+    def _end_writing(self, mine: Call) -> None:
+        self._writing.subtract(mine.written_storages)
+        mine.contended.update(self._writes[self._num_writes :])
+        given = {snapshot.storage for frozen in (mine.args, mine.kwargs) for _, snapshot in frozen_tensors(frozen)}
+        mine.contended &= given
 
     def add(self, number: int, tensor: Tensor) -> None:
         """Sets aside the tensor as it is now."""
@@ -121,7 +151,7 @@ class Witness(Observer):
             path: snapshot
             for frozen in (mine.args, mine.kwargs)
             for path, snapshot in frozen_tensors(frozen)
-            if snapshot.storage not in mine.written_storages
+            if snapshot.storage not in mine.written_storages | mine.contended
         }
         for tree in (call.args, call.kwargs or {}):
             for path, tensor in plain_tensors(tree):
