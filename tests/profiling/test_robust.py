@@ -107,6 +107,68 @@ def test_a_failure_of_the_profile_itself_is_reported_and_training_goes_on(owner,
     str(p)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("level", ["module", "operation"])
+def test_a_checkpoint_has_the_flops_of_what_it_holds(use_reentrant, level):
+    block, out = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), nn.Linear(6, 3)
+    plain = Model(lambda self, x: self.out(self.block(x)), block=block, out=out)
+    model = Model(
+        lambda self, x: self.out(checkpoint(self.block, x, use_reentrant=use_reentrant)), block=block, out=out
+    )  # fmt: skip
+    counts = []
+    for each in (plain, model):
+        with tl.profile(each, level=level) as p:
+            each(torch.rand(2, 6, requires_grad=True)).sum().backward()
+        names = ("", "block", "block.0", "block.2", "out")
+        counts.append([(p[name].calls[0].flops, p[name].calls[0].flops_backward) for name in names])
+    assert counts[0] == counts[1]
+
+
+def test_the_backward_of_a_custom_function_is_that_of_the_operation_that_made_its_result():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * ctx.saved_tensors[0] * gradient
+
+    class ThroughNumpy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.from_numpy(x.detach().numpy() * 2)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    model = Model(lambda self, x: ThroughNumpy.apply(Square.apply(self.fc(x))).sum(), fc=nn.Linear(3, 3))
+    with tl.profile(model, level="operation") as p:
+        model(torch.rand(2, 3)).backward()
+    found = {operation.layer_type: operation.backward_seconds for operation in p.operations}
+    assert {name for name, seconds in found.items() if seconds is not None} == {"linear", "mul", "throughnumpy", "sum"}
+
+
+def test_a_part_that_is_called_by_itself_is_measured_and_what_is_missing_is_told():
+    class Lightning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = MLP()
+
+        def training_step(self, x):
+            return self.net(x).sum()
+
+    model = Lightning()
+    with tl.profile(model) as p:
+        for _ in range(2):
+            model.training_step(torch.rand(2, 4)).backward()
+    assert len(p.steps) == 2
+    assert p["net.fc1"].statistic("backward_seconds").num == 2
+    assert p.problems == ["'net' was called by itself, not by the model: its FLOPs were not counted"]
+
+
 def test_a_failing_checker_is_switched_off(monkeypatch):
     class Failing:
         first_nonfinite = None

@@ -1,7 +1,8 @@
 """What the calls of a recording cost, from the shapes that were noted; the formulas are in `flops/`."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from torchlens.capture.operations import BUFFER, INPUT
 from torchlens.capture.recording import Recording, Row
 from torchlens.graph.build import Graph
 from torchlens.graph.edges import located
@@ -10,7 +11,9 @@ from torchlens.graph.flops.registered import registered_flops
 from torchlens.graph.flops.registry import backward_flops, forward_flops
 from torchlens.graph.operation_kinds import MAY_RETURN_ARGUMENT
 
-__all__ = ["backward_flops_of", "flops_of", "reached_backward_flops", "reached_by_gradients"]
+__all__ = ["backward_flops_of", "flops_of", "reached_backward_flops", "reached_by_gradients", "repeated_in_backward"]
+
+_CHECKPOINT = "CheckpointFunctionBackward"
 
 
 def flops_of(recording: Recording, row: Row) -> int | None:
@@ -30,8 +33,13 @@ def backward_flops_of(recording: Recording, row: Row) -> int | None:
     return 0 if row.output_index or row.gradfunc is None else _backward(recording, row, located(row.references))
 
 
-def reached_backward_flops(recording: Recording, graph: Graph, entry: int, is_reached: Sequence[bool]) -> int | None:
-    """The same in a backward pass from the outputs; 0 for a call that it does not come by (see `reached_by_gradients`)."""
+def reached_backward_flops(
+    recording: Recording, graph: Graph, entry: int, is_reached: Sequence[bool], repeated: Collection[int]
+) -> int | None:
+    """The same in a backward pass from the outputs; 0 for a call that it does not come by (see `reached_by_gradients`).
+
+    `repeated` are the rows of calls that the backward pass makes again (see `repeated_in_backward`).
+    """
     number = graph.recorded[entry]
     row = recording.rows[number]
     if row.output_index:
@@ -40,11 +48,13 @@ def reached_backward_flops(recording: Recording, graph: Graph, entry: int, is_re
     if not any(result is not None and is_reached[result] for result in results):
         return 0
     # What the call was given, and what was written there since.
-    return _backward(recording, row, (*located(row.references), *graph.located_reads.get(number, ())))
+    return _backward(recording, row, (*located(row.references), *graph.located_reads.get(number, ())), repeated)
 
 
-def _backward(recording: Recording, row: Row, given: Iterable[tuple[Location, int]]) -> int | None:
-    wanting = {location for location, source in given if _wants_grad(recording, source)}
+def _backward(
+    recording: Recording, row: Row, given: Iterable[tuple[Location, int]], repeated: Collection[int] = ()
+) -> int | None:
+    wanting = {location for location, source in given if _wants_grad(recording, source, repeated)}
     return backward_flops(row.operation.layer_type, _call_of(recording, row), wanting)
 
 
@@ -79,6 +89,19 @@ def reached_by_gradients(recording: Recording, graph: Graph) -> list[bool]:
     return is_reached
 
 
+def repeated_in_backward(recording: Recording) -> frozenset[int]:
+    """The rows of calls inside reentrant checkpoints: they ran without gradients, and run again with them in backward."""
+    found: set[int] = set()
+    pending = [number for number, row in enumerate(recording.rows) if row.gradfunc == _CHECKPOINT]
+    while pending:
+        for _, number in located(recording.rows[pending.pop()].references):
+            row = recording.rows[number] if number >= 0 and number not in found else None
+            if row is not None and row.gradfunc is None and row.operation not in (INPUT, BUFFER):
+                found.add(number)
+                pending.append(number)
+    return frozenset(found)
+
+
 def _ends_custom_function(row: Row) -> bool:
     """Whether a function written in Python gave the result its gradient function; torch numbers its own (`MmBackward0`)."""
     return row.gradfunc is not None and row.gradfunc.endswith("Backward")
@@ -96,8 +119,19 @@ def _call_of(recording: Recording, row: Row) -> Call:
     return Call(shapes, tuple(row.shape), row.args, row.kwargs)
 
 
-def _wants_grad(recording: Recording, number: int) -> bool:
-    """Whether gradients are computed for an entry or parameter."""
+def _wants_grad(recording: Recording, number: int, repeated: Collection[int] = ()) -> bool:
+    """Whether gradients are computed for an entry or parameter; of what backward does again, as it is then."""
+    if number in repeated:
+        pending, seen = [number], {number}
+        while pending:
+            for _, source in located(recording.rows[pending.pop()].references):
+                if source not in seen:
+                    seen.add(source)
+                    if source in repeated:
+                        pending.append(source)
+                    elif _wants_grad(recording, source):
+                        return True
+        return False
     while number >= 0:
         row = recording.rows[number]
         if row.gradfunc is not None or number in recording.leaves:

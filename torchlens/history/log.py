@@ -12,7 +12,7 @@ from torchlens.capture.recording import Recording, Row
 from torchlens.capture.user_code import SourceLine, source_line, warn_caller
 from torchlens.errors import ValueChangedError
 from torchlens.graph.build import Graph, build_graph
-from torchlens.graph.costs import reached_backward_flops, reached_by_gradients
+from torchlens.graph.costs import reached_backward_flops, reached_by_gradients, repeated_in_backward
 from torchlens.graph.distances import Distances, distances_from_inputs, distances_to_outputs
 from torchlens.history.pickling import Format, copied, copied_deeply, packed, portable_options, unpacked
 
@@ -90,6 +90,10 @@ class Log:
         return reached_by_gradients(self.recording, self.graph)
 
     @cached_property
+    def repeated_in_backward(self) -> frozenset[int]:
+        return repeated_in_backward(self.recording)
+
+    @cached_property
     def from_input(self) -> Distances | None:
         return distances_from_inputs(self.graph.inputs, self.graph.parents) if self._marks_distances else None
 
@@ -144,7 +148,9 @@ class Log:
         return gradients.missing.get(self.graph.recorded[entry]) if isinstance(gradients, Gradients) else None
 
     def flops_backward(self, entry: int) -> int | None:
-        return reached_backward_flops(self.recording, self.graph, entry, self.reached_by_gradients)
+        return reached_backward_flops(
+            self.recording, self.graph, entry, self.reached_by_gradients, self.repeated_in_backward
+        )
 
     def num_bytes(self, entry: int) -> int:
         row = self.row(entry)

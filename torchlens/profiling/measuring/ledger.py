@@ -37,16 +37,21 @@ class Ledger:
         self.arrived: set[int] = set()  # where gradients arrived, as in `TensorFacts`
         self.num_gradients: dict[int, int] = {}  # id of a parameter → how often it got a gradient
         self._sequences: list[int] = []  # of the operations
+        self._function_operations: dict[int, Operation] = {}  # by number of the node of a custom autograd function
         self._parameter_calls: dict[int, Call] = {}
         self._num_calls_then = 0  # how many calls there were when that was found
 
     def add_operations(self, operations: list[Operation]) -> None:
         """Adds the operations of a step, in the order in which they ran."""
         self.operations += operations
+        for operation in operations:
+            self._function_operations.update(dict.fromkeys(operation.mark.function_nodes, operation))
         self._sequences += [operation.mark.sequence for operation in operations]
 
     def operation_at(self, sequence: int) -> Operation | None:
         """The operation that made a backward node."""
+        if sequence in self._function_operations:
+            return self._function_operations[sequence]
         position = bisect_right(self._sequences, sequence) - 1
         if position < 0:
             return None

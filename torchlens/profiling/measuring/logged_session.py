@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from torchlens.capture.backward import next_sequence
+from torchlens.capture.backward import next_sequence, node_of, sequence_of
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import Operation
 from torchlens.capture.own_time import OwnTime
@@ -31,6 +31,7 @@ class Mark(NamedTuple):
     sequence_end: int
     start_ns: int
     end_ns: int
+    function_nodes: tuple[int, ...] = ()  # of custom autograd functions whose result it made; they have other numbers
 
 
 class Looker(Protocol):
@@ -61,9 +62,13 @@ class Marker(Observer):
 
     def end(self, call: ObservedCall, result: Any) -> None:
         """Marks it, and has it looked at."""
-        if call.kind in (CallKind.FUNCTION, CallKind.OPAQUE) and self.failure is None:
+        if call.kind in (CallKind.FUNCTION, CallKind.OPAQUE, CallKind.AUTOGRAD) and self.failure is None:
             try:
                 self.mark(call, result)
+                if call.kind is CallKind.AUTOGRAD and self.marks:
+                    nodes = dict.fromkeys(node for node in map(node_of, result) if node is not None)
+                    numbers = tuple(sequence_of(node) for node in nodes)
+                    self.marks[-1] = self.marks[-1]._replace(function_nodes=(*self.marks[-1].function_nodes, *numbers))
             except NonFiniteError:
                 raise
             except Exception as error:  # the model must not notice

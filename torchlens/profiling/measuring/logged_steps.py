@@ -57,18 +57,21 @@ class LoggedSteps:
             return False
         ledger, problems = self._ledger, self._ledger.problems
         if module is not ledger.model:
-            if self._is_operation_level:
-                address = ledger.modules.modules[id(module)].address
-                problems.add(f"{address!r} was called by itself, not by the model: it was measured at module level")
+            address = ledger.modules.modules[id(module)].address
+            level = "it was measured at module level, without FLOPs"
+            problems.add(
+                f"{address!r} was called by itself, not by the model: "
+                f"{level if self._is_operation_level else 'its FLOPs were not counted'}"
+            )
             return False
         if CURRENT.tracker is not None:
             problems.add(f"Step {step.number} ran inside a log: it was measured at module level, without FLOPs")
             return False
         if ledger.modules.is_compiled:
             problems.add(
-                "The model is compiled: at operation level its source is run instead"
+                "The model, or a part of it, is compiled: at operation level its source is run instead"
                 if self._is_operation_level
-                else "The model is compiled: what is inside is not seen, and FLOPs are not counted"
+                else "The model, or a part of it, is compiled: what is inside that is not seen, and FLOPs are not counted"
             )
             return self._is_operation_level
         # Of a warm-up step nothing is summed up.
