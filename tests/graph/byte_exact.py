@@ -61,6 +61,7 @@ def random_view(generator: np.random.Generator, base: torch.Tensor) -> torch.Ten
             view = view.diagonal(0, 0, 1)
         elif kind == 9:
             view = view.unfold(dim, int(generator.integers(1, size + 1)), int(generator.integers(1, 4)))
-        elif kind == 10 and view.is_contiguous() and view.size(-1) % 2 == 0 and view.element_size() == 4:
-            view = view.view(torch.int16 if generator.integers(0, 2) else torch.float64)
+        elif kind == 10 and view.stride(-1) == 1 and view.element_size() == 4:
+            places = [view.storage_offset(), view.size(-1), *view.stride()[:-1]]
+            view = view.view(torch.int16 if any(place % 2 for place in places) else torch.float64)
     return view

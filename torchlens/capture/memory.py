@@ -11,26 +11,16 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.aliases import Aliases
+from torchlens.capture.copies import copies_of
 from torchlens.capture.recording import Write
-from torchlens.capture.regions import Region, region_of
-from torchlens.capture.wrappers import copy_of, inner_of
+from torchlens.capture.regions import Region, region_of, storage_of
+from torchlens.capture.wrappers import copy_of
 
 __all__ = ["Memory", "is_sole_owner", "storage_of", "version_of"]
 
-_clone_all = getattr(torch, "_foreach_clone", None)  # not in every torch
-# With more saved tensors than this on one storage, a write copies them all rather than comparing each with it.
-_MANY_ALIASES = 64
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """A number that tensors sharing memory have in common."""
-    if (inner := inner_of(tensor)) is not None:
-        return storage_of(inner)
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError, ValueError):
-        # Sparse, nested and wrapped tensors have no storage of their own, nor parameters of lazy modules any yet.
-        return -id(tensor)
+# A value that is copied when its memory is written: an entry's, or the one at a place of a list.
+Held = int | tuple[list[Any], int]
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -80,11 +70,15 @@ class Memory:
         self.copies: set[int] = set()
         self._transform = transform
         self._keeps_undo = keeps_undo
-        self._aliases: dict[int, list[int]] = {}
+        # By storage, what looks at it: of storages that were written, and of the others or since the last write.
+        self._aliases: dict[int, Aliases] = {}
+        self._waiting: dict[int, list[Held]] = {}
         self._num_indexed = 0
+        self._known_storages: set[int] = set()  # of entries
+        # By storage, the last entry that wrote there, and the tensor it wrote to with its version then.
+        self._last_writes: dict[int, tuple[int, weakref.ref[torch.Tensor], int]] = {}
         # Storages whose memory the model got hold of, to write to it unseen.
         self.exposed: set[int] = set()
-        self._arguments: dict[int, list[tuple[list[Any], int]]] = {}
         self._outside: set[int] = set()
         self._undo: dict[tuple[int, Region], tuple[torch.Tensor, torch.Tensor]] = {}
         self._generators: dict[torch.Generator, torch.Tensor] = {}
@@ -93,6 +87,8 @@ class Memory:
         """Takes the tensor of the next entry; if not `is_finished`, its value is to come: `finish`."""
         storage = storage_of(tensor)
         self.storages.append(storage)
+        if storage in self._last_writes:
+            self.regions[len(self.storages) - 1] = region_of(tensor)
         is_plain = is_saved and self._transform is None and storage not in self.exposed
         if is_plain and is_finished and not self.unfinished:
             self.values.append(tensor)
@@ -112,7 +108,7 @@ class Memory:
         is_exposed = self.storages[entry] in self.exposed
         value: Any = tensor if is_saved else None
         if is_saved and is_exposed:
-            value = _copy_of(tensor)
+            (value,) = copies_of([tensor])
             self.copies.add(entry)
         if is_saved and self._transform is not None:
             value = self._transform(value)
@@ -140,9 +136,10 @@ class Memory:
         for entry, tensor in found:
             del self.unfinished[entry]
             self._take(entry, tensor, is_saved=True)
-        self._index()
-        for storage in {self.storages[entry] for entry in begun}:  # what looks on may count the write only now
-            self._refresh_versions(storage)
+        for storage in {self.storages[entry] for entry in begun} & self._last_writes.keys():
+            last, reference, version = self._last_writes[storage]
+            target = reference()  # which may count the write only now
+            self._last_writes[storage] = (last, reference, version if target is None else version_of(target))
         return found
 
     def drop(self, entries: Iterable[int]) -> None:
@@ -176,8 +173,8 @@ class Memory:
 
     def is_written_since(self, entry: int) -> bool:
         """Whether the memory of an entry was written after the entry was made."""
-        storage = self.storages[entry]
-        return any(write.storage == storage and write.entry > entry for write in self.writes)
+        last = self._last_writes.get(self.storages[entry])
+        return last is not None and last[0] > entry
 
     def is_alive(self, entry: int, tensor: torch.Tensor) -> bool:
         """Whether `tensor` is still the one that `entry` made."""
@@ -188,21 +185,25 @@ class Memory:
 
     def watch_argument(self, holder: list[Any], index: int) -> None:
         """Copies `holder[index]` too when its memory is about to be written."""
-        self._arguments.setdefault(storage_of(holder[index]), []).append((holder, index))
+        self._waiting.setdefault(storage_of(holder[index]), []).append((holder, index))
 
     def before_write(self, targets: Sequence[torch.Tensor]) -> None:
         """Copies the saved values that look at the memory of `targets`."""
-        if len(self.storages) > self._num_indexed:
-            self._index()
+        self._index()
         for target in targets:
             storage = storage_of(target)
             written = region_of(target)
-            if self._keeps_undo and (storage in self._outside or storage not in self._aliases):
-                self._undo.setdefault((storage, written), (target, copy_of(target.detach())))
-            if storage in self._aliases:
-                self._aliases[storage] = self._copy_overlapping(self._aliases[storage], storage, written, target)
-            for holder, index in self._arguments.pop(storage, ()):
-                holder[index] = _copy_of(holder[index])
+            is_outside = storage in self._outside or storage not in self._known_storages
+            if self._keeps_undo and is_outside and (storage, written) not in self._undo:
+                self._undo[storage, written] = (target, copy_of(target.detach()))
+            aliases = self._place(storage)
+            taken = aliases.take(written)
+            if self.unfinished:  # the memory of those is not where this write goes
+                for held in self.unfinished.keys() & taken:
+                    taken.remove(held)
+                    aliases.add(held, region_of(self.values[held]))
+            if taken:
+                self._replace_by_copies(taken)
 
     def before_free(self, targets: Sequence[torch.Tensor]) -> None:
         """Copies the saved values that look at memory which is going to be let go of."""
@@ -228,13 +229,7 @@ class Memory:
         for target in targets:
             storage = storage_of(target)
             self.writes.append(Write(entry, storage, region_of(target)))
-            self._refresh_versions(storage)
-
-    def _refresh_versions(self, storage: int) -> None:
-        for alias in self._aliases.get(storage, ()):
-            value = self.values[alias]
-            if isinstance(value, torch.Tensor):
-                self.versions[alias] = version_of(value)
+            self._last_writes[storage] = (entry, weakref.ref(target), version_of(target))
 
     def begin_operations(self, outside: Iterable[torch.Tensor]) -> None:
         """From here on, entries are made by operations; `outside` is what existed before."""
@@ -254,25 +249,24 @@ class Memory:
             del column[num_entries:]
 
     def settle(self, outliving: Iterable[torch.Tensor]) -> None:
-        """Copies the saved values that share memory with tensors that live on after the pass."""
-        self._replaced.clear()
+        """Copies the saved values that share memory with tensors that live on after the pass. It is safe to repeat."""
         storages = set(map(storage_of, outliving))
-        shared = {}
+        shared: list[Held] = []
         for entry, storage in enumerate(self.storages):
+            if storage in self._last_writes:
+                self._note_region(entry)
             if storage in storages:
                 value = self.values[entry]
                 if isinstance(value, torch.Tensor) and (entry not in self.origins or storage_of(value) in storages):
-                    shared[entry] = value
-        originals = {id(value): value for value in shared.values()}
-        copies = dict(zip(originals, _copies_of(list(originals.values())), strict=True))
-        for entry, value in shared.items():
-            copy = copies[id(value)]
-            self.values[entry] = copy
-            self.versions[entry] = version_of(copy)
-            self.copies.add(entry)
+                    shared.append(entry)
+        for storage in self._last_writes:
+            self._renew_versions(storage)
         for storage in storages:
-            for holder, index in self._arguments.pop(storage, ()):
-                holder[index] = _copy_of(holder[index])
+            for held in (*self._waiting.get(storage, ()), *self._aliases.get(storage, ())):
+                if not isinstance(held, int):
+                    shared.append(held)
+        self._replace_by_copies(shared)
+        self._replaced.clear()
 
     def note_outside(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """The storages of tensors that are no entries, if anything was written. Notes the regions of those that were."""
@@ -293,63 +287,65 @@ class Memory:
         self._undo.clear()
         self._generators.clear()
 
-    def _copy_overlapping(self, entries: list[int], storage: int, written: Region, target: torch.Tensor) -> list[int]:
-        """Copies the saved values among `entries` that `written` overlaps; returns the entries still looking on."""
-        remaining = []
-        copy_all = len(entries) > _MANY_ALIASES
-        for entry in entries:
-            tensor = self._tensor_of(entry)
-            if tensor is not None and entry not in self.regions:
-                self.regions[entry] = written if tensor is target else region_of(tensor)
-            value = self.values[entry]
-            if entry in self.unfinished:  # which is not where this write goes
-                remaining.append(entry)
-            elif value is target:
-                self._replace_by_copy(entry, value)
-            elif not isinstance(value, torch.Tensor) or storage_of(value) != storage:
-                continue
-            elif copy_all or _may_overlap(region_of(value), written):
-                self._replace_by_copy(entry, value)
-            else:
-                remaining.append(entry)
-        return remaining
+    def _place(self, storage: int) -> Aliases:
+        """What looks at a storage, with those that were waiting."""
+        aliases = self._aliases.get(storage)
+        if aliases is None:
+            aliases = self._aliases[storage] = Aliases()
+        for held in self._waiting.pop(storage, ()):
+            region = self._note_region(held) if isinstance(held, int) else None
+            value = self._value_of(held)
+            if isinstance(value, torch.Tensor) and storage_of(value) == storage:
+                aliases.add(held, region or region_of(value))
+        return aliases
 
-    def _replace_by_copy(self, entry: int, value: torch.Tensor) -> None:
-        if entry not in self.origins:
-            self.origins[entry] = weakref.ref(value)
-            self._replaced.append(value)
-        copy = _copy_of(value)
-        self.copies.add(entry)
-        self.values[entry] = copy
-        self.versions[entry] = version_of(copy)
-
-    def _tensor_of(self, entry: int) -> torch.Tensor | None:
+    def _note_region(self, entry: int) -> Region | None:
+        """Notes what the tensor of an entry looks at; returns it if the tensor itself is the entry's value."""
         origin = self.origins.get(entry)
-        return self.values[entry] if origin is None else origin()
+        tensor = self.values[entry] if origin is None else origin()
+        if entry not in self.regions and tensor is not None:
+            self.regions[entry] = region_of(tensor)
+        return self.regions.get(entry) if origin is None else None
+
+    def _replace_by_copies(self, taken: Sequence[Held]) -> None:
+        values = {id(value): value for value in map(self._value_of, taken)}
+        copies = dict(zip(values, copies_of(list(values.values())), strict=True))
+        for held in taken:
+            value = self._value_of(held)
+            copy = copies[id(value)]
+            if not isinstance(held, int):
+                holder, index = held
+                holder[index] = copy
+                continue
+            if held not in self.origins:
+                self.origins[held] = weakref.ref(value)
+                self._replaced.append(value)
+            self.copies.add(held)
+            self.values[held] = copy
+            self.versions[held] = version_of(copy)
+
+    def _renew_versions(self, storage: int) -> None:
+        """Takes note of the versions of values that the writes to their storage, of which we know, left alone."""
+        _, reference, version = self._last_writes[storage]
+        target = reference()
+        if target is None or version_of(target) == version:  # else it was written again, behind our back
+            for held in self._aliases.get(storage, ()):
+                if isinstance(held, int):
+                    self.versions[held] = version_of(self.values[held])
+
+    def _value_of(self, held: Held) -> Any:
+        if isinstance(held, int):
+            return self.values[held]
+        holder, index = held
+        return holder[index]
 
     def _index(self) -> None:
         """Extends the index from storage to entries; each entry is taken up once, and only if something is written."""
-        for entry in range(self._num_indexed, len(self.storages)):
-            self._aliases.setdefault(self.storages[entry], []).append(entry)
+        first = self._num_indexed
+        for entry in range(first, len(self.storages)):
+            self._waiting.setdefault(self.storages[entry], []).append(entry)
+        self._known_storages.update(self.storages[first:])
         self._num_indexed = len(self.storages)
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is part of the autograd graph, if the tensor is."""
-    try:
-        return copy_of(tensor)
-    except RuntimeError:  # one of several views whose base was written behind autograd's back
-        return tensor.detach().clone()
-
-
-def _copies_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """As `_copy_of`, for many at once."""
-    if _clone_all is not None and all(type(tensor) is torch.Tensor and not tensor.requires_grad for tensor in tensors):
-        try:
-            return list(_clone_all(tensors))
-        except (NotImplementedError, RuntimeError):  # a kind of tensor that can only be copied alone
-            pass
-    return list(map(_copy_of, tensors))
 
 
 def _may_overlap(a: Region, b: Region) -> bool:

@@ -31,7 +31,7 @@ from torchlens.capture.arguments import (
 from torchlens.capture.attributes import Attributes
 from torchlens.capture.failures import Failures
 from torchlens.capture.gradients import GradientHooks, slice_written
-from torchlens.capture.memory import Memory, is_sole_owner, storage_of, version_of
+from torchlens.capture.memory import Memory, is_sole_owner, version_of
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import (
     BUFFER,
@@ -42,7 +42,7 @@ from torchlens.capture.operations import (
     operation_of,
 )
 from torchlens.capture.recording import ModuleCall, References, Row
-from torchlens.capture.regions import region_of
+from torchlens.capture.regions import region_of, storage_of
 from torchlens.capture.trees import plain_tensors, same_with
 from torchlens.capture.user_code import KNOWN_CODE, is_user_code
 from torchlens.capture.view_tree import Slice

@@ -1,4 +1,4 @@
-"""Regions: the bytes of its storage that a tensor looks at."""
+"""Where a tensor's elements lie: its storage, and the region of it that the tensor looks at."""
 
 import math
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import torch
 
 from torchlens.capture.wrappers import inner_of
 
-__all__ = ["Progression", "Region", "region_of"]
+__all__ = ["Progression", "Region", "region_of", "storage_of"]
 
 # `count` places, `stride` bytes apart.
 Progression = tuple[int, int]
@@ -41,7 +41,13 @@ class Region(NamedTuple):
 
     @property
     def num_elements(self) -> int:
+        """How many elements the tensor has. They may be fewer in memory (`expand`)."""
         return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all its elements."""
+        return math.prod(self.shape) * self.item_bytes
 
     @property
     def overlaps_itself(self) -> bool:
@@ -57,6 +63,10 @@ class Region(NamedTuple):
     def is_interval(self) -> bool:
         """Whether the region has no holes."""
         return len(self.progressions()) == 1
+
+    def filled(self) -> "Region":
+        """All that lies between the first and the last byte."""
+        return Region(self.start, (self.end - self.start,), (1,), 1)
 
     def covers(self, other: "Region") -> bool:
         """Whether every byte of `other` is certainly in this region; told only where that is plain to see."""
@@ -94,3 +104,14 @@ def region_of(tensor: torch.Tensor) -> Region:
         return _region((int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size()))
     except (NotImplementedError, RuntimeError, ValueError):  # no strides: take the object as one whole
         return Region(0, (1,), (1,), 1)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number that tensors sharing memory have in common."""
+    if (inner := inner_of(tensor)) is not None:
+        return storage_of(inner)
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError, ValueError):
+        # Sparse, nested and wrapped tensors have no storage of their own, nor parameters of lazy modules any yet.
+        return -id(tensor)

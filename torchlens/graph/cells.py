@@ -52,17 +52,12 @@ def cells_of(regions: Sequence[Region]) -> Cells:
     if cells is None and sum(map(_num_runs, regions)) <= _MOST_RUNS:
         return _from_runs(regions)
     if cells is None:
-        boxes.update({region: lattice.boxes(_between(region)) or [] for region in odd})
+        boxes.update({region: lattice.boxes(region.filled()) or [] for region in odd})
         cells = _from_boxes(boxes, odd)
     if cells is None:
         odd = [region for region in regions if _num_runs(region) * len(regions) > _MOST_RUNS]
         cells = _from_runs(regions, odd)
     return cells
-
-
-def _between(region: Region) -> Region:
-    """All that lies between the first and the last byte of a region."""
-    return Region(region.start, (region.end - region.start,), (1,), 1)
 
 
 # -- boxes -------------------------------------------------------------------------------------------------------------
@@ -123,7 +118,7 @@ def _num_runs(region: Region) -> int:
 def _from_runs(regions: Sequence[Region], inexact: Iterable[Region] = ()) -> Cells:
     """Cells along one axis."""
     inexact = frozenset(inexact)
-    runs = {region: _runs_of(_between(region) if region in inexact else region) for region in regions}
+    runs = {region: _runs_of(region.filled() if region in inexact else region) for region in regions}
     ends = [cut for starts, length in runs.values() for cut in (starts, starts + length)]
     cuts = np.unique(np.concatenate(ends))
     parts: dict[Region, list[Part]] = {}
