@@ -199,7 +199,7 @@ class Memory:
             aliases = self._place(storage)
             taken = aliases.take(written)
             if self.unfinished:  # the memory of those is not where this write goes
-                for held in self.unfinished.keys() & taken:
+                for held in [held for held in taken if isinstance(held, int) and held in self.unfinished]:
                     taken.remove(held)
                     aliases.add(held, region_of(self.values[held]))
             if taken:
