@@ -1,0 +1,41 @@
+"""A type checker, and so an editor, knows every option and every field."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PROGRAM = """
+import torch
+import torchlens as tl
+
+m, x = torch.nn.ReLU(), torch.rand(2)
+h = tl.log_forward_pass(m, x, vis_outpath="a.gv", vis_fileformat="gv", layers_to_save=["relu", 1])
+tl.log_forward_pass(m, x, layers_to_save=lambda entry: entry.layer_type == "relu")
+tl.log_forward_pass(m, x, None, "all", True, "cpu")
+tl.show_model_graph(m, x, vis_opt="rolled", random_seed=1)
+h.render_graph("rolled", 1, "a.gv", vis_direction="topdown")
+tl.log_forward_pass(m, x, vis_outpth="a.gv")  # wrong
+tl.log_forward_pass(m, x, vis_direction="up")  # wrong
+tl.show_model_graph(m, x, vis_opt="rold")  # wrong
+h.render_graph(vis_fileformat="bmp")  # wrong
+h[0].tensor_contnets  # wrong
+h.layer_lists  # wrong
+h.summary(sort_by="speed")  # wrong
+tl.profile(m, check="nan")  # wrong
+"""
+
+
+@pytest.mark.slow
+def test_a_type_checker_finds_the_wrong_calls_and_no_others(tmp_path: Path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    found = {int(line) for line in re.findall(rf"^{re.escape(str(program))}:(\d+): error", done.stdout, re.MULTILINE)}
+    wrong = {number for number, line in enumerate(PROGRAM.split("\n"), start=1) if line.endswith("# wrong")}
+    assert found == wrong, done.stdout + done.stderr
