@@ -36,6 +36,7 @@ def test_a_type_checker_finds_the_wrong_calls_and_no_others(tmp_path: Path):
     program.write_text(PROGRAM)
     command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(program)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    found = {int(line) for line in re.findall(rf"^{re.escape(str(program))}:(\d+): error", done.stdout, re.MULTILINE)}
+    # By name alone: what mypy remembers of an earlier run stands under the folder of that run.
+    found = {int(line) for line in re.findall(r"program\.py:(\d+): error", done.stdout)}
     wrong = {number for number, line in enumerate(PROGRAM.split("\n"), start=1) if line.endswith("# wrong")}
     assert found == wrong, done.stdout + done.stderr
