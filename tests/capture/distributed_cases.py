@@ -929,19 +929,33 @@ def torch_is_as_it_was_and_other_threads_are_not_heard(rank: int) -> None:
     other = dist.new_group([0, 1])
     before = [{name: id(value) for name, value in vars(owner).items() if callable(value)} for owner in owners]
 
+    asked, answered = threading.Event(), threading.Event()
+    elsewhere = torch.full((2,), 1.0)
+
+    def reduce_elsewhere() -> None:
+        asked.wait()
+        dist.all_reduce(elsewhere, group=other)
+        answered.set()
+
+    started_before = threading.Thread(target=reduce_elsewhere)
+    started_before.start()
+
     class Both(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = x * 3
-            elsewhere = torch.full((2,), 1.0)
-            thread = threading.Thread(target=dist.all_reduce, args=(elsewhere,), kwargs={"group": other})
-            thread.start()
-            thread.join()
-            assert elsewhere.tolist() == [2.0, 2.0]
-            dist.all_reduce(y)
+            asked.set()
+            answered.wait()
+            started_here = threading.Thread(target=dist.all_reduce, args=(y,))
+            started_here.start()
+            started_here.join()
             return y + 1
 
     history = tl.log_forward_pass(Both(), torch.ones(2))
+    started_before.join()
+    assert elsewhere.tolist() == [2.0, 2.0]
     assert [entry.layer_type for entry in history] == ["input", "mul", "allreduce", "add", "output"]
+    assert history["allreduce_1"].tensor_contents.tolist() == [6.0, 6.0]
+    assert history["mul_1"].tensor_contents.tolist() == [3.0, 3.0]
 
     class Broken(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

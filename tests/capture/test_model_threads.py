@@ -17,7 +17,7 @@ from networks import MLP, Model
 from torch import nn
 
 import torchlens as tl
-from torchlens.capture.patching import CURRENT
+from torchlens.capture.current import CURRENT
 
 Work = Callable[[int], torch.Tensor]
 Run = Callable[[Work, int], list[torch.Tensor]]

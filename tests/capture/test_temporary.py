@@ -15,7 +15,7 @@ from networks import MLP, ConvNet, Model
 from torch import nn
 
 import torchlens as tl
-from torchlens.capture.patching import CURRENT
+from torchlens.capture.current import CURRENT
 
 NAMESPACES = [
     torch, torch.Tensor, torch._C.TensorBase, torch.nn.functional, torch._tensor, torch.functional, torch.overrides,

@@ -11,7 +11,7 @@ from networks import MLP, ConvNet, Model
 from torch import nn
 
 import torchlens as tl
-from torchlens.capture.patching import CURRENT
+from torchlens.capture.current import CURRENT
 
 PATIENCE = 600.0  # seconds; only so that a test that fails ends
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.autograd.profiler as torch_profiler
 
-from torchlens.capture.patching import CURRENT
+from torchlens.capture.current import CURRENT
 
 _WATCHED = [
     (torch.nn.Module, "_call_impl"),

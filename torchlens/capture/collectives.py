@@ -1,8 +1,8 @@
 """Operations that several processes do together: the collectives of torch.distributed, and sending and receiving.
 
 torch reports none of them. The functions of torch.distributed end in methods of its process groups, so those are patched
-(see `patching.py`), whatever reference a function was called by. Their functional relatives (`torch.ops._c10d_functional`),
-which DTensor is made of, are reported as any operation.
+(see `distributed_patches.py`), whatever reference a function was called by. Their functional relatives, which DTensor is
+made of (`torch.ops._c10d_functional`), are reported as any operation.
 
 All of them only begin the operation: its result is there when somebody has waited for it. Until then its memory may be
 written at any time. An entry is made when the operation begins, and its value is taken when it has been waited for.
@@ -114,14 +114,13 @@ _WAIT = named_operation("wait", _wait)
 
 @dataclass(slots=True, eq=False)
 class Unfinished:
-    """Entries `first` up to `last` of an operation that was begun; `handle` tells when it is done.
+    """Entries of an operation that was begun; `handle` tells when it is done.
 
     The handle is what the process group returned, or the result of a functional collective.
     """
 
     handle: Any
-    first: int
-    last: int
+    entries: list[int]
     tensors: list[Tensor]
     is_users: bool = True  # begun by the user's code, and not by a part of torch that uses torch.distributed itself
 
@@ -177,7 +176,6 @@ def _record(
         recorder.fail(error, operation, args, described, references, frame, observed)
         raise
     call = (operation, args, described, references, recorder.module_call, *place, perf_counter() - start)
-    first = len(recorder.rows)
     with torch._C.DisableTorchFunction():
         # What is only sent leaves no result behind, but an entry that shows what went.
         result = given.get("out", given.get("both")) if written else given.get("in")
@@ -186,8 +184,8 @@ def _record(
         each_reads = [{(0, index): references[0, index]} for index in range(len(written))] if is_each else ()
         recorder.append_results(call, result, written, not written, not written, each_reads)
         recorder.end_observed(observed, work)
-    if written and len(recorder.rows) > first:
-        _begin(recorder, Unfinished(work, first, len(recorder.rows), written, _is_called_by_user(frame)))
+    if written:
+        _begin(recorder, work, written, _is_called_by_user(frame))
     return work
 
 
@@ -213,12 +211,11 @@ def record_functional(
     if is_wait:
         _finish_tensor(recorder, args[0] if args else (kwargs or {})["tensor"], seconds)
     call = (operation, args, kwargs, references, recorder.module_call, *place, seconds)
-    first = len(recorder.rows)
     recorder.append_results(call, result, written, is_finished=is_wait)
     recorder.end_observed(observed, result)
     tensors = [tensor for _, tensor in plain_tensors(result)]
     if not is_wait and tensors:
-        _begin(recorder, Unfinished(tensors[0], first, len(recorder.rows), tensors))
+        _begin(recorder, tensors[0], tensors)
     return result
 
 
@@ -235,11 +232,13 @@ def _wrap(
     return result
 
 
-def _begin(recorder: Recorder, unfinished: Unfinished) -> None:
-    if unfinished.handle is None:  # a group that this process is not in, or one that tells of several operations at once
-        recorder.finish_entries(unfinished.first, unfinished.last)
-    else:
-        recorder.unfinished.append(unfinished)
+def _begin(recorder: Recorder, handle: Any, tensors: list[Tensor], is_users: bool = True) -> None:
+    with torch._C.DisableTorchFunction():
+        entries = [entry for entry in map(recorder.entry_of, tensors) if entry is not None and entry >= 0]
+        if handle is None:  # a group that this process is not in, or one that tells of several operations at once
+            recorder.finish_entries(entries)
+        else:
+            recorder.unfinished.append(Unfinished(handle, entries, tensors, is_users))
 
 
 # -- ending ------------------------------------------------------------------------------------------------------------
@@ -259,11 +258,11 @@ def record_wait(recorder: Recorder, run: Callable[[], Any], work: Any = None) ->
         with recorder.aside():
             result = run()
     except BaseException as error:
-        operation = recorder.rows[mine[0].first].operation if mine else _WAIT
+        operation = recorder.rows[mine[0].entries[0]].operation if mine and mine[0].entries else _WAIT
         recorder.fail(error, operation, (), None, (), sys._getframe(2), observed)
         for unfinished in mine:
             recorder.unfinished.remove(unfinished)
-            recorder.drop_entries(unfinished.first, unfinished.last)
+            recorder.drop_entries(unfinished.entries)
         raise
     seconds = perf_counter() - start
     with torch._C.DisableTorchFunction():
@@ -282,11 +281,11 @@ def _finish_tensor(recorder: Recorder, tensor: Tensor, seconds: float) -> None:
 
 def _finish(recorder: Recorder, unfinished: Unfinished, seconds: float) -> None:
     recorder.unfinished.remove(unfinished)
-    for entry in range(unfinished.first, unfinished.last):
+    for entry in unfinished.entries:
         row = recorder.rows[entry]
         recorder.rows[entry] = row._replace(seconds=row.seconds + seconds)
     with torch._C.DisableTorchFunction():
-        recorder.finish_entries(unfinished.first, unfinished.last)
+        recorder.finish_entries(unfinished.entries)
 
 
 def finish_collectives(recorder: Recorder) -> list[Tensor]:
@@ -299,12 +298,12 @@ def finish_collectives(recorder: Recorder) -> list[Tensor]:
         if _is_done(unfinished.handle):
             _finish(recorder, unfinished, 0.0)
             continue
-        recorder.drop_entries(unfinished.first, unfinished.last)
+        recorder.drop_entries(unfinished.entries)
         under_way += unfinished.tensors
-        name = recorder.rows[unfinished.first].operation.name
-        reason = f"{name} was begun but not waited for before the forward pass ended: its result has no saved value"
-        if unfinished.is_users and reason not in recorder.warnings:
-            recorder.warnings.append(reason)
+        for name in {recorder.rows[entry].operation.name for entry in unfinished.entries if unfinished.is_users}:
+            reason = f"{name} was begun but not waited for before the forward pass ended: its result has no saved value"
+            if reason not in recorder.warnings:
+                recorder.warnings.append(reason)
     recorder.unfinished.clear()
     return under_way
 

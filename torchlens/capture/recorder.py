@@ -375,8 +375,7 @@ class Recorder(TorchFunctionMode):
     def _before_write(self, targets: Sequence[Tensor]) -> None:
         if self.unfinished:  # who writes there now has waited for what was being written
             for target in targets:
-                for entry in self.memory.writers_of(target):
-                    self.finish_entries(entry, entry + 1)
+                self.finish_entries(self.memory.writers_of(target))
         self.memory.before_write(targets)
 
     def begin_observed(
@@ -403,7 +402,7 @@ class Recorder(TorchFunctionMode):
         """Whether something that is read is still being written."""
         for begun in [begun for begun in self.unfinished if begun.is_awaited()]:
             self.unfinished.remove(begun)
-            self.finish_entries(begun.first, begun.last)
+            self.finish_entries(begun.entries)
         given = references.values() if isinstance(references, dict) else references
         return not self.memory.unfinished.keys().isdisjoint(given)
 
@@ -519,16 +518,16 @@ class Recorder(TorchFunctionMode):
             self._note_writes(first, written)
         self._kept_args = None
 
-    def finish_entries(self, first: int, last: int) -> None:
-        """What the entries `first` up to `last` were waiting for is there."""
+    def finish_entries(self, entries: Sequence[int]) -> None:
+        """What the entries were waiting for is there."""
         self.complete()
-        for entry, tensor in self.memory.finish(range(first, last)):
+        for entry, tensor in self.memory.finish(entries):
             if self._observer is not None:
                 self._observer.add(entry, tensor)
 
-    def drop_entries(self, first: int, last: int) -> None:
-        """The entries `first` up to `last` will never know their value."""
-        self.memory.drop(range(first, last))
+    def drop_entries(self, entries: Sequence[int]) -> None:
+        """The entries will never know their value."""
+        self.memory.drop(entries)
 
     def _note_slice(self, entry: int, tensor: Tensor, before: int | None) -> None:
         part = slice_written(entry, tensor, before)

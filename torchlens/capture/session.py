@@ -16,6 +16,7 @@ from torchlens.capture.attributes import Attributes, KeptAttributes
 from torchlens.capture.backward import next_sequence
 from torchlens.capture.collectives import finish_collectives, record_functional
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
+from torchlens.capture.current import CURRENT
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory
 from torchlens.capture.mode_stack import push_mode, remove_mode
@@ -23,7 +24,7 @@ from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.observer import Observer
 from torchlens.capture.operations import BUFFER, INPUT
 from torchlens.capture.parts import parts_of
-from torchlens.capture.patching import CURRENT, apply_patches, undo_patches
+from torchlens.capture.patching import apply_patches, undo_patches
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import Failure, Recording
 from torchlens.capture.sharding import know_whole, parameter_pairs

@@ -6,7 +6,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import Model
-from torchlens.capture import backward, patching, recorder, timed_recorder
+from torchlens.capture import backward, current, recorder, timed_recorder
 from torchlens.capture.backward import NodeRun
 from torchlens.profiling import profile as profile_module
 from torchlens.profiling.measuring import backward_times, calibration, checks, logged_session, times, watcher
@@ -38,7 +38,7 @@ def clock(monkeypatch):
     clock = Clock()
     for module in (backward, recorder, timed_recorder, watcher):
         monkeypatch.setattr(module, "perf_counter", clock.read)
-    monkeypatch.setattr(patching._Current, "clock", staticmethod(clock.read))
+    monkeypatch.setattr(current._Current, "clock", staticmethod(clock.read))
     monkeypatch.setattr(profile_module, "measure_residuals", lambda check: calibration.NOTHING)
     return clock
 
@@ -83,7 +83,7 @@ def test_what_looking_takes_is_in_no_time(clock, monkeypatch, options):
     monkeypatch.setattr(checks.Checks, "_show", clock.slow(checks.Checks._show, 20.0))
     monkeypatch.setattr(logged_session.Marker, "begin", clock.slow(logged_session.Marker.begin, 7.0))
     monkeypatch.setattr(logged_session.Marker, "mark", clock.slow(logged_session.Marker.mark, 3.0))
-    tracker = patching.ModuleTracker
+    tracker = current.ModuleTracker
     monkeypatch.setattr(tracker, "enter", clock.slow(tracker.enter, 11.0))
     monkeypatch.setattr(tracker, "leave", clock.slow(tracker.leave, 13.0))
     with tl.profile(model, **options) as p:
@@ -236,7 +236,7 @@ def test_what_is_printed_adds_up():
     with pytest.MonkeyPatch.context() as patch:
         for module in (backward, recorder, timed_recorder, watcher):
             patch.setattr(module, "perf_counter", clock.read)
-        patch.setattr(patching._Current, "clock", staticmethod(clock.read))
+        patch.setattr(current._Current, "clock", staticmethod(clock.read))
         patch.setattr(profile_module, "measure_residuals", lambda check: calibration.NOTHING)
         with tl.profile(model) as p:
             for first, second in ((1, 9), (9, 1), (1, 9), (9, 1), (8, 8)):
@@ -254,6 +254,6 @@ def test_calibration_finds_something_and_leaves_nothing():
     assert all(0 <= seconds < 1 for seconds in found._replace(short_operation_share=0.0))
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == torch.is_grad_enabled()
-    assert patching.CURRENT.watcher is None
+    assert current.CURRENT.watcher is None
     with torch.overrides.BaseTorchFunctionMode():
         assert calibration.measure_residuals(None) == calibration.NOTHING

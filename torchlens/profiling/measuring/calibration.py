@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from torchlens.capture.backward import BackwardWatch
+from torchlens.capture.current import CURRENT
 from torchlens.capture.own_time import OwnTime
-from torchlens.capture.patching import CURRENT
 from torchlens.profiling.health.checker import make_checker
 from torchlens.profiling.measuring.allocators import AllocatorWatch
 from torchlens.profiling.measuring.watcher import Watcher

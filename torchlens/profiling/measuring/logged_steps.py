@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchlens.capture.patching import CURRENT
+from torchlens.capture.current import CURRENT
 from torchlens.capture.recording import Recording
 from torchlens.errors import NonFiniteError
 from torchlens.history.log import Log

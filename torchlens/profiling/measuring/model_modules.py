@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchlens.capture.current import CURRENT
 from torchlens.capture.parts import named_modules
-from torchlens.capture.patching import CURRENT
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.measuring.kept_tensors import storage_key
 

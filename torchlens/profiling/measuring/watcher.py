@@ -15,7 +15,8 @@ import torch
 
 from torchlens.capture.arguments import shape_of
 from torchlens.capture.backward import BackwardWatch, NodeInfo, next_sequence, node_of
-from torchlens.capture.patching import add_watcher, apply_patches, remove_watcher, undo_patches
+from torchlens.capture.current import add_watcher, remove_watcher
+from torchlens.capture.patching import apply_patches, undo_patches
 from torchlens.capture.trees import named_tensors, plain_tensors
 from torchlens.errors import NonFiniteError
 from torchlens.profiling.measuring.calls import Call, Step, note_tensors

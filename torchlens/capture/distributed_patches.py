@@ -1,0 +1,101 @@
+"""What is patched of torch.distributed, where processes work together at all.
+
+Every function of it ends in a method of a process group, or of the back end in it, so that references to the functions,
+taken whenever, are seen too.
+"""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchlens.capture.collectives import GROUP_METHODS, record_broadcast, record_collective, record_wait
+from torchlens.capture.current import CURRENT
+from torchlens.capture.patches import Patch, opaque, quiet
+from torchlens.capture.sharding import GROUP_MODULE, record_gathering
+
+__all__ = ["distributed_patches"]
+
+
+def distributed_patches() -> list[Patch]:
+    """None, where there is no process group."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return []
+    c10d = distributed.distributed_c10d
+    patches = quiet(c10d)
+    patches += [
+        _collective(owner, name)
+        for owner in _with_subclasses(c10d.ProcessGroup, torch._C._distributed_c10d.Backend)
+        for name in GROUP_METHODS
+        if name in vars(owner)
+    ]
+    patches += [_waiting(owner, "wait") for owner in _with_subclasses(c10d.Work) if "wait" in vars(owner)]
+    patches += [_waiting(c10d.ProcessGroup, name) for name in ("barrier", "monitored_barrier")]
+    patches += [_gathering(name) for name in ("unshard", "wait_for_unshard", "reshard") if GROUP_MODULE in sys.modules]
+    patches += [opaque(c10d, f"_{name}", name) for name in ("object_to_tensor", "tensor_to_object")]
+    return [*patches, Patch(distributed, "_broadcast_coalesced", _patched_broadcast_coalesced(distributed))]
+
+
+def _with_subclasses(*classes: type) -> list[type]:
+    found: list[type] = []
+    pending = list(classes)
+    while pending:
+        kind = pending.pop()
+        if kind not in found:
+            found.append(kind)
+            pending += type.__subclasses__(kind)
+    return found
+
+
+def _collective(owner: Any, name: str) -> Patch:
+    original = vars(owner)[name]
+
+    def collective(group: Any, *args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return original(group, *args, **kwargs)
+        run = partial(original, group, *args, **kwargs)
+        return record_collective(tracker.recorder, name, run, group, args, kwargs)
+
+    return Patch(owner, name, collective)
+
+
+def _waiting(owner: Any, name: str) -> Patch:
+    original = vars(owner)[name]
+
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or tracker.recorder.collected is not None:
+            return original(work, *args, **kwargs)
+        return record_wait(tracker.recorder, partial(original, work, *args, **kwargs), work)
+
+    return Patch(owner, name, wait)
+
+
+def _gathering(name: str) -> Patch:
+    owner: Any = sys.modules[GROUP_MODULE].FSDPParamGroup
+    original = vars(owner)[name]
+
+    def gathering(group: Any, *args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return original(group, *args, **kwargs)
+        return record_gathering(tracker.recorder, group, name, partial(original, group, *args, **kwargs))
+
+    return Patch(owner, name, gathering)
+
+
+def _patched_broadcast_coalesced(distributed: Any) -> Callable[..., Any]:
+    original = distributed._broadcast_coalesced
+
+    def broadcast_coalesced(process_group: Any, tensors: Any, buffer_size: int, src: int = 0) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or tracker.recorder.collected is not None:
+            return original(process_group, tensors, buffer_size, src)
+        run = partial(original, process_group, tensors, buffer_size, src)
+        return record_broadcast(tracker.recorder, run, process_group, tensors, src)
+
+    return broadcast_coalesced
