@@ -110,9 +110,6 @@ class Keeper(TorchFunctionMode):
 def keep_everything(model: torch.nn.Module, x: Any) -> Run:
     """What it costs that no memory is used twice: the least that saving everything can cost. (In-place operations aside,
     before which a log must copy as well.)"""
-    from torchlens.capture.allocator import keep_freed_memory
-
-    keep_freed_memory()  # as a log does
 
     def run() -> Any:
         with Keeper() as keeper:
@@ -136,6 +133,22 @@ def measure_forward(tool: str, workload: str, seconds: float) -> dict[str, float
     model, x = WORKLOADS[workload]()
     with torch.no_grad():
         return median_ratio(lambda: model(x), TOOLS[tool](model, x), seconds)
+
+
+def measure_dropping(is_kept: bool, seconds: float) -> dict[str, float]:
+    """A log of 0.9 GB that is dropped before the next: with its memory given back to the system, or all of it kept."""
+    import torchlens
+    from torchlens.capture import freed_memory
+
+    if is_kept:
+        freed_memory.freed_memory()._most_kept = sys.maxsize
+    model, x = WORKLOADS["GPT-2, 4 × 128 tokens"]()
+
+    def log_and_drop() -> None:
+        torchlens.log_forward_pass(model, x)
+
+    with torch.no_grad():
+        return median_ratio(lambda: model(x), log_and_drop, seconds)
 
 
 def measure_extraction(seconds: float) -> dict[str, float]:
@@ -245,7 +258,9 @@ def measure_import() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("tool", choices=[*TOOLS, "extraction", "training", "scaling", "memory", "import"])
+    parser.add_argument(
+        "tool", choices=[*TOOLS, "dropped", "dropped-kept", "extraction", "training", "scaling", "memory", "import"]
+    )
     parser.add_argument("workload", nargs="?", choices=[*WORKLOADS, *TRAINING_WORKLOADS])
     parser.add_argument("--profile", choices=list(PROFILES), default="module", help="of training")
     parser.add_argument("--seconds", type=float, default=20.0)
@@ -255,6 +270,8 @@ def main() -> None:
     result: dict[str, Any]
     if options.tool in TOOLS:
         result = measure_forward(options.tool, options.workload, options.seconds)
+    elif options.tool.startswith("dropped"):
+        result = measure_dropping(options.tool == "dropped-kept", options.seconds)
     elif options.tool == "extraction":
         result = measure_extraction(options.seconds)
     elif options.tool == "training":

@@ -102,7 +102,10 @@ def make_table(seconds: float, with_peers: bool) -> str:
         if not isinstance(own, str):
             plain.append(f"{workload} {own['plain'] * 1000:.1f} ms")
         rows.append(f"| {workload} | {' | '.join(ratio(results[tool]) for tool in tools)} |")
+    dropped, kept = (measure(tool, "--seconds", str(seconds)) for tool in ("dropped", "dropped-kept"))
     others = {
+        "a log of 0.9 GB (GPT-2, 4 × 128 tokens), dropped, its memory given back to the system": ratio(dropped),
+        "the same, if its memory were kept": ratio(kept),
         "100,000 operations against 10,000 (time)": ratio(measure("scaling")),
         "one layer of ResNet-18 again (`save_new_activations`) against one forward hook": ratio(
             measure("extraction", "--seconds", str(seconds))

@@ -79,6 +79,11 @@ def gpt2() -> tuple[nn.Module, Any]:
     return GPT2Model(GPT2Config(use_cache=False)).eval(), torch.randint(0, 50257, (1, 128))
 
 
+def gpt2_batch() -> tuple[nn.Module, Any]:
+    model, _ = gpt2()
+    return model, torch.randint(0, 50257, (4, 128))
+
+
 class Loop(nn.Module):
     """Many tiny operations, two in each turn."""
 
@@ -104,6 +109,7 @@ WORKLOADS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "AlexNet 224": alexnet,
     "ResNet-18 224": resnet18,
     "GPT-2, 128 tokens": gpt2,
+    "GPT-2, 4 × 128 tokens": gpt2_batch,
     "loop of 10,000 operations": loop_10_000,
     "loop of 100,000 operations": loop_100_000,
 }

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchlens.capture.allocator import keep_freed_memory
 from torchlens.capture.attributes import Attributes, KeptAttributes
 from torchlens.capture.backward import next_sequence
 from torchlens.capture.collectives import finish_collectives, record_functional
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.current import CURRENT
+from torchlens.capture.freed_memory import Afterwards, freed_memory
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory
 from torchlens.capture.mode_stack import push_mode, remove_mode
@@ -64,7 +64,7 @@ class Session:
                 "A forward pass is being logged in this thread already, and a log cannot hold another. Log the inner "
                 "model on its own, before or after; its modules are part of the outer log anyway."
             )
-        keep_freed_memory()
+        freed_memory().begin()
         self.model = model
         self.options = options
         self._observer = observer
@@ -108,6 +108,7 @@ class Session:
         except BaseException as error:
             self._recorder.failures.settle(error)
             outliving += finish_collectives(self._recorder)
+            self._afterwards = Afterwards()  # the traceback holds this session, and the session what was computed
             raise
         finally:
             try:

@@ -142,12 +142,7 @@ class BaseHistory:
 
     def cleanup(self) -> None:
         """Lets go of all saved tensors, gradients and arguments, also for entries that somebody still holds."""
-        recording = self._log.recording
-        recording.values[:] = [None] * len(recording.values)
-        recording.versions[:] = [-1] * len(recording.versions)
-        recording.gradients.clear()
-        recording.slices.clear()
-        recording.saved_args.clear()
+        self._log.free_values()
         self._show_anew()
 
     def clear_params(self) -> None:

@@ -1,13 +1,15 @@
 """The data behind a history and its entries, shared by them; it points back to neither."""
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from torchlens.capture.collector import pause_collector, resume_collector
+from torchlens.capture.freed_memory import freed_memory
 from torchlens.capture.gradients import Gradients
+from torchlens.capture.interrupts import finalize
 from torchlens.capture.recording import Recording, Row
 from torchlens.capture.user_code import SourceLine, source_line, warn_caller
 from torchlens.errors import ValueChangedError
@@ -50,11 +52,31 @@ class Log:
         """A log like this one, of another recording."""
         return _log(recording, graph, self._marks_distances, self.keeps_unsaved, self.history_type, self.options)
 
+    def __del__(self) -> None:
+        """Frees the tensors, then looks how much memory lies free."""
+        finalize(partial(freed_memory().drop, self.__dict__.clear))
+
     def take(self, recording: Recording) -> None:
-        """Takes the recording of another run that did the same; where threads took turns, its rows have other numbers."""
+        """Takes the recording of another run that did the same, and frees the old values.
+
+        Where threads took turns, its rows have other numbers.
+        """
         if recording.branches or self.recording.branches:
             self._graph = None
-        self.recording = recording
+        freed_memory().drop(partial(setattr, self, "recording", recording))
+
+    def free_values(self) -> None:
+        """Lets go of all saved tensors, gradients and arguments."""
+
+        def free() -> None:
+            recording.values[:] = [None] * len(recording.values)
+            recording.versions[:] = [-1] * len(recording.versions)
+            recording.gradients.clear()
+            recording.slices.clear()
+            recording.saved_args.clear()
+
+        recording = self.recording
+        freed_memory().drop(free)
 
     @property
     def graph(self) -> Graph:

@@ -1,5 +1,6 @@
 """The runs and the checks, in order."""
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from torchlens.capture.collectives import num_collectives
+from torchlens.capture.freed_memory import freed_memory
 from torchlens.capture.session import CaptureOptions, Session, seed_generators
 from torchlens.graph.build import build_graph
 from torchlens.history.log import Log
@@ -24,6 +26,8 @@ from torchlens.validation.subject import Subject
 from torchlens.validation.witness import Witness
 
 __all__ = ["validate_forward_pass", "validate_saved_activations"]
+
+_COMPILER = "torch._dynamo"
 
 
 def validate_saved_activations(
@@ -61,12 +65,25 @@ def validate_forward_pass(
     LogOptions(random_seed=random_seed)
     args, kwargs = check_inputs(model, input_args, input_kwargs)
     report = ValidationReport(type(model).__name__)
+    had_compiler = _COMPILER in sys.modules
+    try:
+        _validate_from_here(model, args, kwargs, random_seed, report)
+    finally:
+        if not had_compiler and _COMPILER in sys.modules:
+            gc.collect()  # torch imports it under a dispatch mode, and leaves a circle that holds the frames of that time
+        freed_memory().give_back()
+    return report
+
+
+def _validate_from_here(
+    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], random_seed: int | None, report: ValidationReport
+) -> None:
+    """Validates, and leaves everything as it is now."""
     state = State(model, (args, kwargs))
     try:
         _validate(model, args, kwargs, random_seed, state, report)
     finally:
         state.restore()
-    return report
 
 
 def _validate(
@@ -103,6 +120,7 @@ def _validate(
         counted = Session(model, CaptureOptions(), census)
         dispatched = _logged_run(counted, args, kwargs, state, report, is_census=True)
         state.restore()
+    freed_memory().note_use()
     recording = session.recording
     subject = Subject(Log(recording, build_graph(recording)), witness.evidence)
     with _timed(report, "outputs"):
