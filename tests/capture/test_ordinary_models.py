@@ -3,6 +3,7 @@
 import warnings
 from collections import OrderedDict, deque, namedtuple
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from networks import MLP, Model, ResidualBlock
 from torch import nn
+from torch.masked import masked_tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -272,6 +274,50 @@ def test_nested_tensors(layout: torch.layout) -> None:
         return torch.nested.nested_tensor([a, b], layout=layout) * 2
 
     check(Model(forward), torch.rand(2, 4), torch.rand(3, 4))
+
+
+MASKED: dict[str, tuple[Any, list[str]]] = {
+    "added": (lambda self, x: masked_tensor(x * 1, x > 0.5) + 1, ["maskedtensor", "add"]),
+    "returned": (lambda self, x: masked_tensor(x * 1, x > 0.5), ["maskedtensor"]),
+    "summed": (
+        lambda self, x: masked_tensor(x * 1, x > 0.5).sum().to_tensor(0.0),
+        ["maskedtensor", "sum", "maskeddata", "detach", "maskedmask", "invert", "maskedfill"],
+    ),
+    "taken apart": (
+        lambda self, x: masked_tensor(x * 1, x > 0.5).exp().mul(2).get_data(),
+        ["maskedtensor", "exp", "mul", "maskeddata", "detach"],
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+@pytest.mark.parametrize("way", MASKED)
+def test_masked_tensors(way: str, tmp_path: Path) -> None:
+    forward, types = MASKED[way]
+    model, x = Model(forward), torch.rand(4)
+    for saved in ("all", ["mul"]):
+        history = tl.log_forward_pass(model, x, layers_to_save=saved)
+        assert [entry.layer_type for entry in history][5:-1] == types
+        assert history["output_1"].input_ancestors == {"input_1_0"}
+        assert history["maskedtensor_1"].parent_layers == ["clone_1_3", "clone_2_4"]
+    history = tl.log_forward_pass(model, x)
+    text = str(history["maskedtensor_1"])
+    assert "MaskedTensor(" in text
+    assert "--" in text or bool((x > 0.5).all())
+    assert len(history.to_pandas()) == len(history)
+    str(history.summary())
+    history.to_json()
+    assert history.first_nonfinite() is None
+    history.explore(tmp_path / "page.html")
+    assert tl.validate_saved_activations(model, x)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_a_masked_tensor_as_input() -> None:
+    model, x = Model(lambda self, m: (m + 1).get_data()), masked_tensor(torch.rand(3), torch.tensor([True, False, True]))
+    history = tl.log_forward_pass(model, x)
+    assert history.layer_labels == ["input_1_0", "add_1_1", "maskeddata_1_2", "detach_1_3", "output_1_4"]
+    assert "--" in str(history["input_1"])
 
 
 def test_zero_size_tensors() -> None:

@@ -115,7 +115,7 @@ class ModuleTracker:
         call = len(recorder.module_calls)
         recorder.module_calls.append(_module_call((address, pass_num, recorder.module_call, code, instruction)))
         if len(args) == 1 and not kwargs and type(args[0]) is _Tensor:
-            entry = recorder.entry_or_attribute(args[0])
+            entry = recorder.meet(args[0])
             self.entries.append((call, [] if entry is None or entry < 0 else [entry]))
         else:
             self.entries.append((call, self._known(_tensors_in((args, kwargs)))))
@@ -136,7 +136,7 @@ class ModuleTracker:
                 entry = recorder.entry_of(tensor)
                 is_older = entry is not None and 0 <= entry < num_before
                 if entry is None:
-                    entry = recorder.entry_or_attribute(tensor)
+                    entry = recorder.meet(tensor)
                     is_older = entry is not None
                 if is_older:
                     entry = record_identity(recorder, tensor)
@@ -170,7 +170,7 @@ class ModuleTracker:
             self.is_uncertain |= self.recorder.memory.is_written_since(entry)
 
     def _known(self, tensors: Iterable[torch.Tensor]) -> list[int]:
-        entries = dict.fromkeys([self.recorder.entry_or_attribute(tensor) for tensor in tensors])
+        entries = dict.fromkeys([self.recorder.meet(tensor) for tensor in tensors])
         return [entry for entry in entries if entry is not None and entry >= 0]
 
 

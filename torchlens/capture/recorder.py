@@ -7,6 +7,7 @@ else waits for `graph/`.
 """
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -28,13 +29,11 @@ from torchlens.capture.arguments import (
     unwrap,
     without_tensors,
 )
-from torchlens.capture.attributes import Attributes
 from torchlens.capture.failures import Failures
 from torchlens.capture.gradients import GradientHooks, slice_written
 from torchlens.capture.memory import Memory, is_sole_owner, version_of
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import (
-    BUFFER,
     KNOWN_OPERATIONS,
     OUTPUT,
     Kind,
@@ -77,7 +76,6 @@ class Recorder(TorchFunctionMode):
         gradients: GradientHooks | None,
         observer: Observer | None = None,
         max_nodes: int | None = None,
-        attributes: Attributes | None = None,
     ) -> None:
         super().__init__()
         self.memory = memory
@@ -108,9 +106,10 @@ class Recorder(TorchFunctionMode):
         self.warnings: list[str] = []
         # The model's parameters, then tensors it found elsewhere.
         self.outside: list[Tensor] = []
-        # Tensors that modules keep as plain attributes; and those of them that were met, which are entries like buffers.
-        self._attributes = attributes
-        self.attributes_met: list[tuple[str, int, Tensor]] = []
+        # What tensors of other classes hold: by id, the entry that holds it, the name it is held by, the tensor.
+        self.held: dict[int, tuple[int, str, weakref.ref[Tensor]]] = {}
+        # Asked for the entry that a tensor becomes which the log has not seen before; None if it becomes none.
+        self.on_stranger: Callable[[Recorder, Tensor], int | None] | None = None
         # Set by a patched operator for the one call that follows.
         self.operator: Operation | None = None
         # True while a Python method of Tensor is being entered whose own operations are to be recorded.
@@ -153,7 +152,7 @@ class Recorder(TorchFunctionMode):
 
     def add_output(self, tensor: Tensor) -> int:
         """An entry for a tensor that the model returns."""
-        reference = self.entry_or_attribute(tensor)
+        reference = self.meet(tensor)
         if self.gradients is not None:
             self.watch_arguments((tensor,), None)
         entry = self._add_boundary(OUTPUT, tensor, () if reference is None else (reference,))
@@ -227,6 +226,10 @@ class Recorder(TorchFunctionMode):
             if inner is not None:
                 self.stand_in(number, inner)
                 self._know_inner(number, inner)
+            elif number >= 0:
+                for name, part in vars(tensor).items():
+                    if isinstance(part, Tensor):
+                        self.held[id(part)] = (number, name, weakref.ref(part))
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -237,19 +240,10 @@ class Recorder(TorchFunctionMode):
         finally:
             self.collected = before
 
-    def entry_or_attribute(self, tensor: Tensor) -> int | None:
-        """As `entry_of`; but a tensor that a module keeps as a plain attribute becomes an entry when it is first met."""
+    def meet(self, tensor: Tensor) -> int | None:
+        """As `entry_of`; but a tensor that the log has not seen before may become an entry now."""
         entry = self.entry_of(tensor)
-        if entry is not None or self._attributes is None:
-            return entry
-        with torch._C.DisableTorchFunction():
-            address = self._attributes.address_of(tensor)
-            if address is None:
-                return None
-            entry = self.add_source(BUFFER, tensor)
-            self.memory.meet(entry, tensor)
-        self.attributes_met.append((address, entry, tensor))
-        return entry
+        return self.on_stranger(self, tensor) if entry is None and self.on_stranger is not None else entry
 
     def is_on(self) -> bool:
         """Whether calls are being reported; inside one that is, they are not, nor are those inside an opaque one."""
@@ -576,7 +570,7 @@ class Recorder(TorchFunctionMode):
                     self.gradients.watch_again(entry, tensor, len(self.rows))
 
     def _reference_to(self, tensor: Tensor) -> int:
-        entry = self.entry_or_attribute(tensor)
+        entry = self.meet(tensor)
         return self.add_outside(tensor) if entry is None else entry
 
     def written(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:
@@ -690,7 +684,7 @@ class Recorder(TorchFunctionMode):
         self.memory.cut(len(self.rows))
         del self.rows[len(self.memory.values) :]
         self.complete()
-        self.memory.settle([*outliving, *(tensor for _, _, tensor in self.attributes_met)])
+        self.memory.settle(outliving)
         for holder in self.saved_args:
             self.saved_args[holder] = unwrap(self.saved_args[holder])
         self._entry_of_id.clear()

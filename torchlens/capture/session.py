@@ -28,6 +28,7 @@ from torchlens.capture.patching import apply_patches, undo_patches
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import Failure, Recording
 from torchlens.capture.sharding import know_whole, parameter_pairs
+from torchlens.capture.strangers import Strangers
 from torchlens.capture.threads import end_branches, is_over, order_module_calls, row_branches
 from torchlens.capture.timed_recorder import TimedRecorder
 from torchlens.capture.trees import Path, holds_data, named_tensors
@@ -71,11 +72,12 @@ class Session:
         self._memory = Memory(options.transform, options.keeps_undo)
         gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
         self._parts = parts_of(model)
-        attributes = Attributes(self._parts.modules, self._parts.addresses)
-        arguments = (self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes, attributes)
+        self._strangers = Strangers(Attributes(self._parts.modules, self._parts.addresses))
+        arguments = (self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes)
         own_time = None if observer is None else observer.own_time
         self._recorder = Recorder(*arguments) if own_time is None else TimedRecorder(own_time, *arguments)
         self._recorder.on_collective = record_functional
+        self._recorder.on_stranger = self._strangers.meet
         self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
         self._inputs: list[tuple[Path, int]] = []
         self._outputs: list[tuple[Path, int]] = []
@@ -151,7 +153,7 @@ class Session:
     def _settle(self, outliving: list[torch.Tensor]) -> None:
         outliving += [whole for _, whole in parameter_pairs(self._parts.modules) if whole is not None]
         order_module_calls(self._tracker)
-        self._recorder.finish(outliving)
+        self._recorder.finish([*outliving, *(tensor for _, _, tensor in self._strangers.met)])
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
 
     def _call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -227,7 +229,7 @@ class Session:
             writes=memory.writes,
             inputs=self._inputs,
             outputs=self._outputs,
-            buffers=[*self._buffers, *((address, entry) for address, entry, _ in recorder.attributes_met)],
+            buffers=[*self._buffers, *((address, entry) for address, entry, _ in self._strangers.met)],
             params=parts.params,
             param_addresses=parts.param_addresses,
             module_params=parts.module_params,

@@ -133,10 +133,10 @@ class _RecorderTakingTurns(Recorder):
         with self.threads.lock:
             return super().references_to(args, kwargs)
 
-    def entry_or_attribute(self, tensor: torch.Tensor) -> int | None:
+    def meet(self, tensor: torch.Tensor) -> int | None:
         """As in Recorder."""
         with self.threads.lock:
-            return super().entry_or_attribute(tensor)
+            return super().meet(tensor)
 
     def begin_observed(self, *args: Any, **kwargs: Any) -> ObservedCall | None:
         """As in Recorder."""

@@ -1,4 +1,4 @@
-"""Tensors of torch.distributed that stand for others: a DTensor for its local part, a result that is awaited for itself.
+"""Tensors that stand for others: a DTensor for its local part, a result that is awaited for itself, a masked one for two.
 
 What such a tensor does to memory, it does to the memory of the tensor inside; and any arithmetic on a DTensor may need the
 other processes, so whoever only looks at a value looks at the part that is here.
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["copy_of", "inner_of", "local_value", "with_inner"]
+__all__ = ["copy_of", "holds_others", "inner_of", "local_value", "with_inner"]
 
 _ATTRIBUTES = {"DTensor": "_local_tensor", "AsyncCollectiveTensor": "elem"}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -22,6 +22,16 @@ def inner_of(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
     attribute = _attribute_of(kind)
     return None if attribute is None else getattr(tensor, attribute)
+
+
+def holds_others(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is made of others that it holds, as a masked one is of its data and its mask.
+
+    What can be done with such a tensor is up to its class.
+    """
+    if type(tensor) in _PLAIN or tensor.is_nested:
+        return False
+    return any(isinstance(part, torch.Tensor) for part in vars(tensor).values())
 
 
 @cache

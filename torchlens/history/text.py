@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from torchlens.capture.wrappers import inner_of, local_value
+from torchlens.capture.wrappers import holds_others, inner_of, local_value
 from torchlens.errors import ValueChangedError
 from torchlens.history.backward import backward_times
 from torchlens.history.log import Log, nice_bytes
@@ -162,11 +162,14 @@ def _value_lines(value: Any) -> list[str]:
     corner = value = local_value(value).detach()
     if corner.layout is not torch.strided or corner.is_nested or corner.is_meta:
         return [*part, f"\t\t{type(value).__name__} of layout {corner.layout} on {corner.device}"]
+    if holds_others(value):
+        text = repr(value).splitlines()
+        return [*part, *(f"\t\t{line}" for line in text[:_PREVIEW]), *(["\t\t..."] if len(text) > _PREVIEW else [])]
     while corner.dim() > 2 and corner.shape[0]:
         corner = corner[0]
-    corner = corner[tuple(slice(_PREVIEW) for _ in range(corner.dim()))]
+    corner = corner[tuple(slice(_PREVIEW) for _ in range(corner.dim()))].cpu()
     ending = "..." if corner.numel() < value.numel() else ""
-    return [*part, f"\t\t{corner.cpu()}{ending}"]
+    return [*part, f"\t\t{corner}{ending}"]
 
 
 def _part_text(value: torch.Tensor) -> str:

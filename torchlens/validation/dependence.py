@@ -13,7 +13,7 @@ import torch
 
 from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
-from torchlens.capture.wrappers import inner_of, local_value, with_inner
+from torchlens.capture.wrappers import holds_others, inner_of, local_value, with_inner
 from torchlens.validation.arguments import NOBODY, contributions_of, side_effects_of
 from torchlens.validation.exemptions import CAPTURED, EMPTY, OPAQUE, PART, VIEW, dependence_exemption
 from torchlens.validation.memory import paint
@@ -184,7 +184,7 @@ def _changes(value: Tensor, others: Sequence[Tensor], call: Call, generator: tor
     if inner_of(value) is not None:
         for changed in _changes(local_value(value), [local_value(other) for other in others], call, generator):
             yield with_inner(value, changed)
-    elif value.is_nested or value.layout is not torch.strided or value.is_quantized:
+    elif value.is_nested or value.layout is not torch.strided or value.is_quantized or holds_others(value):
         yield from _changed_whole(value, generator)
     elif value.dtype is torch.bool:
         yield ~value

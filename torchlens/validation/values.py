@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from torchlens.capture.wrappers import inner_of, local_value
+from torchlens.capture.wrappers import holds_others, inner_of, local_value
 
 __all__ = ["brief", "close", "difference", "same"]
 
@@ -82,6 +82,8 @@ def _is_alike(first: Tensor, second: Tensor) -> bool:
 
 def _parts(tensor: Tensor) -> list[Tensor]:
     """The plain dense tensors that a tensor is made of; none where it has no elements to compare (meta)."""
+    if holds_others(tensor):
+        return [part for own in vars(tensor).values() if isinstance(own, Tensor) for part in _parts(own)]
     tensor = tensor.detach()
     if tensor.is_meta:
         return []

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchlens.capture.wrappers import local_value
+from torchlens.capture.wrappers import holds_others, local_value
 
 __all__ = ["Statistics"]
 
@@ -30,7 +30,7 @@ class Statistics:
         value = local_value(value)
         if not isinstance(value, torch.Tensor) or value.numel() == 0 or value.is_meta:
             return -1
-        if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+        if value.layout is not torch.strided or value.is_nested or value.is_quantized or holds_others(value):
             return -1
         self.tensors.append(value.detach())
         return len(self.tensors) - 1

@@ -1,0 +1,67 @@
+"""Tensors that the log meets without having seen them made.
+
+One that a module keeps as a plain attribute becomes an entry like a buffer. One that its class made around others, as a
+masked tensor is, becomes an entry with those for parents; and one that is taken out of such a tensor, one with that for a
+parent: torch reports neither. What else there is (tensors of closures, global names, legacy constructors) stays unknown.
+"""
+
+import sys
+
+import torch
+
+from torchlens.capture.arguments import TENSORS
+from torchlens.capture.attributes import Attributes
+from torchlens.capture.operations import BUFFER, Operation, named_operation
+from torchlens.capture.recorder import Recorder
+
+__all__ = ["Strangers"]
+
+Tensor = torch.Tensor
+
+
+class Strangers:
+    """Makes entries of such tensors when they are first met."""
+
+    def __init__(self, attributes: Attributes) -> None:
+        self._attributes = attributes
+        # Attributes that were met: address, entry, tensor.
+        self.met: list[tuple[str, int, Tensor]] = []
+
+    def meet(self, recorder: Recorder, tensor: Tensor) -> int | None:
+        """The entry that the tensor becomes; None if it stays unknown."""
+        with torch._C.DisableTorchFunction():
+            address = self._attributes.address_of(tensor)
+            if address is not None:
+                entry = recorder.add_source(BUFFER, tensor)
+                recorder.memory.meet(entry, tensor)
+                self.met.append((address, entry, tensor))
+                return entry
+            if recorder.collected is not None:
+                return None
+            return _unwrapped(recorder, tensor) if type(tensor) in TENSORS else _wrapped(recorder, tensor)
+
+
+def _unwrapped(recorder: Recorder, tensor: Tensor) -> int | None:
+    """An entry for a tensor that another one holds."""
+    holder, name, held = recorder.held.get(id(tensor), (0, "", None))
+    if held is None or held() is not tensor:
+        return None
+    return _append(recorder, named_operation(name, getattr), (), (holder,), tensor)
+
+
+def _wrapped(recorder: Recorder, tensor: Tensor) -> int | None:
+    """An entry for a tensor that its class made around others, if the log knows one of them."""
+    inside = tuple(part for part in vars(tensor).values() if isinstance(part, Tensor))
+    references = tuple(recorder.entry_of(part) for part in inside)
+    if all(reference is None for reference in references):
+        return None
+    return _append(recorder, named_operation(type(tensor).__name__, type(tensor)), inside, references, tensor)
+
+
+def _append(
+    recorder: Recorder, operation: Operation, args: tuple[Tensor, ...], references: tuple[int | None, ...], tensor: Tensor
+) -> int:
+    place = recorder.user_code(sys._getframe(2))
+    entry = len(recorder.rows)
+    recorder.append((operation, args, None, references, recorder.module_call, *place, 0.0), tensor, None)
+    return entry
