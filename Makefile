@@ -39,7 +39,7 @@ zoo: $(VENV)/tested  ## log and validate real architectures; FILTER=resnet for s
 fuzz: $(VENV)/tested  ## ten minutes of random programs
 	$(BIN)/python tests/fuzz/run.py --minutes 10 $(ARGS)
 
-soak: $(VENV)/tested  ## threads, interrupts, failures, a thousand logs in a row
+soak: $(VENV)/tested  ## threads, interrupts, failures, a thousand logs in a row, memory after a hundred models
 	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 pictures: $(VENV)/tested  ## make all pictures in images/ anew

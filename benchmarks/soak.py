@@ -2,7 +2,9 @@
 
 Threads log different models while others train; interrupts strike at random, and at each moment that Python has for them;
 models raise at random operations; and a thousand logs run in a row without the garbage collector. After each, torch is
-compared with what it was object by object, the model likewise, and the results with those of a plain run.
+compared with what it was object by object, the model likewise, and the results with those of a plain run. Last, a hundred
+models of the zoo are logged and validated in one process, and a large one three times: it must not stay larger than one that
+only ran them.
 """
 
 import argparse
@@ -30,6 +32,7 @@ import torchlens as tl
 if __name__ == "__main__":  # run as a script, Python does not know the folder above
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.resident import MOST_BYTES, grown_bytes, resident_bytes
 from benchmarks.zoo.torch_state import changes_of_model, changes_of_torch, state_of_model, state_of_torch
 
 __all__ = ["Figures", "soak"]
@@ -53,6 +56,7 @@ class Figures:
     moments: int = 0
     faults: int = 0
     training_steps: int = 0
+    models: int = 0
     problems: list[str] = field(default_factory=list)
 
     def expect(self, holds: bool, problem: str) -> None:
@@ -66,11 +70,12 @@ class Figures:
             f"moments interrupted one by one  {self.moments}",
             f"faults raised by models        {self.faults}",
             f"training steps alongside       {self.training_steps}",
+            f"models in one process          {self.models}",
         ]
         if self.problems:
             lines += [f"{len(self.problems)} PROBLEMS:", *(f"  {problem}" for problem in self.problems)]
         else:
-            lines.append("nothing lost: torch, models, generators and results are as they should be")
+            lines.append("nothing lost: torch, models, generators, results and memory are as they should be")
         return "\n".join(lines)
 
 
@@ -168,14 +173,14 @@ def run_in_a_row(figures: Figures, num_logs: int) -> None:
     try:
         for number in range(num_logs):
             if number == min(200, num_logs // 4):  # the allocator has found its level
-                rss, tensors = _rss_bytes(), _num_tensors()
+                rss, tensors = resident_bytes(), _num_tensors()
             subject = subjects[number % len(subjects)]
             history = subject.log()
             if number % 10 == 0:
                 subject.check(history, figures)
             del history
             figures.logs += 1
-        grown, more = _rss_bytes() - rss, _num_tensors() - tensors
+        grown, more = resident_bytes() - rss, _num_tensors() - tensors
     finally:
         gc.enable()
     print(f"  {num_logs} logs in a row: memory {grown / 2**20:+.1f} MB, live tensors {more:+d}", flush=True)
@@ -184,16 +189,6 @@ def run_in_a_row(figures: Figures, num_logs: int) -> None:
     _check_torch(before, figures, "logs in a row")
     for subject in subjects:
         subject.check_model(figures)
-
-
-def _rss_bytes() -> int:
-    """Memory of this process: what it is where the system says (Linux), otherwise the most it has been."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _num_tensors() -> int:
@@ -527,6 +522,18 @@ def _train_until(stop: threading.Event, expected: list[float], figures: Figures)
         figures.training_steps += _NUM_STEPS
 
 
+# -- resident memory ---------------------------------------------------------------------------------------------------
+
+
+def run_models(figures: Figures, num_models: int, num_large: int) -> None:
+    """A process that logs and validates many models stays about as small as one that only runs them."""
+    grown = grown_bytes(num_models, num_large)
+    for name, num_bytes in grown.items():
+        figures.expect(num_bytes <= MOST_BYTES, f"{num_bytes / 2**20:.0f} MB more than a plain run, after {name}")
+    figures.models += len(grown)
+    print(f"  {len(grown)} models in one process, at most {max(grown.values()) / 2**20:+.0f} MB of memory left", flush=True)
+
+
 # -- everything --------------------------------------------------------------------------------------------------------
 
 
@@ -544,7 +551,13 @@ def _crowded() -> Iterator[None]:
 
 
 def soak(
-    seconds: float = 60, num_logs: int = 1000, num_interrupts: int = 300, num_faults: int = 200, max_moments: int = 1500
+    seconds: float = 60,
+    num_logs: int = 1000,
+    num_interrupts: int = 300,
+    num_faults: int = 200,
+    max_moments: int = 1500,
+    num_models: int = 100,
+    num_large: int = 3,
 ) -> Figures:
     """Runs everything; the thread part for `seconds`, at least until half of the interrupts have struck."""
     figures = Figures()
@@ -554,6 +567,8 @@ def soak(
         run_signals(figures, num_interrupts - num_interrupts // 2)
         run_moments(figures, max_moments)
         run_threads(figures, seconds, num_interrupts // 2)
+    if num_models or num_large:
+        run_models(figures, num_models, num_large)
     return figures
 
 
@@ -563,12 +578,21 @@ def main() -> int:
     parser.add_argument("--logs", type=int, default=1000, help="logs in a row (default 1000)")
     parser.add_argument("--interrupts", type=int, default=400, help="random interrupts, at least (default 400)")
     parser.add_argument("--faults", type=int, default=300, help="faults raised by models (default 300)")
+    parser.add_argument("--models", type=int, default=100, help="models of the zoo in one process (default 100)")
+    parser.add_argument("--large", type=int, default=3, help="how often a large one at their end (default 3)")
     parser.add_argument("--seed", type=int, default=None, help="for the random moments; a new one each time by default")
     options = parser.parse_args()
     seed = random.randrange(2**32) if options.seed is None else options.seed
     random.seed(seed)
     print(f"seed {seed}", flush=True)
-    figures = soak(options.seconds, options.logs, options.interrupts, options.faults)
+    figures = soak(
+        options.seconds,
+        options.logs,
+        options.interrupts,
+        options.faults,
+        num_models=options.models,
+        num_large=options.large,
+    )
     print(figures)
     return 1 if figures.problems else 0
 

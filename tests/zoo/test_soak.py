@@ -20,8 +20,9 @@ def _no_callbacks() -> Iterator[None]:
 
 def test_nothing_is_lost_under_load_and_interruption() -> None:
     random.seed(7)
-    figures = soak(seconds=1, num_logs=120, num_interrupts=20, num_faults=20, max_moments=120)
+    figures = soak(seconds=1, num_logs=120, num_interrupts=20, num_faults=20, max_moments=120, num_models=3, num_large=0)
     assert figures.problems == []
     assert figures.interrupts >= 20
     assert figures.faults == 20
+    assert figures.models == 3
     assert figures.logs >= 120 + 10 + 2  # in a row; after each interrupt of the main thread; after the faults and moments
