@@ -3,8 +3,8 @@
 Threads log different models while others train; interrupts strike at random, and at each moment that Python has for them;
 models raise at random operations; and a thousand logs run in a row without the garbage collector. After each, torch is
 compared with what it was object by object, the model likewise, and the results with those of a plain run. Last, a hundred
-models of the zoo are logged and validated in one process, and a large one three times: it must not stay larger than one that
-only ran them.
+models of the zoo are logged and validated in one process, and a large one three times: it must not stay larger than one
+that only ran them.
 """
 
 import argparse
