@@ -85,7 +85,11 @@ class Transform:
                 option = "activation_postfunc"
                 value = self.activation_postfunc(value)
         except Exception as error:
-            error.add_note(f"torchlens: raised by {option} on a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}.")
+            hint = " One on the meta device has no values to move; leave output_device='same'." if tensor.is_meta else ""
+            error.add_note(
+                f"torchlens: raised by {option} on a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}."
+                f"{hint if option == 'output_device' else ''}"
+            )
             raise
         return value
 

@@ -243,7 +243,7 @@ def test_entries_that_were_not_saved_are_counted() -> None:
     found = tl.log_forward_pass(model, torch.ones(3), layers_to_save="relu").first_nonfinite()
     assert (found.label, found.num_unchecked) == ("relu_1_3", 5)
     assert found.note == "Not saved, so it may have come from there: log_1_2."
-    assert str(found).endswith("(5 entries are not saved and were not looked at)")
+    assert str(found).endswith("(5 entries are not saved, or have no values, and were not looked at)")
 
 
 def test_a_log_without_saved_tensors_is_told() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.symbolic import inert, inert_sizes
 from torchlens.capture.trees import SLICE_BOUNDS, same_with
 
 __all__ = [
@@ -78,8 +79,8 @@ def are_plain(args: tuple[Any, ...]) -> bool:
 
 
 def without_tensors(arguments: Any) -> Any:
-    """Arguments with None in place of each tensor, in lists and dicts of their own."""
-    return same_with(arguments, lambda _: None)
+    """Arguments with None in place of each tensor, in lists and dicts of their own; symbolic sizes are inert."""
+    return same_with(arguments, lambda _: None, inert)
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -88,6 +89,6 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
         shape = tensor.shape
     except RuntimeError:  # the strided layout has no shape at all
         return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
-    if type(tensor) is not Tensor and tensor.is_nested:
-        return tuple(size if type(size) is int else -1 for size in shape)
+    if type(tensor) is not Tensor:
+        return tuple(size if type(size) is int else -1 for size in shape) if tensor.is_nested else inert_sizes(shape)
     return shape

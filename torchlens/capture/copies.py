@@ -18,7 +18,9 @@ _SMALL = 1 << 16  # bytes
 
 def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies that are part of the autograd graph, if the tensors are."""
-    if sum(tensor.numel() * tensor.element_size() for tensor in tensors if not tensor.is_nested) < _SMALL:
+    # Others may have symbolic sizes, which must not be compared with anything.
+    simple = [tensor for tensor in tensors if type(tensor) is Tensor and not tensor.is_nested]
+    if sum(tensor.numel() * tensor.element_size() for tensor in simple) < _SMALL:
         return _copies_apart(tensors)
     copies: dict[int, Tensor] = {}
     together: dict[int, list[Tensor]] = {}
@@ -75,5 +77,7 @@ def _copies_apart(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _copy_apart(tensor: Tensor) -> Tensor:
     try:
         return copy_of(tensor)
+    except NotImplementedError:  # numbers of less than a byte, which torch cannot copy
+        return tensor
     except RuntimeError:  # one of several views whose base was written behind autograd's back
         return tensor.detach().clone()

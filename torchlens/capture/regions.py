@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from torchlens.capture.symbolic import examples
 from torchlens.capture.wrappers import inner_of
 
 __all__ = ["Progression", "Region", "region_of", "storage_of"]
@@ -101,8 +102,11 @@ def region_of(tensor: torch.Tensor) -> Region:
     if (inner := inner_of(tensor)) is not None:
         return region_of(inner)
     try:
-        return _region((int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.element_size()))
-    except (NotImplementedError, RuntimeError, ValueError):  # no strides: take the object as one whole
+        if type(tensor) is torch.Tensor:
+            return _region((tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.element_size()))
+        (offset,) = examples((tensor.storage_offset(),))  # it may have symbolic sizes
+        return Region(offset, examples(tensor.shape), examples(tensor.stride()), tensor.element_size())
+    except (NotImplementedError, RuntimeError, ValueError):  # no strides, no example: take the object as one whole
         return Region(0, (1,), (1,), 1)
 
 

@@ -124,20 +124,20 @@ def holds_data(tree: Any) -> bool:
     return isinstance(tree, list | tuple | set | frozenset | deque) and any(map(holds_data, tree))
 
 
-def same_with(tree: Any, replace: Any) -> Any:
-    """`tree` (lists, tuples, dicts, slices) with each tensor replaced by `replace(tensor)`."""
+def same_with(tree: Any, replace: Any, change: Any = None) -> Any:
+    """`tree` (lists, tuples, dicts, slices) with each tensor replaced by `replace(tensor)`, all else by `change(it)`."""
     if isinstance(tree, torch.Tensor):
         return replace(tree)
     if isinstance(tree, torch.Size):
-        return tree
+        return tree if change is None or all(type(size) is int for size in tree) else tuple(map(change, tree))
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(same_with(item, replace) for item in tree))
+        return type(tree)(*(same_with(item, replace, change) for item in tree))
     if isinstance(tree, list | tuple):
-        return tuple(same_with(i, replace) for i in tree) if isinstance(tree, tuple) else [
-            same_with(i, replace) for i in tree
+        return tuple(same_with(i, replace, change) for i in tree) if isinstance(tree, tuple) else [
+            same_with(i, replace, change) for i in tree
         ]  # fmt: skip
     if isinstance(tree, dict):
-        return {key: same_with(item, replace) for key, item in tree.items()}
+        return {key: same_with(item, replace, change) for key, item in tree.items()}
     if isinstance(tree, slice):
-        return slice(*(same_with(getattr(tree, name), replace) for name in SLICE_BOUNDS))
-    return tree
+        return slice(*(same_with(getattr(tree, name), replace, change) for name in SLICE_BOUNDS))
+    return tree if change is None else change(tree)

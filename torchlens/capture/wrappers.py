@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["copy_of", "holds_others", "inner_of", "local_value", "with_inner"]
 
@@ -54,6 +55,9 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     inner = inner_of(tensor)
     if inner is not None and any(placement.is_partial() for placement in getattr(tensor, "placements", ())):
         return with_inner(tensor.detach(), copy_of(inner))
+    if isinstance(tensor, FakeTensor) and any(isinstance(size, torch.SymInt) for size in tensor.shape):
+        # To lay out the copy like the tensor, torch would decide something about the symbolic sizes, for good.
+        return tensor.clone(memory_format=torch.contiguous_format)
     return tensor.clone()
 
 

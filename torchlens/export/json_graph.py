@@ -47,7 +47,7 @@ def _model(history: Any) -> dict[str, Any]:
         "name": history.model_name,
         "num_tensors": history.num_tensors_total,
         "num_operations": history.num_operations,
-        "tensor_bytes": history.tensor_fsize_total,
+        "tensor_bytes": _plain(history.tensor_fsize_total),
         "num_params": history.total_params,
         "param_bytes": history.total_params_fsize,
         "num_modules": len(history.module_addresses),
@@ -72,11 +72,11 @@ def node_data(log: Log, entry: LayerEntry) -> dict[str, Any]:
         "address": entry.input_output_address or entry.buffer_address,
         "modules": entry.containing_modules_origin_nested,
         "modules_exited": entry.module_passes_exited,
-        "shape": list(entry.tensor_shape),
+        "shape": _plain(entry.tensor_shape),
         "dtype": str(entry.tensor_dtype).removeprefix("torch."),
-        "bytes": entry.tensor_fsize,
+        "bytes": _plain(entry.tensor_fsize),
         "seconds": entry.func_time_elapsed,
-        "flops": flops_of(log.recording, log.row(entry._entry)),
+        "flops": _plain(flops_of(log.recording, log.row(entry._entry))),
         "params": [
             {"address": address, "shape": list(shape)}
             for address, shape in zip(entry.parent_param_addresses, entry.parent_param_shapes, strict=True)
@@ -144,7 +144,7 @@ def _failure(log: Log) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say of a value: itself, or how Python prints it."""
+    """What JSON can say of a value: itself, or how Python prints it (a symbolic size is its expression)."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int) and type(value) is int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 import torch
 
 from torchlens.capture.session import CaptureOptions
+from torchlens.capture.valueless import outside_fake_mode
 from torchlens.history.backward import BackwardPass, backward_passes, parameter_gradients
 from torchlens.history.first_nonfinite import first_nonfinite
 from torchlens.history.layer_entry import LayerEntry
@@ -461,7 +462,8 @@ class BaseHistory:
 
         >>> print(history.first_nonfinite())
         """
-        return first_nonfinite(self._log, include_constants)
+        with outside_fake_mode():
+            return first_nonfinite(self._log, include_constants)
 
     # -- random numbers and time -----------------------------------------------------------------------------------
 

@@ -38,6 +38,13 @@ def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
     unsaved = [entry for entry in range(num_entries) if not log.is_saved(entry) and _is_number(log, entry)]
     if not any(map(log.is_saved, range(num_entries))):
         raise ValueError("No tensor of this log is saved, so there is nothing to look at. Log with layers_to_save='all'.")
+    valueless = {entry: why for entry, why in log.valueless_entries().items() if _is_number(log, entry)}
+    saved = [entry for entry in range(num_entries) if log.is_saved(entry) and _is_number(log, entry)]
+    if saved and len(valueless) == len(saved):
+        raise ValueError(
+            f"The tensors of this log have no values (they are {', '.join(dict.fromkeys(valueless.values()))}), so there "
+            "is no NaN to find. Log the model with its weights, on a device that holds them."
+        )
     origins = _value_origins(log, include_constants)
     lasting = origins.lasting()
     kept = [origin for origin in origins.found if origin.number in lasting]
@@ -46,12 +53,14 @@ def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
         found = _of_origin(log, origins.found[0])
         found = replace(found, note=f"{found.note} All that was computed from it is finite again.".strip())
     if found is not None:
-        return replace(found, num_unchecked=len(unsaved))
-    if unsaved:
-        warn_caller(
-            f"All saved tensors are finite, but {len(unsaved)} of {num_entries} entries are not saved and were not looked "
-            "at. Log with layers_to_save='all' to check them too."
-        )
+        return replace(found, num_unchecked=len(unsaved) + len(valueless))
+    if unsaved or valueless:
+        missing = f"{len(valueless)} of {num_entries} entries have no values" if valueless else ""
+        if unsaved:
+            also = f"{missing} and " if missing else ""
+            missing = f"{also}{len(unsaved)} of {num_entries} entries are not saved"
+        cure = " Log with layers_to_save='all' to check them too." if unsaved else ""
+        warn_caller(f"All saved tensors are finite, but {missing} and were not looked at.{cure}")
     return None
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from torchlens.capture.arguments import shape_of
 from torchlens.capture.functions import argument_names
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.graph.costs import flops_of
@@ -193,7 +194,7 @@ class LayerEntry:
     @property
     def grad_shape(self) -> tuple[int, ...] | None:
         """The shape of the gradient; None without one."""
-        return None if self.grad_contents is None else tuple(self.grad_contents.shape)
+        return None if self.grad_contents is None else tuple(shape_of(self.grad_contents))
 
     @property
     def grad_dtype(self) -> torch.dtype | None:

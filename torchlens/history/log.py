@@ -11,7 +11,9 @@ from torchlens.capture.freed_memory import freed_memory
 from torchlens.capture.gradients import Gradients
 from torchlens.capture.interrupts import finalize
 from torchlens.capture.recording import Recording, Row
+from torchlens.capture.symbolic import SymbolicInt
 from torchlens.capture.user_code import SourceLine, source_line, warn_caller
+from torchlens.capture.valueless import why_valueless
 from torchlens.errors import ValueChangedError
 from torchlens.graph.build import Graph, build_graph
 from torchlens.graph.costs import reached_backward_flops, reached_by_gradients, repeated_in_backward
@@ -161,6 +163,12 @@ class Log:
             )
         return value
 
+    def valueless_entries(self) -> dict[int, str]:
+        """The entries whose saved tensor has no values, and why."""
+        values = self.recording.values
+        found = {entry: why_valueless(values[number]) for entry, number in enumerate(self.graph.recorded)}
+        return {entry: reason for entry, reason in found.items() if reason is not None}
+
     def gradient(self, entry: int) -> torch.Tensor | None:
         number = self.graph.recorded[entry]
         return None if self.missing_gradient(entry) is not None else self.recording.gradients.get(number)
@@ -179,7 +187,7 @@ class Log:
         count = 1
         for size in row.shape:
             count *= size
-        if count < 0 or -1 in row.shape:  # a nested tensor of varying sizes
+        if not isinstance(count, SymbolicInt) and (count < 0 or -1 in row.shape):  # a nested tensor of varying sizes
             value = self.recording.values[self.graph.recorded[entry]]
             if not isinstance(value, torch.Tensor):
                 return 0
@@ -248,7 +256,9 @@ def path_text(head: str, path: tuple[Any, ...]) -> str:
 
 
 def nice_bytes(num_bytes: int) -> str:
-    """A size for people: `253.5 KB`."""
+    """A size for people: `253.5 KB`, or `16*s0 B` where sizes are symbolic."""
+    if isinstance(num_bytes, SymbolicInt):
+        return num_bytes.shown(nice_bytes, " B")
     size = float(num_bytes)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1024:

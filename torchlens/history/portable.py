@@ -23,17 +23,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
 from torchlens.capture.functions import StandIn, found_again, reference_to
 from torchlens.capture.regions import region_of
+from torchlens.capture.symbolic import SymbolicInt, inert, inert_sizes
 from torchlens.capture.user_code import code_of_line, source_line, source_text
+from torchlens.capture.wrappers import copy_of
 
 __all__ = ["Packer"]
 
 _ATOMS = frozenset({
     int, float, bool, complex, str, bytes, type(None), type(Ellipsis), range, torch.dtype, torch.device, torch.layout,
-    torch.memory_format,
+    torch.memory_format, SymbolicInt,
 })  # fmt: skip
 _FUNCTIONS = (
     FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType, type,
@@ -68,7 +71,9 @@ class Packer:
         if kind is slice:
             return slice(*map(self.pack, (value.start, value.stop, value.step)))
         if kind is torch.Size:
-            return value
+            return inert_sizes(value)
+        if kind is torch.SymInt:
+            return inert(value)
         known = self._packed.get(id(value))
         if known is None:
             known = self._packed[id(value)] = (value, self._pack_object(value))
@@ -86,6 +91,8 @@ class Packer:
 
     def _pack_tensor(self, tensor: Tensor) -> Any:
         kind = type(tensor)
+        if isinstance(tensor, FakeTensor):
+            return _Fake(tensor)
         is_plain = kind in (Tensor, Parameter) or kind.__torch_dispatch__ is Tensor.__torch_dispatch__
         if not is_plain:
             return _Object(tensor)
@@ -251,6 +258,37 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
+class _Fake:
+    """A tensor that stands for one that does not exist, in the mode that it was made by.
+
+    Not even a deep copy may copy the mode: torch gives back the memory that the mode knows once for each copy (torch 2.13).
+    Pickled it is one on the meta device; one with symbolic sizes is left behind.
+    """
+
+    def __init__(self, tensor: FakeTensor) -> None:
+        self._tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        tensor = self._tensor
+        shape, strides = inert_sizes(tensor.shape), inert_sizes(tensor.stride())
+        if any(isinstance(size, SymbolicInt) for size in (*shape, *strides)):
+            return StandIn, (repr(tensor.detach()), "it is a fake tensor of symbolic sizes.")
+        return _meta_tensor, (tuple(shape), strides, tensor.dtype, tensor.requires_grad, isinstance(tensor, Parameter))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        copied = copy_of(self._tensor.detach())
+        if isinstance(self._tensor, Parameter):
+            return Parameter(copied, self._tensor.requires_grad)
+        return copied
+
+
+def _meta_tensor(
+    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, needs_grad: bool, is_parameter: bool
+) -> Tensor:
+    tensor = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    return Parameter(tensor, needs_grad) if is_parameter else tensor
+
+
 class _Subclass:
     """A tensor of a class of its own; a plain one where that is not known."""
 
@@ -275,6 +313,8 @@ def _rebuilt_subclass(kind: Any, plain: Tensor, attributes: Any) -> Tensor:
 
 def _packed_parameter(param: Parameter) -> Any:
     """A parameter goes as it is: pickled together with its model, it stays the model's."""
+    if isinstance(param, FakeTensor):
+        return _Fake(param)
     if type(param).__module__.partition(".")[0] == "torch":
         if all(type(value) in _ATOMS for value in vars(param).values()):
             return param

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torchlens.history.grid import Column, laid_out
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
+from torchlens.history.tables import with_symbols
+from torchlens.history.text import valueless_text
 from torchlens.history.units import count_text, seconds_text, shape_text
 from torchlens.history.vocabulary import MEASURES, Measure, short_word
 from torchlens.wording import check_choice, check_count
@@ -82,7 +84,9 @@ class Summary:
         """One row per line of the table; FLOPs are missing where they are not known, times are seconds, memory bytes."""
         import pandas  # slow to import, so imported by those who want a table
 
-        return pandas.DataFrame([self._facts(row) for row in self._rows])
+        facts = [self._facts(row) for row in self._rows]
+        names = facts[0] if facts else []
+        return pandas.DataFrame({name: with_symbols([fact[name] for fact in facts]) for name in names})
 
     def _facts(self, row: SummaryRow) -> dict[str, Any]:
         params = [self._log.recording.params[number] for number in row.params]
@@ -258,5 +262,5 @@ def _totals(history: "BaseHistory") -> Iterator[tuple[str, str]]:
         yield "not counted", ", ".join(f"{kind} ×{count}" for kind, count in unknown.items())
     forward = seconds_text(history.elapsed_time_forward_pass)
     yield "time", f"{seconds_text(history.elapsed_time_function_calls)} in operations, {forward} in the forward pass"
-    saved = f"{history.num_tensors_saved:,} saved ({history.tensor_fsize_saved_nice})"
+    saved = f"{history.num_tensors_saved:,} saved ({history.tensor_fsize_saved_nice}){valueless_text(log)}"
     yield "tensors", f"{history.num_tensors_total:,} ({history.tensor_fsize_total_nice}), {saved}"

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from torchlens.capture.symbolic import SymbolicInt
+
 if TYPE_CHECKING:
     import pandas
 
@@ -34,7 +36,15 @@ def entries_to_pandas(entries: "list[LayerEntry]") -> "pandas.DataFrame":
     """One row per entry; `source` is the user's line that called the operation."""
     import pandas  # slow to import, so imported by those who want a table
 
-    return pandas.DataFrame({column: [_cell(entry, column) for entry in entries] for column in COLUMNS})
+    table = {column: [_cell(entry, column) for entry in entries] for column in COLUMNS}
+    return pandas.DataFrame({name: with_symbols(cells) for name, cells in table.items()})
+
+
+def with_symbols(cells: list[Any]) -> Any:
+    """A column; one with symbolic numbers stays as it is, and is not made one of plain numbers."""
+    import pandas
+
+    return pandas.Series(cells, dtype=object) if any(isinstance(cell, SymbolicInt) for cell in cells) else cells
 
 
 def _cell(entry: "LayerEntry", column: str) -> Any:

@@ -5,13 +5,15 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.arguments import shape_of
+from torchlens.capture.valueless import outside_fake_mode, why_valueless
 from torchlens.capture.wrappers import holds_others, inner_of, local_value
 from torchlens.errors import ValueChangedError
 from torchlens.history.backward import backward_times
 from torchlens.history.log import Log, nice_bytes
 from torchlens.history.lookup import lookup_keys
 
-__all__ = ["entry_text", "history_text"]
+__all__ = ["entry_text", "history_text", "valueless_text"]
 
 _WIDTH = 100
 _MAX_READ = 5
@@ -33,7 +35,7 @@ def history_text(log: Log, name: str) -> str:
     lines = [
         f"Log of {name} forward pass{'' if failure is None else ' (it failed)'}:",
         f"\tModel structure: {_structure(log)}; {len(tree.num_passes)} total modules.",
-        f"\t{computed}; {len(saved)} tensors ({nice_bytes(saved_bytes)}) saved.",
+        f"\t{computed}; {len(saved)} tensors ({nice_bytes(saved_bytes)}) saved{valueless_text(log)}.",
         *_boundary_lines(log),
         f"\t{len(params)} parameter operations ({param_size}).",
         f"\tRandom seed: {recording.random_seed}",
@@ -45,6 +47,16 @@ def history_text(log: Log, name: str) -> str:
         *(f"\t\t{line}" for line in _layer_lines(log, is_marked=len(saved) < len(entries))),
     ]
     return "\n".join(lines)
+
+
+def valueless_text(log: Log) -> str:
+    """That saved tensors have no values, if that is so: `, without values (on the meta device)`."""
+    reasons = log.valueless_entries()
+    if not reasons:
+        return ""
+    number = sum(map(log.is_saved, range(len(log.graph.recorded))))
+    which = "" if len(reasons) == number else f"{len(reasons)} of them "
+    return f", {which}without values ({', '.join(dict.fromkeys(reasons.values()))})"
 
 
 def _boundary_lines(log: Log) -> list[str]:
@@ -122,7 +134,7 @@ def entry_text(log: Log, entry: int) -> str:
     ]
     gradient = log.gradient(entry)
     if gradient is not None:
-        lines += [f"\tGradient: shape={tuple(gradient.shape)}, dtype={gradient.dtype}", *_value_lines(gradient)]
+        lines += [f"\tGradient: shape={tuple(shape_of(gradient))}, dtype={gradient.dtype}", *_value_lines(gradient)]
     elif (reason := log.missing_gradient(entry)) is not None:
         lines.append(f"\tGradient: none, because {reason}")
     lines += [
@@ -159,17 +171,28 @@ def _value_lines(value: Any) -> list[str]:
         return [f"\t\t{value!r}"]
     # Looking at anything else of a tensor that is spread over processes would need them all.
     part = [] if inner_of(value) is None else [_part_text(value)]
-    corner = value = local_value(value).detach()
-    if corner.layout is not torch.strided or corner.is_nested or corner.is_meta:
-        return [*part, f"\t\t{type(value).__name__} of layout {corner.layout} on {corner.device}"]
+    reason = why_valueless(value)
+    if reason is not None:
+        return [*part, f"\t\t(no values: the tensor is {reason})"]
+    with outside_fake_mode():
+        return [*part, *_corner_lines(local_value(value).detach())]
+
+
+def _corner_lines(value: torch.Tensor) -> list[str]:
+    corner = value
+    if corner.layout is not torch.strided or corner.is_nested:
+        return [f"\t\t{type(value).__name__} of layout {corner.layout} on {corner.device}"]
     if holds_others(value):
         text = repr(value).splitlines()
-        return [*part, *(f"\t\t{line}" for line in text[:_PREVIEW]), *(["\t\t..."] if len(text) > _PREVIEW else [])]
+        return [*(f"\t\t{line}" for line in text[:_PREVIEW]), *(["\t\t..."] if len(text) > _PREVIEW else [])]
     while corner.dim() > 2 and corner.shape[0]:
         corner = corner[0]
     corner = corner[tuple(slice(_PREVIEW) for _ in range(corner.dim()))].cpu()
     ending = "..." if corner.numel() < value.numel() else ""
-    return [*part, f"\t\t{corner}{ending}"]
+    try:
+        return [f"\t\t{corner}{ending}"]
+    except NotImplementedError:  # numbers of less than a byte
+        return [f"\t\t(torch cannot print numbers of type {value.dtype})"]
 
 
 def _part_text(value: torch.Tensor) -> str:

@@ -1,10 +1,14 @@
 """Numbers as people read them."""
 
+from torchlens.capture.symbolic import SymbolicInt
+
 __all__ = ["count_text", "seconds_text", "shape_text"]
 
 
 def count_text(value: float) -> str:
-    """`11.7 M`"""
+    """`11.7 M`, or `70*s0` where sizes are symbolic."""
+    if isinstance(value, SymbolicInt):
+        return value.shown(count_text)
     for unit, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size:
             return f"{_three_digits(value / size)} {unit}"
@@ -20,8 +24,8 @@ def seconds_text(value: float) -> str:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """`8x64x56x56`; sizes that vary within a nested tensor are `?`."""
-    return "x".join("?" if size < 0 else str(size) for size in shape) or "scalar"
+    """`8x64x56x56`; sizes that vary within a nested tensor are `?`, symbolic ones are expressions."""
+    return "x".join("?" if size < 0 and not isinstance(size, SymbolicInt) else str(size) for size in shape) or "scalar"
 
 
 def _three_digits(value: float) -> str:

@@ -23,7 +23,7 @@ class NonFinite:
     inputs: tuple[ValueRange, ...]
     step: int | None = None  # of a profile
     note: str = ""  # what else is to be said
-    num_unchecked: int = 0  # entries that could not be looked at, as they are not saved
+    num_unchecked: int = 0  # entries that could not be looked at, as they are not saved or have no values
     is_from_outside: bool = False  # a gradient that was not finite when it arrived: the loss made it, or a hook
 
     @property
@@ -51,5 +51,5 @@ class NonFinite:
         if self.note:
             lines.append(f"    {self.note}")
         if self.num_unchecked:
-            lines.append(f"    ({self.num_unchecked} entries are not saved and were not looked at)")
+            lines.append(f"    ({self.num_unchecked} entries are not saved, or have no values, and were not looked at)")
         return "\n".join(lines)

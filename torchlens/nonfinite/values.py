@@ -4,10 +4,9 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from torchlens.capture.arguments import shape_of
+from torchlens.capture.valueless import why_valueless
 from torchlens.capture.wrappers import local_value
 
 __all__ = ["ValueRange", "has_numbers", "has_plus_infinity", "is_finite", "value_range"]
@@ -52,13 +51,8 @@ def value_range(name: str, tensor: torch.Tensor) -> ValueRange:
 
 
 def has_numbers(tensor: torch.Tensor) -> bool:
-    """Whether it has numbers that may be NaN and that can be looked at.
-
-    A meta or fake tensor has none, and inside `vmap` and its like a tensor stands for many.
-    """
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta or isinstance(tensor, FakeTensor):
-        return False
-    return not is_functorch_wrapped_tensor(tensor)
+    """Whether it has numbers that may be NaN and that can be looked at."""
+    return (tensor.is_floating_point() or tensor.is_complex()) and why_valueless(tensor) is None
 
 
 def has_plus_infinity(tensor: torch.Tensor) -> bool:

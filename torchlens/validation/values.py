@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.valueless import why_valueless
 from torchlens.capture.wrappers import holds_others, inner_of, local_value
 
 __all__ = ["brief", "close", "difference", "same"]
@@ -81,11 +82,11 @@ def _is_alike(first: Tensor, second: Tensor) -> bool:
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
-    """The plain dense tensors that a tensor is made of; none where it has no elements to compare (meta)."""
+    """The plain dense tensors that a tensor is made of; none where it has no values to compare."""
     if holds_others(tensor):
         return [part for own in vars(tensor).values() if isinstance(own, Tensor) for part in _parts(own)]
     tensor = tensor.detach()
-    if tensor.is_meta:
+    if why_valueless(tensor) is not None:
         return []
     if tensor.is_nested:
         return [part for own in tensor.unbind() for part in _parts(own)]

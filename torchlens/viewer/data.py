@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from torchlens.capture.recording import Failure, References
+from torchlens.capture.symbolic import SymbolicInt
 from torchlens.capture.user_code import source_text
+from torchlens.capture.valueless import why_valueless
 from torchlens.capture.wrappers import local_value
 from torchlens.graph.costs import flops_of
 from torchlens.graph.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, SAME_NUMBERS
@@ -28,6 +30,8 @@ _KINDS = ("input", "output", "module", "weights", "norm", "activation", "compute
 _PARTS = ("operation", "module", "loop", "repeat", "step", "span")
 # What the page can dim or hide.
 _SIDES = ("", "buffer", "constant", "mask", "view")
+# In place of the row of a tensor's statistics.
+_VALUELESS = -2
 
 _LIKE_ACTIVATIONS = ACTIVATIONS | DROPOUTS
 _LIKE_VIEWS = SAME_NUMBERS | {"pixelshuffle", "to"}
@@ -55,6 +59,7 @@ class _Writer:
         self.statistics = Statistics()
         self.places: dict[Any, int] = {}
         self.place_lines: list[list[Any]] = []
+        self.valueless = log.valueless_entries()
         self.inputs, self.outputs, self.buffers = map(set, (log.graph.inputs, log.graph.outputs, log.graph.buffers))
 
     def write(self, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> dict[str, Any]:
@@ -76,6 +81,8 @@ class _Writer:
             "params": self.history.total_params,
             "paramBytes": self.history.total_params_fsize,
             "seconds": recording.seconds_forward,
+            "valueless": ", ".join(dict.fromkeys(self.valueless.values())),
+            "note": self._note(),
             "failure": None if failure is None else self._failure(failure),
             "entries": entries,
             "parts": parts,
@@ -88,6 +95,15 @@ class _Writer:
             "statistics": self.statistics.columns(),
             "strings": list(self.strings.found),
         }
+
+    def _note(self) -> str:
+        """What is to be said of the numbers on the page where sizes are symbolic."""
+        sizes = {size for row in self.log.recording.rows for size in row.shape if isinstance(size, SymbolicInt)}
+        if not sizes:
+            return ""
+        examples = sorted(f"{size} = {int(size)}" for size in sizes if size.is_known and str(size).isidentifier())
+        for_example = f" for the example {', '.join(examples)}" if examples else ""
+        return f"Some sizes are symbolic. Bytes and FLOPs are those{for_example}."
 
     # -- entries -------------------------------------------------------------------------------------------------------
 
@@ -112,7 +128,8 @@ class _Writer:
             columns["micros"].append(0 if row.output_index else round(row.seconds * 1e6, 1))
             columns["flops"].append(flops_of(log.recording, row) or 0)
             columns["place"].append(self._place(row.code, row.instruction))
-            columns["stat"].append(self.statistics.add(self._value(entry)))
+            is_valueless = entry in self.valueless
+            columns["stat"].append(_VALUELESS if is_valueless else self.statistics.add(self._value(entry)))
             columns["grad"].append(self.statistics.add(log.gradient(entry)))
             columns["args"].append(strings(self._arguments(entry, row)))
             columns["parents"].append(graph.parents[entry])
@@ -362,7 +379,7 @@ class _Writer:
 
 
 def _norm(gradient: torch.Tensor | None) -> float | None:
-    if gradient is None:
+    if gradient is None or why_valueless(gradient) is not None:
         return None
     return _finite_number(f"{float(torch.linalg.vector_norm(local_value(gradient.detach()).float())):.6g}", "")
 
@@ -421,6 +438,6 @@ def _argument_text(value: Any) -> str:
         return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
     if value is Ellipsis:
         return "…"
-    if isinstance(value, int | float | str | bool | torch.dtype | torch.device):
+    if isinstance(value, int | float | str | bool | torch.SymFloat | torch.SymBool | torch.dtype | torch.device):
         return repr(value).removeprefix("torch.")
     return value.__name__ if inspect.isfunction(value) or inspect.isclass(value) else type(value).__name__

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchlens.capture.valueless import outside_fake_mode
 from torchlens.history.base_history import BaseHistory
 from torchlens.viewer.data import page_data
 from torchlens.wording import checked_file, got
@@ -69,7 +70,8 @@ def explore(
         if not isinstance(values, Mapping):
             raise TypeError(f"The overlay {name!r} must be a dict with a number for each layer label, got {got(values)}.")
     target = None if path is None else checked_file("path", path, "model.html")
-    text = page_text(page_data(history, overlays or {}, title))
+    with outside_fake_mode():
+        text = page_text(page_data(history, overlays or {}, title))
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.valueless import why_valueless
 from torchlens.capture.wrappers import holds_others, local_value
 
 __all__ = ["Statistics"]
@@ -17,6 +18,19 @@ _SAMPLE = 1 << 16
 _COUNTED = 1 << 12  # about how many values go into a histogram
 _BATCH = 1 << 21
 _NOT_FINITE = 255
+_NUMBERS = frozenset({
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16,
+    torch.int32, torch.int64, torch.complex32, torch.complex64, torch.complex128,
+})  # fmt: skip
+# Of these torch does not tell the least and the greatest.
+_OTHER_NUMBERS = frozenset(
+    getattr(torch, name)
+    for name in (
+        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "uint16", "uint32",
+        "uint64",
+    )
+    if hasattr(torch, name)
+)  # fmt: skip
 
 
 @dataclass
@@ -28,10 +42,14 @@ class Statistics:
     def add(self, value: Any) -> int:
         """The row of a tensor; -1 for what has no numbers to look at."""
         value = local_value(value)
-        if not isinstance(value, torch.Tensor) or value.numel() == 0 or value.is_meta:
+        if not isinstance(value, torch.Tensor) or why_valueless(value) is not None:
             return -1
-        if value.layout is not torch.strided or value.is_nested or value.is_quantized or holds_others(value):
+        if value.layout is not torch.strided or value.is_nested or holds_others(value) or value.numel() == 0:
             return -1
+        if value.dtype not in _NUMBERS:
+            if value.dtype not in _OTHER_NUMBERS:
+                return -1
+            value = value.double() if value.dtype.itemsize > 2 else value.float()
         self.tensors.append(value.detach())
         return len(self.tensors) - 1
 

@@ -26,6 +26,7 @@
   const isUnit = i => PART[P.part[i]] === "operation";
   const kindOf = i => KIND[P.kind[i]];
   const within = (i, box) => i >= box && i < end[box];
+  const VALUELESS = -2; // in place of a row of statistics
   const failedUnit = D.failure ? unitOf[NUM - 1] : -1;
 
   const state = {
@@ -872,6 +873,7 @@
         ["Type", isFailed ? "" : S[E.dtype[e]]], ["Size", isFailed ? "" : bytesText(own.reduce((sum, k) => sum + E.bytes[k], 0))],
         ["Time", isFailed ? "" : timeText(own.reduce((sum, k) => sum + E.micros[k], 0))], ["All passes", P.entries[i].length > 1 ? timeText(time) : ""],
         ["FLOPs", E.flops[e] ? short(E.flops[e]) : ""], ["Arguments", S[E.args[e]]],
+        ["Values", !isFailed && own.some(k => E.stat[k] === VALUELESS) ? "none: the tensor is " + D.valueless : ""],
         [state.overlay, state.overlay && overlays.get(state.overlay).isOwn && overlayValue(i) !== null ? overlayText(overlayValue(i)) : ""],
         ["Backward", isFailed || E.backward[e] === null ? "" : timeText(own.reduce((sum, k) => sum + (E.backward[k] || 0), 0))],
       ]));
@@ -915,6 +917,8 @@
   }
   function showModel() {
     panel.append(html("h2", {}, D.title), html("div", { class: "sub" }, D.failure ? "The forward pass failed." : "One forward pass."));
+    if (D.valueless) panel.append(html("div", { class: "sub", id: "valueless" }, "Tensors without values are " + D.valueless + ": shapes, sizes and FLOPs are there, statistics are not, and times are those of working out shapes."));
+    if (D.note) panel.append(html("div", { class: "sub", id: "note" }, D.note));
     panel.append(facts([
       ["Tensors", many(D.tensors)], ["Their size", bytesText(D.bytes)], ["Parameters", many(D.params)], ["Their size", bytesText(D.paramBytes)],
       ["Forward pass", timeText(D.seconds * 1e6)], ["FLOPs", E.flops.some(Boolean) ? short(E.flops.reduce((a, b) => a + b, 0)) : ""],
