@@ -870,6 +870,45 @@ def what_looks_at_a_parameter_outlives_its_memory(rank: int) -> None:
 
 
 @case
+def the_older_fsdp(rank: int) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    warnings.simplefilter("ignore", FutureWarning)
+    plain = nn.Sequential(MLP(), MLP(), nn.Linear(8, 3))
+    x = torch.randn(2, 8) + rank
+    expected = tl.log_forward_pass(plain, x, save_gradients=True)
+    expected["output_1"].tensor_contents.sum().backward()
+    for keeps_originals in (True, False):
+        options = {"use_orig_params": keeps_originals, "device_id": torch.device("cpu")}
+        model = copy.deepcopy(plain)
+        model.zero_grad()
+        model[0], model[1] = (FullyShardedDataParallel(layer, **options) for layer in model[:2])
+        model = FullyShardedDataParallel(model, **options)
+        for _ in range(2):
+            history = tl.log_forward_pass(model, x, save_gradients=True)
+            for entry, other in zip(history, expected, strict=True):
+                assert entry.layer_label == other.layer_label
+                assert entry.parent_layers == other.parent_layers
+                assert torch.equal(entry.tensor_contents, other.tensor_contents)
+                names = [name.replace("_fsdp_wrapped_module.", "") for name in entry.parent_param_addresses]
+                assert not keeps_originals or names == other.parent_param_addresses
+                assert entry.computed_with_params == other.computed_with_params
+            history["output_1"].tensor_contents.sum().backward()
+            found = {name.replace("_fsdp_wrapped_module.", ""): grad for name, grad in history.param_grads.items()}
+            if keeps_originals:
+                for name, gradient in expected.param_grads.items():
+                    torch.testing.assert_close(found[name], gradient)
+            else:
+                parts = [gradient.flatten() for name, gradient in expected.param_grads.items() if name.startswith("0.")]
+                torch.testing.assert_close(found["0._flat_param"], torch.cat(parts))
+        some = tl.log_forward_pass(model, x, layers_to_save=["linear_2", "relu_1"], save_function_args=True)
+        assert torch.equal(some["linear_2"].tensor_contents, expected["linear_2"].tensor_contents)
+        assert torch.equal(some["linear_2"].creation_args[1], plain[0].down.weight)
+        report = tl.validate_forward_pass(model, x)
+        assert report.passed, report
+
+
+@case
 def distributed_data_parallel_with_batch_norm(rank: int) -> None:
     class Normed(nn.Module):
         def __init__(self) -> None:

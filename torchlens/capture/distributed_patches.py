@@ -13,8 +13,9 @@ import torch
 
 from torchlens.capture.collectives import GROUP_METHODS, record_broadcast, record_collective, record_wait
 from torchlens.capture.current import CURRENT
+from torchlens.capture.operations import named_operation
 from torchlens.capture.patches import Patch, opaque, quiet
-from torchlens.capture.sharding import GROUP_MODULE, record_gathering
+from torchlens.capture.sharding import BOOKKEEPING, GATHERING, record_gathering, run_aside
 
 __all__ = ["distributed_patches"]
 
@@ -34,7 +35,15 @@ def distributed_patches() -> list[Patch]:
     ]
     patches += [_waiting(owner, "wait") for owner in _with_subclasses(c10d.Work) if "wait" in vars(owner)]
     patches += [_waiting(c10d.ProcessGroup, name) for name in ("barrier", "monitored_barrier")]
-    patches += [_gathering(name) for name in ("unshard", "wait_for_unshard", "reshard") if GROUP_MODULE in sys.modules]
+    for module, (owner, methods) in GATHERING.items():
+        if module in sys.modules:
+            patches += [_gathering(getattr(sys.modules[module], owner), name) for name in methods]
+    patches += [
+        _bookkeeping(sys.modules[module], name)
+        for module, names in BOOKKEEPING.items()
+        for name in names
+        if hasattr(sys.modules.get(module), name)
+    ]
     patches += [opaque(c10d, f"_{name}", name) for name in ("object_to_tensor", "tensor_to_object")]
     return [*patches, Patch(distributed, "_broadcast_coalesced", _patched_broadcast_coalesced(distributed))]
 
@@ -75,8 +84,7 @@ def _waiting(owner: Any, name: str) -> Patch:
     return Patch(owner, name, wait)
 
 
-def _gathering(name: str) -> Patch:
-    owner: Any = sys.modules[GROUP_MODULE].FSDPParamGroup
+def _gathering(owner: Any, name: str) -> Patch:
     original = vars(owner)[name]
 
     def gathering(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,6 +94,18 @@ def _gathering(name: str) -> Patch:
         return record_gathering(tracker.recorder, group, name, partial(original, group, *args, **kwargs))
 
     return Patch(owner, name, gathering)
+
+
+def _bookkeeping(owner: Any, name: str) -> Patch:
+    original = vars(owner)[name]
+
+    def bookkeeping(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return original(*args, **kwargs)
+        return run_aside(tracker.recorder, named_operation(name, original), partial(original, *args, **kwargs))
+
+    return Patch(owner, name, bookkeeping)
 
 
 def _patched_broadcast_coalesced(distributed: Any) -> Callable[..., Any]:

@@ -15,12 +15,20 @@ from torchlens.capture.aliases import Aliases
 from torchlens.capture.copies import copies_of
 from torchlens.capture.recording import Write
 from torchlens.capture.regions import Region, region_of, storage_of
-from torchlens.capture.wrappers import copy_of
+from torchlens.capture.wrappers import copy_of, inner_of
 
-__all__ = ["Memory", "is_sole_owner", "storage_of", "version_of"]
+__all__ = ["Memory", "has_memory", "is_sole_owner", "storage_of", "version_of"]
 
 # A value that is copied when its memory is written: an entry's, or the one at a place of a list.
 Held = int | tuple[list[Any], int]
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is memory for a tensor's elements: FSDP lets go of it and leaves the tensor, and reading it crashes."""
+    try:
+        return tensor.untyped_storage().nbytes() > 0 or tensor.numel() == 0 or inner_of(tensor) is not None
+    except (NotImplementedError, RuntimeError, ValueError):  # a kind that has none of its own
+        return True
 
 
 def version_of(tensor: torch.Tensor) -> int:

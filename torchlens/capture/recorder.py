@@ -94,7 +94,11 @@ class Recorder(TorchFunctionMode):
         # Entries that gradients are computed for although they come from no differentiable operation.
         self.leaves: set[int] = set()
         # Other tensors by which the model reads its parameters: (number of the parameter, tensor).
-        self.param_stand_ins: list[tuple[int, torch.nn.Parameter]] = []
+        self.param_stand_ins: list[tuple[int, Tensor]] = []
+        # Those and others, kept so that their ids stay theirs.
+        self._held: list[Tensor] = []
+        # Numbers of parameters that were put together from several.
+        self.joint_params: set[int] = set()
         # Entries that came from another process alone, and that only went to one.
         self.received: set[int] = set()
         self.sent: set[int] = set()
@@ -209,16 +213,17 @@ class Recorder(TorchFunctionMode):
         """Whether `tensor` is an entry or a parameter itself, and not only the tensor that it stands for."""
         return self._entry_at(id(tensor)) is not None and self.entry_of(tensor) is not None
 
-    def stand_in(self, number: int, tensor: Tensor) -> None:
-        """From now on `tensor` passes for entry or parameter `number`."""
+    def stand_in(self, number: int, tensor: Tensor, has_gradient: bool = False) -> None:
+        """From now on `tensor` passes for entry or parameter `number`, whose gradient may be the one that arrives there."""
         self._entry_of_id[id(tensor)] = number
         if number >= 0:
             self.memory.stand_in(number, tensor)
             return
-        if type(tensor) is torch.nn.Parameter:
+        self._held.append(tensor)
+        if has_gradient:
             self.param_stand_ins.append((-1 - number, tensor))
-        if self.gradients is not None:
-            self.gradients.watch_source(number, tensor)
+            if self.gradients is not None:
+                self.gradients.watch_source(number, tensor)
 
     def _know_inner(self, number: int, tensor: Tensor) -> None:
         if type(tensor) not in TENSORS:
@@ -688,3 +693,4 @@ class Recorder(TorchFunctionMode):
         for holder in self.saved_args:
             self.saved_args[holder] = unwrap(self.saved_args[holder])
         self._entry_of_id.clear()
+        self._held.clear()

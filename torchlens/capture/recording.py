@@ -111,7 +111,8 @@ class Recording:
     branches: list[Branch] = field(default_factory=list)  # who wrote which rows, where there was more than one thread
     returns_data: bool = False  # whether the model returned numbers, text or arrays, beside tensors or instead
     # Other tensors that passed for a parameter, and that gradients arrive at instead: (number of the parameter, tensor).
-    param_stand_ins: list[tuple[int, torch.nn.Parameter]] = field(default_factory=list)
+    param_stand_ins: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    joint_params: set[int] = field(default_factory=set)  # numbers of parameters that were put together from several
     received: set[int] = field(default_factory=set)  # entries that came from another process, and from nobody here
     sent: set[int] = field(default_factory=set)  # entries that went to another process, and to nobody here
     is_copy: bool = False  # pickled or copied deeply: its tensors are part of no autograd graph

@@ -151,7 +151,7 @@ class Session:
                 self._leave(compiled)
 
     def _settle(self, outliving: list[torch.Tensor]) -> None:
-        outliving += [whole for _, whole in parameter_pairs(self._parts.modules) if whole is not None]
+        outliving += [pair.whole for pair in parameter_pairs(self._parts.modules) if pair.whole is not None]
         order_module_calls(self._tracker)
         self._recorder.finish([*outliving, *(tensor for _, _, tensor in self._strangers.met)])
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
@@ -172,7 +172,7 @@ class Session:
         """Learns the parameters, makes entries of inputs and buffers; returns them all."""
         recorder, parts = self._recorder, self._parts
         pairs = list(parameter_pairs(parts.modules))
-        in_pieces = {id(whole): sharded for sharded, whole in pairs}
+        in_pieces = {id(pair.whole): pair.parameter for pair in pairs}
         parts.params[:] = [in_pieces.get(id(parameter), parameter) for parameter in parts.params]
         for parameter in parts.params:
             recorder.add_outside(parameter)
@@ -255,6 +255,7 @@ class Session:
             returns_data=self._returns_data,
             param_stand_ins=recorder.param_stand_ins,
             branches=row_branches(tracker),
+            joint_params=recorder.joint_params,
             received=recorder.received,
             sent=recorder.sent,
         )

@@ -160,7 +160,7 @@ def _group(
 def key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> tuple[Hashable, ...]:
     """What an operation does: see `loops.py`."""
     name = row.operation.name
-    if params:
+    if params and recording.joint_params.isdisjoint(params):
         return name, row.output_index, params
     shapes = tuple([recording.rows[number].shape for _, number in located(row.references) if number >= 0])
     module = recording.module_calls[row.module_call].address

@@ -24,8 +24,8 @@ def gradients_of_saved(recording: Recording) -> Gradients:
     gradients.watch.is_paused = True
     for number, parameter in enumerate(recording.params):
         hooks.watch_source(-1 - number, parameter)
-    for number, parameter in recording.param_stand_ins:
-        hooks.watch_source(-1 - number, parameter)
+    for number, stand_in in recording.param_stand_ins:
+        hooks.watch_source(-1 - number, stand_in)
     slices = {part.entry: part for part in recording.slices}
     _plant_views(recording, hooks.views)
     found: set[int] = set()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchlens.capture.memory import storage_of
+from torchlens.capture.memory import has_memory, storage_of
 from torchlens.capture.session import generator_states, restore_generators
 from torchlens.capture.sharding import bring_apart
 from torchlens.capture.wrappers import copy_of
@@ -109,7 +109,7 @@ class State:
             self._keep(vars_of, depth + 1)
 
     def _keep_tensor(self, tensor: Tensor) -> None:
-        if id(tensor) not in self._tensors:
+        if id(tensor) not in self._tensors and has_memory(tensor):
             self._tensors[id(tensor)] = (tensor, tensor.detach(), copy_of(tensor.detach()))
             if tensor.is_leaf:
                 gradient = tensor.grad
