@@ -4,28 +4,20 @@ A history is broken on purpose, after the pass (in the log) or during it (in the
 """
 
 import dataclasses
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from networks import Model
+from proof import Proof
 from torch import nn
 
 from torchlens.capture import operations
 from torchlens.capture.memory import Memory
 from torchlens.capture.operations import Kind, Operation
-from torchlens.capture.session import CaptureOptions, Session
-from torchlens.graph.build import build_graph
-from torchlens.history.log import Log
 from torchlens.validation import validate_forward_pass
-from torchlens.validation.arguments import check_arguments
-from torchlens.validation.completeness import Census, check_completeness
-from torchlens.validation.dependence import check_dependence
-from torchlens.validation.outputs import check_outputs, outcome_of
-from torchlens.validation.replay import check_replay
-from torchlens.validation.report import ValidationReport
-from torchlens.validation.state import State
-from torchlens.validation.subject import Subject
-from torchlens.validation.witness import Witness
 
 
 def diamond(_, x):
@@ -34,62 +26,29 @@ def diamond(_, x):
     return torch.sub(a, b) * 3
 
 
-class Proof:
-    """A pass of `diamond` with its evidence, to be broken before it is checked."""
-
-    def __init__(self, function=diamond):
-        model, x = Model(function), torch.tensor([0.3, 1.2, -2.0])
-        self.state = State(model, x)
-        self.plain = outcome_of(model(x), self.state)
-        witness, self.census = Witness(), Census()
-        session, counted = Session(model, CaptureOptions(), witness), Session(model, CaptureOptions(), self.census)
-        self.logged = outcome_of(session.run([x], {}), self.state)
-        counted.run([x], {})
-        self.steps = counted.recording.rows
-        self.recording = session.recording
-        self.subject = Subject(Log(self.recording, build_graph(self.recording)), witness.evidence)
-
-    def number(self, name):
-        return next(n for n, row in enumerate(self.recording.rows) if row.operation.name == name)
-
-    def rebuild(self):
-        self.subject.log = Log(self.recording, build_graph(self.recording))
-
-    def findings(self):
-        report = ValidationReport("Model")
-        check_outputs(self.subject, self.plain, self.logged, report)
-        check_arguments(self.subject, report)
-        check_replay(self.subject, report)
-        check_dependence(self.subject, report)
-        check_completeness(self.subject, self.census, self.steps, report)
-        return [(finding.check, finding.layer) for finding in report.findings]
-
-
-def replace_row(proof, name, **fields):
-    number = proof.number(name)
-    proof.recording.rows[number] = proof.recording.rows[number]._replace(**fields)
-    proof.rebuild()
+def proof_of(function=diamond):
+    return Proof(Model(function), torch.tensor([0.3, 1.2, -2.0]))
 
 
 def test_an_unbroken_history_has_no_findings():
-    assert Proof().findings() == []
+    assert proof_of().findings() == []
 
 
 def test_a_wrong_output_is_found_by_the_outputs_check():
-    proof = Proof()
+    proof = proof_of()
     proof.recording.values[proof.number("output")] = torch.zeros(3)
     assert ("outputs", "output_1_5") in proof.findings()
     assert {layer for _, layer in proof.findings()} == {"output_1_5"}
 
 
 def test_a_logged_run_that_returns_something_else_is_found_by_the_outputs_check():
-    proof = Proof()
+    proof = proof_of()
     proof.logged = dataclasses.replace(proof.logged, outputs=[((), proof.logged.outputs[0][1] + 1)])
     assert proof.findings() == [("outputs", "output_1_5")]
 
 
 def test_a_logged_run_that_draws_other_random_numbers_is_found_by_the_outputs_check():
-    proof = Proof()
+    proof = proof_of()
     python, numpy, cpu, devices = proof.logged.generators
     changed = cpu.clone()
     changed[-1] += 1
@@ -98,52 +57,148 @@ def test_a_logged_run_that_draws_other_random_numbers_is_found_by_the_outputs_ch
 
 
 def test_a_wrong_parent_is_found_by_the_arguments_check():
-    proof = Proof()
-    sin, source = proof.number("sin"), proof.number("input")
-    assert proof.recording.rows[proof.number("sub")].references[0] == sin
-    replace_row(proof, "sub", references=(source, proof.number("cos")))
+    proof = proof_of()
+    sub, sin = proof.number("sub"), proof.number("sin")
+    assert proof.recording.rows[sub].references[0] == sin
+    proof.replace_row(sub, references=(proof.number("input"), proof.number("cos")))
+    assert set(proof.findings()) == {("arguments", "sub_1_3")}
+
+
+def test_a_wrong_parent_with_the_right_value_is_found_by_the_arguments_check():
+    proof = proof_of(lambda _, x: torch.sin(x).clone() * 3)
+    proof.replace_row(proof.number("mul"), references=(proof.number("sin"), None))
+    assert proof.findings() == [("arguments", "mul_1_3")]
+
+
+def test_a_missing_parent_is_found_by_the_arguments_check():
+    proof = proof_of()
+    proof.replace_row(proof.number("sub"), references=(None, proof.number("cos")))
     assert proof.findings() == [("arguments", "sub_1_3")]
 
 
+def test_a_wrong_parameter_is_found_by_the_arguments_check():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return x * self.a + self.b
+
+    proof = Proof(Scaled(), torch.ones(3))
+    proof.replace_row(proof.number("mul"), references=(0, -2))
+    assert ("arguments", "mul_1_1") in proof.findings()
+
+
 def test_a_wrong_argument_position_is_found_by_the_arguments_check():
-    proof = Proof()
-    replace_row(proof, "sub", references=(proof.number("cos"), proof.number("sin")))
-    assert proof.findings() == [("arguments", "sub_1_3")] * 2
+    proof = proof_of()
+    proof.replace_row(proof.number("sub"), references=(proof.number("cos"), proof.number("sin")))
+    assert set(proof.findings()) == {("arguments", "sub_1_3")}
 
 
 def test_a_stale_value_is_found_by_the_replay_check():
-    proof = Proof(lambda _, x: torch.sin(x).exp() * 3)
+    proof = proof_of(lambda _, x: torch.sin(x).exp() * 3)
     proof.recording.values[proof.number("exp")] = torch.zeros(3)
-    assert proof.findings() == [("arguments", "mul_1_3"), ("replay", "exp_1_2")]
+    assert ("replay", "exp_1_2") in proof.findings()
 
 
-def test_a_wrong_function_is_found_by_the_replay_check():
-    proof = Proof()
-    row = proof.recording.rows[proof.number("cos")]
-    replace_row(proof, "cos", operation=dataclasses.replace(row.operation, func=torch.tan))
-    assert proof.findings() == [("replay", "cos_1_2")]
+def test_swapped_values_are_found_by_the_replay_check():
+    proof = proof_of()
+    sin, cos = proof.number("sin"), proof.number("cos")
+    values = proof.recording.values
+    values[sin], values[cos] = values[cos], values[sin]
+    assert {("replay", "sin_1_1"), ("replay", "cos_1_2")} <= set(proof.findings())
 
 
-def test_a_parent_that_is_not_read_is_found_by_the_dependence_check():
-    proof = Proof()
-    graph = proof.subject.log.graph
-    sub, exp = graph.entry_of[proof.number("cos")], graph.entry_of[proof.number("sin")]
-    graph.parents[sub] = (*graph.parents[sub], exp)
-    assert proof.findings() == [("dependence", "cos_1_2")]
+def test_a_wrong_function_is_found_by_the_calls_check():
+    proof = proof_of(lambda _, x: torch.relu(x) + torch.clamp_min(x, 0))  # which give the same
+    row = proof.recording.rows[proof.number("relu")]
+    func = proof.recording.rows[proof.number("clamp_min")].operation.func
+    proof.replace_row(proof.number("relu"), operation=dataclasses.replace(row.operation, func=func))
+    assert ("calls", "relu_1_1") in proof.findings()
 
 
-def test_an_argument_that_does_not_matter_is_found_by_the_dependence_check():
+def test_wrong_numbers_among_the_arguments_are_found_by_the_calls_check():
+    proof = proof_of(lambda _, x: torch.softmax(x[None], dim=1))
+    proof.replace_row(proof.number("softmax"), kwargs={"dim": 0})
+    assert proof.findings() == [("calls", "softmax_1_2")]
+
+
+def test_a_wrong_module_is_found_by_the_calls_check():
+    proof = Proof(nn.Sequential(nn.Sequential(nn.Linear(3, 3)), nn.ReLU()), torch.ones(3))
+    calls = [call.address for call in proof.recording.module_calls]
+    assert calls == ["", "0", "0.0", "1"]
+    proof.replace_row(proof.number("linear"), module_call=1)
+    assert proof.findings() == [("calls", "linear_1_1")]
+
+
+def test_a_wrong_shape_is_found_by_the_calls_check():
+    proof = proof_of()
+    proof.replace_row(proof.number("cos"), shape=(1, 3))
+    assert proof.findings() == [("calls", "cos_1_2")]
+
+
+def test_an_operation_that_is_logged_twice_is_found_by_the_calls_check():
+    proof = proof_of()
+    cos = proof.number("cos")
+    proof.recording.rows.insert(cos + 1, proof.recording.rows[cos])
+    proof.recording.values.insert(cos + 1, proof.recording.values[cos])
+    proof.recording.storages.insert(cos + 1, proof.recording.storages[cos])
+    proof.recording.outputs[:] = [(path, number + 1) for path, number in proof.recording.outputs]
+    proof.rebuild()
+    assert "calls" in {check for check, _ in proof.findings()}
+
+
+def test_swapped_names_of_inputs_are_found_by_the_calls_check():
+    proof = Proof(Model(lambda _, x, y: x - y), torch.ones(3), torch.ones(3))
+    (first, one), (second, other) = proof.recording.inputs
+    proof.recording.inputs[:] = [(first, other), (second, one)]
+    assert ("calls", "input_1_0") in proof.findings()
+
+
+def test_a_wrong_branch_is_found_by_the_calls_check():
+    def forward(_, x):
+        return x * 2 if x.sum() > 0 else x - 1
+
+    proof = proof_of(forward)
+    assert proof.recording.booleans == {proof.number("gt"): False}
+    proof.recording.booleans[proof.number("gt")] = True
+    assert [check for check, _ in proof.findings()] == ["calls"]
+    proof.recording.booleans.clear()
+    assert [check for check, _ in proof.findings()] == ["calls"]
+
+
+def test_a_parent_that_is_not_read_is_found_by_the_arguments_check():
+    proof = proof_of().copied()
+    cos, sin = proof.graph.entry_of[proof.number("cos")], proof.graph.entry_of[proof.number("sin")]
+    proof.graph.parents[cos] = (*proof.graph.parents[cos], sin)
+    proof.graph.children[sin].append(cos)
+    assert proof.findings() == [("arguments", "cos_1_2")]
+
+
+def test_a_parent_that_is_forgotten_in_the_graph_is_found_by_the_arguments_check():
+    proof = proof_of().copied()
+    cos, source = proof.graph.entry_of[proof.number("cos")], proof.graph.entry_of[proof.number("input")]
+    proof.graph.parents[cos] = ()
+    proof.graph.children[source].remove(cos)
+    assert proof.findings() == [("arguments", "cos_1_2")]
+
+
+def test_an_argument_that_never_matters_could_not_be_shown():
     @torch.library.custom_op("validated_checks::first", mutates_args=())
     def first(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return a + 1
 
-    proof = Proof(lambda _, x: first(torch.sin(x), torch.cos(x)))
-    assert proof.findings() == [("dependence", "first_1_3")]
+    report = proof_of(lambda _, x: first(torch.sin(x), torch.cos(x))).report()
+    assert report.passed
+    assert [(item.check, item.layer, item.argument) for item in report.not_shown] == [("dependence", "first_1_3", 1)]
+    assert "whatever cos_1_2 is" in report.not_shown[0].reason
+    assert "1 could not be shown" in str(report)
 
 
 def test_a_missing_operation_is_found_by_the_completeness_check(monkeypatch):
     monkeypatch.setitem(operations.KNOWN_OPERATIONS, torch.cos, Operation(torch.cos, "cos", "cos", Kind.READ))
-    assert ("completeness", "after sin_1_1") in Proof().findings()
+    assert ("completeness", "after sin_1_1") in proof_of().findings()
 
 
 def test_an_operation_the_log_never_hears_of_is_found_by_the_completeness_check():
@@ -154,7 +209,8 @@ def test_an_operation_the_log_never_hears_of_is_found_by_the_completeness_check(
         return y + 1
 
     report = validate_forward_pass(Model(forward), torch.ones(2))
-    assert [(finding.check, finding.layer) for finding in report.findings] == [("completeness", "after sin_1_1")]
+    places = [(finding.check, finding.layer) for finding in report.findings]
+    assert places == [("completeness", "after sin_1_1"), ("completeness", "add_1_2")]  # which reads a tensor from nowhere
     assert "aten::mul" in report.findings[0].expected
     assert "test_checks.py" in report.findings[0].found
 
@@ -176,7 +232,7 @@ def test_a_write_that_no_entry_owns_up_to_is_found_by_the_completeness_check():
     library._destroy()
     found = {(finding.check, finding.layer) for finding in report.findings}
     assert ("completeness", "sneak_1_2") in found
-    assert found <= {("completeness", "sneak_1_2"), ("replay", "sin_1_1"), ("arguments", "sneak_1_2")}
+    assert {layer for _, layer in found} <= {"sin_1_1", "sneak_1_2"}
 
 
 def test_an_operation_that_writes_to_a_tensor_it_was_not_given_is_found():
@@ -203,7 +259,7 @@ def test_an_operation_that_writes_to_a_tensor_it_was_not_given_is_found():
 def test_values_that_are_not_copied_before_a_write_are_found(monkeypatch):
     monkeypatch.setattr(Memory, "before_write", lambda self, targets: None)
     monkeypatch.setattr(Memory, "replace", lambda self, entry, copy: None)
-    found = Proof(lambda _, x: torch.sin(x).add_(1) * 2).findings()
+    found = proof_of(lambda _, x: torch.sin(x).add_(1) * 2).findings()
     assert ("replay", "sin_1_1") in found
     assert {layer for _, layer in found} <= {"sin_1_1", "add_1_2"}
 
@@ -214,23 +270,88 @@ def test_a_writer_that_is_left_out_is_found_by_the_arguments_check():
         y[0].add_(5)
         return y * 2
 
-    proof = Proof(forward)
+    proof = proof_of(forward)
     proof.recording.writes.clear()
     proof.rebuild()
     assert proof.findings() == [("arguments", "mul_1_4")]
 
 
 def test_a_finding_is_one_readable_line():
-    proof = Proof()
-    replace_row(proof, "sub", references=(proof.number("input"), proof.number("cos")))
-    report = ValidationReport("Model")
-    check_arguments(proof.subject, report)
+    proof = proof_of()
+    proof.replace_row(proof.number("sub"), references=(proof.number("input"), proof.number("cos")))
+    report = proof.report()
     assert str(report.findings[0]) == (
-        "[arguments] sub_1_3: expected argument 0 (3 float32) to be what input_1_0 saved; found 3 of 3 elements differ "
-        "(at [0]: 0.3, here 0.29552)"
+        "[arguments] sub_1_3: expected argument 0 to be the result of sin_1_1; found input_1_0"
     )
     assert not report
     assert "FAILED, 1 finding" in str(report)
+
+
+def test_a_value_that_nobody_logged_is_one_readable_line():
+    def forward(_, x):
+        y = torch.sin(x)
+        y.numpy()[:] = 7
+        return y * 2
+
+    report = proof_of(forward).report()
+    assert str(report.findings[0]) == (
+        "[arguments] mul_1_2: expected argument 0 (3 float32) to be what sin_1_1 saved; found 3 of 3 elements differ "
+        "(at [0]: 0.29552, here 7)"
+    )
+
+
+def test_operations_in_threads_of_the_models_are_part_of_the_proof():
+    pool = ThreadPoolExecutor(1)  # whose thread is there before the pass
+    pool.submit(int).result()
+
+    def forward(_, x):
+        results = []
+        thread = threading.Thread(target=lambda: results.append((x * 2).sum()))
+        thread.start()
+        thread.join()
+        return pool.submit(torch.sin, x).result() + results[0]
+
+    start = threading.Thread.start
+    report = validate_forward_pass(Model(forward), torch.ones(2))
+    pool.shutdown()
+    assert threading.Thread.start is start
+    assert report.passed, str(report)
+    assert report.num_checked["replay"] == 4
+
+
+def test_a_tensor_from_nowhere_is_found_by_the_completeness_check():
+    jobs, results = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def work():
+        while (x := jobs.get()) is not None:
+            results.put(torch.sin(x))
+
+    worker = threading.Thread(target=work)  # the model gives it work, and torchlens cannot know
+    worker.start()
+
+    def forward(_, x):
+        jobs.put(x)
+        return results.get() + 1
+
+    report = validate_forward_pass(Model(forward), torch.ones(2))
+    jobs.put(None)
+    worker.join()
+    assert [(finding.check, finding.layer) for finding in report.findings] == [("completeness", "add_1_1")]
+    assert "from nowhere" in report.findings[0].found
+
+
+def test_a_constant_of_the_models_is_no_tensor_from_nowhere():
+    constant = torch.arange(4.0)
+    report = validate_forward_pass(Model(lambda _, x: x + constant[2:] * constant[:2]), torch.ones(2))
+    assert report.passed, str(report)
+
+
+def test_a_log_without_the_operations_that_ran_is_found_by_the_completeness_check():
+    proof = Proof(Model(lambda _, number: (torch.ones(3) * number).sum().item()), 3.0).copied()
+    assert proof.findings() == []
+    for name in ("recorded", "entry_of", "parents", "children", "layers", "layer_of", "pass_of", "params"):
+        getattr(proof.graph, name).clear()
+    assert proof.findings() == [("completeness", "")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.bool, torch.complex64])

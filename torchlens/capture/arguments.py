@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchlens.capture.symbolic import inert, inert_sizes
 from torchlens.capture.trees import SLICE_BOUNDS, same_with
@@ -87,7 +88,9 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
     """The shape, with -1 for the sizes of a nested tensor that differ from one part to the next."""
     try:
         shape = tensor.shape
-    except RuntimeError:  # the strided layout has no shape at all
+    except RuntimeError:  # the strided layout has no shape at all, nor has a lazy module's parameter yet
+        if is_lazy(tensor):
+            return ()
         return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
     if type(tensor) is not Tensor:
         return tuple(size if type(size) is int else -1 for size in shape) if tensor.is_nested else inert_sizes(shape)

@@ -1,10 +1,12 @@
 """torch's stack of modes in the current thread."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-__all__ = ["push_mode", "remove_mode"]
+__all__ = ["push_mode", "remove_mode", "without_mode"]
 
 
 def push_mode(mode: Any) -> None:
@@ -21,3 +23,18 @@ def remove_mode(mode: Any) -> None:
             above.append(top)
         for other in reversed(above):
             torch._C._push_on_torch_function_stack(other)
+
+
+@contextmanager
+def without_mode(mode: Any) -> Iterator[None]:
+    """Takes a mode off for a while, if it is there, and puts it back in its place."""
+    depth = torch._C._len_torch_function_stack()
+    place = next((level for level in range(depth) if torch._C._get_function_stack_at(level) is mode), None)
+    remove_mode(mode)
+    try:
+        yield
+    finally:
+        if place is not None:
+            above = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack() - place)]
+            for other in (mode, *reversed(above)):
+                push_mode(other)

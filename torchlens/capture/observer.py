@@ -69,6 +69,10 @@ class Observer:
         """Who is to see what a thread does that the model starts; told of one thing at a time, as all of them are."""
         return Observer()
 
+    def pause(self) -> AbstractContextManager[Any]:
+        """Stands around a stretch of the run that is not logged."""
+        return nullcontext()
+
     def begin(self, call: ObservedCall) -> None:
         """A call is going to be made."""
 

@@ -244,7 +244,9 @@ def _written_arguments(name: str, schemas: list[Any]) -> tuple[int, ...]:
         for schema in schemas
         for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
-    }
+        # `sort` is also the name of what TorchScript sorts a list in place with.
+        and (name.endswith("_") or not str(argument.type).startswith("List"))
+    }  # fmt: skip
     if not schemas and name.endswith("_") and not name.endswith("__"):
         written = {0}
     return tuple(sorted(written))

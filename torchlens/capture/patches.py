@@ -7,14 +7,16 @@ that is not logging, each patched function behaves as before.
 import copy
 import copyreg
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
+import torch.func
 import torch.nn.init
 import torch.utils.dlpack
 from torch._functorch import apis, eager_transforms
 from torch.autograd import function as autograd_function
+from torch.fx.experimental import proxy_tensor
 from torch.nn.modules import module as torch_modules
 
 from torchlens.capture.current import CURRENT, MODULE_CALL
@@ -217,6 +219,49 @@ def opaque(owner: Any, name: str, label: str, reason: str | None = None) -> Patc
     return Patch(owner, name, opaque)
 
 
+def _unlogged(owner: Any, name: str) -> Patch:
+    """A patch that lets `owner.name` run unlogged.
+
+    Tracers run a function to see what it does, some on tensors without values: that is no part of the pass. And whoever
+    asks a tensor of one trace for its shape while another is made crashes the process (`torch.jit.trace`, torch 2.13).
+    """
+    original = getattr(owner, name)
+
+    def unlogged(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None:
+            return original(*args, **kwargs)
+        with tracker.recorder.paused():
+            CURRENT.tracker = None
+            try:
+                return original(*args, **kwargs)
+            finally:
+                CURRENT.tracker = tracker
+
+    return Patch(owner, name, unlogged)
+
+
+def _patched_functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
+    """`torch.func.functionalize`: a call of what it returns is one operation."""
+    transformed = _functionalize(func, remove=remove)
+
+    @wraps(func)
+    def functionalized(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return transformed(*args, **kwargs)
+        reason = _transform_reason("functionalize")
+        if reason not in tracker.recorder.warnings:
+            tracker.recorder.warnings.append(reason)
+        run = partial(transformed, *args, **kwargs)
+        return record_opaque(tracker.recorder, "functionalize", transformed, run, (args, kwargs))
+
+    return functionalized
+
+
+_functionalize = eager_transforms.functionalize
+
+
 def _transform_reason(name: str) -> str:
     return f"what runs inside torch.func.{name} cannot be seen from outside: it is logged as one operation"
 
@@ -248,6 +293,16 @@ def _patched_compile(*args: Any, **kwargs: Any) -> Any:
     return compiled
 
 
+# What tracers go through, and what they end in: a name that was imported earlier gets there too.
+_TRACERS: dict[Any, tuple[str, ...]] = {
+    torch.export: ("export", "draft_export"),
+    proxy_tensor._MakefxTracer: ("trace",),
+    torch.jit: ("trace_module",),
+    torch.jit._trace: ("_trace_impl", "trace_module", "_get_trace_graph"),
+    torch._C: ("_create_function_from_trace", "_create_function_from_trace_with_dict", "_create_graph_by_tracing"),
+    torch._C.ScriptModule: ("_create_method_from_trace", "_create_method_from_trace_with_dict"),
+}
+
 PATCHES: tuple[Patch, ...] = (
     Patch(torch_modules, "_torchlens_current", CURRENT),
     Patch(MODULE_CALL, "__code__", patched_call_impl.__code__),
@@ -263,6 +318,8 @@ PATCHES: tuple[Patch, ...] = (
     opaque(eager_transforms, "grad_and_value_impl", "grad_and_value", _transform_reason("grad_and_value")),
     opaque(eager_transforms, "_vjp_with_argnums", "vjp", _transform_reason("vjp")),
     opaque(eager_transforms, "_jvp_with_argnums", "jvp", _transform_reason("jvp")),
+    *(Patch(owner, "functionalize", _patched_functionalize) for owner in (eager_transforms, torch.func)),
+    *(_unlogged(owner, name) for owner, names in _TRACERS.items() for name in names if hasattr(owner, name)),
     _reported(torch, "from_numpy"),
     _reported(torch, "frombuffer"),
     _reported(torch, "from_dlpack"),

@@ -9,7 +9,7 @@ else waits for `graph/`.
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
 from types import CodeType, FrameType
@@ -32,6 +32,7 @@ from torchlens.capture.arguments import (
 from torchlens.capture.failures import Failures
 from torchlens.capture.gradients import GradientHooks, slice_written
 from torchlens.capture.memory import Memory, is_sole_owner, version_of
+from torchlens.capture.mode_stack import without_mode
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import (
     KNOWN_OPERATIONS,
@@ -256,6 +257,14 @@ class Recorder(TorchFunctionMode):
         if not depth or self.collected is not None or _is_disabled():
             return False
         return _mode_at(depth - 1) is self or any(_mode_at(level) is self for level in range(depth - 1))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Logs nothing for a while."""
+        with torch._C.DisableTorchFunction():
+            self.complete()
+        with without_mode(self), nullcontext() if self._observer is None else self._observer.pause():
+            yield
 
     # -- calls -----------------------------------------------------------------------------------------------------
 

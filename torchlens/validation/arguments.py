@@ -1,104 +1,237 @@
-"""Check 2, arguments: what each operation was given is what its parents are saved with.
+"""Check 3, arguments: what each operation was given is the result of its parents, and has the value they are saved with.
 
-Where the memory of an argument was written since its tensor was made, the log names several parents: then every element
-must be what the last of them to write it left there.
+A parent must be the operation that made the very tensor that was given, not one with the same value. Where the memory of
+an argument was written since its tensor was made, the log names several parents: exactly those who were the last to
+write some element, and every element must be what the last of them left there.
 """
 
-import torch
+from collections.abc import Container
+from typing import Any
 
-from torchlens.validation.exemptions import CONTENDED, EARLY
+import torch
+from torch.nn.parameter import is_lazy
+
+from torchlens.capture.observer import CallKind
+from torchlens.validation.exemptions import CONTENDED, EARLY, LAZY
 from torchlens.validation.memory import Contribution, Painting, paint
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot
+from torchlens.validation.sources import Sources
 from torchlens.validation.subject import Subject
 from torchlens.validation.values import brief, difference, same
+from torchlens.validation.witness import Call
 
-__all__ = ["NOBODY", "check_arguments", "contributions_of", "side_effects_of"]
+__all__ = ["NOBODY", "check_arguments", "contributions_of"]
 
 # Stands for memory that none of the parents wrote.
 NOBODY = torch.iinfo(torch.int64).min
 
 
 def check_arguments(subject: Subject, report: ValidationReport) -> None:
-    """Compares the arguments of every call, and every output, with the saved values of its parents."""
+    """Compares the arguments of every call, and every output, with what the log says of its parents."""
     recording = subject.log.recording
-    side_effects = side_effects_of(subject)
-    for call in subject.evidence.calls:
+    checker = _Checker(subject, report)
+    for call in subject.calls:
         arguments = subject.arguments(call)
-        for location in _missing_locations(subject, call.first, arguments):
-            found = f"no tensor at argument {location}"
-            report.findings.append(Finding("arguments", subject.label(call.first), "an argument for each parent", found))
         if call.is_early:
             report.exemptions["arguments", EARLY] += len(arguments)
+            checker.sources.after(call, arguments.values())
             continue
-        for location, argument in arguments.items():
-            if argument.storage in call.contended:
-                report.exemptions["arguments", CONTENDED] += 1
-                continue
-            _check(subject, report, call.first, location, argument, side_effects)
+        for number in range(call.first, call.last):
+            read = checker.read_arguments(call, number, arguments)
+            if checker.check_reads(number, call.first, read, set(arguments) - set(read)) and number == call.first:
+                checker.check_values(number, read)
+        checker.sources.after(call, arguments.values())
+    tensors = subject.evidence.tensors
     for _, number in recording.outputs:
-        for location in subject.given(number):
-            _check(subject, report, number, location, subject.evidence.tensors[number], side_effects)
+        if number in tensors:
+            arguments = {0: tensors[number]}
+            if checker.check_reads(number, number, arguments):
+                checker.check_values(number, arguments)
+    _check_graph(subject, report)
 
 
-def side_effects_of(subject: Subject) -> dict[int, list[Snapshot]]:
-    """By row, what the call that made it wrote to beside its result."""
-    return {call.first: call.written for call in subject.evidence.calls if call.written}
-
-
-def contributions_of(
-    subject: Subject, number: int, location: object, side_effects: dict[int, list[Snapshot]]
-) -> list[Contribution]:
-    """What the parents of an argument left in memory according to the log, in the order they did."""
+def contributions_of(subject: Subject, number: int, location: object, as_logged: bool = False) -> list[Contribution]:
+    """What the parents of an argument left in memory, in the order they did: as was seen, or as the log has it."""
     tensors = subject.evidence.tensors
     found = []
     given = subject.given(number).get(location)
     if given is not None and given < 0 and given in tensors:  # a parameter, or a tensor from elsewhere
         found.append(Contribution(given, tensors[given], tensors[given].value))
+    side_effects = subject.side_effects
     for source in sorted(subject.reads(number).get(location, ())):
         found += [Contribution(source, effect, effect.value) for effect in side_effects.get(source, ())]
-        value = subject.value(source)
+        value = subject.seen(source) if source in subject.unsteady and not as_logged else subject.value(source)
         if source in tensors and isinstance(value, torch.Tensor):
             found.append(Contribution(source, tensors[source], value))
     return found
 
 
-def _missing_locations(subject: Subject, number: int, arguments: dict[object, Snapshot]) -> list[object]:
-    """Where the log says that something is read, but the call was given no tensor."""
-    captured = {location for location in subject.reads(number) if isinstance(location, tuple) and location[0] == "captured"}
-    return [location for location in subject.reads(number) if location not in arguments and location not in captured]
+class _Checker:
+    """Goes through the calls in the order they were made."""
+
+    def __init__(self, subject: Subject, report: ValidationReport) -> None:
+        self._subject = subject
+        self._report = report
+        self._num_params = len(subject.log.recording.params)
+        self._exits = {call: set(numbers) for call, numbers in subject.log.recording.module_exits}
+        self._makers = {number: call for call in subject.calls for number in range(call.first, call.last)}
+        self.sources = Sources(subject.evidence)
+
+    def read_arguments(self, call: Call, number: int, arguments: dict[object, Snapshot]) -> dict[object, Snapshot]:
+        """What a row of a call reads.
+
+        Of a collective, which also puts results into what it is given, what the log says; and of a function whose result is
+        tied to an operation inside it, nothing else.
+        """
+        given = self._subject.given(number)
+        if call.contended:
+            self._report.exemptions["arguments", CONTENDED] += sum(a.storage in call.contended for a in arguments.values())
+            arguments = {p: a for p, a in arguments.items() if a.storage not in call.contended}
+        if call.kind is CallKind.COLLECTIVE or (call.kind is CallKind.AUTOGRAD and any(map(_is_captured, given))):
+            return {location: argument for location, argument in arguments.items() if location in given}
+        return arguments
+
+    def check_reads(
+        self, number: int, time: int, arguments: dict[object, Snapshot], unknown: Container[object] = ()
+    ) -> bool:
+        """What the log says is read must be what was given, and all of it; of the `unknown` arguments nobody can say."""
+        num_before = len(self._report.findings)
+        given, reads = self._subject.given(number), self._subject.reads(number)
+        for location in dict.fromkeys([*given, *reads]):
+            if location not in arguments and location not in unknown and not _is_captured(location):
+                self._find(number, "tensors wherever something is read", f"none at argument {location}")
+        for location, argument in arguments.items():
+            self._check_argument(number, time, location, argument, given.get(location), reads.get(location, []))
+        return len(self._report.findings) == num_before
+
+    def _check_argument(
+        self, number: int, time: int, location: object, argument: Snapshot, given: int | None, reads: list[int]
+    ) -> None:
+        rows = self.sources.rows_of(argument, time)
+        if not rows:
+            self._check_stranger(number, time, location, argument, given)
+            return
+        param = next((row for row in rows if -self._num_params <= row < 0), None)
+        made = [row for row in rows if row >= 0]
+        is_right = given == param if param is not None else (
+            given in made and self._is_current(given, made, number) if given is not None and given >= 0
+            else any(row < 0 for row in rows)
+        )  # fmt: skip
+        if not is_right:
+            maker = self._name(param) if param is not None else f"the result of {self._names(made)}"
+            self._find(number, f"{self._what(number, location)} to be {maker}", self._name(given))
+            return
+        row = next((row for row in rows if row < 0), NOBODY) if given is None else given
+        expected, may_be_more = self.sources.read(argument, row)
+        found = set(reads)
+        if found != expected and not (may_be_more and found > expected):
+            text = f"{self._what(number, location)} to be read from {self._names(sorted(expected))}"
+            self._find(number, text, self._names(sorted(found)))
+
+    def _check_stranger(self, number: int, time: int, location: object, argument: Snapshot, given: int | None) -> None:
+        """A tensor that nobody handed out. If it stands for one that somebody did (a shard), it must look at its memory."""
+        if given is None or given < -self._num_params:
+            return  # whether it was there before the pass is for the check of completeness to say
+        claimed = self._subject.evidence.tensors[given]
+        if argument.region is not None and claimed.region is not None and argument.storage != claimed.storage:
+            looked_at = self._names(self.sources.looked_at(argument, time))
+            self._find(number, f"{self._what(number, location)} to look at memory of {looked_at}", self._name(given))
+
+    def _is_current(self, given: int, made: list[int], number: int) -> bool:
+        """Whether the tensor was not handed out again since, by an operation that a reader here must hang below.
+
+        Operations that return what they are given (`contiguous`, a module that returns its input) count while the module
+        call that they ran in goes on, and afterwards if it returned the tensor. What they wrote is found by its memory.
+        """
+        rows = self._subject.log.recording.rows
+        running = self._module_calls(rows[number].module_call)
+        for later in made:
+            maker = self._makers.get(later)  # none for an input
+            if later > given and maker is not None and self.sources.is_view(later) and not maker.written:
+                module_call = rows[later].module_call
+                has_returned = later in self._exits.get(module_call, ())
+                if maker.kind is not CallKind.COLLECTIVE and (module_call in running or has_returned):
+                    return False
+        return True
+
+    def _module_calls(self, call: int) -> set[int]:
+        calls, found = self._subject.log.recording.module_calls, set()
+        while call >= 0 and call not in found:
+            found.add(call)
+            call = calls[call].parent
+        return found
+
+    def check_values(self, number: int, arguments: dict[object, Snapshot]) -> None:
+        """What was given must be what the parents are saved with."""
+        for location, sources in self._subject.reads(number).items():
+            argument = arguments.get(location)
+            if argument is not None and all(0 <= source < number for source in sources):
+                self._report.num_checked["arguments"] += 1
+                self._check_value(number, location, argument, sources)
+
+    def _check_value(self, number: int, location: object, argument: Snapshot, sources: list[int]) -> None:
+        subject = self._subject
+        if any(is_lazy(subject.seen(source)) for source in sources):
+            self._report.exemptions["arguments", LAZY] += 1
+            return
+        source = sources[0]
+        value = subject.seen(source) if source in subject.unsteady else subject.value(source)
+        if len(sources) == 1 and same(value, argument.value):
+            return
+        painting = paint(argument, contributions_of(subject, number, location), NOBODY)
+        if painting is not None and bool((painting.sources != NOBODY).all()) and same(painting.value, argument.value):
+            return
+        expected = f"{self._what(number, location)} ({brief(argument.value)}) to be what {self._names(sources)} saved"
+        self._find(number, expected, _explanation(value, sources, argument, painting))
+
+    def _find(self, number: int, expected: str, found: str) -> None:
+        self._report.findings.append(Finding("arguments", self._subject.label(number), expected, found))
+
+    def _what(self, number: int, location: object) -> str:
+        is_output = self._subject.log.recording.rows[number].operation.name == "output"
+        return "the output" if is_output else f"argument {location}"
+
+    def _names(self, rows: list[int]) -> str:
+        return " and ".join(map(self._name, rows)) or "nobody in the log"
+
+    def _name(self, row: int | None) -> str:
+        if row is None:
+            return "nobody in the log"
+        if row >= 0:
+            return self._subject.label(row)
+        addresses = self._subject.log.recording.param_addresses
+        return f"parameter {addresses[-1 - row]}" if -row <= len(addresses) else "a tensor from outside the model"
 
 
-def _check(
-    subject: Subject,
-    report: ValidationReport,
-    number: int,
-    location: object,
-    argument: Snapshot,
-    side_effects: dict[int, list[Snapshot]],
-) -> None:
-    sources = subject.reads(number).get(location, [])
-    if not sources:
-        return
-    report.num_checked["arguments"] += 1
-    if len(sources) == 1 and same(subject.value(sources[0]), argument.value):
-        return
-    painting = paint(argument, contributions_of(subject, number, location, side_effects), NOBODY)
-    if painting is not None and bool((painting.sources != NOBODY).all()) and same(painting.value, argument.value):
-        return
-    names = " and ".join(subject.label(source) for source in sources)
-    what = "the output" if subject.log.recording.rows[number].operation.name == "output" else f"argument {location}"
-    expected = f"{what} ({brief(argument.value)}) to be what {names} saved"
-    report.findings.append(
-        Finding("arguments", subject.label(number), expected, _explanation(subject, sources, argument, painting))
-    )
+def _is_captured(location: object) -> bool:
+    return isinstance(location, tuple) and location[0] == "captured"
 
 
-def _explanation(subject: Subject, sources: list[int], argument: Snapshot, painting: Painting | None) -> str:
+def _explanation(value: Any, sources: list[int], argument: Snapshot, painting: Painting | None) -> str:
     if len(sources) > 1 and painting is not None:
         unexplained = int((painting.sources == NOBODY).sum())
         if unexplained:
             return f"{unexplained} of {argument.value.numel()} elements that none of them wrote"
         return difference(painting.value, argument.value)
-    value = subject.value(sources[0])
-    return difference(value, argument.value) if isinstance(value, torch.Tensor) else f"nothing saved for {sources[0]}"
+    return difference(value, argument.value) if isinstance(value, torch.Tensor) else "nothing saved"
+
+
+def _check_graph(subject: Subject, report: ValidationReport) -> None:
+    """The parents of an entry are what it reads, each once, and it is a child of each of them."""
+    graph = subject.log.graph
+    for entry, number in enumerate(graph.recorded):
+        read = {source for sources in subject.reads(number).values() for source in sources}
+        parents = {graph.recorded[parent] for parent in graph.parents[entry]}
+        for source in sorted(read ^ parents):
+            what = "what it reads" if source in read else "only what is read"
+            found = f"{subject.label(source)} {'missing' if source in read else 'too'}"
+            report.findings.append(Finding("arguments", subject.log.label(entry), f"{what} to be its parents", found))
+    children: list[list[int]] = [[] for _ in graph.parents]
+    for entry, parents_of_entry in enumerate(graph.parents):
+        for parent in parents_of_entry:
+            children[parent].append(entry)
+    for entry, own in enumerate(children):
+        if sorted(own) != sorted(graph.children[entry]):
+            found = f"{len(graph.children[entry])}, or others"
+            report.findings.append(Finding("arguments", subject.log.label(entry), f"{len(own)} children", found))

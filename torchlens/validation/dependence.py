@@ -1,282 +1,214 @@
-"""Check 4, dependence: changing what a parent gave changes what the operation gives.
+"""Check 5, dependence: changing what a parent gave changes what the operation gives.
 
-A parent that the operation does not read would pass every comparison of values. So the argument that comes from each
-parent is changed, and the operation run again: with noise first, then in the ways that are hard to ignore (very large
-numbers, NaN, one constant for all), and at last with the other arguments changed too, for an argument may be hidden by
-their values (a mask, a zero). An operation that raises on the changed argument has read it.
+That the parents are those who made the arguments is proved elsewhere (`arguments.py`). This shows that the arguments count:
+each is changed, and the operation run again, with noise first, then in the ways that are hard to ignore (very large
+numbers, NaN, what the other arguments are compared with), and at last with the other arguments changed too, for they may
+hide it: a mask, a zero, a NaN. An operation that raises on the changed argument has read it. Where nothing makes an
+argument count (`x ** 0`, `argmax` of one element), that is reported apart: nothing is wrong with the log.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
-from torchlens.capture.wrappers import holds_others, inner_of, local_value, with_inner
-from torchlens.validation.arguments import NOBODY, contributions_of, side_effects_of
-from torchlens.validation.exemptions import CAPTURED, EMPTY, OPAQUE, PART, VIEW, dependence_exemption
+from torchlens.validation.arguments import NOBODY, contributions_of
+from torchlens.validation.changes import Changes, numbers_in
+from torchlens.validation.exemptions import CAPTURED, EMPTY, PART, VIEW, dependence_exemption
 from torchlens.validation.memory import paint
 from torchlens.validation.replay import replay_exemption, run_again
-from torchlens.validation.report import Finding, ValidationReport
+from torchlens.validation.report import NotShown, ValidationReport
 from torchlens.validation.snapshots import Snapshot
 from torchlens.validation.subject import Subject
-from torchlens.validation.values import same
+from torchlens.validation.values import close, has_elements, same
 from torchlens.validation.witness import Call
 
 __all__ = ["check_dependence"]
 
 Tensor = torch.Tensor
 _SEED = 20_240_229
-_NUM_RANDOM = 8191
+# How many times the other arguments are changed too, and how many values the argument gets each time.
+_NUM_STYLES = 8
+_NUM_BESIDE = 4
 
 
 def check_dependence(subject: Subject, report: ValidationReport) -> None:
     """Changes every parent of every operation, and looks for a change in its results."""
-    generator = torch.Generator().manual_seed(_SEED)
-    side_effects = side_effects_of(subject)
-    for call in subject.evidence.calls:
-        _check_call(subject, report, call, generator, side_effects)
-    graph = subject.log.graph
-    for entry, number in enumerate(graph.recorded):
-        named = {source for sources in subject.reads(number).values() for source in sources}
-        for parent in graph.parents[entry]:
-            if graph.recorded[parent] not in named:
-                found = f"the parent {subject.log.label(parent)}, which is none of the arguments"
-                report.findings.append(Finding("dependence", subject.log.label(entry), "only parents that are read", found))
+    checker = _Checker(subject, report)
+    for call in subject.calls:
+        if call.kind is not CallKind.IDENTITY:
+            checker.check(call)
 
 
-def _check_call(
-    subject: Subject,
-    report: ValidationReport,
-    call: Call,
-    generator: torch.Generator,
-    side_effects: dict[int, list[Snapshot]],
-) -> None:
-    rows = subject.log.recording.rows[call.first : call.last]
-    arguments = subject.arguments(call)
-    places: dict[int, list[Any]] = {}
-    for location, sources in subject.reads(call.first).items():
-        for source in sources:
-            places.setdefault(source, []).append(location)
-    for parent, locations in places.items():
-        name = rows[0].operation.name
-        if call.kind is CallKind.IDENTITY:
-            continue
-        reason = None
-        for location in locations:
-            reason = _reason(subject, call, rows, arguments, parent, location, generator, side_effects)
-            if reason is None:
-                break
-        report.num_checked["dependence"] += 1
-        if reason == "":
-            expected = f"{name} to depend on {subject.label(parent)} (argument {', '.join(map(str, locations))})"
-            found = "the same result however the argument is changed"
-            report.findings.append(Finding("dependence", subject.label(call.first), expected, found))
-        elif reason is not None:
-            report.num_checked["dependence"] -= 1
-            report.exemptions["dependence", reason] += 1
+@dataclass(slots=True)
+class _Attempts:
+    """What was tried on one argument: the values it got, and how many of them with other arguments changed too."""
+
+    num_alone: int = 0
+    num_beside: int = 0
+    exemption: str | None = None
 
 
-def _reason(
-    subject: Subject,
-    call: Call,
-    rows: Sequence[Row],
-    arguments: dict[Any, Snapshot],
-    parent: int,
-    location: Any,
-    generator: torch.Generator,
-    side_effects: dict[int, list[Snapshot]],
-) -> str | None:
-    """None if the operation depends on the parent there, otherwise why it need not: an empty string if it should."""
-    argument = arguments.get(location)
-    if argument is None:
-        return CAPTURED if isinstance(location, tuple) and location[0] == "captured" else ""
-    before = [subject.value(number) for number in range(call.first, call.last)]
-    if not _has_elements(argument.value) or not any(isinstance(value, Tensor) and _has_elements(value) for value in before):
-        return EMPTY
-    name = rows[0].operation.name
-    if (reason := replay_exemption(call, rows[0])) is not None:
-        return dependence_exemption(name, location) or reason
-    part = _part_of(subject, call.first, location, argument, parent, side_effects)
-    if part is not None and not bool(part.any()):
-        return VIEW
-    others = [snapshot.value for place, snapshot in arguments.items() if place != location]
-    for attempt, changed in enumerate(_changes(argument.value, others, call, generator)):
-        given = changed if part is None else torch.where(part.to(changed.device), changed, argument.value)
-        if _changes_result(call, rows, {location: given}, before):
+@dataclass(slots=True)
+class _Case:
+    """A call that is made again and again."""
+
+    call: Call
+    rows: Sequence[Row]
+    arguments: dict[Any, Snapshot]
+    before: list[Any]
+    numbers: list[int | float]
+    is_exact: bool  # whether it gives the very same bits each time
+
+    @property
+    def name(self) -> str:
+        return self.rows[0].operation.name
+
+    def is_wild(self, value: Tensor) -> bool:
+        """Whether values out of all range may be tried: not where they may be indices or counts, nor in others' kernels."""
+        if _is_of_others(self.rows[0].operation.func):
+            return False
+        if value.dtype.is_floating_point or value.dtype.is_complex:
+            return True
+        return all(isinstance(result, Tensor) and _is_alike(result, value) for result in self.before)
+
+
+class _Checker:
+    def __init__(self, subject: Subject, report: ValidationReport) -> None:
+        self._subject = subject
+        self._report = report
+        self._changes = Changes(_SEED)
+
+    def check(self, call: Call) -> None:
+        """Changes each parent of the call; one that gave several arguments, at each until it shows."""
+        rows = self._subject.log.recording.rows[call.first : call.last]
+        before = [self._subject.seen(number) for number in range(call.first, call.last)]
+        numbers = numbers_in(call.args) + numbers_in(call.kwargs)
+        is_exact = call.first not in self._subject.inexact
+        case = _Case(call, rows, self._subject.arguments(call), before, numbers, is_exact)
+        places: dict[int, list[Any]] = {}
+        for location, sources in self._subject.reads(call.first).items():
+            for source in sources:
+                places.setdefault(source, []).append(location)
+        for parent, locations in places.items():
+            attempts = _Attempts()
+            if any(self._depends(case, parent, location, attempts) for location in locations):
+                self._report.num_checked["dependence"] += 1
+            elif attempts.exemption is not None:
+                self._report.exemptions["dependence", attempts.exemption] += 1
+            else:
+                self._report.num_checked["dependence"] += 1
+                argument = locations[0] if len(locations) == 1 else locations
+                reason = self._reason(case, parent, attempts)
+                self._report.not_shown.append(NotShown("dependence", self._subject.label(call.first), argument, reason))
+
+    def _reason(self, case: _Case, parent: int, attempts: _Attempts) -> str:
+        if not attempts.num_alone:
+            return f"{case.name} could not be tried with anything else: no other value could be made"
+        beside = f", {attempts.num_beside} of them with other arguments beside it" if attempts.num_beside else ""
+        tried = f"{attempts.num_alone + attempts.num_beside} values tried{beside}"
+        return f"{case.name} gives {_described(case.before)} whatever {self._subject.label(parent)} is: {tried}"
+
+    def _depends(self, case: _Case, parent: int, location: Any, attempts: _Attempts) -> bool:
+        """Whether the results depend on the parent there; if not, `attempts` says why they need not, or what was tried."""
+        argument = case.arguments.get(location)
+        if argument is None:
+            attempts.exemption = CAPTURED
+            return False
+        if not has_elements(argument.value) or not any(isinstance(v, Tensor) and has_elements(v) for v in case.before):
+            attempts.exemption = EMPTY
+            return False
+        if (reason := replay_exemption(case.call, case.rows[0])) is not None:
+            attempts.exemption = dependence_exemption(case.name, location) or reason
+            return False
+        part = self._part_of(case.call.first, location, argument, parent)
+        if part is not None and not bool(part.any()):
+            attempts.exemption = VIEW
+            return False
+        value, is_wild = argument.value, case.is_wild(argument.value)
+        others = [snapshot.value for place, snapshot in case.arguments.items() if place != location]
+        for changed in self._changes.of(value, others, case.numbers, is_wild):
+            attempts.num_alone += 1
+            given = changed if part is None else torch.where(part.to(changed.device), changed, value)
+            if _changes_result(case, {location: given}, case.before):
+                return True
+            if attempts.num_alone == 1 and (reason := dependence_exemption(case.name, location)) is not None:
+                attempts.exemption = reason
+                return False
+        if part is not None:
+            whole = next(self._changes.of(value, others, case.numbers, is_wild), value)
+            if _changes_result(case, {location: whole}, case.before):
+                attempts.exemption = PART
+                return False
+        return self._is_hidden(case, location, attempts)
+
+    def _part_of(self, number: int, location: Any, argument: Snapshot, parent: int) -> Tensor | None:
+        """Which elements of the argument the parent wrote; None for all."""
+        if len(self._subject.reads(number)[location]) == 1:
             return None
-        if attempt == 0 and (reason := dependence_exemption(name, location)) is not None:
-            return reason
-    if part is not None:
-        changed = next(_changes(argument.value, others, call, generator))
-        if _changes_result(call, rows, {location: changed}, before):
-            return PART
-    if _is_hidden(call, rows, arguments, location, generator):
-        return None
-    return OPAQUE if call.kind is CallKind.OPAQUE else ""
+        painting = paint(argument, contributions_of(self._subject, number, location), NOBODY)
+        return None if painting is None else painting.sources == parent
+
+    def _is_hidden(self, case: _Case, location: Any, attempts: _Attempts) -> bool:
+        """Whether the argument matters once the others have other values."""
+        beside = {p: s.value for p, s in case.arguments.items() if p != location and has_elements(s.value)}
+        if not beside:
+            return False
+        value = case.arguments[location].value
+        for style in range(_NUM_STYLES):
+            try:
+                changed = {place: self._changes.partner(other, style) for place, other in beside.items()}
+                if style >= 4:
+                    changed[location] = self._changes.partner(value, style)
+                before = run_again(case.call, case.rows, changed)
+            except Exception:  # these values are not to be had together
+                continue
+            for number in range(_NUM_BESIDE):
+                attempts.num_beside += 1
+                changed = {**changed, location: self._changes.partner(value, number)}
+                if _changes_result(case, changed, before):
+                    return True
+        return False
 
 
-def _part_of(
-    subject: Subject,
-    number: int,
-    location: Any,
-    argument: Snapshot,
-    parent: int,
-    side_effects: dict[int, list[Snapshot]],
-) -> Tensor | None:
-    """Which elements of the argument the parent wrote; None for all."""
-    if len(subject.reads(number)[location]) == 1:
-        return None
-    painting = paint(argument, contributions_of(subject, number, location, side_effects), NOBODY)
-    return None if painting is None else painting.sources == parent
-
-
-def _changes_result(call: Call, rows: Sequence[Row], changed: dict[Any, Tensor], before: Sequence[Any]) -> bool:
+def _changes_result(case: _Case, changed: dict[Any, Tensor], before: Sequence[Any]) -> bool:
     try:
-        after = run_again(call, rows, changed)
+        with torch.sparse.check_sparse_tensor_invariants(True):  # a broken pattern is to raise, not to crash
+            after = run_again(case.call, case.rows, changed)
+        return len(after) != len(before) or not all(map(same if case.is_exact else close, before, after))
     except Exception:  # the arguments differ in nothing but their values: those are what it raised about
         return True
-    return len(after) != len(before) or not all(map(same, before, after))
 
 
-def _is_hidden(
-    call: Call, rows: Sequence[Row], arguments: dict[Any, Snapshot], location: Any, generator: torch.Generator
-) -> bool:
-    """Whether the argument matters once the others have other values."""
-    for attempt in range(4):
-        changed = {
-            place: _other(snapshot.value, call, generator, is_varied=attempt % 2 == 1)
-            for place, snapshot in arguments.items()
-            if place != location and _has_elements(snapshot.value)
-        }
-        if not changed:
-            return False
-        try:
-            before = run_again(call, rows, changed)
-            changed[location] = next(_changes(arguments[location].value, [], call, generator))
-        except Exception:  # other values than those are not to be had
-            continue
-        if _changes_result(call, rows, changed, before):
-            return True
+def _is_of_others(func: Any) -> bool:
+    """Whether the function is none of torch's own: its kernels may not look whether an index is in range."""
+    qualified = getattr(func, "_qualified_op_name", None) or getattr(func, "_schema", None)
+    if qualified is not None:
+        return str(getattr(qualified, "name", qualified)).partition("::")[0] not in ("aten", "prim", "prims", "quantized")
     return False
 
 
-def _other(value: Tensor, call: Call, generator: torch.Generator, is_varied: bool) -> Tensor:
-    """Some other tensor like `value`; `is_varied` makes whole numbers differ from each other, even where they did not."""
-    if is_varied and value.dtype in (torch.int32, torch.int64) and value.layout is torch.strided and not value.is_nested:
-        low, high = max(int(value.min()), -(2**30)), min(int(value.max()), 2**30)
-        return torch.randint(min(low, high), high + 2, value.shape, generator=generator).to(value)
-    return next(_changes(value, [], call, generator))
-
-
-def _has_elements(tensor: Tensor) -> bool:
-    tensor = local_value(tensor)
-    return not tensor.is_meta and tensor.numel() > 0
-
-
-# -- other values ------------------------------------------------------------------------------------------------------
-
-
-def _changes(value: Tensor, others: Sequence[Tensor], call: Call, generator: torch.Generator) -> Iterator[Tensor]:
-    """Tensors like `value` with other elements, the plainest first."""
-    value = value.detach()
-    if inner_of(value) is not None:
-        for changed in _changes(local_value(value), [local_value(other) for other in others], call, generator):
-            yield with_inner(value, changed)
-    elif value.is_nested or value.layout is not torch.strided or value.is_quantized or holds_others(value):
-        yield from _changed_whole(value, generator)
-    elif value.dtype is torch.bool:
-        yield ~value
-        yield torch.ones_like(value)
-        yield torch.zeros_like(value)
-        yield _random(value, generator) > 0
-    elif value.is_floating_point() or value.is_complex():
-        yield from _changed_floats(value, others, call, generator)
-    else:
-        yield from _changed_integers(value, others, call, generator)
-
-
-def _changed_floats(value: Tensor, others: Sequence[Tensor], call: Call, generator: torch.Generator) -> Iterator[Tensor]:
-    sample = value.reshape(-1)[:_NUM_RANDOM]
-    finite = sample[torch.isfinite(sample)]
-    spread = float(finite.abs().float().mean()) if len(finite) else 0.0
-    noise = _random(value, generator)
-    yield torch.add(value, noise, alpha=spread or 1.0).to(value.dtype)
-    yield (noise * 1000 * (spread or 1.0)).to(value.dtype)
-    yield torch.full_like(value, torch.nan)
-    yield -value
-    yield torch.where(_random(value, generator).real > 0, torch.full_like(value, torch.nan), value)
-    yield torch.full_like(value, torch.inf)
-    yield torch.full_like(value, -torch.inf)
-    yield torch.zeros_like(value)
-    yield from _constants(value, others, call, generator)
-
-
-def _changed_integers(value: Tensor, others: Sequence[Tensor], call: Call, generator: torch.Generator) -> Iterator[Tensor]:
-    dtype, value = value.dtype, value.long()  # unsigned types know little arithmetic
-    low, high = int(value.min()), int(value.max())
-    yield (value.max() - value + value.min() if low != high else value + (1 if low == 0 else -1)).to(dtype)
-    if low != high:
-        low, high = max(low, -(2**62)), min(high, 2**62)
-        yield torch.randint(low, high + 1, value.shape, generator=generator).to(value.device, dtype)
-        yield torch.full_like(value, low, dtype=dtype)
-        yield torch.full_like(value, high, dtype=dtype)
-    yield torch.zeros_like(value, dtype=dtype)
-    for changed in _constants(value, others, call, generator):
-        yield changed.to(dtype)
-    if value.device.type == "cpu":  # elsewhere, an index out of range is the end of the process
-        yield (value + 1).to(dtype)
-        yield (-1 - value).to(dtype)
-
-
-def _constants(value: Tensor, others: Sequence[Tensor], call: Call, generator: torch.Generator) -> Iterator[Tensor]:
-    """With some elements equal to what they may be compared with: the numbers and tensors among the other arguments."""
-    some = _random(value, generator).real > 0
-    for number in _numbers_in((call.args, call.kwargs)):
-        yield torch.where(some, torch.full_like(value, number), value)
-        yield from (torch.full_like(value, number + step) for step in (0, 1, -1))
-    for other in others:
-        if _has_elements(other) and other.dtype in (torch.int32, torch.int64) and other.dtype == value.dtype:
-            yield torch.full_like(value, int(other.max()) + 1)
-            yield torch.full_like(value, int(other.min()) - 1)
-            yield torch.full_like(value, int(other.reshape(-1)[0]))
-        if not other.is_nested and other.layout is torch.strided and _is_broadcastable(other, value):
-            other = other.detach().to(value)
-            yield torch.where(some, other, value)
-            yield from (torch.where(some, other + step, value) for step in (1, -1))
-
-
-def _numbers_in(tree: Any) -> list[int | float]:
-    if isinstance(tree, int | float) and not isinstance(tree, bool) and abs(tree) < 2**31:
-        return [tree]
-    items = getattr(tree, "items", tree)
-    if isinstance(items, dict):
-        items = tuple(items.values())
-    return [number for item in items for number in _numbers_in(item)] if isinstance(items, list | tuple) else []
-
-
-def _is_broadcastable(other: Tensor, value: Tensor) -> bool:
+def _is_alike(result: Tensor, value: Tensor) -> bool:
+    """Whether the result has one element for each of the value: no size depends on it then."""
     try:
-        return torch.broadcast_shapes(other.shape, value.shape) == value.shape
+        return torch.broadcast_shapes(result.shape, value.shape) == result.shape
     except RuntimeError:
         return False
 
 
-def _changed_whole(value: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
-    """For tensors that are more than their elements: scaled, where they can be."""
+def _described(results: Sequence[Any]) -> str:
+    """`nan everywhere`, or `the same`."""
+    first = results[0] if len(results) == 1 else None
+    if not isinstance(first, Tensor) or first.layout is not torch.strided or first.is_nested or first.is_quantized:
+        return "the same"
     try:
-        yield value * 1.5
-        yield value * float("nan")
-    except (NotImplementedError, RuntimeError, TypeError):  # a quantized tensor, say
-        yield torch.zeros_like(value)
-
-
-def _random(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Noise in the shape of `value`: a few thousand numbers over and over, for making them is what costs time."""
-    dtype = torch.complex64 if value.is_complex() else torch.float32
-    count = value.numel()
-    noise = torch.randn(min(count, _NUM_RANDOM), generator=generator, dtype=dtype)
-    if count > _NUM_RANDOM:
-        noise = noise.repeat(-(-count // _NUM_RANDOM))[:count]
-    return noise.reshape(value.shape).to(value.device)
+        elements = first.reshape(-1).unique()
+    except (NotImplementedError, RuntimeError):
+        return "the same"
+    is_nan = bool(elements.isnan().all()) if first.is_floating_point() or first.is_complex() else False
+    if is_nan or elements.numel() == 1:
+        return f"{elements[0].item()}{' everywhere' if first.numel() > 1 else ''}"
+    return "the same"

@@ -9,34 +9,41 @@ __all__ = [
     "COLLECTIVE",
     "CONTENDED",
     "DEPENDENCE",
+    "DISTRIBUTED",
     "EARLY",
     "EMPTY",
-    "OPAQUE",
+    "GRADIENT",
+    "LAZY",
     "OPAQUE_REPLAY",
     "PART",
     "REPLAY",
+    "UNINITIALISED",
     "UNLOGGED_ATEN",
+    "VARIED",
     "VIEW",
     "Exemption",
     "dependence_exemption",
 ]
 
 # Operations that are not run again: {name: why}.
-_UNINITIALISED = "its result is uninitialised memory"
+UNINITIALISED = "its result is uninitialised memory"
 REPLAY: dict[str, str] = dict.fromkeys(
     (
         "Tensor", "empty", "empty_like", "empty_permuted", "empty_quantized", "empty_strided", "new", "new_empty",
         "new_empty_strided", "resize_", "resize_as_",
     ),
-    _UNINITIALISED,
+    UNINITIALISED,
 )  # fmt: skip
+REPLAY["grad"] = "a derivative is taken of autograd's graph, which the values of the arguments do not hold"
+REPLAY["_make_dual"] = REPLAY["_unpack_dual"] = "a dual number lives in a level of forward differentiation, which is over"
 # The same of calls that are recorded as a whole.
 OPAQUE_REPLAY: dict[str, str] = dict.fromkeys(
     ("object_to_tensor", "tensor_to_object"), "a pickle holds more of a tensor than its values"
 )
 EARLY = "it was given memory that a collective was still writing, and that nobody had waited for"
+EARLY = "it was given memory that a collective was still writing, and that nobody had waited for"
 COLLECTIVE = "it needs the other processes, which would have to run it again at the same time and as often"
-REPLAY["grad"] = "a derivative is taken of autograd's graph, which the values of the arguments do not hold"
+VARIED = "it is given other numbers each time the model runs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +85,6 @@ DEPENDENCE: tuple[Exemption, ...] = (
         "a sparse tensor is changed in its values, and these are its pattern",
     ),
     Exemption(
-        frozenset({"masked_fill", "masked_fill_"}),
-        frozenset({2, "value"}),
-        "a mask that picks nothing leaves the value unused",
-    ),
-    Exemption(
         frozenset({"batch_norm", "instance_norm", "native_batch_norm"}),
         frozenset({3, 4, "running_mean", "running_var"}),
         "in training the statistics are written, and only the batch's own are used",
@@ -93,16 +95,28 @@ DEPENDENCE: tuple[Exemption, ...] = (
 VIEW = "a view that was written over since: it is how the reader got to the memory"
 PART = "one of several that wrote the argument, in a part of it that the operation does not pick"
 CAPTURED = "a tensor that a function captured cannot be changed from outside"
-OPAQUE = "a scripted or transformed function need not use every argument, and cannot be looked into"
 CONTENDED = "another thread wrote to an argument while the operation ran"
 EMPTY = "a tensor without elements"
+LAZY = "a tensor of a lazy module, which had no value before the pass"
 
 # ATen operations that may run outside a logged one: {name: why}.
 UNLOGGED_ATEN: dict[str, str] = {
     "aten::detach": "autograd's own bookkeeping, around custom functions and checkpoints; nothing is computed",
     "aten::alias": "autograd's own bookkeeping; nothing is computed",
     "aten::lift_fresh": "marks a tensor made from Python numbers; nothing is computed",
-}
+    **dict.fromkeys(
+        (
+            "aten::dim", "aten::is_contiguous", "aten::is_non_overlapping_and_dense", "aten::is_pinned",
+            "aten::is_strides_like_format", "aten::numel", "aten::size", "aten::storage_offset", "aten::stride",
+            "aten::sym_is_contiguous", "aten::sym_numel", "aten::sym_size", "aten::sym_storage_offset", "aten::sym_stride",
+            "prim::device", "prim::layout",
+        ),
+        "tells about a tensor of somebody's own kind; nothing is computed",
+    ),
+}  # fmt: skip
+
+GRADIENT = "a gradient that a backward pass inside the model left at a parameter"
+DISTRIBUTED = "a tensor that torch.distributed keeps between its own operations"
 ASIDE = "FSDP, bringing the shards of parameters together or apart: the layers that read the parameters are logged"
 
 

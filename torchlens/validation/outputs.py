@@ -7,14 +7,15 @@ import torch
 
 from torchlens.capture.session import generator_states
 from torchlens.capture.trees import Path, named_tensors
-from torchlens.capture.wrappers import copy_of
 from torchlens.history.log import path_text
+from torchlens.validation.apart import apart
+from torchlens.validation.kept_tensor import copy_of
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.state import State
 from torchlens.validation.subject import Subject
 from torchlens.validation.values import brief, difference, same
 
-__all__ = ["Outcome", "check_outputs", "outcome_of"]
+__all__ = ["Outcome", "check_outputs", "outcome_of", "same_outputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +29,28 @@ class Outcome:
 
 def outcome_of(result: Any, state: State) -> Outcome:
     """Takes down the outcome of a run that began at `state` and returned `result`."""
-    with torch.no_grad():
-        outputs = [(path, copy_of(tensor.detach())) for path, tensor in named_tensors(result)]
-    return Outcome(outputs, state.changes(), generator_states())
+    generators = generator_states()
+    with apart():
+        outputs = [(path, copy_of(tensor)) for path, tensor in named_tensors(result)]
+    return Outcome(outputs, state.changes(), generators)
+
+
+def same_outputs(first: Outcome, second: Outcome) -> bool:
+    """Whether two runs returned the same tensors, in the same places."""
+    if _names(first) != _names(second):
+        return False
+    with apart():
+        return all(same(a, b) for (_, a), (_, b) in zip(first.outputs, second.outputs, strict=True))
 
 
 def check_outputs(subject: Subject, plain: Outcome, logged: Outcome, report: ValidationReport) -> None:
     """Compares a plain run with the logged one, and the latter with the log's output layers."""
     log, findings = subject.log, report.findings
-    names = [path_text("output", path) for path, _ in plain.outputs]
+    names = _names(plain)
     numbers = [number for _, number in log.recording.outputs]
     report.num_checked["outputs"] += len(names)
-    if names != [path_text("output", path) for path, _ in logged.outputs] or len(numbers) != len(names):
-        found = f"{len(logged.outputs)} from the logged run, {len(numbers)} in the log"
+    if names != _names(logged) or names != [path_text("output", path) for path, _ in log.recording.outputs]:
+        found = f"{len(logged.outputs)} from the logged run, {len(numbers)} in the log, or others"
         findings.append(Finding("outputs", "", f"the {len(names)} output tensors of a plain run", found))
         return
     for number, name, (_, expected), (_, returned) in zip(numbers, names, plain.outputs, logged.outputs, strict=True):
@@ -59,6 +69,10 @@ def check_outputs(subject: Subject, plain: Outcome, logged: Outcome, report: Val
     if not _same_generators(plain.generators, logged.generators):
         expected_text = "the generators to be left as a plain run leaves them"
         findings.append(Finding("outputs", "", expected_text, "another state after the logged run"))
+
+
+def _names(outcome: Outcome) -> list[str]:
+    return [path_text("output", path) for path, _ in outcome.outputs]
 
 
 def _same_generators(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:

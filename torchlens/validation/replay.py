@@ -1,4 +1,4 @@
-"""Check 3, replay: each saved value is the one its operation left, and the one it gives when it runs again."""
+"""Check 4, replay: each saved value is the one its operation left, and the one it gives when it runs again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,9 @@ from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
 from torchlens.capture.trees import Path, plain_tensors
 from torchlens.capture.wrappers import copy_of
-from torchlens.validation.exemptions import COLLECTIVE, CONTENDED, EARLY, OPAQUE_REPLAY, REPLAY
+from torchlens.validation.arguments import NOBODY, contributions_of
+from torchlens.validation.exemptions import COLLECTIVE, CONTENDED, EARLY, OPAQUE_REPLAY, REPLAY, UNINITIALISED, VARIED
+from torchlens.validation.memory import paint
 from torchlens.validation.modes import in_force
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot, frozen_tensors, thaw
@@ -17,30 +19,34 @@ from torchlens.validation.subject import Subject
 from torchlens.validation.values import brief, close, difference, same
 from torchlens.validation.witness import Call
 
-__all__ = ["check_replay", "replay_exemption", "run_again"]
+__all__ = ["check_replay", "own_arguments", "replay_exemption", "run_again"]
 
 Tensor = torch.Tensor
 
 
 def check_replay(subject: Subject, report: ValidationReport) -> None:
-    """Compares every saved value with what was seen, then runs every call again."""
-    rows = subject.log.recording.rows
-    stale = set()
-    for number in range(len(rows)):
-        saved, seen = subject.value(number), subject.evidence.tensors.get(number)
-        if seen is not None and not same(seen.value, saved):
-            stale.add(number)
-            expected = f"the value when its operation ended ({brief(seen.value)})"
-            found = f"saved {difference(seen.value, saved) if isinstance(saved, Tensor) else brief(saved)}"
-            report.findings.append(Finding("replay", subject.label(number), expected, found))
-    for call in subject.evidence.calls:
-        row = rows[call.first]
-        reason = replay_exemption(call, row)
-        if reason is not None:
+    """Runs every call again, and compares every saved value with what was seen and with what came out."""
+    recording = subject.log.recording
+    for number in {number for part in (recording.inputs, recording.buffers) for _, number in part}:
+        _check_kept(subject, report, number, None)
+    for call in subject.calls:
+        row = recording.rows[call.first]
+        reason = VARIED if call.first in subject.varied else replay_exemption(call, row)
+        if reason is None:
+            report.num_checked["replay"] += call.last - call.first
+            _check_call(subject, report, call, row)
+        else:
             report.exemptions["replay", reason] += call.last - call.first
-            continue
-        report.num_checked["replay"] += call.last - call.first
-        _check_call(subject, report, call, row, stale)
+            is_steady = reason not in (UNINITIALISED, VARIED, *OPAQUE_REPLAY.values())
+            if is_steady and not own_arguments(subject, call.first, subject.arguments(call)):
+                for number in range(call.first, call.last):
+                    _check_kept(subject, report, number, None)
+    for _, number in recording.outputs:
+        if number in subject.evidence.tensors:
+            given = own_arguments(subject, number, {0: subject.evidence.tensors[number]})
+            _check_kept(subject, report, number, given.get(0))
+    for kind, count in subject.evidence.uncopied.items():
+        report.exemptions["replay", f"a tensor of the kind {kind} cannot be copied, and was compared with itself"] += count
 
 
 def replay_exemption(call: Call, row: Row) -> str | None:
@@ -54,12 +60,28 @@ def replay_exemption(call: Call, row: Row) -> str | None:
     return REPLAY.get(row.operation.name) if call.kind is CallKind.FUNCTION else None
 
 
-def _check_call(subject: Subject, report: ValidationReport, call: Call, row: Row, stale: set[int]) -> None:
-    label = subject.label(call.first)
+def own_arguments(subject: Subject, number: int, arguments: dict[Any, Snapshot]) -> dict[Any, Tensor]:
+    """The arguments, by location, that had another value in the run that was logged than beside the witness.
+
+    Memory that nobody has written is different each time, and so is what is made of it.
+    """
+    found = {}
+    for location, sources in subject.reads(number).items():
+        argument = arguments.get(location)
+        if argument is not None and not subject.unsteady.isdisjoint(sources):
+            painting = paint(argument, contributions_of(subject, number, location, as_logged=True), NOBODY)
+            value = subject.value(sources[0]) if painting is None or len(sources) == 1 else painting.value
+            if isinstance(value, Tensor):
+                found[location] = value
+    return found
+
+
+def _check_call(subject: Subject, report: ValidationReport, call: Call, row: Row) -> None:
+    label, own = subject.label(call.first), own_arguments(subject, call.first, subject.arguments(call))
     try:
-        outputs = run_again(call, subject.log.recording.rows[call.first : call.last])
+        outputs = run_again(call, subject.log.recording.rows[call.first : call.last], own)
     except Exception as error:  # whatever the operation has to say is the finding
-        found = f"{type(error).__name__}: {_first_line(error)}"
+        found = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         report.findings.append(Finding("replay", label, f"{row.operation.name} to run again", found))
         return
     numbers = range(call.first, call.last)
@@ -69,24 +91,38 @@ def _check_call(subject: Subject, report: ValidationReport, call: Call, row: Row
         return
     for number, output in zip(numbers, outputs, strict=True):
         saved = subject.value(number)
-        if number not in stale and not close(saved, output):
-            expected = f"{row.operation.name} to give its saved value ({brief(saved)}) again"
-            found = difference(saved, output)
-            report.findings.append(Finding("replay", subject.label(number), expected, found))
+        if number in subject.unsteady and not own:
+            _check_kept(subject, report, number, None)
+        elif not same(saved, output):
+            subject.inexact.add(call.first)
+            if not close(saved, output):
+                expected = f"{row.operation.name} to give its saved value ({brief(saved)}) again"
+                report.findings.append(Finding("replay", subject.label(number), expected, difference(saved, output)))
+
+
+def _check_kept(subject: Subject, report: ValidationReport, number: int, expected: Tensor | None) -> None:
+    """The saved value must be the one that the witness saw, or the one given here instead."""
+    seen = subject.evidence.tensors.get(number)
+    value = seen.value if expected is None and seen is not None else expected
+    saved = subject.value(number) if number < len(subject.log.recording.rows) else None
+    if value is not None and not same(value, saved):
+        found = f"saved {difference(value, saved) if isinstance(saved, Tensor) else brief(saved)}"
+        what = f"the value when its operation ended ({brief(value)})"
+        report.findings.append(Finding("replay", subject.label(number), what, found))
 
 
 def run_again(call: Call, rows: Sequence[Row], changed: dict[Any, Tensor] | None = None) -> list[Tensor]:
-    """The results of a call, made again from its own generator state under its own modes.
+    """The results of a call, made again from its own generator state under its own modes; to be called from `apart`.
 
     `rows` are those of the call. The function is taken from them: what the log says was called is what must give the
     result. `changed` has tensors to be given in place of the original arguments, by location.
     """
-    with torch.inference_mode(False):
-        tensor_of = _Arguments(call, changed or {})
+    tensor_of = _Arguments(call, changed or {})
     _set_generators(call.generators)
     func: Any = rows[0].operation.func
-    with in_force(call.modes):
+    with torch.inference_mode(call.modes.inference), torch.set_grad_enabled(call.modes.grad):
         args, kwargs = thaw(call.args, tensor_of), thaw(call.kwargs, tensor_of)
+    with in_force(call.modes):
         if call.kind is CallKind.IDENTITY:
             result = args[0]
         elif call.kind is CallKind.AUTOGRAD:
@@ -122,7 +158,8 @@ class _Arguments:
     def __call__(self, path: Path, snapshot: Snapshot) -> Tensor:
         location = path[0] if len(path) == 1 else path
         if location in self._changed:
-            return _with_grad(copy_of(self._changed[location]), snapshot, self._call)
+            is_written = snapshot.storage in self._call.written_storages
+            return _with_grad(copy_of(self._changed[location]), snapshot, self._call, is_written)
         if snapshot.storage not in self._call.written_storages:
             return _with_grad(snapshot.value, snapshot, self._call)
         if snapshot.storage in self._shared and snapshot.region is not None:
@@ -192,7 +229,3 @@ def _set_generators(states: tuple[Tensor, ...]) -> None:
     torch.set_rng_state(states[0])
     if len(states) > 1:
         torch.cuda.set_rng_state_all(list(states[1:]))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

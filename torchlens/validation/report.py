@@ -3,12 +3,12 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-__all__ = ["CHECKS", "Finding", "ValidationReport"]
+__all__ = ["CHECKS", "Finding", "NotShown", "ValidationReport"]
 
-# The five checks, in the order they are made.
-CHECKS = ("outputs", "arguments", "replay", "dependence", "completeness")
+# The checks, in the order they are made.
+CHECKS = ("outputs", "calls", "arguments", "replay", "dependence", "completeness")
 
-# Above this many findings of one check, printing shows the first ones and counts the rest.
+# Above this many lines of one kind, printing shows the first ones and counts the rest.
 _MAX_SHOWN = 20
 
 
@@ -29,19 +29,36 @@ class Finding:
         return f"[{self.check}]{place} expected {self.expected}; found {self.found}"
 
 
+@dataclass(frozen=True, slots=True)
+class NotShown:
+    """One thing that the log says and that could be neither shown nor refuted: no failure.
+
+    `argument` is the place of the argument in question (`0`, `"mask"`, `(0, 1)`), and `reason` says what was tried.
+    """
+
+    check: str
+    layer: str
+    argument: object
+    reason: str
+
+    def __str__(self) -> str:
+        return f"[{self.check}] {self.layer}, argument {self.argument}: {self.reason}"
+
+
 @dataclass(slots=True)
 class ValidationReport:
     """The outcome of a validation; true in a condition if nothing was found.
 
-    `num_checked` counts what each check looked at, `exemptions` what it let pass unlooked at, by check and reason, and
-    `seconds` where the time went.
+    `num_checked` counts what each check looked at, `not_shown` has what it looked at in vain, `exemptions` counts what it
+    let pass unlooked at, by check and reason, and `seconds` says where the time went.
 
     >>> report = validate_forward_pass(model, x)
-    >>> report.passed, report.findings
+    >>> report.passed, report.findings, report.not_shown
     """
 
     model_name: str
     findings: list[Finding] = field(default_factory=list)
+    not_shown: list[NotShown] = field(default_factory=list)
     num_checked: Counter[str] = field(default_factory=Counter)
     exemptions: Counter[tuple[str, str]] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -59,12 +76,14 @@ class ValidationReport:
     def __str__(self) -> str:
         lines = [f"Validation of {self.model_name}: {self._verdict()}"]
         for check in CHECKS:
-            own = [finding for finding in self.findings if finding.check == check]
-            verdict = "nothing found" if not own else "1 finding" if len(own) == 1 else f"{len(own)} findings"
+            found = [str(finding) for finding in self.findings if finding.check == check]
+            unshown = [str(item) for item in self.not_shown if item.check == check]
+            verdict = "nothing found" if not found else _counted(len(found), "finding")
+            if unshown:
+                verdict += f", {len(unshown)} could not be shown"
             lines.append(f"  {check:<13}{self.num_checked[check]:>7} checked, {verdict}")
-            lines += [f"    {finding}" for finding in own[:_MAX_SHOWN]]
-            if len(own) > _MAX_SHOWN:
-                lines.append(f"    ... and {len(own) - _MAX_SHOWN} more, in the report's findings")
+            lines += _shown(found, "findings")
+            lines += _shown(unshown, "not_shown", "could not be shown: ")
             lines += [
                 f"    {count} not checked: {reason}" for (name, reason), count in self.exemptions.items() if name == check
             ]
@@ -73,6 +92,15 @@ class ValidationReport:
         return "\n".join(lines)
 
     def _verdict(self) -> str:
-        if self.passed:
-            return "passed"
-        return f"FAILED, {len(self.findings)} finding{'s' if len(self.findings) > 1 else ''}"
+        return "passed" if self.passed else f"FAILED, {_counted(len(self.findings), 'finding')}"
+
+
+def _shown(items: list[str], field_name: str, head: str = "") -> list[str]:
+    lines = [f"    {head}{item}" for item in items[:_MAX_SHOWN]]
+    if len(items) > _MAX_SHOWN:
+        lines.append(f"    ... and {len(items) - _MAX_SHOWN} more, in the report's {field_name}")
+    return lines
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

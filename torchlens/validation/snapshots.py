@@ -10,17 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchlens.capture.memory import storage_of
 from torchlens.capture.trees import SLICE_BOUNDS, Path
-from torchlens.capture.wrappers import copy_of
+from torchlens.capture.wrappers import copy_of, inner_of
 from torchlens.validation.values import same
 
-__all__ = ["Frozen", "Region", "Snapshot", "Snapshots", "frozen_tensors", "thaw"]
+__all__ = ["Frozen", "Region", "Snapshot", "Snapshots", "frozen_tensors", "is_same_as_frozen", "thaw"]
 
 Tensor = torch.Tensor
 # Arguments with tensors, generators and arrays set aside: see `Snapshots.freeze`.
 Frozen = Any
+_ATOMS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
 class Region(NamedTuple):
@@ -34,12 +36,18 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A tensor as it was: its value, and the memory it looked at (`region` is None where it looks at none)."""
+    """A tensor as it was: its value, and the memory it looked at (`region` is None where it looks at none).
+
+    Snapshots of one tensor, in the sense of Python's `is`, have one `identity`; `inner` are those of the tensors that it
+    stands for (see `capture/wrappers.py`).
+    """
 
     value: Tensor
     storage: int
     region: Region | None
     requires_grad: bool
+    identity: int
+    inner: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,8 +62,8 @@ class _Mapping:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Slice(_Mapping):
-    """A slice with tensors for bounds."""
+class _Slice:
+    bounds: dict[str, Frozen]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,28 +78,58 @@ class _Array:
 
 
 class Snapshots:
-    """Takes snapshots and remembers the last one of each place in memory."""
+    """Takes snapshots and remembers the last one of each place in memory. To be used from `apart`."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[Any, ...], Tensor] = {}
+        # Tensors that were seen stay until `forget`, so that no other gets their id or their memory.
+        self._seen: dict[int, Tensor] = {}
+        # Types of tensors that cannot be copied: their snapshots are the tensors themselves.
+        self.uncopied: dict[str, int] = {}
+
+    def forget(self) -> None:
+        """Lets go of all that was only kept to tell tensors apart."""
+        self._last.clear()
+        self._seen.clear()
 
     def take(self, tensor: Tensor, with_storage: bool = False) -> Snapshot:
         """A snapshot of `tensor`; `with_storage` also of the memory around it, for functions that reach beyond."""
-        with torch._C.DisableTorchFunction(), torch.inference_mode(False), torch.no_grad():
-            region = _region_of(tensor)
-            storage = storage_of(tensor)
-            if with_storage and region is not None:
-                return Snapshot(_copy_with_storage(tensor), storage, region, tensor.requires_grad)
-            key = None if region is None else (tensor.data_ptr(), region.shape, region.strides, tensor.dtype)
-            last = self._last.get(key) if key is not None else None
-            if last is None or not same(last, tensor):
-                last = _copy(tensor, region)
-                if key is not None:
-                    self._last[key] = last
-            return Snapshot(last, storage, region, tensor.requires_grad)
+        self._seen.setdefault(id(tensor), tensor)
+        region = _region_of(tensor)
+        storage = storage_of(tensor)
+        if with_storage and region is not None:
+            return Snapshot(_copy_with_storage(tensor), storage, region, tensor.requires_grad, id(tensor))
+        key = None if region is None else (tensor.data_ptr(), region.shape, region.strides, tensor.dtype)
+        last = self._last.get(key) if key is not None else None
+        if last is None or not same(last, tensor):
+            last = self._copy(tensor, region)
+            if key is not None:
+                self._last[key] = last
+        return Snapshot(last, storage, region, tensor.requires_grad, id(tensor), self._inner_of(tensor))
+
+    def _inner_of(self, tensor: Tensor) -> tuple[int, ...]:
+        found: list[int] = []
+        inner = inner_of(tensor)
+        while inner is not None:
+            self._seen.setdefault(id(inner), inner)
+            found.append(id(inner))
+            inner = inner_of(inner)
+        return tuple(found)
+
+    def _copy(self, tensor: Tensor, region: Region | None) -> Tensor:
+        if is_lazy(tensor):
+            return tensor
+        try:
+            return _as_class(type(tensor), _copy(tensor, region), tensor)
+        except (NotImplementedError, RuntimeError, TypeError):
+            name = f"{type(tensor).__name__} ({tensor.dtype})"
+            self.uncopied[name] = self.uncopied.get(name, 0) + 1
+            return tensor
 
     def know(self, tensor: Tensor, copy: Tensor) -> None:
         """Takes `copy` for the last snapshot of `tensor`."""
+        if is_lazy(tensor):
+            return
         region = _region_of(tensor)
         if region is not None and copy.stride() == tensor.stride():
             self._last[tensor.data_ptr(), region.shape, region.strides, tensor.dtype] = copy
@@ -106,10 +144,10 @@ class Snapshots:
             return _Array(tree.copy())
         if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
             return _Sequence(type(tree), tuple(self.freeze(item, with_storage) for item in tree))
-        if type(tree) is dict:
-            return _Mapping({key: self.freeze(item, with_storage) for key, item in tree.items()})
         if isinstance(tree, slice):
             return _Slice({name: self.freeze(getattr(tree, name), with_storage) for name in SLICE_BOUNDS})
+        if type(tree) is dict:
+            return _Mapping({key: self.freeze(item, with_storage) for key, item in tree.items()})
         return tree
 
 
@@ -123,6 +161,9 @@ def frozen_tensors(frozen: Frozen, path: Path = ()) -> Iterator[tuple[Path, Snap
     elif isinstance(frozen, _Mapping):
         for key, item in frozen.items.items():
             yield from frozen_tensors(item, (*path, key))
+    elif isinstance(frozen, _Slice):
+        for name, bound in frozen.bounds.items():
+            yield from frozen_tensors(bound, (*path, name))
 
 
 def thaw(frozen: Frozen, tensor_of: Callable[[Path, Snapshot], Tensor], path: Path = ()) -> Any:
@@ -133,20 +174,58 @@ def thaw(frozen: Frozen, tensor_of: Callable[[Path, Snapshot], Tensor], path: Pa
         generator = torch.Generator(frozen.device)
         generator.set_state(frozen.state)
         return generator
+    if isinstance(frozen, _Slice):
+        return slice(*(thaw(bound, tensor_of, (*path, name)) for name, bound in frozen.bounds.items()))
     if isinstance(frozen, _Array):
         return frozen.value.copy()
     if isinstance(frozen, _Sequence):
         items = [thaw(item, tensor_of, (*path, index)) for index, item in enumerate(frozen.items)]
-        return frozen.type(*items) if hasattr(frozen.type, "_fields") else frozen.type(items)
+        if hasattr(frozen.type, "_fields"):
+            return frozen.type(*items)
+        try:
+            return frozen.type(items)
+        except TypeError:  # a list or tuple that is made in a way of its own
+            return items if issubclass(frozen.type, list) else tuple(items)
     if isinstance(frozen, _Mapping):
-        items_by_key = {key: thaw(item, tensor_of, (*path, key)) for key, item in frozen.items.items()}
-        return slice(*items_by_key.values()) if isinstance(frozen, _Slice) else items_by_key
+        return {key: thaw(item, tensor_of, (*path, key)) for key, item in frozen.items.items()}
     return frozen
+
+
+def is_same_as_frozen(argument: Any, frozen: Frozen) -> bool:
+    """Whether an argument that is kept without its tensors (None in their place) is the one that was frozen.
+
+    Two runs stand between them: of an object that the model may have made anew, only the type can be compared.
+    """
+    if isinstance(frozen, Snapshot):
+        return argument is None
+    if isinstance(frozen, _Sequence):
+        if not isinstance(argument, list | tuple) or len(argument) != len(frozen.items):
+            return False
+        return all(map(is_same_as_frozen, argument, frozen.items))
+    if isinstance(frozen, _Mapping):
+        if not isinstance(argument, dict) or list(argument) != list(frozen.items):
+            return False
+        return all(map(is_same_as_frozen, argument.values(), frozen.items.values()))
+    if isinstance(frozen, _Slice):
+        if not isinstance(argument, slice):
+            return False
+        return all(is_same_as_frozen(getattr(argument, name), bound) for name, bound in frozen.bounds.items())
+    if isinstance(frozen, _Generator):
+        return isinstance(argument, torch.Generator)
+    if isinstance(frozen, _Array):
+        return isinstance(argument, np.ndarray) and np.array_equal(argument, frozen.value, equal_nan=_has_nan(argument))
+    if type(argument) is not type(frozen):
+        return False
+    return not isinstance(argument, _ATOMS) or argument == frozen or (argument != argument and frozen != frozen)
+
+
+def _has_nan(array: Any) -> bool:
+    return bool(array.dtype.kind in "fc")
 
 
 def _region_of(tensor: Tensor) -> Region | None:
     """The memory a tensor looks at; None where its elements are not simply there (sparse, nested, lazily conjugated)."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         return None
     if tensor.is_conj() or tensor.is_neg() or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return None
@@ -176,6 +255,21 @@ def _copy(tensor: Tensor, region: Region | None) -> Tensor:
     return copy
 
 
+def _as_class(kind: type[Tensor], copy: Tensor, tensor: Tensor) -> Tensor:
+    """The copy as one of the same class, if that class has a say in what operations do."""
+    if _handler_of(kind) is _handler_of(Tensor) or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return copy
+    if issubclass(kind, torch.nn.Parameter | torch.nn.Buffer):
+        return copy
+    copy = torch._C.TensorBase.as_subclass(copy, kind)  # as it is: that of Tensor is patched during a log
+    vars(copy).update(vars(tensor))
+    return copy
+
+
+def _handler_of(kind: type[Tensor]) -> Any:
+    return getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+
+
 def _reach(tensor: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
@@ -183,4 +277,5 @@ def _reach(tensor: Tensor) -> int:
 def _copy_with_storage(tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage().clone()
     copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    torch._C.TensorBase.set_(copy, storage, tensor.storage_offset(), tensor.shape, tensor.stride())  # as it is, likewise
+    return copy

@@ -1,11 +1,12 @@
 """The thing that is proved: a log, and the evidence of its making."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchlens.graph.edges import located
 from torchlens.history.log import Log
 from torchlens.validation.snapshots import Snapshot, frozen_tensors
+from torchlens.validation.values import same
 from torchlens.validation.witness import Call, Evidence
 
 __all__ = ["Subject"]
@@ -13,21 +14,48 @@ __all__ = ["Subject"]
 
 @dataclass(slots=True)
 class Subject:
-    """A log with the evidence gathered while it was made."""
+    """A log, with the evidence gathered in another run of the same model from the same state.
+
+    `calls` are those whose rows the log has, and `side_effects` what each (by its first row) wrote to. `unsteady` has the
+    rows that the log saved with another value than the witness saw. The checks add the calls, by their first row, that are
+    `varied` (given other numbers in each run) or `inexact` (not giving the very same bits when made again).
+    """
 
     log: Log
     evidence: Evidence
+    calls: list[Call] = field(init=False)
+    side_effects: dict[int, list[Snapshot]] = field(init=False)
+    unsteady: set[int] = field(init=False)
+    varied: set[int] = field(default_factory=set)
+    inexact: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        num_rows = len(self.log.recording.rows)
+        self.calls = [call for call in self.evidence.calls if call.first < call.last <= num_rows]
+        self.side_effects = {call.first: call.written for call in self.evidence.calls if call.written}
+        self.unsteady = {
+            number
+            for number, seen in self.evidence.tensors.items()
+            if 0 <= number < num_rows and not same(seen.value, self.value(number))
+        }
 
     def label(self, number: int) -> str:
         """The label of a row of the recording; rows that the log leaves out are named by what they are."""
         entry = self.log.graph.entry_of.get(number)
         if entry is not None:
             return self.log.label(entry)
+        if not 0 <= number < len(self.log.recording.rows):
+            return f"step {number}"
         return f"{self.log.recording.rows[number].operation.layer_type} (step {number}, left out of the log)"
 
     def value(self, number: int) -> Any:
         """What the log saved for a row."""
         return self.log.recording.values[number]
+
+    def seen(self, number: int) -> Any:
+        """The value that the witness saw."""
+        snapshot = self.evidence.tensors.get(number)
+        return None if snapshot is None else snapshot.value
 
     def reads(self, number: int) -> dict[Any, list[int]]:
         """By location of the argument, the rows that the log says a row reads there."""
@@ -43,9 +71,10 @@ class Subject:
         return dict(located(self.log.recording.rows[number].references))
 
     def arguments(self, call: Call) -> dict[Any, Snapshot]:
-        """The tensors that a call was given, by location as the log writes it."""
+        """The tensors that a call was given to read, by location as the log writes it; `out=` is written, not read."""
         found = {}
         for frozen in (call.args, call.kwargs):
             for path, snapshot in frozen_tensors(frozen):
-                found[path[0] if len(path) == 1 else path] = snapshot
+                if path[0] != "out":
+                    found[path[0] if len(path) == 1 else path] = snapshot
         return found

@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -11,15 +11,18 @@ import torch
 
 from torchlens.capture.collectives import num_collectives
 from torchlens.capture.freed_memory import freed_memory
+from torchlens.capture.observer import Observer
+from torchlens.capture.recording import Recording
 from torchlens.capture.session import CaptureOptions, Session, seed_generators
-from torchlens.capture.valueless import is_in_fake_mode
 from torchlens.graph.build import build_graph
 from torchlens.history.log import Log
 from torchlens.options import LogOptions, check_inputs
+from torchlens.validation.apart import apart
 from torchlens.validation.arguments import check_arguments
+from torchlens.validation.calls import check_calls
 from torchlens.validation.completeness import Census, check_completeness
 from torchlens.validation.dependence import check_dependence
-from torchlens.validation.outputs import Outcome, check_outputs, outcome_of
+from torchlens.validation.outputs import Outcome, check_outputs, outcome_of, same_outputs
 from torchlens.validation.replay import check_replay
 from torchlens.validation.report import CHECKS, Finding, ValidationReport
 from torchlens.validation.state import State
@@ -57,19 +60,14 @@ def validate_forward_pass(
 ) -> ValidationReport:
     """Proves the log of a forward pass against the model, and says what does not hold.
 
-    Runs the model three times, plainly, logged, and under the dispatcher's eyes, each time from the same state, then
-    every operation again, and once more for each of its parents. Leaves model, inputs, generators and gradients as they
-    were. A model that raises is a finding; bad arguments are a TypeError, as elsewhere.
+    Runs the model four times, plainly, logged, logged beside a witness, and under the dispatcher's eyes, each time from the
+    same state, then every operation again, and once more for each of its parents. Leaves model, inputs, generators and
+    gradients as they were. A model that raises is a finding; bad arguments are a TypeError, as elsewhere.
 
     >>> print(validate_forward_pass(model, x))
     """
     LogOptions(random_seed=random_seed)
     args, kwargs = check_inputs(model, input_args, input_kwargs)
-    if is_in_fake_mode():
-        raise ValueError(
-            "validate_forward_pass compares values, and inside a FakeTensorMode there are none. Call it outside the mode, "
-            "on a model with its weights."
-        )
     report = ValidationReport(type(model).__name__)
     had_compiler = _COMPILER in sys.modules
     try:
@@ -87,128 +85,144 @@ def _validate_from_here(
     """Validates, and leaves everything as it is now."""
     state = State(model, (args, kwargs))
     try:
-        _validate(model, args, kwargs, random_seed, state, report)
+        _Validation(model, args, kwargs, random_seed, state, report).run()
     finally:
         state.restore()
+        for problem in state.problems:
+            report.findings.append(Finding("outputs", "", "everything to be kept and put back", problem))
 
 
-def _validate(
-    model: torch.nn.Module,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    random_seed: int | None,
-    state: State,
-    report: ValidationReport,
-) -> None:
-    def begin() -> None:
-        state.restore()
-        if random_seed is not None:
-            seed_generators(random_seed)
+class _Validation:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        random_seed: int | None,
+        state: State,
+        report: ValidationReport,
+    ) -> None:
+        self._model = model
+        self._args = args
+        self._kwargs = kwargs
+        self._random_seed = random_seed
+        self._state = state
+        self._report = report
 
-    plain = logged = dispatched = None
-    num_before = num_collectives()
-    with _timed(report, "plain run"):
-        begin()
-        plain = _plain_run(model, args, kwargs, state, report)
-    if plain is None:
-        return
-    with _timed(report, "logged run"):
-        begin()
-        witness = Witness()
-        witness.know(state.copies())
-        session = Session(model, CaptureOptions(), witness)
-        logged = _logged_run(session, args, kwargs, state, report)
-    if logged is None:
-        return
-    with _timed(report, "dispatched run"):
-        begin()
-        census = Census()
-        counted = Session(model, CaptureOptions(), census)
-        dispatched = _logged_run(counted, args, kwargs, state, report, is_census=True)
-        state.restore()
-    freed_memory().note_use()
-    recording = session.recording
-    subject = Subject(Log(recording, build_graph(recording)), witness.evidence)
-    _note_valueless(subject, report)
-    with _timed(report, "outputs"):
-        check_outputs(subject, plain, logged, report)
-        is_alone = num_before is not None and num_collectives() == num_before
-        if not report.passed and is_alone:  # other processes may have nothing to explain
-            begin()
-            _explain_nondeterminism(model, args, kwargs, plain, state, report)
-    with _timed(report, "arguments"):
-        check_arguments(subject, report)
-    with _timed(report, "replay"):
-        check_replay(subject, report)
-    with _timed(report, "dependence"):
-        check_dependence(subject, report)
-    with _timed(report, "completeness"):
-        if dispatched is not None:
-            check_completeness(subject, census, counted.recording.rows, report)
+    def run(self) -> None:
+        """All runs, then all checks. Evidence is let go of when nothing needs it any more."""
+        num_before = num_collectives()
+        plain = self._outcome("plain run", "outputs", "a plain run to return", self._run_plainly)
+        if plain is None:
+            return
+        logged = self._logged("logged run", "outputs", None)
+        if logged is None:
+            return
+        outcome, recording = logged
+        is_alone = num_before is not None and num_collectives() == num_before  # others may have nothing to explain
+        if is_alone and not same_outputs(plain, outcome) and not self._repeats_itself(plain):
+            expected = "two plain runs from one state to return the same"
+            self._find("outputs", expected, "a model that does not repeat itself: nothing can be compared")
+            return
+        num_params = len(recording.params)
+        witness = Witness(num_params)
+        witness.know(self._state.copies())
+        witnessed = self._logged("witnessed run", "outputs", witness)
+        witness.finish()
+        census = Census(num_params)
+        counted = self._logged("dispatched run", "completeness", census)
+        self._state.restore()
+        freed_memory().note_use()
+        if witnessed is None:
+            return
+        if recording.branches:  # threads take turns in another order each time: only the witnessed log can be followed
+            outcome, recording = witnessed
+        steps = None if counted is None else counted[1].rows
+        del witnessed, counted
+        with apart():
+            subject = Subject(Log(recording, build_graph(recording)), witness.evidence)
+        report = self._report
+        _note_valueless(subject, report)
+        self._check("outputs", lambda: check_outputs(subject, plain, outcome, report))
+        self._check("calls", lambda: check_calls(subject, self._model, self._args, self._kwargs, steps, report))
+        self._check("arguments", lambda: check_arguments(subject, report))
+        self._check("replay", lambda: check_replay(subject, report))
+        self._check("dependence", lambda: check_dependence(subject, report))
+        self._check("completeness", lambda: check_completeness(subject, census, steps, report))
 
+    # -- runs ------------------------------------------------------------------------------------------------------
 
-def _note_valueless(subject: Subject, report: ValidationReport) -> None:
-    """Of tensors without values, what is checked is not that the values are right."""
-    reasons = subject.log.valueless_entries()
-    outputs = set(subject.log.graph.outputs)
-    for entry, reason in reasons.items():
-        exempt = f"values, as the tensors have none ({reason}); shapes and types are"
-        report.exemptions["outputs" if entry in outputs else "replay", exempt] += 1
+    def _begin(self) -> None:
+        self._state.restore()
+        if self._random_seed is not None:
+            seed_generators(self._random_seed)
 
+    def _run_plainly(self) -> Any:
+        return self._model(*self._args, **self._kwargs)
 
-def _plain_run(
-    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], state: State, report: ValidationReport
-) -> Outcome | None:
-    try:
-        return outcome_of(model(*args, **kwargs), state)
-    except Exception as error:  # the model's own failure is the finding
-        report.findings.append(Finding("outputs", "", "a plain run to return", _failure(error)))
+    def _logged(self, name: str, check: str, observer: Observer | None) -> tuple[Outcome, Recording] | None:
+        """A run that is logged, exactly as a log is made where nobody observes it."""
+        session: list[Session] = []
+
+        def run() -> Any:
+            session.append(Session(self._model, CaptureOptions(), observer))
+            return session[0].run(self._args, self._kwargs)
+
+        outcome = self._outcome(name, check, f"the {name} to return, as a plain run does", run)
+        return None if outcome is None else (outcome, session[0].recording)
+
+    def _outcome(self, name: str, check: str, expected: str, run: Callable[[], Any]) -> Outcome | None:
+        """What came of a run; None, and a finding, where the model raised."""
+        with _timed(self._report, name):
+            self._begin()
+            try:
+                return outcome_of(run(), self._state)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # whatever the model raises, SystemExit too, is the finding
+                self._find(check, expected, _failure(error))
         return None
 
+    def _repeats_itself(self, plain: Outcome) -> bool:
+        again = self._outcome("second plain run", "outputs", "a plain run to return", self._run_plainly)
+        return again is not None and same_outputs(plain, again)
 
-def _logged_run(
-    session: Session,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    state: State,
-    report: ValidationReport,
-    is_census: bool = False,
-) -> Outcome | None:
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def _check(self, name: str, check: Callable[[], None]) -> None:
+        """Makes a check. One that cannot be made, on a kind of tensor nobody thought of, is a finding too."""
+        with _timed(self._report, name):
+            try:
+                with apart():
+                    check()
+            except Exception as error:
+                assert name in CHECKS
+                self._find(name, f"the {name} to be looked at", _failure(error))
+
+    def _find(self, check: str, expected: str, found: str) -> None:
+        self._report.findings.append(Finding(check, "", expected, found))
+
+
+def _failure(error: BaseException) -> str:
     try:
-        return outcome_of(session.run(args, kwargs), state)
-    except Exception as error:  # a plain run returned
-        check, run = ("completeness", "run under the dispatcher's eyes") if is_census else ("outputs", "logged run")
-        report.findings.append(Finding(check, "", f"the {run} to return, as a plain run does", _failure(error)))
-        return None
-
-
-def _explain_nondeterminism(
-    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], plain: Outcome, state: State, report: ValidationReport
-) -> None:
-    """Where outputs differ, sees whether those of two plain runs do too."""
-    again = _plain_run(model, args, kwargs, state, report)
-    if again is None or len(again.outputs) != len(plain.outputs):
-        is_same = False
-    else:
-        pairs = zip(again.outputs, plain.outputs, strict=True)
-        is_same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for (_, a), (_, b) in pairs if a.shape == b.shape)
-    if not is_same:
-        expected = "two plain runs from one state to return the same"
-        report.findings.append(Finding("outputs", "", expected, "a model that does not repeat itself"))
-
-
-def _failure(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        text = str(error).strip().partition("\n")[0]
+    except Exception:  # an exception that cannot say what it is
+        text = "(without a message)"
+    return f"{type(error).__name__}: {text}"
 
 
 @contextmanager
 def _timed(report: ValidationReport, name: str) -> Iterator[None]:
-    """Times a step. A check that cannot be made, on a kind of tensor nobody thought of, is a finding too."""
     start = perf_counter()
     try:
         yield
-    except Exception as error:
-        check = name if name in CHECKS else "outputs"
-        report.findings.append(Finding(check, "", f"the {name} to be looked at", _failure(error)))
     finally:
         report.seconds[name] = perf_counter() - start
+
+
+def _note_valueless(subject: Subject, report: ValidationReport) -> None:
+    """Of tensors without values, what is checked is not that the values are right."""
+    outputs = set(subject.log.graph.outputs)
+    for entry, reason in subject.log.valueless_entries().items():
+        exempt = f"values, as the tensors have none ({reason}); shapes and types are"
+        report.exemptions["outputs" if entry in outputs else "replay", exempt] += 1

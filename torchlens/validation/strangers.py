@@ -1,0 +1,75 @@
+"""Tensors that the model has from nobody knows where: given to an operation, or returned, and handed out by none."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from torchlens.capture.recording import References
+from torchlens.capture.trees import Path as TreePath
+from torchlens.capture.trees import plain_tensors
+from torchlens.graph.edges import located
+
+__all__ = ["Strangers"]
+
+_OURS = str(Path(__file__).parents[1])
+_DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
+
+
+class Strangers:
+    """Finds them in one run.
+
+    One that is the same object in two runs was there before: a constant of the model's, a tensor of the caller's. One that
+    is another object each time was made as the model ran, by something that the log did not see. They are held on to, so
+    that no other gets their id. Of the numbers below 0, the first `num_params` are parameters.
+    """
+
+    def __init__(self, num_params: int) -> None:
+        # By the row that is being made, and the place among the arguments.
+        self.found: dict[tuple[int, TreePath], torch.Tensor] = {}
+        # Those of them that a backward pass inside the model left at one of the leaves.
+        self.gradients: set[tuple[int, TreePath]] = set()
+        # Those that torch.distributed gave to an operation of its own.
+        self.distributed: set[tuple[int, TreePath]] = set()
+        self._known: set[int] = set()
+        self._leaves: list[torch.Tensor] = []
+        self._num_params = num_params
+
+    def know(self, number: int, tensor: torch.Tensor) -> None:
+        """The tensor is entry `number`, a parameter, or (of another number below 0) one from outside the log."""
+        if number >= -self._num_params:
+            self._known.add(id(tensor))
+        if not is_lazy(tensor) and tensor.requires_grad and tensor.is_leaf:
+            self._leaves.append(tensor)
+
+    def look(self, row: int, arguments: Any, references: References) -> None:
+        """Looks at what is given to the call that makes `row`.
+
+        What the log takes for an entry or a parameter is no stranger, whether rightly is for the other checks to say: a
+        shard stands for a tensor that it looks at the memory of.
+        """
+        claimed = {location for location, number in located(references) if number >= -self._num_params}
+        for path, tensor in plain_tensors(arguments):
+            location = path[0] if len(path) == 1 else path
+            if id(tensor) not in self._known and location not in claimed:
+                self._known.add(id(tensor))
+                self.found[row, path] = tensor
+                if any(leaf.grad is tensor for leaf in self._leaves):
+                    self.gradients.add((row, path))
+                if _DISTRIBUTED in _caller():
+                    self.distributed.add((row, path))
+
+    def made_since(self, other: "Strangers") -> list[tuple[int, TreePath]]:
+        """Where these are others than those of another run."""
+        return [place for place, tensor in self.found.items() if tensor is not other.found.get(place, tensor)]
+
+
+def _caller() -> str:
+    """The file that the call was made from."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return "" if frame is None else frame.f_code.co_filename
