@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch first and by version: a bare `torch` would bring gigabytes of CUDA along where a CPU build will do.
 TORCH := torch==2.13.0
 
-.PHONY: demo test quick lint format types bench zoo fuzz soak pictures chromium clean
+.PHONY: demo test quick lint format types bench profile-truth zoo fuzz soak pictures chromium clean
 
 demo: $(VENV)/ready  ## log a model; print, index, table and draw it
 	$(BIN)/python examples/alexnet.py
@@ -32,6 +32,9 @@ types: $(VENV)/ready
 
 bench: $(VENV)/ready  ## the table of costs, against the plain forward pass and against peers
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+profile-truth: $(VENV)/tested  ## the times of a profile against hooks made by hand, on a quiet machine; ARGS=--cpu on a busy one
+	$(BIN)/python -m benchmarks.profile_truth $(ARGS)
 
 zoo: $(VENV)/tested  ## log and validate real architectures; FILTER=resnet for some of them
 	$(BIN)/python -m benchmarks.zoo $(FILTER) $(ARGS)

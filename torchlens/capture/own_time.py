@@ -3,7 +3,7 @@
 __all__ = ["SHORT", "OwnTime"]
 
 # Whatever an operation takes beyond this is not lengthened by our looking.
-SHORT = 5e-6
+SHORT = 20e-6
 
 
 class OwnTime:

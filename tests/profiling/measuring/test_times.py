@@ -1,5 +1,6 @@
 """Times are those of the model, not of looking at it, and they add up. The clock stands still until it is told to go on."""
 
+import profile_records
 import pytest
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torchlens.capture.backward import NodeRun
 from torchlens.profiling import profile as profile_module
 from torchlens.profiling.measuring import backward_times, calibration, checks, logged_session, times, watcher
 from torchlens.profiling.measuring.calls import Call, Step
+from torchlens.profiling.output import table
 from torchlens.profiling.records import StepRecord, TypicalSteps
 
 US = 1e-6
@@ -185,6 +187,23 @@ def test_times_add_up_even_where_more_is_taken_off_than_there_was():
     assert all(each.forward >= 0 and each.forward_self >= 0 for each in found)
 
 
+def test_operations_take_no_longer_than_their_call_does_by_itself():
+    class Mark:
+        call = 0
+
+    class Done:
+        def __init__(self, seconds, num_events=0):
+            self.mark, self.seconds, self.num_events = Mark, seconds, num_events
+
+    residuals = calibration.Residuals(cold_share=0.25, event=1 * US)
+    operations = [Done(8 * US), Done(100 * US, num_events=5)]
+    times_of_call = times.CallTimes(200 * US, 200 * US, 0, 0, 0, 0)
+    found = times.operation_times(operations, [times_of_call], residuals)
+    assert found == pytest.approx([6 * US, (100 - 20 * 0.25 - 5) * US])  # of the first 20 microseconds
+    found = times.operation_times(operations, [times_of_call._replace(forward_self=48 * US)], residuals)
+    assert found == pytest.approx([3 * US, 45 * US])
+
+
 def run_of(sequence, start, end, task=0, own_start=0.0, own_end=0.0):
     return NodeRun(sequence, None, "", start, end, 0, 0, 0, task, own_start, own_end)
 
@@ -245,6 +264,18 @@ def test_what_is_printed_adds_up():
     parts = [p[f"inside.{number}"] for number in (0, 1)]
     assert sum(part.statistic("forward_seconds").median for part in parts) != p.root.typical("forward_seconds")
     assert sum(part.typical("forward_seconds") for part in parts) == pytest.approx(p.root.typical("forward_seconds"))
+
+
+def test_the_table_says_what_measuring_took_and_what_is_rough():
+    def summary(own, estimated):
+        times = {"forward_seconds": 1e-3, "own_seconds": own, "estimated_seconds": estimated}
+        calls = [profile_records.call(step, "", **times) for step in (2, 3)]
+        return str(table.summary(profile_records.made_up(root=profile_records.module("", "Net", calls, []))))
+
+    assert "Measuring took" not in summary(1e-5, 0.0)
+    assert "Measuring took another 2.00 ms of a forward pass" in summary(2e-3, 1e-4)
+    assert "Rough" not in summary(2e-3, 1e-4)
+    assert "than is left, for many small operations: Net." in summary(2e-3, 1.5e-3).replace("\n  ", " ")
 
 
 def test_calibration_finds_something_and_leaves_nothing():

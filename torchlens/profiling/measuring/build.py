@@ -12,7 +12,7 @@ from torchlens.profiling.measuring.kept_tensors import CAN_TELL
 from torchlens.profiling.measuring.ledger import Ledger
 from torchlens.profiling.measuring.logged_steps import LoggedSteps
 from torchlens.profiling.measuring.operations import Operation, count_flops
-from torchlens.profiling.measuring.times import CallTimes, call_times
+from torchlens.profiling.measuring.times import CallTimes, call_times, operation_times
 from torchlens.profiling.records import (
     CallRecord,
     Measurements,
@@ -46,7 +46,12 @@ def build_measurements(
         root=_modules(ledger, calls, parameters, warmup, typical),
         steps=steps,
         calls=calls,
-        operations=[_operation(ledger, operation, label_of) for operation in ledger.operations],
+        operations=[
+            _operation(ledger, operation, seconds, label_of)
+            for operation, seconds in zip(
+                ledger.operations, operation_times(ledger.operations, times, residuals), strict=True
+            )
+        ],
         parameters=[record for record, _ in parameters.values()],
         flops_not_counted=not_counted,
         problems=ledger.problems,
@@ -200,7 +205,9 @@ def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
     return not_counted
 
 
-def _operation(ledger: Ledger, operation: Operation, label_of: Callable[[int, int], str | None]) -> OperationRecord:
+def _operation(
+    ledger: Ledger, operation: Operation, seconds: float, label_of: Callable[[int, int], str | None]
+) -> OperationRecord:
     peak, added = operation.memory or (None, None)
     return OperationRecord(
         step=operation.step.number,
@@ -213,7 +220,7 @@ def _operation(ledger: Ledger, operation: Operation, label_of: Callable[[int, in
         layer_type=operation.layer_type,
         shape=operation.shape,
         num_bytes=operation.num_bytes,
-        forward_seconds=operation.seconds,
+        forward_seconds=seconds,
         backward_seconds=operation.backward_seconds,
         flops=operation.flops,
         flops_backward=operation.flops_backward,

@@ -2,7 +2,8 @@
 
 That is a microsecond or two each time, and much to an operation that takes as little. So it is measured, on small models of
 our own: how much longer a thing takes when it is looked at, without what the clocks have seen of that (see OwnTime). Each
-is done many times in a row, as in a model that does much of it, and the shortest counts: others use the machine as well.
+is done several times in a row, as in a model that does much of it, with and without in turns, and the shortest counts:
+others use the machine as well.
 """
 
 from collections.abc import Callable
@@ -13,9 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from torchlens.capture.backward import BackwardWatch
+from torchlens.capture.backward import BackwardWatch, NodeInfo
 from torchlens.capture.current import CURRENT
-from torchlens.capture.own_time import OwnTime
+from torchlens.capture.own_time import SHORT, OwnTime
+from torchlens.nonfinite import has_nonfinite
 from torchlens.profiling.health.checker import make_checker
 from torchlens.profiling.measuring.allocators import AllocatorWatch
 from torchlens.profiling.measuring.watcher import Watcher
@@ -24,9 +26,9 @@ from torchlens.profiling.problems import Problems
 
 __all__ = ["NOTHING", "Residuals", "measure_residuals"]
 
-_ROUNDS = 12
-_TURNS = 2
-_REPEATS = 12
+_ROUNDS = 8
+_TURNS = 4
+_REPEATS = 6
 
 Tensor = torch.Tensor
 Work = Callable[[Tensor], Any]
@@ -39,27 +41,28 @@ class Residuals(NamedTuple):
     # An operation that takes longer has more arguments to be looked through, and more to fetch anew that our work drove
     # out of the processor's caches: so much for each second of an operation, of its first few microseconds.
     short_operation_share: float = 0.0
+    # How much of that is in what the operation itself is seen to take; the rest comes before and after.
+    cold_share: float = 0.0
     read: float = 0.0  # of `x.shape` and its like
     module: float = 0.0  # in the time of the module itself
     module_around: float = 0.0  # in that of the one that calls it
     event: float = 0.0  # of an allocator
     logged_event: float = 0.0  # the same in a step that is logged
     node: float = 0.0  # of autograd's graph
+    short_node_share: float = 0.0  # as of operations
 
 
 NOTHING = Residuals()
 
 
 def measure_residuals(check: str | None) -> Residuals:
-    """How long it takes now. The most of it is found out once; NOTHING where it cannot be.
+    """How long it takes. That is found out once; NOTHING where it cannot be.
 
     Not inside a log or a mode of somebody's, which would see our small models, and be part of what they take.
     """
     if CURRENT.tracker is not None or CURRENT.watcher is not None or _has_modes() or torch.compiler.is_compiling():
         return NOTHING
-    found, then = _measure(check)
-    slowness = _speed() / then  # of the machine at the moment
-    return Residuals(*(seconds * slowness for seconds in found))._replace(short_operation_share=found.short_operation_share)
+    return _measure(check)
 
 
 def _has_modes() -> bool:
@@ -68,12 +71,12 @@ def _has_modes() -> bool:
 
 @cache
 @torch.no_grad()
-def _measure(check: str | None) -> tuple[Residuals, float]:
+def _measure(check: str | None) -> Residuals:
     logged = _Logged()
     _watch(logged, check)
     called = _Called()
     _watch(called, None)
-    return Residuals(*logged.found(), *called.found(), *_of_events(), logged.event(), _of_nodes()), _speed()
+    return Residuals(*logged.found(), *called.found(), _of_events(), logged.event(), *_of_nodes(check))
 
 
 def _watch(model: "_Logged | _Called", check: str | None) -> None:
@@ -98,26 +101,22 @@ def _seconds(function: Callable[..., Any], *args: Any) -> float:
     return perf_counter() - start
 
 
-@torch.no_grad()
-def _speed() -> float:
-    x = _input()
-    return min(_seconds(_sums, x) for _ in range(_ROUNDS))
-
-
 # -- work to do --------------------------------------------------------------------------------------------------------
 
 
-def _views(x: Tensor) -> None:
+def _views(x: Tensor) -> Tensor:
     """Operations that do next to nothing."""
     for _ in range(_REPEATS):
         x = x.view(2, 4).view(8)
+    return x
 
 
-def _sums(x: Tensor) -> None:
+def _sums(x: Tensor) -> Tensor:
     """Operations that do little, and allocate."""
     for _ in range(_REPEATS):
         x = x * 1.01
         x = x - x.mean(0, keepdim=True)
+    return x
 
 
 def _reads(x: Tensor) -> None:
@@ -125,26 +124,46 @@ def _reads(x: Tensor) -> None:
         _ = x.shape, x.dim(), x.dtype, x.size(0)
 
 
-class _Shortest:
-    """The shortest of several times that some work took, without what looking took of it."""
+class _Excess:
+    """How much longer some work takes than it would if nobody looked, without what the clocks have seen of that."""
 
-    def __init__(self) -> None:
-        self.seconds = float("inf")
-        self.number = 1  # of things that were looked at
-        self.short_seconds = 0.0
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._plain = self._seen = float("inf")
+        self.number = 1  # of things that are looked at
+        self._short_seconds = 0.0
 
-    def measure(self, work: Work, x: Tensor, own: OwnTime) -> None:
-        """Does the work a few times."""
+    def run_plain(self, x: Tensor) -> None:
+        """Does the work a few times while nobody looks."""
+        self._plain = min(self._plain, *(_seconds(self._work, x) for _ in range(_ROUNDS)))
+
+    def run_seen(self, x: Tensor, own: OwnTime) -> None:
+        """Does the work a few times while somebody does."""
         for _ in range(_ROUNDS):
             own.seconds, own.short_seconds, own.num_operations, own.num_reads = 0.0, 0.0, 0, 0
-            seconds = _seconds(work, x) - own.seconds
-            if seconds < self.seconds:
-                self.seconds, self.short_seconds = seconds, own.short_seconds
+            seconds = _seconds(self._work, x) - own.seconds
+            if seconds < self._seen:
+                self._seen, self._short_seconds = seconds, own.short_seconds
                 self.number = max(own.num_operations + own.num_reads, 1)
 
-    def excess_over(self, other: "_Shortest") -> float:
-        """How much longer it took than something else, for each thing that was looked at."""
-        return max(self.seconds - other.seconds, 0.0) / self.number
+    @property
+    def total(self) -> float:
+        return max(self._seen - self._plain, 0.0)
+
+    @property
+    def each(self) -> float:
+        """For each thing that is looked at."""
+        return self.total / self.number
+
+    @property
+    def short_seconds(self) -> float:
+        """What one operation is seen to take."""
+        return self._short_seconds / self.number
+
+    @property
+    def cold_share(self) -> float:
+        """How much of that it would not take if nobody looked."""
+        return max(1.0 - self._plain / self._short_seconds, 0.0) if self._short_seconds else 0.0
 
 
 class _Logged(nn.Module):
@@ -153,35 +172,40 @@ class _Logged(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.own_time = OwnTime()
-        self._plain = {work: _Shortest() for work in (_views, _sums, _reads)}
-        self._seen = {work: _Shortest() for work in self._plain}
-        self._listening = _Shortest()
+        self._views, self._sums, self._reads = _Excess(_views), _Excess(_sums), _Excess(_reads)
+        self._listening = _Excess(_sums)
         self._num_events = 1
 
     def forward(self, x: Tensor) -> Tensor:
         memory, own = AllocatorWatch(time_ns), self.own_time
         for _ in range(_TURNS):
-            for work in self._plain:
+            for excess in (self._views, self._sums, self._reads, self._listening):
                 with torch._C.DisableTorchFunction():
-                    self._plain[work].measure(work, x, own)
-                self._seen[work].measure(work, x, own)
+                    excess.run_plain(x)
+                if excess is not self._listening:
+                    excess.run_seen(x, own)
             try:
                 memory.start()
-                self._listening.measure(_sums, x, own)
+                self._listening.run_seen(x, own)
             finally:
                 self._num_events = max(memory.stop().num_events // _ROUNDS, 1)
         return x
 
-    def found(self) -> tuple[float, float, float]:
-        """Of an operation, by the number of them and by what they take; and of a read."""
-        views, sums, reads = (self._seen[work].excess_over(self._plain[work]) for work in (_views, _sums, _reads))
-        light, heavy = (self._seen[work].short_seconds / self._seen[work].number for work in (_views, _sums))
-        share = max(sums - views, 0.0) / max(heavy - light, 1e-7)
-        return max(views - share * light, 0.0), share, reads
+    @property
+    def _share(self) -> float:
+        light, heavy = self._views, self._sums
+        return max(heavy.each - light.each, 0.0) / max(heavy.short_seconds - light.short_seconds, 1e-7)
+
+    def found(self) -> tuple[float, float, float, float]:
+        """Of an operation, by the number of them and by what they take, and how much of that inside; and of a read."""
+        each = max(self._views.each - self._share * self._views.short_seconds, 0.0)
+        return each, self._share, min(self._sums.cold_share, self._share), self._reads.each
 
     def event(self) -> float:
-        """Of an allocation."""
-        return max(self._listening.seconds - self._seen[_sums].seconds, 0.0) / self._num_events
+        """Of an allocation, beside what makes the operation itself longer, of which its share is taken."""
+        longer = self._listening.short_seconds - self._sums.short_seconds
+        each = self._listening.each - self._sums.each - self._share * longer
+        return max(each, 0.0) * self._sums.number / self._num_events
 
 
 class _Nothing(nn.Module):
@@ -196,66 +220,72 @@ class _Called(nn.Module):
         super().__init__()
         self.own_time = OwnTime()
         self.parts = nn.ModuleList([_Nothing() for _ in range(_REPEATS)])
-        self._plain, self._seen = _Shortest(), _Shortest()
+        self._excess = _Excess(self._call_all)
+
+    def _call_all(self, x: Tensor) -> None:
+        for part in self.parts:
+            x = part(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = list(self.parts)
-
-        def call_all(x: Tensor) -> None:
-            for part in parts:
-                x = part(x)
-
         for _ in range(_TURNS):
             watcher, tracker = CURRENT.watcher, CURRENT.tracker
             CURRENT.watcher = CURRENT.tracker = None
             try:
-                self._plain.measure(call_all, x, self.own_time)
+                self._excess.run_plain(x)
             finally:
                 CURRENT.watcher, CURRENT.tracker = watcher, tracker
-            self._seen.measure(call_all, x, self.own_time)
+            self._excess.run_seen(x, self.own_time)
         return x
 
     def found(self) -> tuple[float, float]:
         """In the time of a module itself, and around it: about the same."""
-        each = max(self._seen.seconds - self._plain.seconds, 0.0) / len(self.parts)
+        each = self._excess.total / len(self.parts)
         return each / 2, each / 2
 
 
 # -- what is looked at without a log -----------------------------------------------------------------------------------
 
 
-def _of_events() -> tuple[float]:
-    x, watch, own = _input(), AllocatorWatch(time_ns), OwnTime()
-    plain, listening, num_events = _Shortest(), _Shortest(), 1
+def _of_events() -> float:
+    x, watch, excess, num_events = _input(), AllocatorWatch(time_ns), _Excess(_sums), 1
     for _ in range(_TURNS):
-        plain.measure(_sums, x, own)
+        excess.run_plain(x)
         try:
             if not watch.start():
-                return (0.0,)
-            listening.measure(_sums, x, own)
+                return 0.0
+            excess.run_seen(x, OwnTime())
         finally:
             num_events = max(watch.stop().num_events // _ROUNDS, 1)
-    return (max(listening.seconds - plain.seconds, 0.0) / num_events,)
+    return excess.total / num_events
 
 
 @torch.enable_grad()
-def _of_nodes() -> float:
-    plain = watched = float("inf")
-    number = 1
-    for _ in range(_ROUNDS):
-        plain = min(plain, _seconds(_chain().backward))
-        own_time = OwnTime()
-        watch = BackwardWatch(own_time=own_time)
-        result = _chain()
-        watch.watch([result])
-        watched = min(watched, _seconds(result.backward) - own_time.seconds)
-        watch.stop()
-        number = max(own_time.num_nodes, 1)
-    return max(watched - plain, 0.0) / number
+def _of_nodes(check: str | None) -> tuple[float, float]:
+    """Of a backward node, by the number of them and by what they take, as of operations."""
+    look = None if check is None else _look
+    found: list[tuple[float, float]] = []
+    for work in (_views, _sums):
+        plain = watched = float("inf")
+        number, short_seconds = 1, 0.0
+        for _ in range(_TURNS * _ROUNDS):
+            plain = min(plain, _seconds(work(_input().requires_grad_()).sum().backward))
+            own_time = OwnTime()
+            watch = BackwardWatch(look, look, own_time=own_time)
+            result = work(_input().requires_grad_()).sum()
+            watch.watch([result])
+            seconds = _seconds(result.backward) - own_time.seconds
+            watch.stop()
+            if seconds < watched:
+                watched, number = seconds, max(len(watch.runs), 1)
+                short_seconds = sum(min(run.seconds, SHORT) for run in watch.runs)
+        found.append((max(watched - plain, 0.0) / number, short_seconds / number))
+    (light, light_seconds), (heavy, heavy_seconds) = found
+    share = max(heavy - light, 0.0) / max(heavy_seconds - light_seconds, 1e-7)
+    return max(light - share * light_seconds, 0.0), share
 
 
-def _chain() -> Tensor:
-    x = _input().requires_grad_()
-    for _ in range(2 * _REPEATS):
-        x = x * 1.01
-    return x.sum()
+def _look(_info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+    """What a check does with gradients, more or less."""
+    for gradient in gradients:
+        if gradient is not None:
+            has_nonfinite(gradient)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.current import CURRENT
 from torchlens.capture.recording import Recording
 from torchlens.errors import NonFiniteError
@@ -87,6 +88,7 @@ class LoggedSteps:
         try:
             look = self._look if self._is_operation_level else None
             session = LoggedSession(module, Marker(ledger.own_time, self._current_call, look))
+            pause_collector(self)  # it would run more often than it does without a log, at the cost of the model
             result = session.run(list(args), dict(kwargs))
         except BaseException as error:
             result = self._result
@@ -105,6 +107,10 @@ class LoggedSteps:
             return result
         finally:
             self._is_running, self._result = False, NO_RESULT
+            try:
+                resume_collector(self)
+            finally:  # once more, for an interrupt may cut the first short
+                resume_collector(self)
         self._keep(step, session)
         if len(ledger.calls) > num_calls:  # not if measuring ended meanwhile
             call = ledger.calls[num_calls]

@@ -18,7 +18,7 @@ class Operation:
 
     __slots__ = (
         "backward_seconds", "code", "flops", "flops_backward", "instruction", "layer_type", "mark", "memory", "num_bytes",
-        "seconds", "shape", "step",
+        "num_events", "seconds", "shape", "step",
     )  # fmt: skip
 
     def __init__(self, step: Step, mark: Mark, recording: Recording) -> None:
@@ -34,6 +34,7 @@ class Operation:
         self.flops: int | None = None
         self.flops_backward: int | None = None
         self.backward_seconds: float | None = None
+        self.num_events = 0  # what the allocators reported meanwhile
         self.memory: tuple[int, int] | None = None
 
 

@@ -6,10 +6,12 @@ Times add up: a call takes as long as what it does itself and the calls inside i
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torchlens.capture.own_time import SHORT
 from torchlens.profiling.measuring.calibration import Residuals
 from torchlens.profiling.measuring.calls import Call
+from torchlens.profiling.measuring.operations import Operation
 
-__all__ = ["CallTimes", "call_times"]
+__all__ = ["CallTimes", "call_times", "operation_times"]
 
 
 class CallTimes(NamedTuple):
@@ -33,7 +35,8 @@ def call_times(calls: Sequence[Call], residuals: Residuals) -> list[CallTimes]:
         span = max(call.end - call.start, 0.0)
         inside = inside_forward[call.index]
         forward = max(span - call.clock.own_seconds - estimated, inside, 0.0)
-        backward_self = max((call.backward_self or 0.0) - call.num_nodes * residuals.node, 0.0)
+        unseen = call.num_nodes * residuals.node + call.short_node_seconds * residuals.short_node_share
+        backward_self = max((call.backward_self or 0.0) - unseen, 0.0)
         backward = backward_self + inside_backward[call.index]
         own = max(span - forward, 0.0)
         found.append(CallTimes(forward, forward - inside, backward, backward_self, own, min(estimated, own)))
@@ -42,6 +45,21 @@ def call_times(calls: Sequence[Call], residuals: Residuals) -> list[CallTimes]:
             inside_forward[parent.index] += forward
             inside_backward[parent.index] += backward
     return found[::-1]
+
+
+def operation_times(operations: Sequence[Operation], times: Sequence[CallTimes], residuals: Residuals) -> list[float]:
+    """Forward seconds of operations. All those of one call take no longer than the call does by itself."""
+    found: list[float] = []
+    sums: dict[int, float] = {}
+    for operation in operations:
+        unseen = min(operation.seconds, SHORT) * residuals.cold_share + operation.num_events * residuals.event
+        seconds = max(operation.seconds - unseen, 0.0)
+        found.append(seconds)
+        sums[operation.mark.call] = sums.get(operation.mark.call, 0.0) + seconds
+    scales = {call: min(times[call].forward_self / total, 1.0) for call, total in sums.items() if total}
+    return [
+        seconds * scales.get(operation.mark.call, 1.0) for operation, seconds in zip(operations, found, strict=True)
+    ]  # fmt: skip
 
 
 def _unseen(call: Call, residuals: Residuals) -> float:

@@ -3,6 +3,7 @@
 from time import time_ns
 
 from torchlens.capture.backward import BackwardWatch, NodeRun
+from torchlens.capture.own_time import SHORT
 from torchlens.profiling.measuring.allocators import AllocatorEvents, AllocatorWatch, Timeline
 from torchlens.profiling.measuring.backward_times import charge, extend, memory_of
 from torchlens.profiling.measuring.calls import Call, Step
@@ -110,6 +111,7 @@ class Windows:
             call = maker.original or maker
             call.backward_self = charged if call.backward_self is None else call.backward_self + charged
             call.num_nodes += 1
+            call.short_node_seconds += min(run.seconds, SHORT)
             call.step.backward_tasks.add(run.task)
             around: Call | None = call
             while around is not None:
@@ -132,6 +134,7 @@ class Windows:
         window.step.memory = timeline.whole
         for operation in window.step.operations:
             operation.memory = timeline.between(operation.mark.start_ns, operation.mark.end_ns)
+            operation.num_events = timeline.num_events(operation.mark.start_ns, operation.mark.end_ns)
         for call in self._ledger.calls[window.first_call : window.last_call]:
             call.forward_memory = timeline.between(call.start_ns, call.end_ns)
             call.num_events = timeline.num_events(call.start_ns, call.end_ns)

@@ -17,7 +17,7 @@ from torchlens.profiling.output.quantities import (
     operation_values,
     own_value,
 )
-from torchlens.profiling.output.totals import headline, not_measured, totals
+from torchlens.profiling.output.totals import headline, not_measured, totals, what_looking_took
 from torchlens.profiling.output.units import shapes_text, text_of
 from torchlens.profiling.records import Measurements, ModuleRecord
 from torchlens.wording import check_choice, check_count
@@ -153,7 +153,7 @@ def summary(
         lines += ["", *_section(own, request, room, notes)]
     wrapper = textwrap.TextWrapper(max(room, 40), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     if limit is None:
-        notes += not_measured(measurements)
+        notes += [*what_looking_took(measurements), *not_measured(measurements)]
     if times != "typical":
         notes.append(f"Times are the {times} of each row by itself: those of modules inside need not add up.")
     for text in [*dict.fromkeys(notes), *measurements.problems]:

@@ -15,7 +15,10 @@ _PARTS = (
     ("other", "other"),
 )
 
-__all__ = ["headline", "not_measured", "totals"]
+__all__ = ["headline", "not_measured", "totals", "what_looking_took"]
+
+# A share of the forward pass from which on something is worth a word.
+_NOTABLE = 0.05
 
 
 def headline(measurements: Measurements) -> str:
@@ -81,6 +84,29 @@ def _wall_text(root: ModuleRecord, steps: list[StepRecord]) -> str:
     parts = [(name, mean(f"{field}_seconds")) for name, field in _PARTS]
     listed = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in parts if seconds)
     return f"{seconds_text(mean('wall_seconds'))}: {listed}"
+
+
+def what_looking_took(measurements: Measurements) -> list[str]:
+    """How much was left out of the times, and where that is rough."""
+    root = measurements.root
+    forward, own = root.typical("forward_seconds"), root.typical("own_seconds")
+    if not forward or not own or own < _NOTABLE * forward:
+        return []
+    rough = [
+        record
+        for record in root.walk()
+        for left, estimated in [(record.typical("forward_seconds"), record.typical("estimated_seconds"))]
+        if left is not None and estimated is not None and estimated > left and left + estimated > _NOTABLE * forward
+    ]
+    notes = [f"Measuring took another {seconds_text(own)} of a forward pass, which is not in its time."]
+    if rough:
+        names = ", ".join(record.address or measurements.model_name for record in rough[:6])
+        more = f" and {len(rough) - 6} more" if len(rough) > 6 else ""
+        notes.append(
+            f"Rough, as more was taken off by estimate than is left, for many small operations: {names}{more}. "
+            "level='module' without a check says it better."
+        )
+    return notes
 
 
 def not_measured(measurements: Measurements) -> list[str]:

@@ -1,0 +1,260 @@
+"""How true the times of a profile are, against forward hooks made by hand: `make profile-truth`.
+
+The same inputs run with hooks on every module and under the profile, in turns, many times. For each module and input the
+times are compared by a low quantile, which a busy machine disturbs least. A module's time under the hooks has the hooks of
+the modules inside it in it: they are short, and the profile is held against them all the same.
+
+On a machine that others use, `--cpu` reads the time that the processor spent on this thread, everywhere: what comes out is
+not disturbed by others, nor what a user sees.
+"""
+
+import argparse
+import gc
+import sys
+import types
+from collections.abc import Callable
+from time import perf_counter, thread_time
+from typing import Any
+
+import torch
+from torch import nn
+
+import torchlens
+from benchmarks.zoo.libraries import import_torchvision, import_transformers
+from torchlens.capture.current import CURRENT
+
+# Shorter modules are not compared.
+LEAST_SECONDS = 0.5e-3
+OPTIONS: dict[str, dict[str, Any]] = {
+    "module": {"level": "module"},
+    "operation": {"level": "operation"},
+    "nonfinite": {"check": "nonfinite"},
+    "health": {"check": "health"},
+    "health by module": {"check": "health", "level": "module"},
+}
+
+
+class Tiny(nn.Module):
+    """Many operations on next to nothing."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(200):
+            x = x * 1.01
+        return x
+
+
+class Products(nn.Module):
+    """Few operations that take three times as long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(256, 256) / 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = x @ self.weight
+        return x
+
+
+class Both(nn.Module):
+    """One beside the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tiny, self.products = Tiny(), Products()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.tiny(x).sum() + self.products(y).sum()
+
+
+def tiny_and_products() -> tuple[nn.Module, list[tuple[Any, ...]]]:
+    return Both(), [(torch.rand(8), torch.rand(256, 256))] * 4
+
+
+def resnet() -> tuple[nn.Module, list[tuple[Any, ...]]]:
+    return import_torchvision().models.resnet18(), [(torch.rand(1, 3, 112, 112),)] * 3
+
+
+def gpt2() -> tuple[nn.Module, list[tuple[Any, ...]]]:
+    transformers = import_transformers()
+
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=4, n_embd=384, n_head=6, vocab_size=4000, use_cache=False)
+    )
+    return model.eval(), [(torch.randint(4000, (1, 64)),)] * 3
+
+
+def llama() -> tuple[nn.Module, list[tuple[Any, ...]]]:
+    """With another length in each step."""
+    transformers = import_transformers()
+
+    config = transformers.LlamaConfig(
+        vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, use_cache=False
+    )
+    return transformers.LlamaForCausalLM(config).eval(), [(torch.randint(1000, (1, length)),) for length in range(8, 72, 8)]
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, list[tuple[Any, ...]]]]] = {
+    "tiny beside products": tiny_and_products,
+    "ResNet-18": resnet,
+    "GPT-2": gpt2,
+    "Llama, varying lengths": llama,
+}
+
+clock = perf_counter
+
+
+def use_cpu_clock() -> None:
+    """Has everybody read the time of the processor."""
+    global clock
+    clock = thread_time
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchlens.") and isinstance(module, types.ModuleType) and hasattr(module, "perf_counter"):
+            module.perf_counter = thread_time  # type: ignore[attr-defined]
+    type(CURRENT).clock = staticmethod(thread_time)
+
+
+BACKWARD = "backward of the model"
+
+
+def run(model: nn.Module, args: tuple[Any, ...]) -> float:
+    """One step; with gradients also backward, whose seconds it returns."""
+    result = model(*args)
+    if not torch.is_grad_enabled():
+        return 0.0
+    loss = getattr(result, "logits", result).sum()
+    start = clock()
+    loss.backward()
+    seconds = clock() - start
+    model.zero_grad()
+    return seconds
+
+
+# (address, number of the input) → seconds, one for each round
+Times = dict[tuple[str, int], list[float]]
+
+
+def run_with_hooks(model: nn.Module, inputs: list[tuple[Any, ...]], found: Times) -> None:
+    started: list[float] = []
+    current = [0]
+    sums: dict[str, float] = {}
+
+    def before(*_: Any) -> None:
+        started.append(clock())
+
+    def after(address: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            sums[address] = sums.get(address, 0.0) + clock() - started.pop()
+
+        return hook
+
+    handles = []
+    for address, module in model.named_modules():
+        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after(address))]
+    gc.disable()  # as a logged step does: where it would run is chance
+    for current[0], args in enumerate(inputs):
+        sums.clear()
+        seconds = run(model, args)
+        if seconds:
+            found.setdefault((BACKWARD, current[0]), []).append(seconds)
+        for address, seconds in sums.items():
+            found.setdefault((address, current[0]), []).append(seconds)
+    gc.enable()
+    for handle in handles:
+        handle.remove()
+
+
+def run_profiled(model: nn.Module, inputs: list[tuple[Any, ...]], options: dict[str, Any], found: Times) -> Any:
+    with torchlens.profile(model, **options) as profile:
+        for args in inputs:
+            run(model, args)
+    assert not profile.problems, profile.problems
+    for number, step in enumerate(profile.steps):
+        if step.backward_seconds is not None:
+            found.setdefault((BACKWARD, number), []).append(step.backward_seconds)
+    for address, record in profile.modules.items():
+        for step, seconds in record.by_step("forward_seconds").items():
+            found.setdefault((address, step - 1), []).append(seconds)
+    return profile
+
+
+def totals(times: Times, quantile: float) -> dict[str, float]:
+    """Seconds of each module, over all inputs."""
+    found: dict[str, float] = {}
+    for (address, _), seconds in times.items():
+        found[address] = found.get(address, 0.0) + sorted(seconds)[int(quantile * (len(seconds) - 1))]
+    return found
+
+
+def misordered(hooks: dict[str, float], profile: dict[str, float]) -> list[str]:
+    """Which of the slowest five, as the profile has it, stand before one that is slower by more than a tenth."""
+    slowest = sorted(hooks, key=lambda address: -profile[address])[:5]
+    return [
+        f"{first or 'the model'} before {second or 'the model'}"
+        for number, first in enumerate(slowest)
+        for second in slowest[number + 1 :]
+        if hooks[second] > 1.1 * hooks[first]
+    ]
+
+
+def not_adding_up(profile: Any) -> list[str]:
+    """Modules whose children are printed with more than they are."""
+    return [
+        record.address or "the model"
+        for record in profile.root.walk()
+        for own in [record.typical("forward_seconds")]
+        if own is not None and sum(child.typical("forward_seconds") or 0.0 for child in record.children) > own * (1 + 1e-9)
+    ]
+
+
+def compare(name: str, rounds: int, quantile: float) -> bool:
+    torch.manual_seed(0)
+    model, inputs = CASES[name]()
+    is_good = True
+    for label, options in OPTIONS.items():
+        hooked: Times = {}
+        profiled: Times = {}
+        run_profiled(model, inputs, options, {})
+        for _ in range(rounds):
+            gc.collect()
+            run_with_hooks(model, inputs, hooked)
+            gc.collect()
+            profile = run_profiled(model, inputs, options, profiled)
+        truth, told = totals(hooked, quantile), totals(profiled, quantile)
+        ratios = {
+            address: told[address] / truth[address] for address in truth if truth[address] / len(inputs) > LEAST_SECONDS
+        }
+        backward = f"backward {ratios.pop(BACKWARD):.2f}   " if BACKWARD in ratios else ""
+        highest, lowest = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
+        wrong = [*misordered({address: truth[address] for address in ratios}, told), *not_adding_up(profile)]
+        own = sum(step.own_seconds for step in profile.steps) / truth[""]
+        print(
+            f"{name:<24} {label:<17} {len(ratios):3} modules   "
+            f"{ratios[lowest]:.2f} ({lowest or 'the model'}) to {ratios[highest]:.2f} ({highest or 'the model'})   "
+            f"{backward}own {own:.1f}×   {'; '.join(wrong) or 'order right'}",
+            flush=True,
+        )
+        is_good = is_good and not wrong and ratios[highest] <= 1.3 and ratios[lowest] >= 1 / 1.3
+    return is_good
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cases", nargs="*", help=f"parts of names, of {', '.join(CASES)}")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--quantile", type=float, default=0.25)
+    parser.add_argument("--train", action="store_true", help="with gradients and backward passes")
+    parser.add_argument("--cpu", action="store_true", help="read the time of the processor")
+    options = parser.parse_args()
+    if options.cpu:
+        torchlens.profile(nn.Identity()).start().finish()  # which imports all that has a clock
+        use_cpu_clock()
+    torch.set_num_threads(1)
+    torch.set_grad_enabled(options.train)
+    chosen = [name for name in CASES if not options.cases or any(part in name for part in options.cases)]
+    results = [compare(name, options.rounds, options.quantile) for name in chosen]
+    sys.exit(not all(results))
+
+
+if __name__ == "__main__":
+    main()
