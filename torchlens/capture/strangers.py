@@ -6,6 +6,7 @@ parent: torch reports neither. What else there is (tensors of closures, global n
 """
 
 import sys
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from torchlens.capture.attributes import Attributes
 from torchlens.capture.operations import BUFFER, Operation, named_operation
 from torchlens.capture.recorder import Recorder
 
-__all__ = ["Strangers"]
+__all__ = ["Strangers", "is_of_stranger"]
 
 Tensor = torch.Tensor
 
@@ -39,6 +40,13 @@ class Strangers:
             if recorder.collected is not None:
                 return None
             return _unwrapped(recorder, tensor) if type(tensor) in TENSORS else _wrapped(recorder, tensor)
+
+
+def is_of_stranger(operation: Operation) -> bool:
+    """Whether an entry stands for a tensor that holds others, or that another one holds: no call made it."""
+    func: Any = operation.func
+    is_wrapper = isinstance(func, type) and issubclass(func, Tensor) and func not in (Tensor, torch.nn.Parameter)
+    return func is getattr or is_wrapper
 
 
 def _unwrapped(recorder: Recorder, tensor: Tensor) -> int | None:

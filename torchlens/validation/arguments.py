@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torchlens.capture.observer import CallKind
 from torchlens.validation.exemptions import CONTENDED, EARLY, LAZY
 from torchlens.validation.memory import Contribution, Painting, paint
-from torchlens.validation.report import Finding, ValidationReport
+from torchlens.validation.report import Finding, NotShown, ValidationReport
 from torchlens.validation.snapshots import Snapshot
 from torchlens.validation.sources import Sources
 from torchlens.validation.subject import Subject
@@ -135,7 +135,14 @@ class _Checker:
             return  # whether it was there before the pass is for the check of completeness to say
         claimed = self._subject.evidence.tensors[given]
         if argument.region is not None and claimed.region is not None and argument.storage != claimed.storage:
-            looked_at = self._names(self.sources.looked_at(argument, time))
+            others = self.sources.looked_at(argument, time)
+            mine, theirs = argument.value, claimed.value
+            is_shard = mine.numel() != theirs.numel() or same(mine.reshape(-1), theirs.reshape(-1))
+            if given < 0 and not others and is_shard:  # FSDP has brought its shards together, in memory of its own
+                reason = "it looks at memory that is nobody's in the log, where shards of a parameter may have been brought"
+                self._report.not_shown.append(NotShown("arguments", self._subject.label(number), location, reason))
+                return
+            looked_at = self._names(others)
             self._find(number, f"{self._what(number, location)} to look at memory of {looked_at}", self._name(given))
 
     def _is_current(self, given: int, made: list[int], number: int) -> bool:
