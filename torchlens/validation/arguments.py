@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from torchlens.capture.memory import has_memory
 from torchlens.capture.observer import CallKind
 from torchlens.validation.exemptions import CONTENDED, EARLY, LAZY
 from torchlens.validation.memory import Contribution, Painting, paint
@@ -137,7 +138,8 @@ class _Checker:
         if argument.region is not None and claimed.region is not None and argument.storage != claimed.storage:
             others = self.sources.looked_at(argument, time)
             mine, theirs = argument.value, claimed.value
-            is_shard = mine.numel() != theirs.numel() or same(mine.reshape(-1), theirs.reshape(-1))
+            # What FSDP has let go of must not be read.
+            is_shard = mine.shape != theirs.shape or not has_memory(theirs) or same(mine, theirs)
             if given < 0 and not others and is_shard:  # FSDP has brought its shards together, in memory of its own
                 reason = "it looks at memory that is nobody's in the log, where shards of a parameter may have been brought"
                 self._report.not_shown.append(NotShown("arguments", self._subject.label(number), location, reason))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchlens.capture.memory import has_memory
 from torchlens.capture.session import generator_states, restore_generators
 from torchlens.capture.sharding import bring_apart
 from torchlens.validation.apart import apart
@@ -139,7 +140,7 @@ class State:
                 self._keep(part, depth + 1)
 
     def _keep_tensor(self, tensor: Tensor) -> None:
-        if id(tensor) not in self._tensors:
+        if id(tensor) not in self._tensors and has_memory(tensor):
             try:
                 self._tensors[id(tensor)] = KeptTensor(tensor)
             except Exception as error:  # a kind of tensor that nobody thought of
