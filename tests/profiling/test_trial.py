@@ -1,5 +1,6 @@
 """`torchlens.profile(model, x)` runs the model, measures it, and leaves it as it was."""
 
+import pickle
 import random
 
 import numpy as np
@@ -74,6 +75,28 @@ def test_the_model_is_left_as_it_was_also_if_it_raises():
     with pytest.raises(ValueError, match="third time"):
         tl.profile(model, torch.rand(2))
     assert model.count == 0
+
+
+def test_weights_stay_even_if_hooks_step_an_optimizer_or_forward_writes_to_them():
+    def forward(self, x):
+        with torch.no_grad():
+            self.scale.mul_(2)
+        return self.fc(x) * self.scale
+
+    model = Model(forward, fc=nn.Linear(3, 3), scale=nn.Parameter(torch.ones(3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model.fc.weight.register_post_accumulate_grad_hook(lambda parameter: optimizer.step())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    tl.profile(model, torch.rand(2, 3), backward=True)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("check", ["nonfinite", "health"])
+def test_a_profile_with_a_check_can_be_pickled(check):
+    p = tl.profile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(80, 4), check=check)
+    again = pickle.loads(pickle.dumps(p))
+    assert str(again) == str(p)
+    assert [str(finding) for finding in again.findings()] == [str(finding) for finding in p.findings()]
 
 
 def test_inputs_are_given_as_for_a_log():

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchlens.capture.session import generator_states, restore_generators
 from torchlens.capture.trees import named_tensors
@@ -85,7 +86,9 @@ class _State:
         self._gradients = [leaf.grad for leaf in self._leaves]
         # Each with its value, in order to put back what was written in place.
         self._inputs = [(tensor, _copy(tensor)) for tensor in inputs]
-        self._values = [(buffer, _copy(buffer)) for buffer in buffers]
+        # Weights too: a hook may step an optimizer, and a forward may write to them.
+        weights = [weight for weight in model.parameters() if not is_lazy(weight)]
+        self._values = [(tensor, _copy(tensor)) for tensor in (*buffers, *weights)]
 
     def begin_run(self) -> None:
         """Every run begins without gradients, and with the inputs that were given."""

@@ -37,7 +37,7 @@ class Health:
         self.parameter_norms: dict[str, float] = {}
         self._origins = Origins(stop)
         self._activations = ActivationStatistics(thresholds["saturation_margin"])
-        self._label_of: Callable[[int, int], str | None] = lambda _step, _entry: None
+        self._labels: dict[tuple[int, int], str | None] = {}  # of activations, by step and entry
 
     @property
     def first_nonfinite(self) -> NonFinite | None:
@@ -55,7 +55,7 @@ class Health:
         return [(self._name(activity.place), activity) for activity in self._activations.activities()]
 
     def _name(self, place: Place) -> str:
-        label = None if place.entry is None else self._label_of(place.step, place.entry)
+        label = None if place.entry is None else self._labels.get((place.step, place.entry))
         return label or (place.address if place.pass_num == 1 else f"{place.address}:{place.pass_num}") or place.operation
 
     # -- while measuring ---------------------------------------------------------------------------------------------
@@ -81,7 +81,10 @@ class Health:
             self.parameter_norms[place.parameter] = _norm(parameter)
 
     def finish(self, label_of: Callable[[int, int], str | None]) -> None:
-        self._label_of = label_of
+        places = [activity.place for activity in self._activations.activities()]
+        self._labels = {
+            (place.step, place.entry): label_of(place.step, place.entry) for place in places if place.entry is not None
+        }
         self._origins.finish(label_of)
 
 
