@@ -382,3 +382,59 @@ def test_copying_and_making_tensors_is_as_ever_afterwards() -> None:
     assert Labelled(torch.ones(2)).label == "a"
     with pytest.raises(TypeError, match="exactly one argument"):
         object.__init__(Labelled(torch.ones(2)), 3)
+
+
+# -- arguments that are no tensors but act like them -------------------------------------------------------------------
+
+
+class Quantity:
+    """A number with a unit: no tensor, but torch's functions take it."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> "Quantity":
+        values = [arg.value if isinstance(arg, cls) else arg for arg in args]
+        return cls(func(*values, **(kwargs or {})))
+
+
+class Refusing:
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return NotImplemented
+
+
+def test_what_a_class_does_for_torchs_functions_is_logged() -> None:
+    model = Model(lambda self, x: torch.exp(torch.ones(3) + torch.add(Quantity(x * 2), x)).value.relu())
+    x = torch.rand(3)
+    history = tl.log_forward_pass(model, x)
+    assert [entry.layer_type for entry in history][1:-1] == ["ones", "mul", "add", "add", "exp", "relu"]
+    assert history["output_1"].has_input_ancestor
+    assert torch.equal(history["output_1"].tensor_contents, model(x))
+    assert tl.validate_saved_activations(model, x)
+
+
+class Measured:
+    """As old code has it: asks the object and not its class."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> torch.Tensor:
+        return func(self.value, *args[1:], **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:Defining your `__torch_function__` as a plain method")
+def test_objects_that_answer_for_themselves_are_asked() -> None:
+    model = Model(lambda self, x: torch.mul(Measured(torch.exp(x)), x))
+    history = tl.log_forward_pass(model, torch.rand(3))
+    assert [entry.layer_type for entry in history] == ["input", "exp", "mul", "output"]
+
+
+def test_a_class_that_refuses_is_refused_as_ever() -> None:
+    with pytest.raises(TypeError) as plain:
+        torch.add(torch.ones(3), Refusing())
+    with pytest.raises(TypeError) as logged:
+        tl.log_forward_pass(Model(lambda self, x: torch.add(x, Refusing())), torch.ones(3))
+    assert str(logged.value) == str(plain.value)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from networks import MLP, Model
 from torch import nn
+from torch.masked import masked_tensor
 
 import torchlens as tl
 from torchlens.capture.current import CURRENT
@@ -454,3 +455,51 @@ def test_a_thread_inside_an_operation_is_part_of_it() -> None:
 
     history = tl.log_forward_pass(Model(lambda self, x: busy_threads(x) * 2), torch.rand(3))
     assert [entry.layer_type for entry in history] == ["input", "busythreads", "mul", "output"]
+
+
+def test_classes_that_act_like_tensors_do_so_in_threads_too() -> None:
+    class Quantity:
+        def __init__(self, value: torch.Tensor) -> None:
+            self.value = value
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> "Quantity":
+            return cls(func(*[arg.value if isinstance(arg, cls) else arg for arg in args], **(kwargs or {})))
+
+    model = Model(lambda self, x: in_a_pool(lambda _: torch.exp(x + Quantity(x * 2)).value, 1)[0])
+    history = tl.log_forward_pass(model, torch.rand(3))
+    assert [entry.layer_type for entry in history] == ["input", "mul", "add", "exp", "output"]
+
+
+def test_jobs_that_run_when_the_log_has_ended_do_so_unlogged() -> None:
+    go_on = threading.Event()
+
+    def late(x: torch.Tensor) -> torch.Tensor:
+        go_on.wait(20)
+        return torch.tanh(x)
+
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        self.later = [self.pool.submit(late, x) for _ in range(3)]
+        self.mapped = self.other.map_async(late, [x] * 3)
+        return x + 1
+
+    with ThreadPoolExecutor(1) as pool, ThreadPool(1) as other:
+        model, x = Model(forward, pool=pool, other=other), torch.rand(3)
+        history = tl.log_forward_pass(model, x)
+        facts = facts_of(history)
+        go_on.set()
+        results = [future.result(20) for future in model.later] + model.mapped.get(20)
+        assert all(torch.equal(result, torch.tanh(x)) for result in results)
+        assert facts_of(history) == facts
+        assert history.layer_labels == ["input_1_0", "add_1_1", "output_1_2"]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_a_tensor_that_is_met_when_the_model_has_returned() -> None:
+    def forward(self: Model, x: torch.Tensor) -> Any:
+        (y,) = in_a_pool(lambda _: x * 2, 1)
+        return masked_tensor(y, y > 0.5)
+
+    history = tl.log_forward_pass(Model(forward), torch.rand(3))
+    assert [entry.layer_type for entry in history] == ["input", "mul", "gt", "clone", "clone", "maskedtensor", "output"]
+    assert history["output_1"].parent_layers == ["maskedtensor_1_5"]

@@ -1,7 +1,9 @@
 """Ordinary models just work: each kind a small test of its own, compared with a plain call."""
 
+import asyncio
 import warnings
 from collections import OrderedDict, deque, namedtuple
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -721,3 +723,96 @@ def test_a_view_whose_base_was_written_behind_autograds_back() -> None:
     model = Model(forward, weight=nn.Parameter(torch.ones(3, 4)))
     history = tl.log_forward_pass(model, torch.ones(3, 4))
     assert history["output_1"].tensor_contents.tolist() == [2.0] * 4
+
+
+# -- results that are computed when somebody asks for them -------------------------------------------------------------
+
+
+class Streaming(nn.Module):
+    """Yields one tensor after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        for _ in range(3):
+            x = torch.relu(self.fc(x))
+            yield x
+
+
+class Waiting(Streaming):
+    async def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.fc(x)
+
+
+class StreamingWhileOthersRun(Streaming):
+    async def forward(self, x: torch.Tensor) -> AsyncIterator[torch.Tensor]:  # type: ignore[override]
+        for _ in range(2):
+            await asyncio.sleep(0)
+            yield self.fc(x)
+
+
+class WaitingForOthers(Streaming):
+    async def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        await asyncio.sleep(0.001)
+        return self.fc(x)
+
+
+def test_a_generator_is_run_to_its_end() -> None:
+    model, x = Streaming(), torch.rand(4)
+    history = tl.log_forward_pass(model, x)
+    assert [entry.layer_type for entry in history][1:-3] == ["linear", "relu"] * 3
+    assert [history[label].input_output_address for label in history.output_layers] == ["output.0", "output.1", "output.2"]
+    for label, wanted in zip(history.output_layers, model(x), strict=True):
+        assert torch.equal(history[label].tensor_contents, wanted)
+    assert tl.validate_saved_activations(model, x)
+
+
+def test_a_generator_inside_the_model_runs_where_it_is_asked() -> None:
+    model, x = Model(lambda self, x: sum(self.stream(x)), stream=Streaming()), torch.rand(4)
+    history = check(model, x)
+    assert history.module_passes == ["stream:1", "stream.fc:1", "stream.fc:2", "stream.fc:3"]
+
+
+def test_lazy_maps_and_coroutines_are_run_too() -> None:
+    model, x = Model(lambda self, x: map(self.fc, [x, x * 2]), fc=nn.Linear(4, 4)), torch.rand(4)
+    history = tl.log_forward_pass(model, x)
+    assert [entry.layer_type for entry in history] == ["input", "mul", "linear", "linear", "output", "output"]
+    assert tl.validate_saved_activations(model, x)
+    assert tl.log_forward_pass(Waiting(), x).layer_labels == ["input_1_0", "linear_1_1", "output_1_2"]
+    assert tl.log_forward_pass(StreamingWhileOthersRun(), x).output_layers == ["output_1_2", "output_2_3"]
+    assert tl.validate_saved_activations(StreamingWhileOthersRun(), x)
+
+
+def test_coroutines_are_run_beside_an_event_loop_that_is_running() -> None:
+    """As in a notebook."""
+    x = torch.rand(4)
+
+    async def cell(model: nn.Module) -> tl.ModelHistory:
+        return tl.log_forward_pass(model, x)
+
+    async def elsewhere(model: nn.Module) -> tl.ModelHistory:
+        return await asyncio.to_thread(tl.log_forward_pass, model, x)
+
+    loop = asyncio.new_event_loop()
+    try:
+        for model in (Waiting(), StreamingWhileOthersRun()):
+            assert "linear_1_1" in loop.run_until_complete(cell(model)).layer_labels_no_pass
+        with pytest.raises(RuntimeError, match=r"asyncio\.to_thread"):
+            loop.run_until_complete(cell(WaitingForOthers()))
+        assert "linear_1_1" in loop.run_until_complete(elsewhere(WaitingForOthers())).layer_labels_no_pass
+    finally:
+        loop.close()
+
+
+def test_a_coroutine_leaves_the_event_loop_of_the_thread_alone() -> None:
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        tl.log_forward_pass(Waiting(), torch.rand(4))
+        assert asyncio.get_event_loop() is loop
+        assert not loop.is_closed()
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -119,6 +119,13 @@ def test_complex_outputs_and_outputs_without_gradient():
         tl.profile(Model(lambda self, x: x * 2), torch.rand(4), backward=True)
 
 
+def test_a_model_that_yields_its_output_is_run_to_its_end():
+    p = tl.profile(
+        Model(lambda self, x: (layer(x) for layer in (self.a, self.b)), a=nn.Linear(4, 4), b=nn.ReLU()), torch.rand(4)
+    )
+    assert {"a", "b"} <= p.modules.keys()
+
+
 def test_under_inference_mode_it_measures_forward():
     with torch.inference_mode():
         p = tl.profile(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.rand(3, 4))

@@ -6,8 +6,10 @@ A history is broken on purpose, after the pass (in the log) or during it (in the
 import dataclasses
 import queue
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from networks import Model
@@ -363,3 +365,30 @@ def test_every_type_of_number_can_be_proved(dtype):
 def test_meta_tensors_have_nothing_to_compare():
     report = validate_forward_pass(nn.Linear(3, 2, device="meta"), torch.ones(2, 3, device="meta"))
     assert report.passed, str(report)
+
+
+def test_text_that_the_logged_run_returns_instead_is_found_by_the_outputs_check():
+    """A model that returns no tensor is compared by what it does return."""
+
+    def forward(_, x):
+        return {"said": f"{torch._C._len_torch_function_stack()} looking", "sum": [float((x * 2).sum())]}
+
+    report = validate_forward_pass(Model(forward), torch.ones(3))
+    (finding,) = [finding for finding in report.findings if finding.check == "outputs"]
+    assert "output.said of a plain run ('0 looking')" in str(finding)
+    assert "'1 looking'" in str(finding)
+    assert report.num_checked["outputs"] == 2
+
+
+@pytest.mark.parametrize(
+    "result",
+    ["text", 3, float("nan"), True, np.array([1.0, np.nan]), np.array([object()]), np.float32(2), b"bytes", [], None],
+)
+def test_data_that_is_the_same_is_no_finding(result):
+    assert validate_forward_pass(Model(lambda _, x: ((x * 2).sum().item(), [result])), torch.ones(3)).passed
+
+
+def test_a_time_among_the_outputs_is_no_finding():
+    report = validate_forward_pass(Model(lambda _, x: (x * 2, {"took": time.perf_counter()})), torch.ones(3))
+    assert report.passed, report
+    assert sum(count for (check, _), count in report.exemptions.items() if check == "outputs") == 1

@@ -1,12 +1,13 @@
 """torch's stack of modes in the current thread."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-__all__ = ["push_mode", "remove_mode", "without_mode"]
+__all__ = ["push_mode", "remove_mode", "run_overridden", "without_mode"]
 
 
 def push_mode(mode: Any) -> None:
@@ -38,3 +39,24 @@ def without_mode(mode: Any) -> Iterator[None]:
             above = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack() - place)]
             for other in (mode, *reversed(above)):
                 push_mode(other)
+
+
+def run_overridden(
+    mode: Any, func: Callable[..., Any], types: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> Any:
+    """Makes a call that `mode` was told of as the classes of its arguments have it (`__torch_function__`).
+
+    What they do is reported to the mode in its turn: a class that is no tensor, as a dictionary of tensors is, computes by
+    calls of its own.
+    """
+    kinds = set(types)
+    given = {type(leaf): leaf for leaf in tree_leaves((args, kwargs), is_leaf=lambda item: type(item) in kinds)}
+    push_mode(mode)
+    try:
+        for kind in types:  # some old ones ask the object, and not its class
+            result = given.get(kind, kind).__torch_function__(func, types, args, kwargs or {})
+            if result is not NotImplemented:
+                return result
+    finally:
+        torch._C._pop_torch_function_stack()
+    return func(*args, **(kwargs or {}))  # which says what is wrong

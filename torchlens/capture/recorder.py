@@ -32,7 +32,7 @@ from torchlens.capture.arguments import (
 from torchlens.capture.failures import Failures
 from torchlens.capture.gradients import GradientHooks, slice_written
 from torchlens.capture.memory import Memory, is_sole_owner, version_of
-from torchlens.capture.mode_stack import without_mode
+from torchlens.capture.mode_stack import run_overridden, without_mode
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import (
     KNOWN_OPERATIONS,
@@ -294,6 +294,8 @@ class Recorder(TorchFunctionMode):
         if (not PLAIN_TYPES.issuperset(map(type, args)) and not are_plain(args)) or (
             kwargs and not PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
         ):
+            if types and not all(issubclass(kind, Tensor) for kind in types):
+                return run_overridden(self, func, types, args, kwargs)
             references: References = self.references_to(args, kwargs)
             is_short = False
         elif self.memory.may_die:

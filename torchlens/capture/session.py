@@ -18,6 +18,7 @@ from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.current import CURRENT
 from torchlens.capture.freed_memory import Afterwards, freed_memory
 from torchlens.capture.gradients import GradientHooks
+from torchlens.capture.lazy_results import finished
 from torchlens.capture.memory import Memory
 from torchlens.capture.mode_stack import push_mode, remove_mode
 from torchlens.capture.modules import ModuleTracker
@@ -157,7 +158,7 @@ class Session:
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
 
     def _call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        return self.model(*args, **kwargs)
+        return finished(self.model(*args, **kwargs))
 
     def _leave(self, compiled: list[tuple[Any, Any]]) -> None:
         end_branches(self._tracker)

@@ -20,7 +20,7 @@ import torch
 
 from torchlens.capture.branches import Branch, in_program_order
 from torchlens.capture.memory import Memory
-from torchlens.capture.mode_stack import push_mode, remove_mode
+from torchlens.capture.mode_stack import push_mode, remove_mode, run_overridden
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.observer import ObservedCall
 from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, operation_of
@@ -96,6 +96,9 @@ class _RecorderTakingTurns(Recorder):
         operation = operation_of(func)
         if self.collected is not None or operation.kind is not Kind.OPERATION:
             return super().__torch_function__(func, types, args, kwargs)
+        if types and not all(issubclass(kind, torch.Tensor) for kind in types):
+            self.operator = None
+            return run_overridden(self, func, types, args, kwargs)
         with self.threads.lock:
             if not self.threads.is_over:
                 self.operator = self.operator or operation
@@ -117,9 +120,9 @@ class _RecorderTakingTurns(Recorder):
         return func(*args, **(kwargs or {}))
 
     def append(self, call: tuple[Any, ...], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """As in Recorder; notes whose row it is."""
+        """As in Recorder; notes whose row it is. The thread of the log itself may write on when the model has returned."""
         with self.threads.lock:
-            if not self.threads.is_over:
+            if not self.branch or not self.threads.is_over:
                 self.threads.rows[self.branch].own.append(len(self.rows))
                 super().append(call, tensor, *args, **kwargs)
 
@@ -147,7 +150,7 @@ class _RecorderTakingTurns(Recorder):
     def end_observed(self, call: ObservedCall | None, result: Any) -> None:
         """As in Recorder; others may have written since the call began."""
         with self.threads.lock:
-            if call is not None and self._observer is not None and not self.threads.is_over:
+            if call is not None and self._observer is not None and not (self.branch and self.threads.is_over):
                 rows = self.threads.rows[self.branch].own[self._num_rows_before :]
                 call.first, call.last = (rows[0], rows[-1] + 1) if rows else (call.first, call.first)
                 self._observer.end(call, result)
@@ -191,6 +194,8 @@ def branch_off(tracker: ModuleTracker) -> ModuleTracker:
     assert isinstance(tracker, _TrackerTakingTurns)
     threads = tracker.threads
     with threads.lock:
+        if threads.is_over:
+            return tracker
         recorder: Any = tracker.recorder
         own, own_recorder = copy.copy(tracker), copy.copy(recorder)
         own.recorder = own_recorder

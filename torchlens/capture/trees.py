@@ -16,6 +16,7 @@ __all__ = [
     "Path",
     "attributes_of",
     "holds_data",
+    "named_data",
     "named_tensors",
     "plain_tensors",
     "same_with",
@@ -113,15 +114,24 @@ def attributes_of(tree: Any) -> list[tuple[Any, Any]]:
     return list(held.items())
 
 
-def holds_data(tree: Any) -> bool:
-    """Whether a model's output holds numbers, text or arrays that are no tensors; a flag is none of these."""
+def named_data(tree: Any, path: Path = (), around: tuple[int, ...] = ()) -> Iterator[tuple[Path, Any]]:
+    """Numbers, text and arrays in a model's output that are no tensors, in lists, tuples, mappings and dataclasses."""
     if isinstance(tree, str | bytes | int | float | complex | np.ndarray | np.generic):
-        return not isinstance(tree, bool)
-    if isinstance(tree, Mapping):
-        return any(map(holds_data, tree.values()))
-    if isinstance(tree, torch.Size):
-        return False
-    return isinstance(tree, list | tuple | set | frozenset | deque) and any(map(holds_data, tree))
+        yield path, tree
+    elif _is_data_container(tree) and len(path) <= _MAX_DEPTH and id(tree) not in around:
+        for key, item in _children(tree):
+            yield from named_data(item, (*path, key), (*around, id(tree)))
+
+
+def _is_data_container(tree: Any) -> bool:
+    if isinstance(tree, Mapping | list | tuple | set | frozenset | deque):
+        return not isinstance(tree, torch.Size)
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type | torch.Tensor)
+
+
+def holds_data(tree: Any) -> bool:
+    """Whether there is such data in a model's output; a flag is none."""
+    return any(not isinstance(value, bool) for _, value in named_data(tree))
 
 
 def same_with(tree: Any, replace: Any, change: Any = None) -> Any:

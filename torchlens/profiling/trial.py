@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from torchlens.capture.lazy_results import finished
 from torchlens.capture.session import generator_states, restore_generators
 from torchlens.capture.trees import named_tensors
 from torchlens.profiling.profile import Profile
@@ -38,7 +39,7 @@ def run_trial(
 
 
 def _run(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], backward: bool | None) -> None:
-    result = model(*args, **kwargs)
+    result = finished(model(*args, **kwargs))
     if backward is False:
         return
     outputs = [tensor for _, tensor in named_tensors(result) if tensor.requires_grad]

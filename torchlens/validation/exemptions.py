@@ -19,6 +19,7 @@ __all__ = [
     "REPLAY",
     "UNINITIALISED",
     "UNLOGGED_ATEN",
+    "UNSTEADY",
     "VARIED",
     "VIEW",
     "Exemption",
@@ -96,6 +97,7 @@ VIEW = "a view that was written over since: it is how the reader got to the memo
 PART = "one of several that wrote the argument, in a part of it that the operation does not pick"
 CAPTURED = "a tensor that a function captured cannot be changed from outside"
 CONTENDED = "another thread wrote to an argument while the operation ran"
+UNSTEADY = "a number or a text that differs between two plain runs, too, such as a time"
 EMPTY = "a tensor without elements"
 LAZY = "a tensor of a lazy module, which had no value before the pass"
 

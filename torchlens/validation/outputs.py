@@ -1,21 +1,25 @@
 """Check 1, outputs: the logged run returned, and left behind, what a plain run does."""
 
+import copy
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchlens.capture.session import generator_states
-from torchlens.capture.trees import Path, named_tensors
+from torchlens.capture.trees import Path, named_data, named_tensors
 from torchlens.history.log import path_text
 from torchlens.validation.apart import apart
+from torchlens.validation.exemptions import UNSTEADY
 from torchlens.validation.kept_tensor import copy_of
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.state import State
 from torchlens.validation.subject import Subject
 from torchlens.validation.values import brief, difference, same
 
-__all__ = ["Outcome", "check_outputs", "outcome_of", "same_outputs"]
+__all__ = ["Outcome", "check_outputs", "different_data", "outcome_of", "same_outputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,7 @@ class Outcome:
     """What a run returned, and how it left model, inputs and generators."""
 
     outputs: list[tuple[Path, torch.Tensor]]
+    data: list[tuple[Path, Any]] = field(default_factory=list)  # numbers, text and arrays among them
     changes: dict[int, torch.Tensor] = field(default_factory=dict)
     generators: tuple[Any, ...] = ()
 
@@ -32,7 +37,13 @@ def outcome_of(result: Any, state: State) -> Outcome:
     generators = generator_states()
     with apart():
         outputs = [(path, copy_of(tensor)) for path, tensor in named_tensors(result)]
-    return Outcome(outputs, state.changes(), generators)
+    data = [(path, value) for path, value in named_data(result) if not _holds_objects(value)]
+    return Outcome(outputs, copy.deepcopy(data), state.changes(), generators)
+
+
+def _holds_objects(value: Any) -> bool:
+    """Whether it is an array of Python objects: as with all objects, there is no telling whether two are the same."""
+    return isinstance(value, np.ndarray) and value.dtype.hasobject
 
 
 def same_outputs(first: Outcome, second: Outcome) -> bool:
@@ -43,8 +54,46 @@ def same_outputs(first: Outcome, second: Outcome) -> bool:
         return all(same(a, b) for (_, a), (_, b) in zip(first.outputs, second.outputs, strict=True))
 
 
-def check_outputs(subject: Subject, plain: Outcome, logged: Outcome, report: ValidationReport) -> None:
-    """Compares a plain run with the logged one, and the latter with the log's output layers."""
+def different_data(first: Outcome, second: Outcome) -> dict[str, tuple[Any, Any]]:
+    """Where two runs returned other numbers, text or arrays: by name, the two; None stands for what only one returned."""
+    ours, theirs = ({path_text("output", path): value for path, value in outcome.data} for outcome in (first, second))
+    names = [*ours, *(name for name in theirs if name not in ours)]
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if not _same_data(*pair)}
+
+
+def _same_data(first: Any, second: Any) -> bool:
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, np.ndarray):
+        is_number = first.dtype.kind in "fc" and second.dtype.kind in "fc"
+        return first.dtype == second.dtype and bool(np.array_equal(first, second, equal_nan=is_number))
+    return bool(first == second or (first != first and second != second))  # NaN is NaN
+
+
+def _check_data(plain: Outcome, logged: Outcome, report: ValidationReport, unsteady: Collection[str]) -> None:
+    report.num_checked["outputs"] += len(plain.data)
+    for name, (expected, returned) in different_data(plain, logged).items():
+        if name in unsteady:
+            report.exemptions["outputs", UNSTEADY] += 1
+        else:
+            found = f"from the logged run {_short(returned)}"
+            report.findings.append(Finding("outputs", "", f"{name} of a plain run ({_short(expected)})", found))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_outputs(
+    subject: Subject, plain: Outcome, logged: Outcome, report: ValidationReport, unsteady: Collection[str] = ()
+) -> None:
+    """Compares a plain run with the logged one, and the latter with the log's output layers.
+
+    `unsteady` are the names of data that differs between two plain runs, too.
+    """
+    _check_data(plain, logged, report, unsteady)
     log, findings = subject.log, report.findings
     names = _names(plain)
     numbers = [number for _, number in log.recording.outputs]

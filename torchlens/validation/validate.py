@@ -11,6 +11,7 @@ import torch
 
 from torchlens.capture.collectives import num_collectives
 from torchlens.capture.freed_memory import freed_memory
+from torchlens.capture.lazy_results import finished
 from torchlens.capture.observer import Observer
 from torchlens.capture.recording import Recording
 from torchlens.capture.session import CaptureOptions, Session, seed_generators
@@ -22,7 +23,7 @@ from torchlens.validation.arguments import check_arguments
 from torchlens.validation.calls import check_calls
 from torchlens.validation.completeness import Census, check_completeness
 from torchlens.validation.dependence import check_dependence
-from torchlens.validation.outputs import Outcome, check_outputs, outcome_of, same_outputs
+from torchlens.validation.outputs import Outcome, check_outputs, different_data, outcome_of, same_outputs
 from torchlens.validation.replay import check_replay
 from torchlens.validation.report import CHECKS, Finding, ValidationReport
 from torchlens.validation.state import State
@@ -124,6 +125,10 @@ class _Validation:
             expected = "two plain runs from one state to return the same"
             self._find("outputs", expected, "a model that does not repeat itself: nothing can be compared")
             return
+        unsteady = different_data(plain, outcome) if is_alone else {}
+        if unsteady:
+            again = self._outcome("second plain run", "outputs", "a plain run to return", self._run_plainly)
+            unsteady = {} if again is None else different_data(plain, again)
         num_params = len(recording.params)
         witness = Witness(num_params)
         witness.know(self._state.copies())
@@ -143,7 +148,7 @@ class _Validation:
             subject = Subject(Log(recording, build_graph(recording)), witness.evidence)
         report = self._report
         _note_valueless(subject, report)
-        self._check("outputs", lambda: check_outputs(subject, plain, outcome, report))
+        self._check("outputs", lambda: check_outputs(subject, plain, outcome, report, unsteady))
         self._check("calls", lambda: check_calls(subject, self._model, self._args, self._kwargs, steps, report))
         self._check("arguments", lambda: check_arguments(subject, report))
         self._check("replay", lambda: check_replay(subject, report))
@@ -158,7 +163,7 @@ class _Validation:
             seed_generators(self._random_seed)
 
     def _run_plainly(self) -> Any:
-        return self._model(*self._args, **self._kwargs)
+        return finished(self._model(*self._args, **self._kwargs))
 
     def _logged(self, name: str, check: str, observer: Observer | None) -> tuple[Outcome, Recording] | None:
         """A run that is logged, exactly as a log is made where nobody observes it."""
