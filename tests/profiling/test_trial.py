@@ -91,6 +91,19 @@ def test_weights_stay_even_if_hooks_step_an_optimizer_or_forward_writes_to_them(
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_what_modules_keep_as_plain_attributes_is_put_back_too():
+    def forward(self, x):
+        self.num_calls += 1
+        self.cache.append(x)
+        return self.fc(x)
+
+    model = Model(forward, fc=nn.LazyLinear(3), num_calls=0)
+    model.cache = []
+    p = tl.profile(model, torch.rand(2, 3))
+    assert p["fc"].num_parameters == 12
+    assert (model.num_calls, model.cache, type(model.fc)) == (0, [], nn.LazyLinear)
+
+
 @pytest.mark.parametrize("check", ["nonfinite", "health"])
 def test_a_profile_with_a_check_can_be_pickled(check):
     p = tl.profile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(80, 4), check=check)

@@ -8,7 +8,8 @@ import torch
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.graph.build import build_graph
 from torchlens.history.log import Log
-from torchlens.validation.apart import apart
+from torchlens.state.apart import apart
+from torchlens.state.model_state import State
 from torchlens.validation.arguments import check_arguments
 from torchlens.validation.calls import check_calls
 from torchlens.validation.completeness import Census, check_completeness
@@ -16,7 +17,6 @@ from torchlens.validation.dependence import check_dependence
 from torchlens.validation.outputs import check_outputs, outcome_of
 from torchlens.validation.replay import check_replay
 from torchlens.validation.report import ValidationReport
-from torchlens.validation.state import State
 from torchlens.validation.subject import Subject
 from torchlens.validation.witness import Witness
 

@@ -13,13 +13,13 @@ from torch.nn.parameter import is_lazy
 
 from torchlens.capture.memory import has_memory
 from torchlens.capture.observer import CallKind
+from torchlens.state.values import brief, difference, same
 from torchlens.validation.exemptions import CONTENDED, EARLY, LAZY
 from torchlens.validation.memory import Contribution, Painting, paint
 from torchlens.validation.report import Finding, NotShown, ValidationReport
 from torchlens.validation.snapshots import Snapshot
 from torchlens.validation.sources import Sources
 from torchlens.validation.subject import Subject
-from torchlens.validation.values import brief, difference, same
 from torchlens.validation.witness import Call
 
 __all__ = ["NOBODY", "check_arguments", "contributions_of"]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchlens.capture.wrappers import inner_of, local_value, with_inner
-from torchlens.validation.values import has_elements
+from torchlens.state.values import has_elements
 
 __all__ = ["Changes", "numbers_in"]
 

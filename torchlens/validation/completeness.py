@@ -22,11 +22,11 @@ from torchlens.capture.operations import BUFFER, INPUT, OUTPUT, Operation
 from torchlens.capture.recording import References, Row
 from torchlens.capture.trees import plain_tensors
 from torchlens.history.log import source_line
+from torchlens.state.values import brief
 from torchlens.validation.exemptions import ASIDE, DISTRIBUTED, GRADIENT, UNLOGGED_ATEN
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.strangers import Strangers
 from torchlens.validation.subject import Subject
-from torchlens.validation.values import brief
 
 __all__ = ["Census", "Trespass", "check_completeness"]
 

@@ -15,6 +15,7 @@ import torch
 
 from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
+from torchlens.state.values import close, has_elements, same
 from torchlens.validation.arguments import NOBODY, contributions_of
 from torchlens.validation.changes import Changes, numbers_in
 from torchlens.validation.exemptions import CAPTURED, EMPTY, PART, VIEW, dependence_exemption
@@ -23,7 +24,6 @@ from torchlens.validation.replay import replay_exemption, run_again
 from torchlens.validation.report import NotShown, ValidationReport
 from torchlens.validation.snapshots import Snapshot
 from torchlens.validation.subject import Subject
-from torchlens.validation.values import close, has_elements, same
 from torchlens.validation.witness import Call
 
 __all__ = ["check_dependence"]

@@ -11,13 +11,13 @@ import torch
 from torchlens.capture.session import generator_states
 from torchlens.capture.trees import Path, named_data, named_tensors
 from torchlens.history.log import path_text
-from torchlens.validation.apart import apart
+from torchlens.state.apart import apart
+from torchlens.state.kept_tensor import copy_of
+from torchlens.state.model_state import State
+from torchlens.state.values import brief, difference, same
 from torchlens.validation.exemptions import UNSTEADY
-from torchlens.validation.kept_tensor import copy_of
 from torchlens.validation.report import Finding, ValidationReport
-from torchlens.validation.state import State
 from torchlens.validation.subject import Subject
-from torchlens.validation.values import brief, difference, same
 
 __all__ = ["Outcome", "check_outputs", "different_data", "outcome_of", "same_outputs"]
 

@@ -9,6 +9,7 @@ from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
 from torchlens.capture.trees import Path, plain_tensors
 from torchlens.capture.wrappers import copy_of
+from torchlens.state.values import brief, close, difference, same
 from torchlens.validation.arguments import NOBODY, contributions_of
 from torchlens.validation.exemptions import COLLECTIVE, CONTENDED, EARLY, OPAQUE_REPLAY, REPLAY, UNINITIALISED, VARIED
 from torchlens.validation.memory import paint
@@ -16,7 +17,6 @@ from torchlens.validation.modes import in_force
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot, frozen_tensors, thaw
 from torchlens.validation.subject import Subject
-from torchlens.validation.values import brief, close, difference, same
 from torchlens.validation.witness import Call
 
 __all__ = ["check_replay", "own_arguments", "replay_exemption", "run_again"]

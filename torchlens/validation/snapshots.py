@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torchlens.capture.memory import storage_of
 from torchlens.capture.trees import SLICE_BOUNDS, Path
 from torchlens.capture.wrappers import copy_of, inner_of
-from torchlens.validation.values import same
+from torchlens.state.values import same
 
 __all__ = ["Frozen", "Region", "Snapshot", "Snapshots", "frozen_tensors", "is_same_as_frozen", "thaw"]
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torchlens.graph.edges import located
 from torchlens.history.log import Log
+from torchlens.state.values import same
 from torchlens.validation.snapshots import Snapshot, frozen_tensors
-from torchlens.validation.values import same
 from torchlens.validation.witness import Call, Evidence
 
 __all__ = ["Subject"]

@@ -18,7 +18,8 @@ from torchlens.capture.session import CaptureOptions, Session, seed_generators
 from torchlens.graph.build import build_graph
 from torchlens.history.log import Log
 from torchlens.options import LogOptions, check_inputs
-from torchlens.validation.apart import apart
+from torchlens.state.apart import apart
+from torchlens.state.model_state import State
 from torchlens.validation.arguments import check_arguments
 from torchlens.validation.calls import check_calls
 from torchlens.validation.completeness import Census, check_completeness
@@ -26,7 +27,6 @@ from torchlens.validation.dependence import check_dependence
 from torchlens.validation.outputs import Outcome, check_outputs, different_data, outcome_of, same_outputs
 from torchlens.validation.replay import check_replay
 from torchlens.validation.report import CHECKS, Finding, ValidationReport
-from torchlens.validation.state import State
 from torchlens.validation.subject import Subject
 from torchlens.validation.witness import Witness
 

@@ -17,11 +17,11 @@ from torchlens.capture.operations import INPUT, Kind, Operation
 from torchlens.capture.recording import References
 from torchlens.capture.trees import plain_tensors
 from torchlens.capture.wrappers import inner_of
-from torchlens.validation.apart import apart
+from torchlens.state.apart import apart
+from torchlens.state.values import difference, has_elements, same
 from torchlens.validation.modes import Modes, current_modes
 from torchlens.validation.snapshots import Frozen, Snapshot, Snapshots, frozen_tensors
 from torchlens.validation.strangers import Strangers
-from torchlens.validation.values import difference, has_elements, same
 
 __all__ = ["Call", "Evidence", "Witness"]
 

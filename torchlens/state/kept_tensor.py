@@ -7,7 +7,7 @@ from torch.nn.parameter import is_lazy
 
 from torchlens.capture.memory import storage_of
 from torchlens.capture.wrappers import copy_of as clone_of
-from torchlens.validation.values import has_elements, same
+from torchlens.state.values import has_elements, same
 
 __all__ = ["KeptTensor", "copy_of"]
 

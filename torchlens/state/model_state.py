@@ -18,8 +18,8 @@ import torch
 from torchlens.capture.memory import has_memory
 from torchlens.capture.session import generator_states, restore_generators
 from torchlens.capture.sharding import bring_apart
-from torchlens.validation.apart import apart
-from torchlens.validation.kept_tensor import KeptTensor, copy_of
+from torchlens.state.apart import apart
+from torchlens.state.kept_tensor import KeptTensor, copy_of
 
 __all__ = ["State"]
 
@@ -40,9 +40,9 @@ class State:
         self.problems: dict[str, None] = {}
         self._generators = generator_states()
         self._default_dtype, self._is_grad_enabled = torch.get_default_dtype(), torch.is_grad_enabled()
-        # What `changes` found, and whether it, or the walk that kept everything, was the last thing to happen.
+        # What `changes` found, and whether it was the last thing to happen.
         self._changed: set[int] = set()
-        self._is_fresh = True
+        self._is_fresh = False
         self._tensors: dict[int, KeptTensor] = {}
         self._modules: dict[int, tuple[torch.nn.Module, type]] = {}
         self._containers: dict[int, tuple[Any, Any]] = {}
