@@ -140,8 +140,9 @@ class ModuleTracker:
         address, pass_num, parent, _, _ = recorder.module_calls[call]
         num_before = self._rows_before[call]
         returned = []
+        tensors = (result,) if type(result) is _Tensor else [tensor for _, tensor in named_tensors(result)]
         try:
-            for tensor in (result,) if type(result) is _Tensor else [tensor for _, tensor in named_tensors(result)]:
+            for tensor in tensors:
                 entry = recorder.entry_of(tensor)
                 is_older = entry is not None and 0 <= entry < num_before
                 if entry is None:
@@ -156,6 +157,8 @@ class ModuleTracker:
             self.exits.append((call, returned))
         finally:
             recorder.module_call = parent
+            if call in recorder.handed_back:
+                recorder.undo_handing_back(call, tensors)
 
     def fail(self, call: int, error: BaseException) -> None:
         """The module raised: where something other than an operation did, the place is where the traceback ends."""
@@ -165,6 +168,8 @@ class ModuleTracker:
         self.recorder.fail(error, None, (), None, (), place.tb_frame if place else None)
         if call:
             self.recorder.module_call = self.recorder.module_calls[call].parent
+            if call in self.recorder.handed_back:
+                self.recorder.undo_handing_back(call, ())
 
     def run_scripted(self, original: Callable[..., Any], module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Runs a scripted module, which is one operation."""

@@ -137,6 +137,8 @@ class Recorder(TorchFunctionMode):
         self._deep_nodes: list[Any] = []
         # ids of tensors that are more than one entry: some operations hand back what they were given.
         self._twins: set[int] = set()
+        # For each module call that is running: what operations in it handed back, as what, and what it was before.
+        self.handed_back: dict[int, list[tuple[weakref.ref[Tensor], int, int]]] = {}
         # id of a tensor → the entry it is, or -1 - k for parameter k.
         self._entry_of_id: dict[int, int] = {}
         self._entry_at = self._entry_of_id.get
@@ -325,10 +327,11 @@ class Recorder(TorchFunctionMode):
         if is_short and type(result) is Tensor and (not written or result is written[0]):
             # What `append` does, as far as it cannot wait: `complete` does the rest.
             entry = len(self.rows)
-            if self._entry_of_id.setdefault(id(result), entry) != entry:
+            before = self._entry_of_id.setdefault(id(result), entry)
+            if before != entry:
                 self._entry_of_id[id(result)] = entry
                 if not written:
-                    self._twins.add(id(result))
+                    self._hand_back(result, entry, before)
             try:
                 version = result._version
             except RuntimeError:  # as in `version_of`
@@ -477,19 +480,48 @@ class Recorder(TorchFunctionMode):
         if not is_finished and not references:
             self.received.add(entry)
         known = self._entry_at(id(tensor))
+        if memory.may_die and known is not None and known >= 0 and not memory.is_alive(known, tensor):
+            known = None  # another tensor, which is gone, had this id
         if is_end:
             self.sent.add(entry)
             self._twins.add(id(tensor))
         elif known is None or known >= 0:  # a parameter that an operation hands back stays a parameter
             self._entry_of_id[id(tensor)] = entry
             self._know_inner(entry, tensor)
-            if known is not None:
+            if known is not None and is_written:
                 self._twins.add(id(tensor))
+            elif known is not None:
+                self._hand_back(tensor, entry, known)
         if self.gradients is not None and tensor.requires_grad and not (is_written and tensor._is_view()):
             self.gradients.watch(entry, tensor)
             self._note_view(entry, tensor, references)
         if self._observer is not None:
             self._observer.add(entry, tensor)
+
+    def _hand_back(self, tensor: Tensor, entry: int, before: int) -> None:
+        """An operation returned a tensor that was there before, and it now is another entry; for how long, see below."""
+        self._twins.add(id(tensor))
+        if self.module_call:
+            self.handed_back.setdefault(self.module_call, []).append((weakref.ref(tensor), entry, before))
+
+    def undo_handing_back(self, call: int, returned: Sequence[Tensor]) -> None:
+        """A module call is over: what was handed back in it is again what it was before, for it is others who hold it.
+
+        But what the module returned goes on as it is, as if it had been handed back in the module around.
+        """
+        parent = self.module_calls[call].parent
+        kept = {id(tensor) for tensor in returned}
+        going_on = []
+        for handed_back in reversed(self.handed_back.pop(call)):
+            reference, entry, before = handed_back
+            tensor = reference()
+            if tensor is not None and id(tensor) in kept:
+                going_on.append(handed_back)
+            elif tensor is not None and self._entry_at(id(tensor)) == entry:  # not written since
+                self._entry_of_id[id(tensor)] = before
+                self._know_inner(before, tensor)
+        if going_on and parent:
+            self.handed_back.setdefault(parent, []).extend(reversed(going_on))
 
     def _note_view(self, entry: int, tensor: Tensor, references: References) -> None:
         """Tells the gradients of an entry that is a view, and which of the entries it was given it looks at."""

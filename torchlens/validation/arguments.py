@@ -116,7 +116,7 @@ class _Checker:
         param = next((row for row in rows if -self._num_params <= row < 0), None)
         made = [row for row in rows if row >= 0]
         is_right = given == param if param is not None else (
-            given in made and self._is_current(given, made, number) if given is not None and given >= 0
+            given in made and self._is_current(given, rows, number) if given is not None and given >= 0
             else any(row < 0 for row in rows)
         )  # fmt: skip
         if not is_right:
@@ -147,21 +147,30 @@ class _Checker:
             looked_at = self._names(others)
             self._find(number, f"{self._what(number, location)} to look at memory of {looked_at}", self._name(given))
 
-    def _is_current(self, given: int, made: list[int], number: int) -> bool:
-        """Whether the tensor was not handed out again since, by an operation that a reader here must hang below.
+    def _is_current(self, given: int, rows: list[int], number: int) -> bool:
+        """Whether the tensor is this row for who reads it here, and not another of the `rows` that handed it out.
 
         Operations that return what they are given (`contiguous`, a module that returns its input) count while the module
-        call that they ran in goes on, and afterwards if it returned the tensor. What they wrote is found by its memory.
+        call that they ran in goes on; afterwards if it returned the tensor, while the one around it goes on, and so forth.
         """
-        rows = self._subject.log.recording.rows
-        running = self._module_calls(rows[number].module_call)
-        for later in made:
-            maker = self._makers.get(later)  # none for an input
-            if later > given and maker is not None and self.sources.is_view(later) and not maker.written:
-                module_call = rows[later].module_call
-                has_returned = later in self._exits.get(module_call, ())
-                if maker.kind is not CallKind.COLLECTIVE and (module_call in running or has_returned):
-                    return False
+        running = self._module_calls(self._subject.log.recording.rows[number].module_call)
+        handed_back = [row for row in rows[1:] if self._is_handed_back(row)]
+        if given in handed_back and not self._counts(given, running):
+            return False
+        return not any(row > given and self._counts(row, running) for row in handed_back)
+
+    def _is_handed_back(self, row: int) -> bool:
+        """Of rows beyond the first that are one tensor: whether nothing was done to it. What was is found by its memory."""
+        maker = self._makers.get(row)  # none for an input
+        is_function = maker is not None and not maker.written and maker.kind is not CallKind.COLLECTIVE
+        return is_function and self.sources.is_view(row)
+
+    def _counts(self, row: int, running: set[int]) -> bool:
+        call = self._subject.log.recording.rows[row].module_call
+        while call not in running:
+            if row not in self._exits.get(call, ()):
+                return False
+            call = self._subject.log.recording.module_calls[call].parent
         return True
 
     def _module_calls(self, call: int) -> set[int]:
