@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from torchlens.capture.collector import pause_collector, resume_collector
+from torchlens.capture.memory_watch import expected_bytes, warn_of_size
 from torchlens.capture.session import CaptureOptions, Session, generator_states, restore_generators
+from torchlens.capture.trees import named_tensors
 from torchlens.capture.user_code import warn_caller
 from torchlens.foreign_names import OPTION_NAMES, classic_drawing_options, no_such_name
 from torchlens.history.base_history import LayersToSave
@@ -235,8 +237,23 @@ def _run_selecting(
         return log
     session.restore_memory()
     restore_generators(states)
+    capture = replace(capture, watches_memory=not _warns_of_size(log, options, saves, args, kwargs))
     log.take(rerun(log, capture, model, args, kwargs, saves, options.random_seed, ModelHistory))
     return log
+
+
+def _warns_of_size(
+    log: Log, options: LogOptions, saves: bool | frozenset[int], args: list[Any], kwargs: dict[str, Any]
+) -> bool:
+    """Warns if saving these entries would take too much memory, now that their shapes are known; whether it did."""
+    if options.activation_postfunc is not None or isinstance(saves, bool):
+        return False
+    recording = log.recording
+    tensors = (*recording.params, *(tensor for _, tensor in named_tensors((args, kwargs))))
+    device = options.output_device
+    if device == "same":
+        device = next((tensor.device for tensor in tensors), "cpu")
+    return warn_of_size(expected_bytes(recording, saves), torch.device(device), options.save_gradients)
 
 
 def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:

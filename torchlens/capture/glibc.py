@@ -6,6 +6,8 @@ import sys
 from functools import cache
 from typing import Any, NamedTuple
 
+from torchlens.capture.system_memory import resident_bytes
+
 __all__ = ["Glibc", "HeapBytes", "glibc"]
 
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
@@ -30,23 +32,14 @@ class Glibc:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-        self.machine_bytes = self._page_bytes * os.sysconf("SC_PHYS_PAGES")
+        self.machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         self._tells = hasattr(library, "mallinfo2")  # since glibc 2.33
         if self._tells:
             library.mallinfo2.restype = _MallocInfo
 
     def resident_bytes(self) -> int | None:
-        """The memory that the process holds beside that of files, as the system sees it; None where it does not tell."""
-        try:
-            file = os.open("/proc/self/statm", os.O_RDONLY)
-        except OSError:  # no /proc, or no file may be opened any more
-            return None
-        try:
-            _, resident, shared, *_ = os.read(file, 200).split()
-        finally:
-            os.close(file)
-        return (int(resident) - int(shared)) * self._page_bytes
+        """As in `system_memory`."""
+        return resident_bytes()
 
     def heap_bytes(self) -> HeapBytes | None:
         """Of all threads; None where glibc does not tell. It walks over all that is free: microseconds, rarely more."""

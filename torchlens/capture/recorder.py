@@ -6,6 +6,7 @@ part of it. The handler is dull on purpose: look up which entries the arguments 
 else waits for `graph/`.
 """
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from torchlens.capture.arguments import (
 from torchlens.capture.failures import Failures
 from torchlens.capture.gradients import GradientHooks, slice_written
 from torchlens.capture.memory import Memory, is_sole_owner, version_of
+from torchlens.capture.memory_watch import MemoryWatch
 from torchlens.capture.mode_stack import run_overridden, without_mode
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import (
@@ -132,6 +134,9 @@ class Recorder(TorchFunctionMode):
         self._observer = observer
         self._max_nodes = max_nodes
         self._is_plain = saves is True and not keeps_args and gradients is None and observer is None and not memory.may_die
+        # When to look next at how much is saved, and who does.
+        self._look_at = math.inf
+        self._look: Callable[[Sequence[Tensor]], float] = lambda outside: math.inf
         # torch frees nodes that were looked at from Python one inside the other, and tens of thousands of them overflow its
         # stack (torch 2.13). These are held until the model's output is gone, and then go one by one, the last first.
         self._deep_nodes: list[Any] = []
@@ -323,7 +328,8 @@ class Recorder(TorchFunctionMode):
         except BaseException as error:
             self.fail(error, operation, args, kwargs, references, sys._getframe(1), observed)
             raise
-        seconds = perf_counter() - start
+        end = perf_counter()
+        seconds = end - start
         if is_short and type(result) is Tensor and (not written or result is written[0]):
             # What `append` does, as far as it cannot wait: `complete` does the rest.
             entry = len(self.rows)
@@ -346,7 +352,14 @@ class Recorder(TorchFunctionMode):
                 self.end_observed(observed, result)
         elif observed is not None and self._observer is not None:
             self._observer.abandon(observed)
+        if end > self._look_at:
+            self._look_at = self._look(self.outside)
         return result
+
+    def watch_memory(self, watch: MemoryWatch) -> None:
+        """Has `watch` look from time to time at how much is saved."""
+        self._look = watch.look
+        self._look_at = perf_counter() + watch.interval
 
     def _keep_before(self, target: Tensor) -> bool:
         """Replaces the saved value of a tensor that is going to be written by a copy, if nothing else looks at its memory.

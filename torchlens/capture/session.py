@@ -20,6 +20,7 @@ from torchlens.capture.freed_memory import Afterwards, freed_memory
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.lazy_results import finished
 from torchlens.capture.memory import Memory
+from torchlens.capture.memory_watch import MemoryWatch
 from torchlens.capture.mode_stack import push_mode, remove_mode
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.observer import Observer
@@ -50,6 +51,7 @@ class CaptureOptions:
     keeps_gradients: bool = False
     keeps_undo: bool = False
     max_nodes: int | None = None
+    watches_memory: bool = True  # warns if much is saved
     random_seed: int | None = None
 
 
@@ -77,6 +79,9 @@ class Session:
         arguments = (self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes)
         own_time = None if observer is None else observer.own_time
         self._recorder = Recorder(*arguments) if own_time is None else TimedRecorder(own_time, *arguments)
+        if options.watches_memory and (options.saves is not False or options.saved_modules):
+            watch = MemoryWatch(self._memory.values, self._recorder.saved_args, options.keeps_gradients)
+            self._recorder.watch_memory(watch)
         self._recorder.on_collective = record_functional
         self._recorder.on_stranger = self._strangers.meet
         self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)

@@ -7,11 +7,20 @@ import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FrameType
 
 import torch
 
-__all__ = ["KNOWN_CODE", "SourceLine", "code_of_line", "is_user_code", "source_line", "source_text", "warn_caller"]
+__all__ = [
+    "KNOWN_CODE",
+    "SourceLine",
+    "code_of_line",
+    "is_user_code",
+    "source_line",
+    "source_text",
+    "warn_caller",
+    "warn_log_caller",
+]
 
 _FOLDERS = [f"{Path(file).resolve().parents[up]}{os.sep}" for file, up in ((str(torch.__file__), 0), (__file__, 1))]
 # torch marks functions as deprecated with it, and so it stands between them and who calls them.
@@ -43,6 +52,19 @@ def warn_caller(message: str) -> None:
     while frame.f_back is not None and not is_user_code(frame.f_code):
         frame, stacklevel = frame.f_back, stacklevel + 1
     warnings.warn(message, stacklevel=stacklevel)
+
+
+def warn_log_caller(message: str) -> None:
+    """Warns of `message` at the line of the user's code that asked for the log, though the model is running now."""
+    stack = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        stack.append(frame.f_code)
+        frame = frame.f_back
+    place = max(place for place, code in enumerate(stack) if str(Path(code.co_filename).resolve()).startswith(_FOLDERS[1]))
+    while place + 1 < len(stack) and not is_user_code(stack[place]):
+        place += 1
+    warnings.warn(message, stacklevel=2 + place)
 
 
 @dataclass(frozen=True)
