@@ -10,8 +10,12 @@ garbage among it is not kept for good.
 
 import gc
 import threading
+from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["pause_collector", "resume_collector"]
+__all__ = ["pause_collector", "resume_collector", "without_collector"]
+
+_Result = TypeVar("_Result")
 
 _MANY_OBJECTS = 200_000
 _READ_ALL_AFTER = 5_000_000
@@ -39,6 +43,16 @@ def resume_collector(user: object) -> None:
             gc.enable()
         # Last, so that after an interrupt above nobody else takes a collector that is off for the user's own wish.
         _users.discard(user)
+
+
+def without_collector(work: Callable[[], _Result]) -> _Result:
+    """The result of `work`, during which the collector is paused."""
+    user = object()
+    try:
+        pause_collector(user)
+        return work()
+    finally:
+        resume_collector(user)
 
 
 def _grow_old() -> None:

@@ -152,7 +152,7 @@ def _total_seconds(log: Log, entry: int) -> float | None:
 
 
 def _flops_backward(log: Log, entry: int) -> float | None:
-    return log.flops_backward(entry) or None
+    return log.flops_backward((entry,))[0] or None
 
 
 def _params(log: Log, entry: int) -> float | None:

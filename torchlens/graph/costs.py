@@ -7,13 +7,14 @@ from torchlens.capture.recording import Recording, Row
 from torchlens.graph.build import Graph
 from torchlens.graph.edges import located
 from torchlens.graph.flops.call import VARYING, Call, Location, Shape
-from torchlens.graph.flops.registered import registered_flops
-from torchlens.graph.flops.registry import backward_flops, forward_flops
+from torchlens.graph.flops.registered import may_be_registered, registered_flops
+from torchlens.graph.flops.registry import Counting, backward_flops, counting_of, forward_flops
 from torchlens.graph.operation_kinds import MAY_RETURN_ARGUMENT
 
 __all__ = ["backward_flops_of", "flops_of", "reached_backward_flops", "reached_by_gradients", "repeated_in_backward"]
 
 _CHECKPOINT = "CheckpointFunctionBackward"
+_NOT_COUNTED = {Counting.FREE: 0, Counting.UNKNOWN: None}
 
 
 def flops_of(recording: Recording, row: Row) -> int | None:
@@ -23,9 +24,13 @@ def flops_of(recording: Recording, row: Row) -> int | None:
     """
     if row.output_index:
         return 0
+    operation = row.operation
+    counting = counting_of(operation.layer_type)
+    if counting is not Counting.COUNTED and not may_be_registered(operation.func):  # most calls of most models
+        return _NOT_COUNTED[counting]
     call = _call_of(recording, row)
-    registered = registered_flops(row.operation.func, call)
-    return forward_flops(row.operation.layer_type, call) if registered is None else registered
+    registered = registered_flops(operation.func, call)
+    return forward_flops(operation.layer_type, call) if registered is None else registered
 
 
 def backward_flops_of(recording: Recording, row: Row) -> int | None:
@@ -44,8 +49,12 @@ def reached_backward_flops(
     row = recording.rows[number]
     if row.output_index:
         return 0
-    results = (graph.entry_of.get(result) for result in _results_of(recording, number))
-    if not any(result is not None and is_reached[result] for result in results):
+    if row.output_index is None:
+        comes_by = is_reached[entry]
+    else:
+        results = (graph.entry_of.get(result) for result in _results_of(recording, number))
+        comes_by = any(result is not None and is_reached[result] for result in results)
+    if not comes_by:
         return 0
     # What the call was given, and what was written there since.
     return _backward(recording, row, (*located(row.references), *graph.located_reads.get(number, ())), repeated)
@@ -54,6 +63,9 @@ def reached_backward_flops(
 def _backward(
     recording: Recording, row: Row, given: Iterable[tuple[Location, int]], repeated: Collection[int] = ()
 ) -> int | None:
+    counting = counting_of(row.operation.layer_type)
+    if counting is not Counting.COUNTED:
+        return _NOT_COUNTED[counting]
     wanting = {location for location, source in given if _wants_grad(recording, source, repeated)}
     return backward_flops(row.operation.layer_type, _call_of(recording, row), wanting)
 
@@ -72,6 +84,8 @@ def _results_of(recording: Recording, number: int) -> Iterator[int]:
 def reached_by_gradients(recording: Recording, graph: Graph) -> list[bool]:
     """For each entry, whether a backward pass from the outputs comes by: not past what cannot be differentiated."""
     rows = [recording.rows[number] for number in graph.recorded]
+    if not recording.leaves and all(row.gradfunc is None for row in rows):
+        return [False] * len(rows)
     outputs = set(graph.outputs)
     is_reached = [False] * len(rows)
     # Inside a custom autograd function, whose operations have no gradient functions of their own.

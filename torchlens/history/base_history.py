@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import torch
 
+from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.valueless import outside_fake_mode
+from torchlens.history import columns
 from torchlens.history.backward import BackwardPass, backward_passes, parameter_gradients
 from torchlens.history.first_nonfinite import first_nonfinite
 from torchlens.history.layer_entry import LayerEntry
@@ -86,7 +89,7 @@ class BaseHistory:
 
     def __contains__(self, key: object) -> bool:
         if isinstance(key, LayerEntry):
-            return key in self.layer_list
+            return key._log is self._log and key._entry in self._log.visible
         try:
             self._lookup.one(key)  # type: ignore[arg-type]
         except (KeyError, IndexError, TypeError):
@@ -101,7 +104,7 @@ class BaseHistory:
 
     def to_pandas(self) -> "pandas.DataFrame":
         """One row per entry, one column per field that is no tensor."""
-        return entries_to_pandas(self.layer_list)
+        return entries_to_pandas(self._log, self._log.visible)
 
     def summary(
         self, depth: int | None = None, sort_by: Measure | None = None, width: int | None = None, limit: int | None = None
@@ -191,7 +194,7 @@ class BaseHistory:
         return list(self)
 
     def _labels(self, entries: Any) -> list[str]:
-        return [self._log.label(entry) for entry in entries]
+        return self._log.labels(list(entries))
 
     @property
     def layer_labels(self) -> list[str]:
@@ -201,17 +204,18 @@ class BaseHistory:
     @property
     def layer_labels_w_pass(self) -> list[str]:
         """The label of each entry, always with the pass."""
-        return [self._log.label_w_pass(entry) for entry in self._log.visible]
+        return self._log.labels_w_pass(self._log.visible)
 
     @property
     def layer_labels_no_pass(self) -> list[str]:
         """The label of each layer, without the pass: every layer once."""
-        return list(dict.fromkeys(self._log.label_no_pass(entry) for entry in self._log.visible))
+        return list(dict.fromkeys(columns.layer_label_no_pass(self._log, self._log.visible)))
 
     @property
     def layer_num_passes(self) -> dict[str, int]:
         """Layer → its number of passes."""
-        return {self._log.label_no_pass(entry): self._log.num_passes(entry) for entry in self._log.visible}
+        labels = columns.layer_label_no_pass(self._log, self._log.visible)
+        return dict(zip(labels, columns.layer_passes_total(self._log, self._log.visible), strict=True))
 
     @property
     def input_layers(self) -> list[str]:
@@ -228,24 +232,28 @@ class BaseHistory:
         """Labels of the buffers that an operation reads."""
         return self._labels(self._log.graph.buffers)
 
-    def _labels_where(self, fact: str) -> list[str]:
-        everything = (LayerEntry(self._log, entry) for entry in range(len(self._log.graph.recorded)))
-        return [entry.layer_label for entry in everything if getattr(entry, fact)]
+    @property
+    def _everything(self) -> range:
+        """All entries, whether listed or not."""
+        return range(self.num_tensors_total)
+
+    def _labels_where(self, fact: Callable[[Log, Sequence[int]], list[bool]]) -> list[str]:
+        return self._labels(compress(self._everything, fact(self._log, self._everything)))
 
     @property
     def internally_initialized_layers(self) -> list[str]:
         """Entries made inside the model from nothing, like `torch.zeros`."""
-        return self._labels_where("initialized_inside_model")
+        return self._labels_where(columns.initialized_inside_model)
 
     @property
     def internally_terminated_layers(self) -> list[str]:
         """Entries that nothing reads and that are no output."""
-        return self._labels_where("terminated_inside_model")
+        return self._labels_where(columns.terminated_inside_model)
 
     @property
     def internally_terminated_bool_layers(self) -> list[str]:
         """Entries that an `if` read."""
-        return self._labels_where("is_terminal_bool_layer")
+        return self._labels_where(columns.is_terminal_bool_layer)
 
     @property
     def conditional_branch_edges(self) -> list[tuple[str, str]]:
@@ -255,26 +263,26 @@ class BaseHistory:
     @property
     def layers_with_saved_activations(self) -> list[str]:
         """Entries with a saved tensor."""
-        return self._labels_where("has_saved_activations")
+        return self._labels_where(columns.has_saved_activations)
 
     @property
     def layers_with_saved_gradients(self) -> list[str]:
         """Entries with a saved gradient."""
-        return self._labels_where("has_saved_grad")
+        return self._labels_where(columns.has_saved_grad)
 
     @property
     def unlogged_layers(self) -> list[str]:
         """Entries that `keep_unsaved_layers=False` left out of the list."""
         listed = set(self._log.visible)
-        return self._labels(entry for entry in range(len(self._log.graph.recorded)) if entry not in listed)
+        return self._labels(entry for entry in self._everything if entry not in listed)
 
     # -- counts and sizes ------------------------------------------------------------------------------------------
 
     @property
     def num_operations(self) -> int:
         """How many calls of torch functions are in the log; a call with several results counts once."""
-        entries = (LayerEntry(self._log, entry) for entry in range(len(self._log.graph.recorded)))
-        return sum(not entry._is_boundary and not entry.iterable_output_index for entry in entries)
+        rows = self._log.rows(self._everything)
+        return sum(not row.output_index and row.operation not in (INPUT, OUTPUT, BUFFER) for row in rows)
 
     @property
     def num_operations_left_out(self) -> int:
@@ -289,12 +297,12 @@ class BaseHistory:
     @property
     def num_tensors_saved(self) -> int:
         """How many entries have a saved tensor."""
-        return sum(map(self._log.is_saved, range(self.num_tensors_total)))
+        return sum(columns.has_saved_activations(self._log, self._everything))
 
     @property
     def tensor_fsize_total(self) -> int:
         """Bytes of all tensors."""
-        return sum(map(self._log.num_bytes, range(self.num_tensors_total)))
+        return sum(self._log.sizes(self._everything))
 
     @property
     def tensor_fsize_total_nice(self) -> str:
@@ -304,7 +312,7 @@ class BaseHistory:
     @property
     def tensor_fsize_saved(self) -> int:
         """Bytes of the tensors that were saved, as they were before `activation_postfunc`."""
-        return sum(self._log.num_bytes(entry) for entry in range(self.num_tensors_total) if self._log.is_saved(entry))
+        return sum(compress(self._log.sizes(self._everything), columns.has_saved_activations(self._log, self._everything)))
 
     @property
     def tensor_fsize_saved_nice(self) -> str:
@@ -341,21 +349,18 @@ class BaseHistory:
     @property
     def total_flops(self) -> int:
         """Floating-point operations of all calls whose cost is known; `flops_not_counted` has the others."""
-        return sum(entry.flops or 0 for entry in self._entries())
+        return sum(flops or 0 for flops in columns.flops(self._log, self._everything))
 
     @property
     def total_flops_backward(self) -> int:
         """Floating-point operations of a backward pass from the outputs."""
-        return sum(entry.flops_backward or 0 for entry in self._entries())
+        return sum(flops or 0 for flops in columns.flops_backward(self._log, self._everything))
 
     @property
     def flops_not_counted(self) -> dict[str, int]:
         """Layer type → number of calls whose cost is not known."""
-        return dict(Counter(entry.layer_type for entry in self._entries() if entry.flops is None))
-
-    def _entries(self) -> Iterator[LayerEntry]:
-        """All entries, whether listed or not."""
-        return (LayerEntry(self._log, entry) for entry in range(self.num_tensors_total))
+        types, costs = columns.layer_type(self._log, self._everything), columns.flops(self._log, self._everything)
+        return dict(Counter(kind for kind, flops in zip(types, costs, strict=True) if flops is None))
 
     # -- modules ---------------------------------------------------------------------------------------------------
 
@@ -372,7 +377,7 @@ class BaseHistory:
     @property
     def module_passes(self) -> list[str]:
         """Every call of a module, as `address:pass`, in order."""
-        return list(map(self._log.module_pass, range(1, len(self._log.recording.module_calls))))
+        return self._log.module_passes(range(1, len(self._log.recording.module_calls)))
 
     @property
     def module_num_passes(self) -> dict[str, int]:
@@ -410,9 +415,9 @@ class BaseHistory:
         """Module address → labels of the entries computed inside it."""
         calls = self._log.recording.module_calls
         found: dict[str, dict[str, None]] = {address: {} for address in self.module_addresses}
-        for entry in range(self.num_tensors_total):
-            for call in self._log.module_chain(entry):
-                found[calls[call].address][self._log.label(entry)] = None
+        for label, row in zip(self._log.labels(self._everything), self._log.rows(self._everything), strict=True):
+            for call in self._log.graph.module_chains[row.module_call]:
+                found[calls[call].address][label] = None
         return {address: list(labels) for address, labels in found.items()}
 
     # -- backward passes -------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """The data behind a history and its entries, shared by them; it points back to neither."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any
+from math import prod
+from types import CodeType
+from typing import Any, TypeVar
 
 import torch
 
-from torchlens.capture.collector import pause_collector, resume_collector
+from torchlens.capture.collector import without_collector
 from torchlens.capture.freed_memory import freed_memory
 from torchlens.capture.gradients import Gradients
 from torchlens.capture.interrupts import finalize
@@ -20,7 +22,9 @@ from torchlens.graph.costs import reached_backward_flops, reached_by_gradients, 
 from torchlens.graph.distances import Distances, distances_from_inputs, distances_to_outputs
 from torchlens.history.pickling import Format, copied, copied_deeply, packed, portable_options, unpacked
 
-__all__ = ["Log", "SourceLine", "nice_bytes", "path_text", "source_line"]
+__all__ = ["Log", "SourceLine", "nice_bytes", "path_text", "picked", "source_line"]
+
+_Value = TypeVar("_Value")
 
 
 class Log:
@@ -30,7 +34,7 @@ class Log:
         self.recording = recording
         self.keeps_unsaved = True
         self._graph = graph
-        self._visible: list[int] | None = None
+        self._visible: Sequence[int] | None = None
         self._marks_distances = marks_distances
         # The history that holds it, which may be gone, and how to make another; for those who come from an entry.
         self.history: Callable[[], Any] = lambda: None
@@ -83,12 +87,7 @@ class Log:
     @property
     def graph(self) -> Graph:
         if self._graph is None:
-            user = object()
-            try:
-                pause_collector(user)
-                self._graph = build_graph(self.recording)
-            finally:
-                resume_collector(user)
+            self._graph = without_collector(lambda: build_graph(self.recording))
             if not self._graph.is_exact:
                 warn_caller(
                     "torchlens: parts of a tensor were written in too irregular a pattern to follow (as_strided, or a huge "
@@ -97,11 +96,11 @@ class Log:
         return self._graph
 
     @property
-    def visible(self) -> list[int]:
+    def visible(self) -> Sequence[int]:
         """The entries that the history lists."""
         if self._visible is None:
             everything = range(len(self.graph.recorded))
-            self._visible = [entry for entry in everything if self.keeps_unsaved or self.is_saved(entry)]
+            self._visible = everything if self.keeps_unsaved else list(filter(self.is_saved, everything))
         return self._visible
 
     def show_anew(self) -> None:
@@ -128,16 +127,32 @@ class Log:
     def row(self, entry: int) -> Row:
         return self.recording.rows[self.graph.recorded[entry]]
 
+    def rows(self, entries: Sequence[int]) -> list[Row]:
+        return picked(self.recording.rows, picked(self.graph.recorded, entries))
+
     # -- labels ----------------------------------------------------------------------------------------------------
 
     def label_no_pass(self, entry: int) -> str:
         return self.layer_labels[self.graph.layer_of[entry]]
 
     def label_w_pass(self, entry: int) -> str:
-        return f"{self.label_no_pass(entry)}:{self.graph.pass_of[entry]}"
+        return self.labels_w_pass((entry,))[0]
 
     def label(self, entry: int) -> str:
-        return self.label_w_pass(entry) if self.num_passes(entry) > 1 else self.label_no_pass(entry)
+        return self.labels((entry,))[0]
+
+    def labels(self, entries: Sequence[int]) -> list[str]:
+        """With the pass where the layer has several."""
+        layers, passes = picked(self.graph.layer_of, entries), picked(self.graph.pass_of, entries)
+        names, repeats = self.layer_labels, self._repeats
+        return [
+            f"{names[layer]}:{number}" if repeats[layer] else names[layer]
+            for layer, number in zip(layers, passes, strict=True)
+        ]
+
+    def labels_w_pass(self, entries: Sequence[int]) -> list[str]:
+        names = picked(self.layer_labels, picked(self.graph.layer_of, entries))
+        return [f"{name}:{number}" for name, number in zip(names, picked(self.graph.pass_of, entries), strict=True)]
 
     def num_passes(self, entry: int) -> int:
         return len(self.graph.layers[self.graph.layer_of[entry]].entries)
@@ -145,6 +160,10 @@ class Log:
     @cached_property
     def layer_labels(self) -> list[str]:
         return [layer.label for layer in self.graph.layers]
+
+    @cached_property
+    def _repeats(self) -> list[bool]:
+        return [len(layer.entries) > 1 for layer in self.graph.layers]
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -177,29 +196,39 @@ class Log:
         gradients = self.recording.gradients
         return gradients.missing.get(self.graph.recorded[entry]) if isinstance(gradients, Gradients) else None
 
-    def flops_backward(self, entry: int) -> int | None:
-        return reached_backward_flops(
-            self.recording, self.graph, entry, self.reached_by_gradients, self.repeated_in_backward
-        )
+    def flops_backward(self, entries: Sequence[int]) -> list[int | None]:
+        recording, graph, is_reached = self.recording, self.graph, self.reached_by_gradients
+        repeated = self.repeated_in_backward
+        return [reached_backward_flops(recording, graph, entry, is_reached, repeated) for entry in entries]
 
     def num_bytes(self, entry: int) -> int:
-        row = self.row(entry)
-        count = 1
-        for size in row.shape:
-            count *= size
-        if not isinstance(count, SymbolicInt) and (count < 0 or -1 in row.shape):  # a nested tensor of varying sizes
-            value = self.recording.values[self.graph.recorded[entry]]
-            if not isinstance(value, torch.Tensor):
-                return 0
-            held = value.values() if value.layout is torch.jagged else value
-            return held.numel() * value.element_size()
-        return count * row.dtype.itemsize
+        return self.sizes((entry,))[0]
+
+    def sizes(self, entries: Sequence[int]) -> list[int]:
+        """The bytes of the elements of each tensor."""
+        found = []
+        for entry, row in zip(entries, self.rows(entries), strict=True):
+            count = prod(row.shape)
+            is_varying = -1 in row.shape and not isinstance(count, SymbolicInt)
+            found.append(self._held_bytes(entry) if is_varying else count * row.dtype.itemsize)
+        return found
+
+    def _held_bytes(self, entry: int) -> int:
+        """Of a nested tensor of varying sizes, which only the value knows."""
+        value = self.recording.values[self.graph.recorded[entry]]
+        if not isinstance(value, torch.Tensor):
+            return 0
+        held = value.values() if value.layout is torch.jagged else value
+        return held.numel() * value.element_size()
 
     # -- modules ---------------------------------------------------------------------------------------------------
 
     def module_pass(self, call: int) -> str:
-        record = self.recording.module_calls[call]
-        return f"{record.address}:{record.pass_num}"
+        return self.module_passes((call,))[0]
+
+    def module_passes(self, calls: Iterable[int]) -> list[str]:
+        records = self.recording.module_calls
+        return [f"{records[call].address}:{records[call].pass_num}" for call in calls]
 
     def module_chain(self, entry: int) -> tuple[int, ...]:
         return self.graph.module_chains[self.row(entry).module_call]
@@ -208,13 +237,16 @@ class Log:
 
     def call_stack(self, entry: int) -> list[SourceLine]:
         """Where the user's code called the operation, then where it called the modules around it, innermost first."""
-        row = self.row(entry)
-        places = [(row.code, row.instruction)]
-        for call in reversed(self.module_chain(entry)):
-            record = self.recording.module_calls[call]
-            places.append((record.code, record.instruction))
-        lines = [source_line(code, instruction) for code, instruction in places if code is not None]
-        return list(dict.fromkeys(lines))
+        return list(dict.fromkeys(source_line(code, instruction) for code, instruction in self._places(self.row(entry))))
+
+    def innermost_place(self, row: Row) -> tuple[CodeType, int] | None:
+        """The first of the call stack, before it is looked up in the file."""
+        return (row.code, row.instruction) if row.code is not None else next(self._places(row), None)
+
+    def _places(self, row: Row) -> Iterator[tuple[CodeType, int]]:
+        calls = [self.recording.module_calls[call] for call in reversed(self.graph.module_chains[row.module_call])]
+        places = [(row.code, row.instruction), *((record.code, record.instruction) for record in calls)]
+        return ((code, instruction) for code, instruction in places if code is not None)
 
     # -- addresses -------------------------------------------------------------------------------------------------
 
@@ -248,6 +280,13 @@ def _log(
 
 def _unpickled_log(_: None, parts: dict[str, Any], *kept: Any) -> Log:
     return _log(unpacked(parts), *kept)
+
+
+def picked(values: Sequence[_Value], places: Sequence[int]) -> list[_Value]:
+    """The values at these places."""
+    if isinstance(places, range):
+        return list(values[places.start : places.stop : places.step])
+    return list(map(values.__getitem__, places))
 
 
 def path_text(head: str, path: tuple[Any, ...]) -> str:

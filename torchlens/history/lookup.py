@@ -1,6 +1,7 @@
 """From what a user types to an entry, and what to say when there is none."""
 
 import difflib
+from bisect import bisect_left
 from collections.abc import Iterable
 
 from torchlens.history.log import Log
@@ -11,7 +12,7 @@ __all__ = ["Lookup", "lookup_keys"]
 
 def lookup_keys(log: Log, entry: int) -> list[int | str]:
     """Every key that finds exactly this entry: ordinals, labels, the modules it comes out of, addresses."""
-    position = log.visible.index(entry) if len(log.visible) < len(log.graph.recorded) else entry
+    position = bisect_left(log.visible, entry)
     layer = log.graph.layers[log.graph.layer_of[entry]]
     pass_num, is_single = log.graph.pass_of[entry], len(layer.entries) == 1
     keys: list[int | str] = [position - len(log.visible), position]

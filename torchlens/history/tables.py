@@ -1,13 +1,15 @@
 """A history as a pandas table."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchlens.capture.collector import without_collector
 from torchlens.capture.symbolic import SymbolicInt
+from torchlens.history import columns
+from torchlens.history.log import Log
 
 if TYPE_CHECKING:
     import pandas
-
-    from torchlens.history.layer_entry import LayerEntry
 
 __all__ = ["COLUMNS", "entries_to_pandas"]
 
@@ -32,23 +34,20 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def entries_to_pandas(entries: "list[LayerEntry]") -> "pandas.DataFrame":
+def entries_to_pandas(log: Log, entries: Sequence[int]) -> "pandas.DataFrame":
     """One row per entry; `source` is the user's line that called the operation."""
     import pandas  # slow to import, so imported by those who want a table
 
-    table = {column: [_cell(entry, column) for entry in entries] for column in COLUMNS}
-    return pandas.DataFrame({name: with_symbols(cells) for name, cells in table.items()})
+    def table() -> pandas.DataFrame:
+        return pandas.DataFrame({name: with_symbols(getattr(columns, name)(log, entries)) for name in COLUMNS})
+
+    return without_collector(table)
 
 
-def with_symbols(cells: list[Any]) -> Any:
+def with_symbols(cells: list[Any]) -> "pandas.Series[Any]":
     """A column; one with symbolic numbers stays as it is, and is not made one of plain numbers."""
     import pandas
 
-    return pandas.Series(cells, dtype=object) if any(isinstance(cell, SymbolicInt) for cell in cells) else cells
-
-
-def _cell(entry: "LayerEntry", column: str) -> Any:
-    if column == "source":
-        stack = entry.func_call_stack
-        return str(stack[0]) if stack else None
-    return getattr(entry, column)
+    column = pandas.Series(cells)
+    has_symbols = column.dtype.kind in "if" and SymbolicInt in set(map(type, cells))
+    return pandas.Series(cells, dtype=object) if has_symbols else column

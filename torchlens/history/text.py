@@ -25,7 +25,7 @@ def history_text(log: Log, name: str) -> str:
     recording, graph = log.recording, log.graph
     entries = range(len(graph.recorded))
     saved = [entry for entry in entries if log.is_saved(entry)]
-    total_bytes, saved_bytes = (sum(map(log.num_bytes, some)) for some in (entries, saved))
+    total_bytes, saved_bytes = (sum(log.sizes(some)) for some in (entries, saved))
     params = recording.params
     param_bytes = sum(p.numel() * p.element_size() for p in params)
     tree = graph.module_tree
@@ -109,12 +109,13 @@ def _hierarchy(addresses: list[str], children: dict[str, list[str]], depth: int)
 
 
 def _layer_lines(log: Log, is_marked: bool) -> list[str]:
+    layers, layer_of, pass_of = log.graph.layers, log.graph.layer_of, log.graph.pass_of
     lines = []
-    for position, entry in enumerate(log.visible):
-        passes = log.num_passes(entry)
-        note = f" ({log.graph.pass_of[entry]}/{passes} passes)" if passes > 1 else ""
+    for position, (entry, label) in enumerate(zip(log.visible, log.labels(log.visible), strict=True)):
+        passes = len(layers[layer_of[entry]].entries)
+        note = f" ({pass_of[entry]}/{passes} passes)" if passes > 1 else ""
         mark = "* " if is_marked and log.is_saved(entry) else "  " if is_marked else ""
-        lines.append(f"{mark}{position}: {log.label(entry)}{note}")
+        lines.append(f"{mark}{position}: {label}{note}")
     return lines
 
 

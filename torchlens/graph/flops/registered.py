@@ -8,7 +8,12 @@ import torch
 
 from torchlens.graph.flops.call import Call
 
-__all__ = ["registered_flops"]
+__all__ = ["may_be_registered", "registered_flops"]
+
+
+def may_be_registered(func: Callable[..., Any]) -> bool:
+    """Whether there may be a formula for it: only operators have one."""
+    return isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
 
 
 def registered_flops(func: Callable[..., Any], call: Call) -> int | None:

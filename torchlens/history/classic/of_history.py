@@ -95,7 +95,7 @@ def same_layer_operations(history: BaseHistory) -> dict[str, list[str]]:
 def equivalent_operations(history: BaseHistory) -> dict[str, set[str]]:
     """What an operation does → all that do the same, whether they are one layer or not."""
     found: dict[str, set[str]] = {}
-    for entry in history._entries():
+    for entry in (LayerEntry(history._log, number) for number in range(history.num_tensors_total)):
         found.setdefault(operation_equivalence_type(entry), set()).add(entry.layer_label)
     return found
 
