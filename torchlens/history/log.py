@@ -283,9 +283,9 @@ def _unpickled_log(_: None, parts: dict[str, Any], *kept: Any) -> Log:
 
 
 def picked(values: Sequence[_Value], places: Sequence[int]) -> list[_Value]:
-    """The values at these places."""
-    if isinstance(places, range):
-        return list(values[places.start : places.stop : places.step])
+    """The values at these places, none of which is counted from the end."""
+    if isinstance(places, range) and places.step == 1:
+        return list(values[places.start : places.stop])
     return list(map(values.__getitem__, places))
 
 
