@@ -10,13 +10,13 @@ from typing import Any
 
 from torchlens.capture.valueless import outside_fake_mode
 from torchlens.history.base_history import BaseHistory
+from torchlens.viewer.bundle import bundle
 from torchlens.viewer.data import page_data
 from torchlens.wording import checked_file, got
 
 __all__ = ["Exploration", "explore"]
 
-_HERE = Path(__file__).parent
-_SCRIPTS = ("layout.js", "viewer.js")
+_PAGE = Path(__file__).parent / "page"
 _FRAME_HEIGHT = 720
 
 
@@ -80,13 +80,12 @@ def explore(
 
 def page_text(data: dict[str, Any]) -> str:
     """The page: the template with style, scripts and data put in their places."""
-    template = (_HERE / "page.html").read_text(encoding="utf-8")
-    scripts = "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    template = (_PAGE / "page.html").read_text(encoding="utf-8")
     pieces = {
         "TITLE": html.escape(data["title"]),
-        "STYLE": (_HERE / "viewer.css").read_text(encoding="utf-8"),
+        "STYLE": (_PAGE / "page.css").read_text(encoding="utf-8"),
         "DATA": _safe_json(data),
-        "SCRIPT": scripts,
+        "SCRIPT": bundle(_PAGE, "start.js"),
     }
     # Split first, so that nothing in one piece is taken for the place of another.
     parts = template.split("%%")

@@ -1,0 +1,28 @@
+"""Puts the page's scripts together: modules that import each other become one script, for a page has no other files."""
+
+import re
+from pathlib import Path
+
+__all__ = ["bundle"]
+
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", re.MULTILINE)
+
+
+def bundle(folder: Path, start: str) -> str:
+    """The script `start` and what it imports, in the order in which a browser would run them, as one function.
+
+    They share one scope there: no two files define the same name.
+    """
+    scripts: dict[str, str] = {}
+    _add(folder, start, scripts, set())
+    return '"use strict";\n(() => {\n' + "\n".join(scripts.values()) + "})();\n"
+
+
+def _add(folder: Path, name: str, scripts: dict[str, str], begun: set[str]) -> None:
+    begun.add(name)
+    text = (folder / name).read_text(encoding="utf-8")
+    for imported in _IMPORT.findall(text):
+        if imported not in begun:
+            _add(folder, imported, scripts, begun)
+    scripts[name] = _EXPORT.sub("", _IMPORT.sub("", text))

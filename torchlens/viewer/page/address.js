@@ -1,0 +1,61 @@
+/* The state of the page in its address, so that a link opens what was seen. */
+
+import { $, N, isUnit, state } from "./outline.js";
+import { forgetLinks } from "./links.js";
+import { overlays } from "./overlays.js";
+import { arrange } from "./arrange.js";
+import { applyView, stageSize } from "./camera.js";
+import { search } from "./search.js";
+import { showPanel } from "./panel.js";
+import { drawCrumbs, drawSides } from "./bar.js";
+
+export let timer = 0, written = "";
+function hashText() {
+  const opened = [];
+  for (let i = 1; i < N; i++) if (state.open[i]) opened.push(i.toString(36));
+  const [w, h] = stageSize(), v = state.view;
+  const bits = ["e=" + opened.join("."), "v=" + [(w / 2 - v.x) / v.k, (h / 2 - v.y) / v.k].map(Math.round).join(",") + "," + v.k.toFixed(3)];
+  if (state.selected > 0) bits.push("s=" + state.selected.toString(36));
+  if (state.second > 0) bits.push("t=" + state.second.toString(36));
+  if (state.overlay) bits.push("o=" + encodeURIComponent(state.overlay));
+  if (state.query) bits.push("q=" + encodeURIComponent(state.query));
+  const sides = Object.entries(state.sides).filter(([, v]) => v !== "dim").map(([k, v]) => k + ":" + v);
+  if (sides.length) bits.push("h=" + sides.join(","));
+  return "#" + bits.join("&");
+}
+export function remember() {
+  if (timer) return;
+  timer = setTimeout(() => {
+    timer = 0;
+    written = hashText();
+    try { history.replaceState(null, "", written); } catch (error) {
+      if (error.name !== "SecurityError") throw error;  // A page inside a page has no address of its own.
+    }
+  }, 150);
+}
+export function restore(text) {
+  const found = Object.fromEntries(text.replace(/^#/, "").split("&").map(bit => { const at = bit.indexOf("="); return [bit.slice(0, at), bit.slice(at + 1)]; }));
+  if (found.e === undefined || !found.v) return false;
+  const valid = t => { const i = parseInt(t, 36); return i > 0 && i < N ? i : -1; };
+  state.open.fill(0);
+  state.open[0] = 1;
+  for (const bit of found.e.split(".")) { const i = valid(bit); if (i > 0 && !isUnit(i)) state.open[i] = 1; }
+  state.selected = found.s ? valid(found.s) : -1;
+  state.second = found.t ? valid(found.t) : -1;
+  const overlay = found.o ? decodeURIComponent(found.o) : "";
+  state.overlay = overlays.has(overlay) ? overlay : "";
+  for (const bit of (found.h || "").split(",")) { const [k, v] = bit.split(":"); if (k in state.sides && ["show", "dim", "hide"].includes(v)) state.sides[k] = v; }
+  forgetLinks();
+  arrange();
+  const query = found.q ? decodeURIComponent(found.q) : "";
+  $("query").value = query;
+  search(query);
+  const [x, y, k] = found.v.split(",").map(Number), [w, h] = stageSize();
+  if ([x, y, k].every(Number.isFinite) && k > 0) state.view = { k, x: w / 2 - x * k, y: h / 2 - y * k };
+  $("overlay").value = state.overlay;
+  drawSides();
+  applyView();
+  showPanel();
+  drawCrumbs();
+  return true;
+}

@@ -1,0 +1,29 @@
+/* The bar at the top: where the selection is, and what is shown. */
+
+import { $, P, S, scene, state } from "./outline.js";
+import { forgetLinks } from "./links.js";
+import { html } from "./elements.js";
+import { applyView } from "./camera.js";
+import { refresh, select } from "./actions.js";
+
+export function drawCrumbs() {
+  const nav = $("crumbs"), chain = [];
+  for (let i = state.selected; i > 0; i = P.parent[i]) chain.unshift(i);
+  nav.replaceChildren();
+  if (!chain.length) return;
+  for (const i of chain) {
+    let above = P.parent[i];
+    while (above > 0 && !S[P.path[above]]) above = P.parent[above];
+    const head = above > 0 ? S[P.path[above]] + "." : "", full = S[P.title[i]];
+    const text = head && full.startsWith(head) ? full.slice(head.length) : full;
+    nav.append("› ", html("button", { type: "button", title: full, onclick: () => select(i, {}) }, text.length > 28 ? text.slice(0, 26) + "…" : text));
+  }
+}
+export function drawSides() {
+  const names = { buffer: "Buffers", constant: "Constants", mask: "Masks", view: "Views" };
+  $("sides").replaceChildren(...Object.keys(names).map(side => {
+    const choice = html("select", { "aria-label": names[side] }, ...["show", "dim", "hide"].map(v => html("option", v === state.sides[side] ? { value: v, selected: "" } : { value: v }, v)));
+    choice.addEventListener("change", () => { state.sides[side] = choice.value; forgetLinks(); scene.orders.clear(); refresh(); applyView(); });
+    return html("label", {}, names[side], choice);
+  }));
+}

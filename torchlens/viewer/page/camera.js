@@ -1,0 +1,45 @@
+/* Which part of the scene is seen: pan and zoom. */
+
+import { NODE_H, SMALLEST_TEXT, TEXT, scene, stage, state } from "./outline.js";
+import { world } from "./draw.js";
+import { drawMap } from "./map.js";
+import { remember } from "./address.js";
+
+export function applyView() {
+  const { x, y, k } = state.view;
+  world.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
+  drawMap();
+  remember();
+}
+export function stageSize() { return [stage.clientWidth, stage.clientHeight]; }
+export function fit(isOpening) {
+  const [w, h] = stageSize(), margin = 24;
+  let k = Math.min((w - 2 * margin) / scene.width, (h - 2 * margin) / scene.height, 1.35);
+  let y = (h - scene.height * k) / 2, x = (w - scene.width * k) / 2;
+  if (isOpening && k * TEXT < SMALLEST_TEXT) {
+    k = Math.min(1, SMALLEST_TEXT / TEXT + 0.001);
+    y = margin;
+    const first = scene.nodes.values().next().value;
+    x = scene.width * k <= w - 2 * margin ? (w - scene.width * k) / 2 : w / 2 - (first.x + first.w / 2) * k;
+  }
+  state.view = { x, y, k };
+  applyView();
+}
+export function zoom(factor, cx, cy) {
+  const v = state.view, k = Math.max(0.05, Math.min(4, v.k * factor));
+  state.view = { k, x: cx - (cx - v.x) * k / v.k, y: cy - (cy - v.y) * k / v.k };
+  applyView();
+}
+export function bringIntoView(i, isCentred) {
+  const node = scene.nodes.get(i);
+  if (!node) return;
+  const [w, h] = stageSize(), v = state.view, m = 50;
+  if (v.k * TEXT < 9) v.k = 1;
+  const height = Math.min(node.h, NODE_H) * v.k;
+  const x = v.x + (node.x + node.w / 2) * v.k, y = v.y + node.y * v.k;
+  if (isCentred || x < m || x > w - m || y < m || y + height > h - m) {
+    v.x += w / 2 - x;
+    v.y += h * 0.42 - y;
+  }
+  applyView();
+}

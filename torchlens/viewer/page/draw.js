@@ -1,0 +1,114 @@
+/* Drawing the scene. */
+
+import { BAR_H, D, HEAD_H, P, SIDE, failedUnit, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
+import { clip, many, widthOf } from "./numbers.js";
+import { describe, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
+import { colourAt, css, inkOn, overlayRange, overlayValue } from "./overlays.js";
+import { label, make } from "./elements.js";
+import { drawLegend } from "./legend.js";
+import { light } from "./light.js";
+import { hitsIn } from "./search.js";
+
+export const world = make("g", { id: "world" }, svg);
+export const elements = new Map();
+
+export function draw(before) {
+  const boxesLayer = make("g", {}), edgesLayer = make("g", {}), nodesLayer = make("g", {});
+  elements.clear();
+  const range = overlayRange();
+  for (const node of scene.nodes.values()) {
+    if (node.isBox) drawBox(node, boxesLayer, nodesLayer); else drawNode(node, nodesLayer, range, before);
+  }
+  for (const edge of scene.edges) {
+    edge.el = make("path", { class: "edge " + edge.kind, d: edge.d }, edgesLayer);
+    if (edge.tip) {
+      const [x, y, dir] = edge.tip;
+      const d = dir ? `M${x} ${y}l7 -4v8z` : `M${x} ${y}l-4 -7h8z`;
+      edge.arrow = make("path", { class: "arrow " + edge.kind, d }, edgesLayer);
+    } else edge.arrow = null;
+  }
+  world.replaceChildren(boxesLayer, edgesLayer, nodesLayer);
+  light();
+  drawLegend(range);
+}
+
+function common(g, node) {
+  const i = node.id;
+  g.dataset.id = i;
+  g.setAttribute("role", "button");
+  g.setAttribute("tabindex", i === focusable() ? "0" : "-1");
+  g.setAttribute("aria-label", describe(i));
+  if (!isUnit(i)) g.setAttribute("aria-expanded", String(Boolean(state.open[i])));
+  elements.set(i, g);
+}
+export function focusable() {
+  if (scene.nodes.has(state.selected)) return state.selected;
+  return scene.nodes.keys().next().value;
+}
+
+function drawNode(node, layer, range, before) {
+  const { id, x, y, w, h } = node;
+  const side = SIDE[P.side[id]], isDim = side && state.sides[side] === "dim" && !state.overlay;
+  const fresh = before && !before.has(id) ? " fresh" : "";
+  const g = make("g", { class: "node k-" + kindOf(id) + (isDim ? " dim" : "") + fresh + (failedUnit > 0 && id !== failedUnit && within(failedUnit, id) ? " has-failed" : ""), transform: `translate(${x} ${y})` }, layer);
+  if (P.passes[id] > 1 && !isUnit(id)) {
+    make("rect", { class: "frame", x: 5, y: 5, width: w, height: h, rx: 6 }, g);
+    make("rect", { class: "body", x: 2.5, y: 2.5, width: w, height: h, rx: 6 }, g);
+    make("rect", { class: "frame", x: 2.5, y: 2.5, width: w, height: h, rx: 6 }, g);
+  }
+  const body = make("rect", { class: "body", width: w, height: h, rx: 6 }, g);
+  make("path", { class: "bar-fill", d: `M0 ${BAR_H}V6a6 6 0 0 1 6 -6H${w - 6}a6 6 0 0 1 6 6V${BAR_H}z` }, g);
+  make("rect", { class: "frame", width: w, height: h, rx: 6 }, g);
+  const note = noteOf(id), lead = isUnit(id) ? 9 : 22;
+  let noteText = note;
+  const title = clip(titleOf(id), w - lead - 9 - Math.min(note ? widthOf(note) + 10 : 0, note.startsWith("@") ? w * 0.42 : w * 0.6), true);
+  if (note) noteText = clip(note, w - lead - 18 - widthOf(title, true));
+  if (!isUnit(id)) label(g, "▸", 9, 15, "title");
+  label(g, title, lead, 15, "title");
+  if (noteText) label(g, noteText, w - 9, 15, "note", "end");
+  const shape = shapeOf(id), type = id === failedUnit ? failedText() : typeOf(id);
+  const shapeText = clip(shape, w * 0.66);
+  const typeEl = label(g, clip(type, w - 26 - (shape ? widthOf(shapeText) : 0)), 9, 36, "type");
+  if (id === failedUnit) label(g, clip(D.failure.message.split("\n")[0], w - 18), 9, 54, "error");
+  const shapeEl = shape ? label(g, shapeText, w - 9, 36, "shape", "end") : null;
+  if (state.overlay) {
+    const value = overlayValue(id);
+    if (value !== null) {
+      const c = colourAt(range.max > range.min ? (value - range.min) / (range.max - range.min) : 1), ink = inkOn(c);
+      body.style.fill = css(c);
+      typeEl.style.fill = ink;
+      if (shapeEl) shapeEl.style.fill = ink;
+    }
+  }
+  const tip = make("title", {}, g);
+  tip.textContent = describe(id);
+  const hits = hitsIn(id);
+  if (hits) {
+    if (state.hitSet.has(id)) g.classList.add("hit");
+    const inside = hits - (state.hitSet.has(id) ? 1 : 0);
+    if (inside) {
+      const text = many(inside) + (inside === 1 ? " hit" : " hits"), tw = widthOf(text) + 12;
+      const b = make("g", { class: "hit-badge", transform: `translate(${w - tw + 6} ${-9})` }, g);
+      make("rect", { width: tw, height: 17, rx: 8 }, b);
+      label(b, text, tw / 2, 12.5, "", "middle");
+    }
+  }
+  common(g, node);
+}
+
+function drawBox(node, layer, heads) {
+  const { id, x, y, w, h } = node;
+  const hasFailed = failedUnit > 0 && within(failedUnit, id) ? " has-failed" : "";
+  const box = make("g", { class: "box", transform: `translate(${x} ${y})` }, layer);
+  make("rect", { class: "back", width: w, height: h, rx: 8 }, box);
+  const g = make("g", { class: "box-head k-" + kindOf(id) + hasFailed, transform: `translate(${x} ${y})` }, heads);
+  make("path", { class: "bar-fill", d: `M0 ${HEAD_H}V8a8 8 0 0 1 8 -8H${w - 8}a8 8 0 0 1 8 8V${HEAD_H}z` }, g);
+  make("rect", { class: "frame", width: w, height: h, rx: 8, "pointer-events": "none", fill: "none" }, g);
+  const note = noteOf(id), title = clip(titleOf(id), w - 40 - widthOf(note), true);
+  label(g, "▾", 9, 17.5, "title");
+  label(g, title, 22, 17.5, "title");
+  const room = w - 22 - widthOf(title, true) - widthOf(note) - 34;
+  if (room > 40) label(g, clip(typeOf(id), room), 30 + widthOf(title, true), 17.5, "note");
+  if (note) label(g, note, w - 10, 17.5, "note", "end");
+  common(g, node);
+}

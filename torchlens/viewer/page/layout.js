@@ -1,0 +1,310 @@
+/* Layered layout of one box: layers, dummy nodes for long edges, crossing reduction by barycenters, coordinates.
+
+A box has children, which have a size, and ports: the points at its upper and lower border where edges come in and go out.
+Expanded children are laid out first; they are nodes with a size and ports of their own. */
+
+const GAP_X = 26, GAP_DUMMY = 14, GAP_Y = 24, SWEEPS = 8, PORT = 10;
+
+/* nodes: {id, w, h, kind: 'node'|'in'|'out', isSide, outs, ins}, in order of execution; edges: {from, to, source} by index.
+`order` is what an earlier layout returned: children keep their places beside each other. Returns sizes, and for each node
+its centre x and top y, and for each edge its points. */
+export function layoutBox(nodes, edges, order) {
+  const ranks = layerOf(nodes, edges);
+  const items = nodes.map((node, i) => ({ node, rank: ranks[i], w: node.w, x: 0, up: [], down: [], at: i, isDummy: false }));
+  const chains = addDummies(items, edges);
+  const byRank = [];
+  for (const item of items) (byRank[item.rank] ||= []).push(item);
+  for (let r = 0; r < byRank.length; r++) byRank[r] ||= [];
+  startOrder(byRank, order);
+  reduceCrossings(byRank, order);
+  assignX(byRank);
+  straighten(byRank, items);
+  return placeAll(byRank, items, edges, chains);
+}
+
+function layerOf(nodes, edges) {
+  const n = nodes.length, rank = new Array(n).fill(0);
+  const out = nodes.map(() => []), into = nodes.map(() => []);
+  for (const e of edges) { out[e.from].push(e.to); into[e.to].push(e.from); }
+  const order = topological(nodes, out, into);
+  const hasIn = nodes.some(node => node.kind === "in");
+  for (const i of order) {
+    if (nodes[i].kind === "in") continue;
+    let r = hasIn ? 1 : 0;
+    for (const p of into[i]) r = Math.max(r, rank[p] + 1);
+    rank[i] = r;
+  }
+  // What no main line leads to (constants, masks) stands just above its first reader.
+  for (const i of order.slice().reverse()) {
+    if (nodes[i].kind !== "node" || !out[i].length) continue;
+    if (nodes[i].isSide || !into[i].length) {
+      const low = Math.min(...out[i].map(t => rank[t])) - 1;
+      if (low > rank[i] && (nodes[i].isSide || into[i].length === 0)) rank[i] = low;
+    }
+  }
+  let last = 0;
+  for (let i = 0; i < n; i++) if (nodes[i].kind !== "out") last = Math.max(last, rank[i]);
+  for (let i = 0; i < n; i++) if (nodes[i].kind === "out") rank[i] = last + 1;
+  return rank;
+}
+
+function topological(nodes, out, into) {
+  const left = into.map(list => list.length), ready = [], order = [];
+  for (let i = 0; i < nodes.length; i++) if (!left[i]) ready.push(i);
+  while (ready.length) {
+    const i = ready.shift();
+    order.push(i);
+    for (const t of out[i]) if (--left[t] === 0) ready.push(t);
+  }
+  return order;
+}
+
+/* Long edges from one source share one chain of dummies. Returns for each edge the items it goes through. */
+function addDummies(items, edges) {
+  const chains = new Map(), paths = [];
+  const link = (a, b, weight, e, isFirst, isLast) => {
+    a.down.push({ item: b, weight, offset: isFirst ? e.fromOffset || 0 : 0, other: isLast ? e.toOffset || 0 : 0 });
+    b.up.push({ item: a, weight, offset: isLast ? e.toOffset || 0 : 0, other: isFirst ? e.fromOffset || 0 : 0 });
+  };
+  for (const e of edges) {
+    const from = items[e.from], to = items[e.to], path = [from];
+    const key = e.from + "/" + e.source;
+    let chain = chains.get(key);
+    if (!chain) chains.set(key, chain = []);
+    for (let r = from.rank + 1; r < to.rank; r++) {
+      let dummy = chain[r];
+      if (!dummy) {
+        dummy = chain[r] = { node: null, rank: r, w: 4, x: 0, up: [], down: [], at: from.at + 0.5, isDummy: true, key: key + "/" + r };
+        items.push(dummy);
+        const above = path[path.length - 1];
+        link(above, dummy, above.isDummy ? 8 : 1, e, path.length === 1, false);
+      }
+      path.push(dummy);
+    }
+    const above = path[path.length - 1];
+    link(above, to, above.isDummy ? 1 : e.isSide ? 1 : 4, e, path.length === 1, true);
+    path.push(to);
+    paths.push(path);
+  }
+  return paths;
+}
+
+
+function startOrder(byRank, order) {
+  for (const row of byRank) {
+    row.sort((a, b) => a.at - b.at || (a.isDummy ? 1 : 0) - (b.isDummy ? 1 : 0));
+    row.forEach((item, i) => { item.pos = i; });
+  }
+  if (order) for (const row of byRank) keepOrder(row, order);
+}
+
+/* Children that were laid out before stay in the order they were in. */
+function keepOrder(row, order) {
+  const slots = [], known = [];
+  row.forEach((item, i) => { if (!item.isDummy && order.has(item.node.id)) { slots.push(i); known.push(item); } });
+  known.sort((a, b) => order.get(a.node.id) - order.get(b.node.id));
+  slots.forEach((slot, i) => { row[slot] = known[i]; });
+  row.forEach((item, i) => { item.pos = i; });
+}
+
+function reduceCrossings(byRank, order) {
+  if (byRank.every(row => row.length < 2)) return;
+  let best = crossings(byRank), bestRows = byRank.map(row => row.slice());
+  for (let sweep = 0; sweep < SWEEPS && best > 0; sweep++) {
+    const isDown = sweep % 2 === 0;
+    for (let k = 1; k < byRank.length; k++) {
+      const row = byRank[isDown ? k : byRank.length - 1 - k];
+      for (const item of row) {
+        const near = isDown ? item.up : item.down;
+        item.bary = near.length ? near.reduce((sum, e) => sum + spot(e.item, e.other), 0) / near.length : item.pos;
+      }
+      row.sort((a, b) => a.bary - b.bary || a.pos - b.pos);
+      row.forEach((item, i) => { item.pos = i; });
+      if (order) keepOrder(row, order);
+    }
+    const count = crossings(byRank);
+    if (count < best) { best = count; bestRows = byRank.map(row => row.slice()); }
+  }
+  bestRows.forEach((row, r) => { byRank[r] = row; row.forEach((item, i) => { item.pos = i; }); });
+}
+
+/* Where in its row an edge meets an item; ports of one box are told apart. */
+function spot(item, offset) { return item.pos + offset / (item.w + 1); }
+
+function crossings(byRank) {
+  let count = 0;
+  for (const row of byRank) {
+    const ends = [];
+    for (const item of row) for (const e of item.down) ends.push([spot(item, e.offset), spot(e.item, e.other)]);
+    for (let i = 0; i < ends.length; i++) {
+      for (let j = i + 1; j < ends.length; j++) {
+        if ((ends[i][0] - ends[j][0]) * (ends[i][1] - ends[j][1]) < 0) count++;
+      }
+    }
+  }
+  return count;
+}
+
+/* Each item wants to stand where its neighbours are; neighbours in a row keep their distance. Solved row by row, exactly,
+by pooling those that would overlap. */
+function assignX(byRank) {
+  for (const row of byRank) {
+    let x = 0;
+    row.forEach((item, i) => { if (i) x += space(row[i - 1], item); item.x = x; });
+    const middle = x / 2;
+    for (const item of row) item.x -= middle;
+  }
+  for (let sweep = 0; sweep < 26; sweep++) {
+    const isDown = sweep % 2 === 0;
+    const rows = isDown ? byRank : byRank.slice().reverse();
+    for (const row of rows) settle(row, sweep < 22 ? (isDown ? "up" : "down") : "both");
+  }
+}
+
+
+/* Long edges, and operations that only follow each other, stand in one line where a lane is free all the way. */
+function straighten(byRank, items) {
+  const isLink = (a, b) => a.isDummy && b.isDummy || !a.isDummy && !b.isDummy && a.down.length === 1 && b.up.length === 1 && !b.up[0].offset && !b.up[0].other;
+  const done = new Set();
+  for (const item of items) {
+    if (done.has(item)) continue;
+    const chain = [item];
+    for (let next = item; next;) {
+      done.add(next);
+      const below = next.down.map(e => e.item).find(other => !done.has(other) && isLink(next, other));
+      if (below) chain.push(below);
+      next = below;
+    }
+    if (chain.length > 1) moveTogether(chain, byRank);
+  }
+}
+
+function moveTogether(chain, byRank) {
+  let low = -Infinity, high = Infinity, sum = 0;
+  for (const item of chain) {
+    const row = byRank[item.rank], before = row[item.pos - 1], after = row[item.pos + 1];
+    if (before) low = Math.max(low, before.x + space(before, item));
+    if (after) high = Math.min(high, after.x - space(item, after));
+    sum += item.x;
+  }
+  if (low > high) return;
+  const x = Math.max(low, Math.min(high, sum / chain.length));
+  for (const item of chain) item.x = x;
+}
+
+function space(a, b) {
+  return a.w / 2 + b.w / 2 + (a.isDummy || b.isDummy ? GAP_DUMMY : GAP_X);
+}
+
+function settle(row, which) {
+  if (!row.length) return;
+  const blocks = [];
+  let shift = 0;
+  row.forEach((item, i) => {
+    if (i) shift += space(row[i - 1], item);
+    let want = 0, weight = 0;
+    const near = which === "both" ? item.up.concat(item.down) : item[which];
+    for (const e of near) { want += e.weight * (e.item.x + e.other - e.offset); weight += e.weight; }
+    if (!weight) { weight = 0.01; want = item.x * weight; }
+    blocks.push({ want: want - weight * shift, weight, items: [[item, shift]] });
+    while (blocks.length > 1) {
+      const b = blocks[blocks.length - 1], a = blocks[blocks.length - 2];
+      if (a.want / a.weight <= b.want / b.weight) break;
+      blocks.pop();
+      a.want += b.want; a.weight += b.weight; a.items.push(...b.items);
+    }
+  });
+  for (const block of blocks) {
+    const x = block.want / block.weight;
+    for (const [item, offset] of block.items) item.x = x + offset;
+  }
+}
+
+function placeAll(byRank, items, edges, paths) {
+  let left = Infinity, right = -Infinity;
+  for (const item of items) {
+    if (item.isDummy || item.node.kind !== "node") { left = Math.min(left, item.x - 6); right = Math.max(right, item.x + 6); }
+    else { left = Math.min(left, item.x - item.w / 2); right = Math.max(right, item.x + item.w / 2 + (item.node.extra || 0)); }
+  }
+  if (left > right) { left = 0; right = 0; }
+  let y = 0;
+  const tops = [], heights = [];
+  byRank.forEach((row, r) => {
+    const h = Math.max(0, ...row.map(item => item.isDummy || item.node.kind !== "node" ? 0 : item.node.h));
+    const isPorts = row.length > 0 && row.every(item => !item.isDummy && item.node.kind !== "node");
+    tops[r] = y;
+    heights[r] = h;
+    const spread = bend(row), next = byRank[r + 1];
+    const isLast = r > 0 && next && next.every(item => !item.isDummy && item.node.kind === "out");
+    y += h + (isPorts && r === 0 || isLast ? PORT + Math.min(10, spread / 12) : GAP_Y + Math.min(26, spread / 14));
+    if (r === byRank.length - 1) y = tops[r] + h;
+  });
+  const order = new Map();
+  for (const row of byRank) row.forEach(item => { if (!item.isDummy) order.set(item.node.id, item.pos); });
+  const placed = items.filter(item => !item.isDummy).map(item => ({
+    x: item.x - left, y: tops[item.rank] + (heights[item.rank] - (item.node.kind === "node" ? item.node.h : 0)) / 2, rank: item.rank,
+  }));
+  const lines = edges.map((e, i) => {
+    const path = paths[i], points = [];
+    path.forEach((item, k) => {
+      const top = tops[item.rank], bottom = top + heights[item.rank];
+      const isFirst = k === 0, isLast = k === path.length - 1;
+      if (isFirst) {
+        const at = placed[e.from], x = at.x + (e.fromOffset || 0);
+        const own = items[e.from].node.kind === "node" ? items[e.from].node.h : 0;
+        points.push([x, at.y + own]);
+        if (bottom - at.y - own > 1) points.push([x, bottom]);
+      } else if (isLast) {
+        const at = placed[e.to], x = at.x + (e.toOffset || 0);
+        if (at.y - top > 1) points.push([x, top]);
+        points.push([x, at.y]);
+      } else {
+        points.push([item.x - left, top]);
+        if (bottom > top) points.push([item.x - left, bottom]);
+      }
+    });
+    return points;
+  });
+  return { width: right - left, height: y, placed, lines, order };
+}
+
+/* How far edges below a row go sideways: rows with long slanting edges get more room. */
+function bend(row) {
+  let most = 0;
+  for (const item of row) for (const e of item.down) most = Math.max(most, Math.abs(item.x + e.offset - e.item.x - e.other));
+  return most;
+}
+
+/* A line through points: straight down within rows, smooth between them. */
+export function pathOf(points) {
+  let d = "M" + rounded(points[0][0]) + " " + rounded(points[0][1]);
+  for (let i = 1; i < points.length; i++) {
+    const [x0, y0] = points[i - 1], [x1, y1] = points[i];
+    if (Math.abs(x0 - x1) < 0.6) d += "L" + rounded(x1) + " " + rounded(y1);
+    else {
+      const mid = (y0 + y1) / 2;
+      d += "C" + rounded(x0) + " " + rounded(mid) + " " + rounded(x1) + " " + rounded(mid) + " " + rounded(x1) + " " + rounded(y1);
+    }
+  }
+  return d;
+}
+
+function rounded(x) { return Math.round(x * 10) / 10; }
+
+/* Edges from which another, longer way leads to the same place: residual connections. */
+export function findSkips(count, edges) {
+  const out = Array.from({ length: count }, () => []);
+  for (const e of edges) out[e.from].push(e.to);
+  return edges.map(e => {
+    if (out[e.from].length < 2) return false;
+    const seen = new Set(), pending = out[e.from].filter(t => t !== e.to);
+    while (pending.length) {
+      const i = pending.pop();
+      if (i === e.to) return true;
+      if (seen.has(i)) continue;
+      seen.add(i);
+      pending.push(...out[i]);
+    }
+    return false;
+  });
+}

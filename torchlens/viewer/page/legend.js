@@ -1,0 +1,33 @@
+/* What the colours and lines mean. */
+
+import { $, kindOf, scene, state } from "./outline.js";
+import { SCALE, css, overlayText, overlays } from "./overlays.js";
+import { html, make } from "./elements.js";
+
+const LEGEND = [["input", "input"], ["output", "output"], ["module", "module"], ["group", "folded"], ["weights", "with parameters"], ["norm", "normalisation"],
+  ["activation", "activation"], ["compute", "other computation"], ["view", "view"], ["source", "buffer, constant"]];
+export function drawLegend(range) {
+  const legend = $("legend");
+  legend.replaceChildren();
+  if (state.overlay && range.min <= range.max) {
+    const stops = SCALE.map((c, i) => css(c) + " " + (100 * i / (SCALE.length - 1)) + "%").join(",");
+    const scale = html("div", { class: "scale" });
+    scale.style.background = "linear-gradient(90deg," + stops + ")";
+    legend.append(html("div", {}, state.overlay + (overlays.get(state.overlay).isSum ? ", sum of what is inside" : ", mean of what is inside")), scale,
+      html("div", { class: "ends" }, html("span", {}, overlayText(range.min)), html("span", {}, overlayText(range.max))));
+    return;
+  }
+  const used = new Set([...scene.nodes.values()].map(node => kindOf(node.id)));
+  for (const [kind, text] of LEGEND) {
+    if (!used.has(kind)) continue;
+    const swatch = html("i");
+    swatch.style.background = `var(--k-${kind})`;
+    legend.append(html("div", { class: "row" }, swatch, text));
+  }
+  for (const [kind, text] of [["skip", "residual"], ["loop", "loop"]]) {
+    if (!scene.edges.some(e => e.kind === kind)) continue;
+    const line = make("svg", { viewBox: "0 0 22 10" });
+    make("path", { class: "edge " + kind, d: "M0 5H22" }, line);
+    legend.append(html("div", { class: "row" }, line, text));
+  }
+}

@@ -1,0 +1,53 @@
+/* What lights up when something is selected. */
+
+import { E, NUM, P, children, end, isUnit, scene, state, unitOf, within } from "./outline.js";
+import { elements, world } from "./draw.js";
+
+function reach(from, next) {
+  const seen = new Uint8Array(NUM), pending = from.slice();
+  for (const e of pending) seen[e] = 1;
+  while (pending.length) for (const f of next[pending.pop()]) if (!seen[f]) { seen[f] = 1; pending.push(f); }
+  return seen;
+}
+export function entriesIn(i) {
+  const found = [];
+  for (let u = i; u < end[i]; u++) if (isUnit(u)) { for (const own of P.entries[u]) found.push(...own); found.push(...P.buffers[u]); }
+  return found;
+}
+function repsOf(seen) {
+  const reps = new Set();
+  for (let e = 0; e < NUM; e++) if (seen[e]) reps.add(scene.rep[unitOf[e]]);
+  return reps;
+}
+export function light() {
+  const chosen = state.selected > 0 && (!state.open[0] || state.selected !== 0);
+  world.classList.toggle("lit", chosen);
+  for (const [i, el] of elements) { el.classList.toggle("sel", i === state.selected); el.classList.toggle("second", i === state.second); el.classList.remove("off"); }
+  const tint = (edge, cls) => { for (const el of [edge.el, edge.arrow]) if (el) { el.classList.remove("off", "anc", "desc", "way"); if (cls) el.classList.add(cls); } };
+  if (!chosen) { for (const edge of scene.edges) tint(edge, ""); return; }
+  const own = entriesIn(state.selected);
+  const above = reach(own, E.parents), below = reach(own, children);
+  if (state.second > 0) {
+    const other = entriesIn(state.second);
+    const up = reach(other, E.parents), down = reach(other, children);
+    const way = new Uint8Array(NUM);
+    for (let e = 0; e < NUM; e++) way[e] = (below[e] && up[e]) || (above[e] && down[e]) ? 1 : 0;
+    const on = repsOf(way);
+    for (const [i, el] of elements) el.classList.toggle("off", !on.has(i) && i !== state.selected && i !== state.second);
+    for (const edge of scene.edges) tint(edge, edge.ends.some(({ s, t }) => on.has(s) && on.has(t)) ? "way" : "off");
+    state.way = [...on];
+    return;
+  }
+  const anc = repsOf(above), desc = repsOf(below);
+  for (const [i, el] of elements) el.classList.toggle("off", !anc.has(i) && !desc.has(i) && i !== state.selected);
+  const self = new Set(repsOf(Object.assign(new Uint8Array(NUM), Object.fromEntries(own.map(e => [e, 1])))));
+  for (const edge of scene.edges) {
+    let cls = "off";
+    for (const { s, t } of edge.ends) {
+      if (s === t && within(state.selected, s)) { cls = "desc"; break; }
+      if (anc.has(s) && anc.has(t) && !(self.has(s) && !self.has(t))) { cls = "anc"; break; }
+      if (desc.has(s) && desc.has(t)) { cls = "desc"; break; }
+    }
+    tint(edge, cls);
+  }
+}

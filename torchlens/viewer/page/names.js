@@ -1,0 +1,67 @@
+/* What the parts are called, and what is said about them. */
+
+import { D, E, P, Q, S, end, failedUnit, isUnit, state } from "./outline.js";
+import { links } from "./links.js";
+import { many, short } from "./numbers.js";
+import { overlayText, overlayValue } from "./overlays.js";
+
+export function entriesNow(unit) {
+  const passes = P.entries[unit];
+  return passes[Math.min(state.pass.get(unit) || 0, passes.length - 1)] || [];
+}
+export function shapeOf(i) {
+  if (i === failedUnit) return "";
+  const unit = isUnit(i) ? i : links.outOf[i];
+  const own = unit > 0 ? entriesNow(unit) : [];
+  if (!own.length) return "";
+  return S[E.shape[own[0]]] + (own.length > 1 ? "  + " + (own.length - 1) : "");
+}
+export function typeOf(i) { return S[P.type[i]].replace(/^__(\w+)__$/, "$1").replace(/_$/, ""); }
+export function titleOf(i) {
+  const full = S[P.title[i]];
+  if (full.length <= 30 || isUnit(i) && S[P.path[i]] !== full) return full;
+  let box = P.parent[i];
+  while (box > 0 && !S[P.path[box]]) box = P.parent[box];
+  const above = box > 0 ? S[P.path[box]].replace(/:\d+$/, "") + "." : "";
+  return above && full.startsWith(above) ? "…" + full.slice(above.length) : full;
+}
+const ownParams = new Map();
+export function paramsIn(i) {
+  let found = ownParams.get(i);
+  if (!found) {
+    const set = new Set();
+    for (let u = i; u < end[i]; u++) for (const p of P.params[u]) set.add(p);
+    ownParams.set(i, found = [...set]);
+  }
+  return found;
+}
+export const paramCount = i => paramsIn(i).reduce((sum, p) => sum + Q.count[p], 0);
+export function noteOf(i) {
+  const notes = [];
+  if (P.passes[i] > 1) notes.push("× " + many(P.passes[i]));
+  if (state.overlay) { const v = overlayValue(i); if (v !== null) notes.push(overlayText(v)); }
+  else if (paramsIn(i).length) notes.push(short(paramCount(i)) + " params");
+  else if (isUnit(i) && S[P.path[i]] && S[P.path[i]] !== S[P.title[i]]) notes.push(pathNote(S[P.path[i]]));
+  else if (!isUnit(i) && P.passes[i] < 2) notes.push(many(countUnits(i)) + (countUnits(i) === 1 ? " op" : " ops"));
+  return notes.join(" · ");
+}
+function pathNote(path) {
+  if (path.length <= 16) return "@" + path;
+  const parts = path.split(".");
+  let text = parts.pop();
+  while (parts.length && text.length + parts[parts.length - 1].length < 14) text = parts.pop() + "." + text;
+  return "@…" + text;
+}
+export const failedText = () => D.failure.operation ? D.failure.operation + "(" + D.failure.arguments + ")" : "raise";
+export function describe(i) {
+  const bits = [S[P.title[i]], typeOf(i), shapeOf(i).replace(/×/g, " by ")];
+  if (P.passes[i] > 1) bits.push(P.passes[i] + " times");
+  if (!isUnit(i)) bits.push(countUnits(i) + " operations");
+  return bits.filter(Boolean).join(", ");
+}
+const counts = new Map();
+export function countUnits(i) {
+  let c = counts.get(i);
+  if (c === undefined) { c = 0; for (let u = i; u < end[i]; u++) if (isUnit(u)) c += P.entries[u].length; counts.set(i, c); }
+  return c;
+}

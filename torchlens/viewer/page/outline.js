@@ -1,0 +1,41 @@
+/* What the page was given: the model as a tree of parts, with operations as its leaves. */
+
+export const started = performance.now();
+export const D = JSON.parse(document.getElementById("data").textContent);
+export const S = D.strings, E = D.entries, P = D.parts, Q = D.parameters, T = D.statistics;
+export const N = P.part.length, NUM = E.label.length;
+export const KIND = D.kinds, PART = D.partKinds, SIDE = D.sides;
+export const NODE_H = 42, BAR_H = 21, HEAD_H = 26, PAD = 16, FOOT = 14, SMALLEST_TEXT = 11, TEXT = 12;
+export const $ = id => document.getElementById(id);
+export const svg = $("graph"), stage = $("stage"), panel = $("panel");
+
+export const kids = Array.from({ length: N }, () => []), end = new Int32Array(N), depth = new Int32Array(N);
+export const unitOf = new Int32Array(NUM), passOfEntry = new Int32Array(NUM);
+for (let i = 1; i < N; i++) { kids[P.parent[i]].push(i); depth[i] = depth[P.parent[i]] + 1; }
+for (let i = N - 1; i >= 0; i--) { end[i] = Math.max(end[i], i + 1); if (i) end[P.parent[i]] = Math.max(end[P.parent[i]], end[i]); }
+for (let i = 0; i < N; i++) {
+  P.entries[i].forEach((own, pass) => own.forEach(e => { unitOf[e] = i; passOfEntry[e] = pass; }));
+  for (const e of P.buffers[i]) unitOf[e] = i;
+}
+export const children = Array.from({ length: NUM }, () => []);
+E.parents.forEach((list, e) => list.forEach(p => children[p].push(e)));
+export const isUnit = i => PART[P.part[i]] === "operation";
+export const kindOf = i => KIND[P.kind[i]];
+export const within = (i, box) => i >= box && i < end[box];
+export const VALUELESS = -2; // in place of a row of statistics
+export const failedUnit = D.failure ? unitOf[NUM - 1] : -1;
+
+export const state = {
+  open: new Uint8Array(N), selected: -1, second: -1, overlay: "", query: "", hits: [], hitAt: -1, pass: new Map(),
+  sides: { buffer: "dim", constant: "dim", mask: "dim", view: "dim" }, view: { x: 0, y: 0, k: 1 },
+};
+export const scene = { nodes: new Map(), edges: [], orders: new Map(), width: 0, height: 0, fresh: new Set() };
+export const timings = { open: 0, render: 0 };
+
+export function siblings(a, b) {
+  while (depth[a] > depth[b]) a = P.parent[a];
+  while (depth[b] > depth[a]) b = P.parent[b];
+  if (a === b) return null;
+  while (P.parent[a] !== P.parent[b]) { a = P.parent[a]; b = P.parent[b]; }
+  return [a, b];
+}

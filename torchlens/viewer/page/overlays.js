@@ -1,0 +1,45 @@
+/* Values to colour the model by. */
+
+import { D, E, P, end, scene, state } from "./outline.js";
+import { bytesText, numberText, short, timeText } from "./numbers.js";
+
+export const SCALE = [[0, 32, 77], [49, 68, 107], [102, 105, 112], [149, 143, 120], [202, 185, 105], [255, 234, 70]];
+export const overlays = new Map();
+overlays.set("time", { values: E.micros, isSum: true, text: timeText });
+overlays.set("memory", { values: E.bytes, isSum: true, text: bytesText });
+if (E.flops.some(v => v > 0)) overlays.set("FLOPs", { values: E.flops.map(v => v || null), isSum: true, text: v => short(v) });
+if (E.backward.some(v => v !== null)) overlays.set("backward time", { values: E.backward, isSum: true, text: timeText });
+if (E.gradnorm.some(v => v !== null)) overlays.set("gradient norm", { values: E.gradnorm, isSum: false, text: numberText });
+const UNITS = { seconds: v => timeText(v * 1e6), bytes: v => v < 0 ? "-" + bytesText(-v) : bytesText(v), FLOPs: v => short(v) };
+for (const own of D.overlays) {
+  overlays.set(own.name, { parts: new Map(own.parts.map((p, k) => [p, own.values[k]])), isSum: own.isSum, isOwn: true, text: UNITS[own.unit] || numberText });
+}
+export function overlayValue(i) {
+  const o = overlays.get(state.overlay);
+  if (!o) return null;
+  if (o.parts) return o.parts.has(i) ? o.parts.get(i) : null;
+  let sum = 0, count = 0;
+  for (let u = i; u < end[i]; u++) for (const own of P.entries[u]) for (const e of own) if (o.values[e] !== null) { sum += o.values[e]; count++; }
+  return count ? (o.isSum ? sum : sum / count) : null;
+}
+export const overlayText = v => overlays.get(state.overlay).text(v);
+export function colourAt(t) {
+  const at = Math.max(0, Math.min(1, t)) * (SCALE.length - 1), i = Math.min(SCALE.length - 2, Math.floor(at)), f = at - i;
+  return SCALE[i].map((c, k) => Math.round(c + (SCALE[i + 1][k] - c) * f));
+}
+export const css = c => "rgb(" + c.join(",") + ")";
+export function inkOn(c) {
+  const [r, g, b] = c.map(v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#10151d" : "#ffffff";
+}
+
+export function overlayRange() {
+  if (!state.overlay) return null;
+  let min = Infinity, max = -Infinity;
+  for (const node of scene.nodes.values()) {
+    if (node.isBox) continue;
+    const v = overlayValue(node.id);
+    if (v !== null) { min = Math.min(min, v); max = Math.max(max, v); }
+  }
+  return { min, max };
+}

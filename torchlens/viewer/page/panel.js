@@ -1,0 +1,136 @@
+/* The panel: details of what is selected. */
+
+import { $, D, E, NUM, P, PART, Q, S, T, VALUELESS, children, end, failedUnit, isUnit, panel, passOfEntry, state, unitOf, within } from "./outline.js";
+import { links } from "./links.js";
+import { bytesText, many, numberText, short, timeText } from "./numbers.js";
+import { countUnits, entriesNow, paramCount, paramsIn, shapeOf, typeOf } from "./names.js";
+import { overlayText, overlayValue, overlays } from "./overlays.js";
+import { html } from "./elements.js";
+import { draw } from "./draw.js";
+import { entriesIn } from "./light.js";
+import { select, toggle } from "./actions.js";
+import { histogram, statBlock } from "./statistics.js";
+
+function linkTo(e) {
+  const i = unitOf[e], text = e === NUM - 1 && D.failure ? S[P.title[i]] : S[E.label[e]];
+  return html("button", { type: "button", title: S[P.path[i]] + "  " + S[E.shape[e]], onclick: () => { if (P.entries[i].length > 1 && !P.buffers[i].includes(e)) state.pass.set(i, passOfEntry[e]); select(i, { isCentred: false }); } }, text);
+}
+function linkList(heading, list) {
+  const out = document.createDocumentFragment();
+  if (!list.length) return out;
+  const row = html("div", { class: "links" }, ...list.slice(0, 40).map(linkTo));
+  if (list.length > 40) row.append("and " + many(list.length - 40) + " more");
+  out.append(html("h3", {}, heading), row);
+  return out;
+}
+function facts(rows) {
+  const list = html("dl");
+  for (const [name, value] of rows) if (value !== "" && value !== null) list.append(html("dt", {}, name), html("dd", {}, value));
+  return list;
+}
+function placeBlock(place) {
+  const out = document.createDocumentFragment();
+  if (place < 0) return out;
+  const [where, text] = D.places[place];
+  out.append(html("h3", {}, "Source"), html("div", { class: "sub" }, S[where]));
+  if (S[text]) out.append(html("code", {}, S[text]));
+  return out;
+}
+function passBlock(i) {
+  const most = isUnit(i) ? P.entries[i].length : P.passes[i];
+  if (most < 2 || !isUnit(i) && !["loop", "module"].includes(PART[P.part[i]])) return null;
+  const now = Math.min(state.pass.get(i) || 0, most - 1);
+  const shown = html("span", {}, (now + 1) + " / " + many(most));
+  const change = to => {
+    const at = Math.max(0, Math.min(most - 1, to));
+    state.pass.set(i, at);
+    for (let u = i + 1; u < end[i]; u++) {
+      const own = isUnit(u) ? P.entries[u].length : P.passes[u];
+      if (own > 1) state.pass.set(u, own === most ? at : Math.floor(at * own / most));
+    }
+    draw();
+    showPanel();
+  };
+  const slider = html("input", { type: "range", min: 1, max: most, value: now + 1, "aria-label": "Pass", id: "pass" });
+  slider.addEventListener("change", () => { change(slider.value - 1); $("pass").focus(); });
+  return html("div", { class: "passes" }, html("span", {}, "Pass"), html("button", { type: "button", "aria-label": "Previous pass", id: "pass-back", onclick: () => { change(now - 1); $("pass-back").focus(); } }, "‹"),
+    slider, html("button", { type: "button", "aria-label": "Next pass", id: "pass-next", onclick: () => { change(now + 1); $("pass-next").focus(); } }, "›"), shown);
+}
+export function showPanel() {
+  const i = state.selected;
+  panel.replaceChildren();
+  panel.scrollTop = 0;
+  if (i <= 0) { showModel(); return; }
+  const kind = PART[P.part[i]];
+  panel.append(html("h2", {}, S[P.title[i]]));
+  const sub = kind === "operation" ? typeOf(i) : kind === "module" ? S[P.type[i]] : ({ loop: "loop", repeat: "identical parts, folded", step: "one of identical parts", span: "span" })[kind] + " · " + S[P.type[i]];
+  panel.append(html("div", { class: "sub" }, sub + (S[P.path[i]] && S[P.path[i]] !== S[P.title[i]] ? " in " + S[P.path[i]] : "")));
+  if (i === failedUnit) {
+    panel.append(html("h3", {}, "Failed"), html("div", { class: "error" }, D.failure.message));
+    if (D.failure.arguments) panel.append(html("h3", {}, "Arguments"), html("code", {}, D.failure.arguments));
+  }
+  const passes = passBlock(i);
+  if (passes) panel.append(passes);
+  const all = entriesIn(i), buffers = isUnit(i) ? P.buffers[i] : [];
+  const params = paramsIn(i), time = all.reduce((sum, e) => sum + E.micros[e], 0), flops = all.reduce((sum, e) => sum + E.flops[e], 0);
+  if (isUnit(i)) {
+    const own = entriesNow(i), e = own[0];
+    const isFailed = i === failedUnit;
+    panel.append(facts([
+      ["Label", isFailed ? "" : own.map(k => S[E.label[k]]).join(", ")], ["Operation", isFailed ? D.failure.operation : typeOf(i) !== S[P.type[i]] || S[P.path[i]] === S[P.title[i]] ? S[E.label[e]].split("_")[0] : ""],
+      ["Shape", isFailed ? "" : own.map(k => S[E.shape[k]]).join("; ")], ["Input shapes", E.parents[e].filter(p => !buffers.includes(p)).map(p => S[E.shape[p]]).join("; ")],
+      ["Type", isFailed ? "" : S[E.dtype[e]]], ["Size", isFailed ? "" : bytesText(own.reduce((sum, k) => sum + E.bytes[k], 0))],
+      ["Time", isFailed ? "" : timeText(own.reduce((sum, k) => sum + E.micros[k], 0))], ["All passes", P.entries[i].length > 1 ? timeText(time) : ""],
+      ["FLOPs", E.flops[e] ? short(E.flops[e]) : ""], ["Arguments", S[E.args[e]]],
+      ["Values", !isFailed && own.some(k => E.stat[k] === VALUELESS) ? "none: the tensor is " + D.valueless : ""],
+      [state.overlay, state.overlay && overlays.get(state.overlay).isOwn && overlayValue(i) !== null ? overlayText(overlayValue(i)) : ""],
+      ["Backward", isFailed || E.backward[e] === null ? "" : timeText(own.reduce((sum, k) => sum + (E.backward[k] || 0), 0))],
+    ]));
+    own.forEach(k => { if (E.stat[k] >= 0) panel.append(statBlock(E.stat[k], own.length > 1 ? "Values of " + S[E.label[k]] : "Values")); });
+    own.forEach(k => { if (E.grad[k] >= 0) panel.append(statBlock(E.grad[k], "Gradient")); });
+    panel.append(linkList("Parents", [...new Set(own.flatMap(k => E.parents[k]))].filter(p => !buffers.includes(p))));
+    panel.append(linkList("Children", [...new Set(own.flatMap(k => children[k]))]));
+  } else {
+    const units = new Set(), ins = new Set(), outs = new Set();
+    for (const e of all) units.add(unitOf[e]);
+    for (const e of all) { for (const p of E.parents[e]) if (!within(unitOf[p], i)) ins.add(p); for (const c of children[e]) if (!within(unitOf[c], i)) outs.add(c); }
+    panel.append(facts([
+      ["Operations", many(countUnits(i))], ["Output shape", shapeOf(i)], ["Input shapes", [...new Set([...ins].map(e => S[E.shape[e]]))].slice(0, 4).join("; ")],
+      ["Parameters", params.length ? many(paramCount(i)) : ""], ["Their size", params.length ? bytesText(params.reduce((sum, p) => sum + Q.bytes[p], 0)) : ""],
+      ["Tensors", bytesText(all.reduce((sum, e) => sum + E.bytes[e], 0))], ["Time", timeText(time)], ["FLOPs", flops ? short(flops) : ""],
+      ["Backward", all.some(e => E.backward[e] !== null) ? timeText(all.reduce((sum, e) => sum + (E.backward[e] || 0), 0)) : ""],
+      [state.overlay, state.overlay && overlays.get(state.overlay).isOwn && overlayValue(i) !== null ? overlayText(overlayValue(i)) : ""],
+    ]));
+    panel.append(html("div", { class: "passes" }, html("button", { type: "button", onclick: () => toggle(i) }, state.open[i] ? "Collapse" : "Expand")));
+    const out = links.outOf[i], shown = out > 0 ? entriesNow(out) : [];
+    if (shown.length && E.stat[shown[0]] >= 0) panel.append(statBlock(E.stat[shown[0]], "Values of its output, " + S[E.label[shown[0]]]));
+    panel.append(linkList("Parents", [...ins]), linkList("Children", [...outs]));
+  }
+  if (params.length) {
+    const list = html("div", { class: "params" });
+    for (const p of params.slice(0, isUnit(i) ? 20 : 12)) {
+      const item = html("div", {}, html("b", {}, S[Q.address[p]]), " " + S[Q.shape[p]] + " ", html("span", { class: "sub" }, S[Q.dtype[p]] + ", " + bytesText(Q.bytes[p]) + (Q.trained[p] ? "" : ", frozen")));
+      if (Q.stat[p] >= 0 && isUnit(i)) item.append(histogram(Q.stat[p]), html("div", { class: "pair" }, html("span", {}, numberText(T.low[Q.stat[p]])), html("span", {}, "std " + numberText(T.std[Q.stat[p]])), html("span", {}, numberText(T.high[Q.stat[p]]))));
+      if (Q.grad[p] >= 0) item.append(html("div", { class: "sub" }, "gradient std " + numberText(T.std[Q.grad[p]]) + ", largest " + numberText(Math.max(Math.abs(T.min[Q.grad[p]]), Math.abs(T.max[Q.grad[p]])))));
+      list.append(item);
+    }
+    panel.append(html("h3", {}, "Parameters"), list);
+    if (params.length > list.children.length) list.append(html("div", {}, "and " + many(params.length - list.children.length) + " more"));
+  }
+  if (buffers.length) {
+    const list = html("div", { class: "params" });
+    for (const e of buffers) list.append(html("div", {}, html("b", {}, S[E.args[e]]), " " + S[E.shape[e]]));
+    panel.append(html("h3", {}, "Buffers"), list);
+  }
+  panel.append(placeBlock(isUnit(i) && P.place[i] < 0 ? E.place[entriesNow(i)[0]] : P.place[i]));
+}
+function showModel() {
+  panel.append(html("h2", {}, D.title), html("div", { class: "sub" }, D.failure ? "The forward pass failed." : "One forward pass."));
+  if (D.valueless) panel.append(html("div", { class: "sub", id: "valueless" }, "Tensors without values are " + D.valueless + ": shapes, sizes and FLOPs are there, statistics are not, and times are those of working out shapes."));
+  if (D.note) panel.append(html("div", { class: "sub", id: "note" }, D.note));
+  panel.append(facts([
+    ["Tensors", many(D.tensors)], ["Their size", bytesText(D.bytes)], ["Parameters", many(D.params)], ["Their size", bytesText(D.paramBytes)],
+    ["Forward pass", timeText(D.seconds * 1e6)], ["FLOPs", E.flops.some(Boolean) ? short(E.flops.reduce((a, b) => a + b, 0)) : ""],
+  ]));
+  panel.append(html("h3", {}, "How to"), html("div", { class: "sub" }, "Click a box to open it, again to close it. Shift-click a second one to see the paths between the two. Press ? for the keys."));
+}

@@ -1,0 +1,67 @@
+/* Opening the page. */
+
+import { $, D, N, P, PART, S, depth, failedUnit, isUnit, kids, scene, stage, started, state, timings } from "./outline.js";
+import { connect, links } from "./links.js";
+import { countUnits } from "./names.js";
+import { overlays } from "./overlays.js";
+import { arrange } from "./arrange.js";
+import { html } from "./elements.js";
+import { draw } from "./draw.js";
+import { fit } from "./camera.js";
+import { select, toggle } from "./actions.js";
+import { search, walk } from "./search.js";
+import { showPanel } from "./panel.js";
+import { drawSides } from "./bar.js";
+import { restore } from "./address.js";
+import { listen } from "./input.js";
+
+/* Expands, largest first, until at least 10 and at most 40 nodes show. */
+function openReadable() {
+  state.open[0] = 1;
+  if (failedUnit > 0) for (let p = P.parent[failedUnit]; p > 0; p = P.parent[p]) state.open[p] = 1;
+  connect();
+  const shown = i => kids[i].filter(k => !links.hidden[k]).length;
+  const visible = () => { let n = 0; (function count(i) { for (const k of kids[i]) if (!links.hidden[k]) { if (state.open[k]) count(k); else n++; } })(0); return n; };
+  for (let now = visible(); now < 10; now = visible()) {
+    const candidates = [];
+    (function look(i) { for (const k of kids[i]) if (!isUnit(k)) { if (state.open[k]) look(k); else candidates.push(k); } })(0);
+    // A small loop stays one node. Large things first, modules before what is folded.
+    const worth = k => countUnits(k) * (PART[P.part[k]] === "module" ? 4 : 1) / (1 + depth[k]);
+    const isSmallLoop = k => (PART[P.part[k]] === "loop" || P.passes[k] > 1 && PART[P.part[k]] === "module") && countUnits(k) < 500;
+    const fits = candidates.filter(k => now - 1 + shown(k) <= 40 && !isSmallLoop(k));
+    if (!fits.length) break;
+    fits.sort((a, b) => worth(b) - worth(a) || a - b);
+    state.open[fits[0]] = 1;
+  }
+}
+
+function start() {
+  $("name").textContent = D.title;
+  $("overlay").append(html("option", { value: "" }, "kind"), ...[...overlays.keys()].map(name => html("option", { value: name }, name)));
+  drawSides();
+  if (D.failure) {
+    const where = D.failure.module ? " in " + D.failure.module : "";
+    $("failure").append("The forward pass failed" + where + (D.failure.operation ? ", in " + D.failure.operation + "(" + D.failure.arguments + ")" : "") + ": " + D.failure.message,
+      html("button", { type: "button", onclick: () => select(failedUnit, { isCentred: true }) }, "Show"));
+    $("failure").hidden = false;
+  }
+  listen();
+  if (!restore(location.hash)) {
+    openReadable();
+    arrange();
+    draw();
+    fit(true);
+    showPanel();
+    if (failedUnit > 0) select(failedUnit, {});
+  }
+  timings.open = performance.now() - started;
+  timings.sinceNavigation = performance.now();
+}
+start();
+
+window.torchlens = {
+  timings, state, scene, D, toggle, select, search, walk, fit, shown: () => [...scene.nodes.values()].filter(n => !n.isBox).length,
+  title: i => S[P.title[i]],
+  find: text => { for (let i = 1; i < N; i++) if (S[P.title[i]] === text) return i; return -1; },
+  screen: i => { const n = scene.nodes.get(i), v = state.view, r = stage.getBoundingClientRect(); return n ? { x: r.left + v.x + n.x * v.k, y: r.top + v.y + n.y * v.k, w: n.w * v.k, h: n.h * v.k } : null; },
+};
