@@ -1,8 +1,9 @@
 """What a program's log must say, worked out while the program runs plainly, from nothing but memory addresses.
 
 The rule: an operation that is given a tensor reads, of each element, the last operation that wrote it since the tensor was
-made; and the operation that made the tensor, if an element is still as it left it, or if it is a view. What an in-place
-operation writes is the whole tensor it is given. What is given as `out=` is written, not read.
+made; and the operation that made the tensor, if an element is still as it left it, or if it is a view. An operation that
+makes a view reads of the tensor it is given the elements that the view looks at. What an in-place operation writes is the
+whole tensor it is given. What is given as `out=` is written, not read.
 """
 
 from collections.abc import Callable
@@ -56,10 +57,17 @@ class Oracle:
         for output in outputs:
             is_written = any(output is target for target in written)
             is_view = not is_written and _address(output) in storages
-            self._add(name, output, parents, is_view, values)
+            read = self._read_by_view(given, output) if is_view else parents
+            self._add(name, output, read, is_view, values)
         for target in written:
             self._note_write(target, first)
         return result
+
+    def _read_by_view(self, given: dict[Any, Tensor], view: Tensor) -> set[int]:
+        found: set[int] = set()
+        for tensor in given.values():
+            found |= self.read(tensor, view if _address(tensor) == _address(view) else tensor)
+        return found
 
     def leave_module(self, tensor: Tensor, first: int) -> None:
         """A module hands back a tensor: if it was there before, that is an entry."""
@@ -70,14 +78,14 @@ class Oracle:
         for tensor in outputs:
             self._add("output", tensor, self.read(tensor), True, {}, is_made=False)
 
-    def read(self, tensor: Tensor) -> set[int]:
-        """Whom a reader of the tensor reads now."""
+    def read(self, tensor: Tensor, part: Tensor | None = None) -> set[int]:
+        """Whom a reader of the tensor reads now, or of the part of it that another tensor looks at."""
         made_by = self._made_by.get(id(tensor))
         if made_by is None:  # a parameter, which nobody writes here
             return set()
-        last = self._writers[_address(tensor)][_places(tensor)]
+        last = self._writers[_address(tensor)][_places(tensor if part is None else part)]
         sources = {int(writer) for writer in last if writer > made_by}
-        if self.entries[made_by].is_view or not (last > made_by).all():
+        if self.entries[made_by].is_view or not last.size or not (last > made_by).all():
             sources.add(made_by)
         return sources
 

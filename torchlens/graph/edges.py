@@ -2,7 +2,7 @@
 
 An operation that is given a tensor reads the entry that made it, unless the memory was written since: then it reads the
 writers, each byte's last one. An entry that only looks at memory (a view) is read in any case: it is how the reader got
-there.
+there. A view itself reads of the tensor it is made from what it looks at, and no more.
 """
 
 from bisect import bisect_left
@@ -46,7 +46,7 @@ def find_edges(recording: Recording) -> Edges:
         if memory.may_differ(given):
             # All results of one call were read for before the first of them was there.
             time = entry - (row.output_index or 0)
-            unanswered.append((entry, [(location, memory.read(argument, time)) for location, argument in given]))
+            unanswered.append((entry, [(location, memory.read(argument, time, entry)) for location, argument in given]))
     memory.answer()
     for entry, reads in unanswered:
         read = [(location, source) for location, own in reads for source in memory.sources(own)]
@@ -90,8 +90,8 @@ class _WrittenMemory:
         """Whether memory that one of the arguments looks at was ever written."""
         return any(self._storage_of(argument) in self._writes for _, argument in given)
 
-    def read(self, argument: int, time: int) -> _Read:
-        """What is read by reading entry `argument` just before entry `time` was made."""
+    def read(self, argument: int, time: int, reader: int) -> _Read:
+        """What entry `reader` reads by reading entry `argument` just before entry `time` was made."""
         own = (argument,) if argument >= 0 else ()
         storage = self._storage_of(argument)
         writes = self._writes.get(storage, ())
@@ -101,7 +101,10 @@ class _WrittenMemory:
         if not num_before or writes[num_before - 1].entry <= since:
             return _Read(own, True, None)
         # An entry that was never looked at while its memory was written was not written.
-        region = self._recording.regions.get(argument)
+        regions = self._recording.regions
+        region = regions.get(argument)
+        if region is not None and self._is_view(reader, storage):
+            region = regions.get(reader, region)
         if region is None or not region.num_elements:
             return _Read(own, True, None)
         is_view = argument >= 0 and self._is_view(argument, storage)
