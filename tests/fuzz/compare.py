@@ -18,7 +18,7 @@ def check_program(steps: list[Any], how: str = "all", has_grad: bool = False) ->
     """
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    model, inputs = Program(steps), _inputs()
+    model, inputs = Program(steps), program_inputs()
     model.observer = oracle = Oracle(inputs, [model.memory, model.spread])
     with torch.set_grad_enabled(has_grad):
         expected = model(*inputs)
@@ -27,7 +27,7 @@ def check_program(steps: list[Any], how: str = "all", has_grad: bool = False) ->
     after, memory = torch.get_rng_state(), model.memory.clone()
 
     torch.set_rng_state(state)
-    model, inputs_logged = Program(steps), _inputs()
+    model, inputs_logged = Program(steps), program_inputs()
     with torch.set_grad_enabled(has_grad):
         history = log_forward_pass(
             model, inputs_logged, layers_to_save="none" if how == "none" else "all", save_function_args=how == "arguments"
@@ -39,7 +39,8 @@ def check_program(steps: list[Any], how: str = "all", has_grad: bool = False) ->
     return len(oracle.entries)
 
 
-def _inputs() -> list[torch.Tensor]:
+def program_inputs() -> list[torch.Tensor]:
+    """What every program is given."""
     return [torch.linspace(-2, 2, 12).reshape(3, 4), torch.linspace(-1, 1, 4)]
 
 

@@ -9,18 +9,27 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from compare import HOW, check_program
+from compare import HOW, check_program, program_inputs
+from machine import Program
 from programs import programs
 
 from torchlens import ValueChangedError
 from torchlens.capture.memory import Memory
 from torchlens.graph import edges
+from torchlens.validation import validate_forward_pass
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 @given(steps=programs, how=st.sampled_from(HOW), has_grad=st.booleans())
 def test_random_programs_are_logged_as_they_run(steps, how, has_grad):
     assert check_program(steps, how, has_grad) > 0
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+@given(steps=programs)
+def test_the_logs_of_random_programs_are_proved(steps):
+    report = validate_forward_pass(Program(steps), program_inputs())
+    assert report.passed, str(report)
 
 
 # What random programs found, and a few by hand.

@@ -18,6 +18,7 @@ from torchlens.capture.recording import Write
 from torchlens.capture.regions import Region, region_of
 from torchlens.graph import cells
 from torchlens.graph.last_writers import Answer, Question, last_writers
+from torchlens.validation import validate_forward_pass
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -137,6 +138,43 @@ class Runs(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.function(x)
+
+
+@pytest.mark.parametrize("start", range(0, 120, 40))
+def test_random_views_read_what_they_look_at_as_byte_by_byte(start: int) -> None:
+    num_partial = 0
+    for seed in range(start, start + 40):
+        generator = np.random.default_rng(seed)
+        shape = SHAPES[generator.integers(0, len(SHAPES))]
+        regions = [region_of(random_view(generator, torch.zeros(shape))) for _ in range(12)]
+        steps = [(region, bool(generator.integers(0, 2))) for region in regions if region.item_bytes == 4]
+
+        def run(x: torch.Tensor, steps: list[tuple[Region, bool]] = steps) -> list[torch.Tensor]:
+            y, results = x * 1, []
+            for region, is_written in steps:
+                view = y.as_strided(region.shape, region.strides, region.offset)
+                if is_written and not region.overlaps_itself:
+                    view.add_(1)
+                results.append(view)
+            return [view * 2 for view in results]
+
+        history = tl.log_forward_pass(Runs(run), torch.rand(shape))
+        log = history._log
+        writes: list[Write] = []
+        views: list[int] = []
+        made = 1  # after the input
+        for number, row in enumerate(log.recording.rows):
+            if row.operation.name == "as_strided":
+                views.append(number)
+            elif row.operation.name == "add_":
+                writes.append(Write(number, 0, steps[len(views) - 1][0]))
+        for (region, _), view in zip(steps, views, strict=True):
+            writers, is_covered = writers_of(Question(region, made, view), writes)
+            expected = writers if is_covered and region.num_elements else [made, *writers]
+            assert [log.graph.recorded[parent] for parent in log.graph.parents[log.graph.entry_of[view]]] == expected, seed
+            num_partial += len(expected) < len([write for write in writes if write.entry < view])
+        assert validate_forward_pass(Runs(run), torch.rand(shape)).findings == [], seed
+    assert num_partial > 50
 
 
 def count_cells(monkeypatch: pytest.MonkeyPatch) -> list[int]:

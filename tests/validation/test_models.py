@@ -110,6 +110,22 @@ def complex_numbers(_, x):
     return torch.fft.fft(x).conj().abs() + torch.view_as_real(torch.fft.rfft(x)).sum()
 
 
+def conjugates(_, x):
+    y = torch.complex(x, x)
+    turned, part = y.conj(), y.conj().imag
+    y[0].add_(1)
+    turned[1].mul_(2)
+    return turned * 2, part + 1, y * 3
+
+
+def rows_of_a_table(_, x):
+    y = x * 1
+    for row in range(3):
+        y[row].add_(row)
+    low, high = y.split(2, dim=1)
+    return low * 2, high.view(torch.int32) + 1, y[1], y[:, 2:] + y[:, :2]
+
+
 def counting(self, x):
     self.count += 1
     self.seen.append(x)
@@ -160,6 +176,8 @@ CASES = {
     "attention": lambda: Model(lambda s, x: s.a(x, x, x), a=nn.MultiheadAttention(4, 2, dropout=0.1)),
     "transformer": lambda: nn.TransformerEncoderLayer(4, 2, 8),
     "sparse": lambda: Model(sparse),
+    "conjugates": lambda: Model(conjugates),
+    "rows of a table": lambda: Model(rows_of_a_table),
     "complex numbers": lambda: Model(complex_numbers),
     "identity": lambda: nn.Sequential(nn.Identity(), nn.Linear(4, 2), nn.Identity()),
     "input returned": lambda: Model(lambda _, x: (x, {"again": x})),

@@ -13,19 +13,17 @@ from torch.nn.parameter import is_lazy
 
 from torchlens.capture.memory import has_memory
 from torchlens.capture.observer import CallKind
-from torchlens.state.values import brief, difference, same
+from torchlens.capture.regions import Region
+from torchlens.state.values import brief, difference, has_elements, same
 from torchlens.validation.exemptions import CONTENDED, EARLY, LAZY
-from torchlens.validation.memory import Contribution, Painting, paint
+from torchlens.validation.memory import NOBODY, Contribution, Painting, paint
 from torchlens.validation.report import Finding, NotShown, ValidationReport
 from torchlens.validation.snapshots import Snapshot
 from torchlens.validation.sources import Sources
 from torchlens.validation.subject import Subject
 from torchlens.validation.witness import Call
 
-__all__ = ["NOBODY", "check_arguments", "contributions_of"]
-
-# Stands for memory that none of the parents wrote.
-NOBODY = torch.iinfo(torch.int64).min
+__all__ = ["check_arguments", "contributions_of"]
 
 
 def check_arguments(subject: Subject, report: ValidationReport) -> None:
@@ -34,15 +32,12 @@ def check_arguments(subject: Subject, report: ValidationReport) -> None:
     checker = _Checker(subject, report)
     for call in subject.calls:
         arguments = subject.arguments(call)
+        checker.sources.begin(call, arguments.values())
         if call.is_early:
             report.exemptions["arguments", EARLY] += len(arguments)
-            checker.sources.after(call, arguments.values())
-            continue
-        for number in range(call.first, call.last):
-            read = checker.read_arguments(call, number, arguments)
-            if checker.check_reads(number, call.first, read, set(arguments) - set(read)) and number == call.first:
-                checker.check_values(number, read)
-        checker.sources.after(call, arguments.values())
+        else:
+            checker.check_call(call, arguments)
+        checker.sources.end(call)
     tensors = subject.evidence.tensors
     for _, number in recording.outputs:
         if number in tensors:
@@ -78,6 +73,14 @@ class _Checker:
         self._exits = {call: set(numbers) for call, numbers in subject.log.recording.module_exits}
         self._makers = {number: call for call in subject.calls for number in range(call.first, call.last)}
         self.sources = Sources(subject.evidence)
+
+    def check_call(self, call: Call, arguments: dict[object, Snapshot]) -> None:
+        """Each row of a call reads what the call was given; the values need be compared once, but for views."""
+        for number in range(call.first, call.last):
+            read = self.read_arguments(call, number, arguments)
+            is_right = self.check_reads(number, call.first, read, set(arguments) - set(read))
+            if is_right and (number == call.first or self.sources.is_view(number)):
+                self.check_values(number, read)
 
     def read_arguments(self, call: Call, number: int, arguments: dict[object, Snapshot]) -> dict[object, Snapshot]:
         """What a row of a call reads.
@@ -124,9 +127,11 @@ class _Checker:
             self._find(number, f"{self._what(number, location)} to be {maker}", self._name(given))
             return
         row = next((row for row in rows if row < 0), NOBODY) if given is None else given
-        expected, may_be_more = self.sources.read(argument, row)
-        found = set(reads)
-        if found != expected and not (may_be_more and found > expected):
+        expected, found = self.sources.read(argument, row, number), set(reads)
+        if expected is None:
+            reason = "parts of its memory were written in too irregular a pattern to tell who wrote which"
+            self._report.not_shown.append(NotShown("arguments", self._subject.label(number), location, reason))
+        elif found != expected:
             text = f"{self._what(number, location)} to be read from {self._names(sorted(expected))}"
             self._find(number, text, self._names(sorted(found)))
 
@@ -193,15 +198,19 @@ class _Checker:
         if any(is_lazy(subject.seen(source)) for source in sources):
             self._report.exemptions["arguments", LAZY] += 1
             return
+        part = self.sources.part_read(argument, number)
+        if not has_elements(part.value):
+            return
         source = sources[0]
         value = subject.seen(source) if source in subject.unsteady else subject.value(source)
         if len(sources) == 1 and same(value, argument.value):
             return
-        painting = paint(argument, contributions_of(subject, number, location), NOBODY)
-        if painting is not None and bool((painting.sources != NOBODY).all()) and same(painting.value, argument.value):
+        painting = paint(part, contributions_of(subject, number, location))
+        may_reach_beyond = _reaches_beyond(part.region, argument.region)
+        if painting is not None and same(painting.value, part.value) and (may_reach_beyond or not painting.num_of_nobody):
             return
         expected = f"{self._what(number, location)} ({brief(argument.value)}) to be what {self._names(sources)} saved"
-        self._find(number, expected, _explanation(value, sources, argument, painting))
+        self._find(number, expected, _explanation(value, sources, part, painting))
 
     def _find(self, number: int, expected: str, found: str) -> None:
         self._report.findings.append(Finding("arguments", self._subject.label(number), expected, found))
@@ -226,11 +235,15 @@ def _is_captured(location: object) -> bool:
     return isinstance(location, tuple) and location[0] == "captured"
 
 
+def _reaches_beyond(part: Region | None, whole: Region | None) -> bool:
+    """Whether a view looks at memory that the tensor it is made from does not (`as_strided`)."""
+    return part is not None and whole is not None and (part.start < whole.start or part.end > whole.end)
+
+
 def _explanation(value: Any, sources: list[int], argument: Snapshot, painting: Painting | None) -> str:
     if len(sources) > 1 and painting is not None:
-        unexplained = int((painting.sources == NOBODY).sum())
-        if unexplained:
-            return f"{unexplained} of {argument.value.numel()} elements that none of them wrote"
+        if painting.num_of_nobody:
+            return f"{painting.num_of_nobody} of {argument.value.numel()} elements that none of them wrote"
         return difference(painting.value, argument.value)
     return difference(value, argument.value) if isinstance(value, torch.Tensor) else "nothing saved"
 

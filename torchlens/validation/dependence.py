@@ -8,7 +8,7 @@ argument count (`x ** 0`, `argmax` of one element), that is reported apart: noth
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ import torch
 from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
 from torchlens.state.values import close, has_elements, same
-from torchlens.validation.arguments import NOBODY, contributions_of
+from torchlens.validation.arguments import contributions_of
 from torchlens.validation.changes import Changes, numbers_in
-from torchlens.validation.exemptions import CAPTURED, EMPTY, PART, VIEW, dependence_exemption
-from torchlens.validation.memory import paint
+from torchlens.validation.exemptions import CAPTURED, EMPTY, MANY, PART, VIEW, dependence_exemption
+from torchlens.validation.memory import Painting, paint
 from torchlens.validation.replay import replay_exemption, run_again
 from torchlens.validation.report import NotShown, ValidationReport
 from torchlens.validation.snapshots import Snapshot
@@ -33,6 +33,8 @@ _SEED = 20_240_229
 # How many times the other arguments are changed too, and how many values the argument gets each time.
 _NUM_STYLES = 8
 _NUM_BESIDE = 4
+# Of those that wrote parts of one argument, so many are tried.
+_MOST_WRITERS = 32
 
 
 def check_dependence(subject: Subject, report: ValidationReport) -> None:
@@ -62,6 +64,7 @@ class _Case:
     before: list[Any]
     numbers: list[int | float]
     is_exact: bool  # whether it gives the very same bits each time
+    paintings: dict[tuple[int, Any], Painting | None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -89,13 +92,16 @@ class _Checker:
         numbers = numbers_in(call.args) + numbers_in(call.kwargs)
         is_exact = call.first not in self._subject.inexact
         case = _Case(call, rows, self._subject.arguments(call), before, numbers, is_exact)
-        places: dict[int, list[Any]] = {}
-        for location, sources in self._subject.reads(call.first).items():
-            for source in sources:
-                places.setdefault(source, []).append(location)
-        for parent, locations in places.items():
-            attempts = _Attempts()
-            if any(self._depends(case, parent, location, attempts) for location in locations):
+        places: dict[int, dict[Any, int]] = {}  # by parent and location, the first row that reads it there
+        for number in range(call.first, call.last):
+            for location, sources in self._subject.reads(number).items():
+                for source in sources[:_MOST_WRITERS]:
+                    places.setdefault(source, {}).setdefault(location, number)
+                if number == call.first and len(sources) > _MOST_WRITERS:
+                    self._report.exemptions["dependence", MANY] += len(sources) - _MOST_WRITERS
+        for parent, readers in places.items():
+            attempts, locations = _Attempts(), list(readers)
+            if any(self._depends(case, parent, location, readers[location], attempts) for location in locations):
                 self._report.num_checked["dependence"] += 1
             elif attempts.exemption is not None:
                 self._report.exemptions["dependence", attempts.exemption] += 1
@@ -112,7 +118,7 @@ class _Checker:
         tried = f"{attempts.num_alone + attempts.num_beside} values tried{beside}"
         return f"{case.name} gives {_described(case.before)} whatever {self._subject.label(parent)} is: {tried}"
 
-    def _depends(self, case: _Case, parent: int, location: Any, attempts: _Attempts) -> bool:
+    def _depends(self, case: _Case, parent: int, location: Any, number: int, attempts: _Attempts) -> bool:
         """Whether the results depend on the parent there; if not, `attempts` says why they need not, or what was tried."""
         argument = case.arguments.get(location)
         if argument is None:
@@ -124,7 +130,7 @@ class _Checker:
         if (reason := replay_exemption(case.call, case.rows[0])) is not None:
             attempts.exemption = dependence_exemption(case.name, location) or reason
             return False
-        part = self._part_of(case.call.first, location, argument, parent)
+        part = self._part_of(case, number, location, argument, parent)
         if part is not None and not bool(part.any()):
             attempts.exemption = VIEW
             return False
@@ -145,12 +151,24 @@ class _Checker:
                 return False
         return self._is_hidden(case, location, attempts)
 
-    def _part_of(self, number: int, location: Any, argument: Snapshot, parent: int) -> Tensor | None:
-        """Which elements of the argument the parent wrote; None for all."""
+    def _part_of(self, case: _Case, number: int, location: Any, argument: Snapshot, parent: int) -> Tensor | None:
+        """Which elements of the argument the parent wrote; None for all.
+
+        A view is all that the parent wrote of what it looks at: any change of the argument must show there.
+        """
         if len(self._subject.reads(number)[location]) == 1:
             return None
-        painting = paint(argument, contributions_of(self._subject, number, location), NOBODY)
-        return None if painting is None else painting.sources == parent
+        result = self._subject.evidence.tensors[number]
+        is_view = result.region is not None and result.storage == argument.storage
+        is_view = is_view and argument.storage not in case.call.written_storages
+        if (number, location) not in case.paintings:
+            contributions = contributions_of(self._subject, number, location)
+            case.paintings[number, location] = paint(result if is_view else argument, contributions)
+        painting = case.paintings[number, location]
+        if painting is None:
+            return None
+        part = painting.part_of(parent)
+        return None if is_view and bool(part.any()) else part
 
     def _is_hidden(self, case: _Case, location: Any, attempts: _Attempts) -> bool:
         """Whether the argument matters once the others have other values."""

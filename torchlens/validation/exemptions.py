@@ -14,6 +14,7 @@ __all__ = [
     "EMPTY",
     "GRADIENT",
     "LAZY",
+    "MANY",
     "OPAQUE_REPLAY",
     "PART",
     "REPLAY",
@@ -41,7 +42,6 @@ REPLAY["_make_dual"] = REPLAY["_unpack_dual"] = "a dual number lives in a level 
 OPAQUE_REPLAY: dict[str, str] = dict.fromkeys(
     ("object_to_tensor", "tensor_to_object"), "a pickle holds more of a tensor than its values"
 )
-EARLY = "it was given memory that a collective was still writing, and that nobody had waited for"
 EARLY = "it was given memory that a collective was still writing, and that nobody had waited for"
 COLLECTIVE = "it needs the other processes, which would have to run it again at the same time and as often"
 VARIED = "it is given other numbers each time the model runs"
@@ -95,6 +95,7 @@ DEPENDENCE: tuple[Exemption, ...] = (
 # Parents that an operation need not depend on whatever it is: why.
 VIEW = "a view that was written over since: it is how the reader got to the memory"
 PART = "one of several that wrote the argument, in a part of it that the operation does not pick"
+MANY = "one of many that wrote parts of one argument, of which some were tried"
 CAPTURED = "a tensor that a function captured cannot be changed from outside"
 CONTENDED = "another thread wrote to an argument while the operation ran"
 UNSTEADY = "a number or a text that differs between two plain runs, too, such as a time"

@@ -10,9 +10,9 @@ from torchlens.capture.recording import Row
 from torchlens.capture.trees import Path, plain_tensors
 from torchlens.capture.wrappers import copy_of
 from torchlens.state.values import brief, close, difference, same
-from torchlens.validation.arguments import NOBODY, contributions_of
+from torchlens.validation.arguments import contributions_of
 from torchlens.validation.exemptions import COLLECTIVE, CONTENDED, EARLY, OPAQUE_REPLAY, REPLAY, UNINITIALISED, VARIED
-from torchlens.validation.memory import paint
+from torchlens.validation.memory import Memory, paint
 from torchlens.validation.modes import in_force
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.snapshots import Snapshot, frozen_tensors, thaw
@@ -69,8 +69,8 @@ def own_arguments(subject: Subject, number: int, arguments: dict[Any, Snapshot])
     for location, sources in subject.reads(number).items():
         argument = arguments.get(location)
         if argument is not None and not subject.unsteady.isdisjoint(sources):
-            painting = paint(argument, contributions_of(subject, number, location, as_logged=True), NOBODY)
-            value = subject.value(sources[0]) if painting is None or len(sources) == 1 else painting.value
+            painting = paint(argument, contributions_of(subject, number, location, as_logged=True))
+            value = subject.value(sources[0]) if painting is None else painting.value
             if isinstance(value, Tensor):
                 found[location] = value
     return found
@@ -152,7 +152,7 @@ class _Arguments:
     def __init__(self, call: Call, changed: dict[Any, Tensor]) -> None:
         self._call = call
         self._changed = changed
-        self._made: dict[tuple[int, Any], Tensor] = {}
+        self._made: dict[tuple[Any, ...], Tensor] = {}
         self._shared = _shared_memory(call, changed)
 
     def __call__(self, path: Path, snapshot: Snapshot) -> Tensor:
@@ -163,15 +163,15 @@ class _Arguments:
         if snapshot.storage not in self._call.written_storages:
             return _with_grad(snapshot.value, snapshot, self._call)
         if snapshot.storage in self._shared and snapshot.region is not None:
-            key = (snapshot.storage, snapshot.region)
+            key = (snapshot.storage, snapshot.region, snapshot.value.dtype, snapshot.is_conj, snapshot.is_neg)
             if key not in self._made:
-                self._made[key] = _look_at(self._shared[snapshot.storage], snapshot)
+                self._made[key] = self._shared[snapshot.storage].look_at(snapshot)
             return self._made[key]
         return _with_grad(snapshot.value, snapshot, self._call, is_written=True)
 
 
-def _shared_memory(call: Call, changed: dict[Any, Tensor]) -> dict[int, tuple[int, Tensor]]:
-    """For each written storage that several arguments look at: its first byte in use, and a copy from there on."""
+def _shared_memory(call: Call, changed: dict[Any, Tensor]) -> dict[int, Memory]:
+    """A copy of each written storage that several arguments look at."""
     looking: dict[int, list[Snapshot]] = {}
     for frozen in (call.args, call.kwargs):
         for path, snapshot in frozen_tensors(frozen):
@@ -180,40 +180,12 @@ def _shared_memory(call: Call, changed: dict[Any, Tensor]) -> dict[int, tuple[in
                 looking.setdefault(snapshot.storage, []).append(snapshot)
     shared = {}
     for storage, snapshots in looking.items():
-        if len(snapshots) > 1:
+        if len(snapshots) > 1 and not snapshots[0].value.is_meta:
             regions = [snapshot.region for snapshot in snapshots if snapshot.region is not None]
-            start = min(region.offset for region in regions)
-            end = max(region.offset + _reach(region) for region in regions)
-            memory = (start, torch.zeros(end - start, dtype=torch.uint8, device=snapshots[0].value.device))
+            shared[storage] = memory = Memory(regions, snapshots[0].value.device)
             for snapshot in snapshots:
-                _fill(_look_at(memory, snapshot), snapshot.value)
-            shared[storage] = memory
+                memory.write(snapshot, snapshot.value)
     return shared
-
-
-def _fill(tensor: Tensor, value: Tensor) -> None:
-    """Copies `value`; torch refuses to write to a tensor that looks at one place more than once (`expand`)."""
-    for dim, stride in enumerate(tensor.stride()):
-        if stride == 0 and tensor.size(dim) > 1:
-            tensor, value = tensor.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
-    tensor.copy_(value)
-
-
-def _reach(region: Any) -> int:
-    if 0 in region.shape:
-        return 0
-    return region.item_bytes + sum((n - 1) * s for n, s in zip(region.shape, region.strides, strict=True))
-
-
-def _look_at(memory: tuple[int, Tensor], snapshot: Snapshot) -> Tensor:
-    """A tensor that looks at `memory` as the snapshot's tensor did."""
-    start, data = memory
-    region = snapshot.region
-    assert region is not None
-    tensor = torch.empty(0, dtype=snapshot.value.dtype, device=data.device)
-    strides = tuple(stride // region.item_bytes for stride in region.strides)
-    offset = (region.offset - start) // region.item_bytes
-    return tensor.set_(data.untyped_storage(), offset, region.shape, strides)
 
 
 def _with_grad(value: Tensor, snapshot: Snapshot, call: Call, is_written: bool = False) -> Tensor:

@@ -6,18 +6,18 @@ proved. A tensor that still has the value of the last snapshot of the same memor
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchlens.capture.memory import storage_of
+from torchlens.capture.regions import Region, region_of, storage_of
 from torchlens.capture.trees import SLICE_BOUNDS, Path
 from torchlens.capture.wrappers import copy_of, inner_of
 from torchlens.state.values import same
 
-__all__ = ["Frozen", "Region", "Snapshot", "Snapshots", "frozen_tensors", "is_same_as_frozen", "thaw"]
+__all__ = ["Frozen", "Snapshot", "Snapshots", "frozen_tensors", "is_same_as_frozen", "thaw"]
 
 Tensor = torch.Tensor
 # Arguments with tensors, generators and arrays set aside: see `Snapshots.freeze`.
@@ -25,18 +25,11 @@ Frozen = Any
 _ATOMS = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
-class Region(NamedTuple):
-    """The bytes of its storage that a tensor looks at; all numbers but the shape are counted in bytes."""
-
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    item_bytes: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """A tensor as it was: its value, and the memory it looked at (`region` is None where it looks at none).
+
+    Where `is_conj` or `is_neg`, the value is the conjugate or the negative of what lies in memory.
 
     Snapshots of one tensor, in the sense of Python's `is`, have one `identity`; `inner` are those of the tensors that it
     stands for (see `capture/wrappers.py`).
@@ -48,6 +41,8 @@ class Snapshot:
     requires_grad: bool
     identity: int
     inner: tuple[int, ...] = ()
+    is_conj: bool = False
+    is_neg: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,13 +94,14 @@ class Snapshots:
         storage = storage_of(tensor)
         if with_storage and region is not None:
             return Snapshot(_copy_with_storage(tensor), storage, region, tensor.requires_grad, id(tensor))
-        key = None if region is None else (tensor.data_ptr(), region.shape, region.strides, tensor.dtype)
+        key = None if region is None or tensor.is_meta else _key(tensor, region)
         last = self._last.get(key) if key is not None else None
         if last is None or not same(last, tensor):
             last = self._copy(tensor, region)
             if key is not None:
                 self._last[key] = last
-        return Snapshot(last, storage, region, tensor.requires_grad, id(tensor), self._inner_of(tensor))
+        is_conj, is_neg = (False, False) if region is None else (tensor.is_conj(), tensor.is_neg())
+        return Snapshot(last, storage, region, tensor.requires_grad, id(tensor), self._inner_of(tensor), is_conj, is_neg)
 
     def _inner_of(self, tensor: Tensor) -> tuple[int, ...]:
         found: list[int] = []
@@ -131,8 +127,8 @@ class Snapshots:
         if is_lazy(tensor):
             return
         region = _region_of(tensor)
-        if region is not None and copy.stride() == tensor.stride():
-            self._last[tensor.data_ptr(), region.shape, region.strides, tensor.dtype] = copy
+        if region is not None and not tensor.is_meta and copy.stride() == tensor.stride():
+            self._last[_key(tensor, region)] = copy
 
     def freeze(self, tree: Any, with_storage: bool = False) -> Frozen:
         """`tree` with snapshots in place of tensors; lists and dicts are copied, so that nobody changes them."""
@@ -224,16 +220,16 @@ def _has_nan(array: Any) -> bool:
 
 
 def _region_of(tensor: Tensor) -> Region | None:
-    """The memory a tensor looks at; None where its elements are not simply there (sparse, nested, lazily conjugated)."""
-    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+    """The memory a tensor looks at; None where its elements are not simply there (sparse, nested, quantized)."""
+    if is_lazy(tensor) or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return None
-    if tensor.is_conj() or tensor.is_neg() or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ or storage_of(tensor) < 0:
         return None
-    if storage_of(tensor) < 0:
-        return None
-    item = tensor.element_size()
-    strides = tuple(stride * item for stride in tensor.stride())
-    return Region(int(tensor.storage_offset()) * item, tuple(tensor.shape), strides, item)
+    return region_of(tensor)
+
+
+def _key(tensor: Tensor, region: Region) -> tuple[Any, ...]:
+    return tensor.data_ptr(), region.shape, region.strides, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def _copy(tensor: Tensor, region: Region | None) -> Tensor:

@@ -1,40 +1,44 @@
-"""Whose result each tensor is, element by element, at each moment of the pass: worked out from what the witness saw.
+"""Whose result each tensor is, part by part, at each moment of the pass: worked out from what the witness saw.
 
 Nothing here asks the log. A tensor is told by what it is for Python (`is`), memory by its address. Whoever is given a
 tensor reads, of each element, the last operation that wrote it since the tensor was handed out; and the operation that
 handed it out, if an element is still as that one left it, or if the tensor is a view, being how the reader got there.
+Whoever makes a view reads what the view looks at.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-import torch
+import numpy as np
 
-from torchlens.validation.snapshots import Region, Snapshot, frozen_tensors
+from torchlens.capture.regions import Region
+from torchlens.graph.cells import cells_of
+from torchlens.validation.snapshots import Snapshot, frozen_tensors
 from torchlens.validation.witness import Call, Evidence
 
 __all__ = ["Sources"]
 
-Tensor = torch.Tensor
-_NOBODY = torch.iinfo(torch.int32).min
-# The log does not look at the single elements of larger regions: there it may name a writer too many.
-_MAX_ELEMENTS = 1 << 22
+_NOBODY = np.iinfo(np.int64).min
 
 
-@dataclass(slots=True)
-class _Memory:
-    """The last row to have written each place of one storage; places are `unit` bytes wide, the first at `start`."""
+class _Owners:
+    """The last row to have written each part of one storage, which some regions divide it into."""
 
-    unit: int
-    start: int
-    owners: Tensor
+    def __init__(self, regions: Iterable[Region]) -> None:
+        self._cells = cells_of(list(dict.fromkeys(regions)))
+        self._rows = np.full(self._cells.shape, _NOBODY)
+        # False where the regions are so irregular that their parts cannot be told.
+        self.is_exact = not self._cells.inexact
 
-    def view(self, region: Region) -> Tensor:
-        """The owners of the places at which the elements of a region begin."""
-        strides = [stride // self.unit for stride in region.strides]
-        offset = (region.offset - self.start) // self.unit
-        # Each element is all the places it takes up.
-        return self.owners.as_strided((*region.shape, region.item_bytes // self.unit), (*strides, 1), offset)
+    def of(self, region: Region) -> set[int]:
+        """The rows that wrote a region; `_NOBODY` among them if a part of it was not written."""
+        found: set[int] = set()
+        for part in self._cells.parts[region]:
+            found.update(np.unique(self._rows[part]).tolist())
+        return found
+
+    def write(self, region: Region, row: int) -> None:
+        for part in self._cells.parts[region]:
+            self._rows[part] = row
 
 
 class Sources:
@@ -51,9 +55,8 @@ class Sources:
             self._by_storage.setdefault(snapshot.storage, []).append(number)
         self._made = {number for call in evidence.calls for number in range(call.first, call.last)}
         self._views: set[int] = set()
-        self._memories = _written_memories(evidence)
+        self._owners = _owners_of_written(evidence)
         self._writers: set[tuple[int, int]] = set()
-        self._has_large_writes: set[int] = set()
 
     def rows_of(self, argument: Snapshot, time: int) -> list[int]:
         """The rows made before row `time` whose result is this very tensor; -1 - k for what came from outside."""
@@ -65,44 +68,48 @@ class Sources:
             return []
         return [number for number in self._by_storage.get(argument.storage, ()) if number < time]
 
-    def read(self, argument: Snapshot, row: int) -> tuple[set[int], bool]:
-        """Who is read by reading the argument as row `row` handed it out, and whether more may be named.
+    def read(self, argument: Snapshot, row: int, reader: int) -> set[int] | None:
+        """Whom row `reader` reads by reading the argument as row `row` handed it out; None if nobody can tell.
 
         Rows from outside the log are not among them.
         """
         own = {row} if row >= 0 else set()
-        memory, region = self._memories.get(argument.storage), argument.region
-        if memory is None or region is None:
-            return own, False
-        owners = memory.view(region)
+        owners, region = self._owners.get(argument.storage), self.part_read(argument, reader).region
+        if owners is None or region is None or not region.num_elements:
+            return own
+        if not owners.is_exact:
+            return None
         # What no call made was there before the pass, whenever the log took it up.
-        is_later = owners > (row if row in self._made else _NOBODY)
-        if not bool(is_later.any()):
-            return own, False
-        writers = set(owners[is_later].unique().tolist()) - {_NOBODY}
-        is_covered = bool(is_later.all())
-        may_be_more = argument.storage in self._has_large_writes or argument.value.numel() > _MAX_ELEMENTS
-        return (writers if is_covered and row not in self._views else own | writers), may_be_more
+        since = row if row in self._made else _NOBODY
+        found = owners.of(region)
+        writers = {writer for writer in found if writer > since}
+        return writers if len(writers) == len(found) and row not in self._views else own | writers
+
+    def part_read(self, argument: Snapshot, reader: int) -> Snapshot:
+        """What row `reader` reads of an argument: what it looks at itself, if it is a view of it."""
+        result = self._tensors[reader]
+        is_of_it = result.region is not None and result.storage == argument.storage
+        return result if is_of_it and reader in self._views else argument
 
     def is_view(self, row: int) -> bool:
         """Whether the row's result looks at memory that was there before it."""
         return row in self._views
 
-    def after(self, call: Call, arguments: Iterable[Snapshot]) -> None:
-        """The call was made: takes note of what it wrote, and of which of its results are views."""
-        for snapshot in call.written:
-            writer = self._writer_of(call, snapshot)
-            self._writers.add((writer, snapshot.storage))
-            memory = self._memories.get(snapshot.storage)
-            if memory is not None and snapshot.region is not None:
-                if snapshot.value.numel() > _MAX_ELEMENTS:
-                    self._has_large_writes.add(snapshot.storage)
-                memory.view(_without_repeats(snapshot.region)).fill_(writer)
+    def begin(self, call: Call, arguments: Iterable[Snapshot]) -> None:
+        """The next call: takes note of which of its results are views."""
+        self._writers.update((self._writer_of(call, snapshot), snapshot.storage) for snapshot in call.written)
         storages = {argument.storage for argument in arguments}
         for number in range(call.first, call.last):
             storage = self._tensors[number].storage
             if storage in storages and (number, storage) not in self._writers:
                 self._views.add(number)
+
+    def end(self, call: Call) -> None:
+        """It was made: takes note of what it wrote."""
+        for snapshot in call.written:
+            owners = self._owners.get(snapshot.storage)
+            if owners is not None and snapshot.region is not None:
+                owners.write(snapshot.region, self._writer_of(call, snapshot))
 
     def _writer_of(self, call: Call, written: Snapshot) -> int:
         """The row of a tensor that was written: the call's first where it is no result."""
@@ -110,22 +117,17 @@ class Sources:
         return own[-1] if own else call.first
 
 
-def _written_memories(evidence: Evidence) -> dict[int, _Memory]:
-    """Memory for each storage that is ever written, as wide as what is ever seen of it."""
-    written = {snapshot.storage for call in evidence.calls for snapshot in call.written if snapshot.region is not None}
-    if not written:
-        return {}
-    regions: dict[int, list[Region]] = {storage: [] for storage in written}
-    for snapshot in _all_snapshots(evidence):
+def _owners_of_written(evidence: Evidence) -> dict[int, _Owners]:
+    """For each storage that is ever written, divided by all that is ever seen of it."""
+    regions: dict[int, list[Region]] = {}
+    for call in evidence.calls:
+        for snapshot in call.written:
+            if snapshot.region is not None:
+                regions.setdefault(snapshot.storage, [])
+    for snapshot in _all_snapshots(evidence) if regions else ():
         if snapshot.storage in regions and snapshot.region is not None:
             regions[snapshot.storage].append(snapshot.region)
-    memories = {}
-    for storage, own in regions.items():
-        unit = min(region.item_bytes for region in own)
-        start = min(region.offset for region in own)
-        end = max(_end(region) for region in own)
-        memories[storage] = _Memory(unit, start, torch.full((max(end - start, 0) // unit + 1,), _NOBODY, dtype=torch.int32))
-    return memories
+    return {storage: _Owners(own) for storage, own in regions.items()}
 
 
 def _all_snapshots(evidence: Evidence) -> Iterable[Snapshot]:
@@ -134,15 +136,3 @@ def _all_snapshots(evidence: Evidence) -> Iterable[Snapshot]:
         yield from call.written
         for frozen in (call.args, call.kwargs):
             yield from (snapshot for _, snapshot in frozen_tensors(frozen))
-
-
-def _end(region: Region) -> int:
-    if 0 in region.shape:
-        return region.offset
-    return region.offset + sum((n - 1) * s for n, s in zip(region.shape, region.strides, strict=True)) + region.item_bytes
-
-
-def _without_repeats(region: Region) -> Region:
-    """The same places, each once: torch does not write to a tensor that looks at one place several times."""
-    shape = tuple(1 if stride == 0 else size for size, stride in zip(region.shape, region.strides, strict=True))
-    return region._replace(shape=(0,) * len(shape) if 0 in region.shape else shape)
