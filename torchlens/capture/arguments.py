@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from torchlens.capture.operations import Operation
 from torchlens.capture.symbolic import inert, inert_sizes
-from torchlens.capture.trees import SLICE_BOUNDS, same_with
+from torchlens.capture.trees import SLICE_BOUNDS, plain_tensors, same_with
 
 __all__ = [
     "PLAIN_KEYWORD_TYPES",
@@ -18,6 +19,7 @@ __all__ = [
     "shape_of",
     "unwrap",
     "without_tensors",
+    "written_by",
 ]
 
 Tensor = torch.Tensor
@@ -77,6 +79,19 @@ def are_plain(args: tuple[Any, ...]) -> bool:
             if type(item) is slice and not _PLAIN_BOUNDS.issuperset(map(type, (item.start, item.stop, item.step))):
                 return False
     return True
+
+
+def written_by(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:
+    """The tensors that the call is going to write to."""
+    does_write = operation.writes_if is None or (len(args) > operation.writes_if and args[operation.writes_if])
+    if operation.written == (0,) and does_write and args and type(args[0]) is Tensor:
+        return [args[0]]
+    targets = [tensor for _, tensor in plain_tensors(kwargs["out"])] if kwargs and "out" in kwargs else []
+    if does_write:
+        for position in operation.written:
+            argument = args[position] if position < len(args) else (kwargs or {}).get(operation.name_of(position))
+            targets.extend(tensor for _, tensor in plain_tensors(argument))
+    return [tensor for tensor in targets if not is_lazy(tensor)]  # a lazy module's parameter has no value to lose
 
 
 def without_tensors(arguments: Any) -> Any:

@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.arguments import written_by
 from torchlens.capture.memory import storage_of
 from torchlens.capture.observer import CallKind
 from torchlens.capture.operations import Kind, Operation, layer_type, named_operation
 from torchlens.capture.recorder import Recorder
+from torchlens.capture.recording import MadeCall
 from torchlens.capture.trees import plain_tensors
 from torchlens.capture.user_code import is_user_code
 
@@ -175,7 +177,7 @@ def _record(
     except BaseException as error:
         recorder.fail(error, operation, args, described, references, frame, observed)
         raise
-    call = (operation, args, described, references, recorder.module_call, *place, perf_counter() - start)
+    call = MadeCall(operation, args, described, references, recorder.module_call, *place, perf_counter() - start)
     with torch._C.DisableTorchFunction():
         # What is only sent leaves no result behind, but an entry that shows what went.
         result = given.get("out", given.get("both")) if written else given.get("in")
@@ -198,7 +200,7 @@ def record_functional(
     frame = sys._getframe(3)
     place = recorder.user_code(frame)
     references = recorder.references_to(args, kwargs)
-    written = recorder.written(operation, args, kwargs)
+    written = written_by(operation, args, kwargs)
     observed = recorder.prepare(CallKind.COLLECTIVE, operation, args, kwargs, references, written, place)
     start = perf_counter()
     try:
@@ -210,7 +212,7 @@ def record_functional(
     is_wait = operation.name == "wait_tensor"
     if is_wait:
         _finish_tensor(recorder, args[0] if args else (kwargs or {})["tensor"], seconds)
-    call = (operation, args, kwargs, references, recorder.module_call, *place, seconds)
+    call = MadeCall(operation, args, kwargs, references, recorder.module_call, *place, seconds)
     recorder.append_results(call, result, written, is_finished=is_wait)
     recorder.end_observed(observed, result)
     tensors = [tensor for _, tensor in plain_tensors(result)]

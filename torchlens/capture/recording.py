@@ -17,11 +17,24 @@ from torchlens.capture.regions import Region
 from torchlens.capture.trees import Path
 from torchlens.capture.view_tree import Slice
 
-__all__ = ["Failure", "ModuleCall", "Recording", "References", "Row", "Write"]
+__all__ = ["Failure", "MadeCall", "ModuleCall", "Recording", "References", "Row", "Write"]
 
 # Which arguments were which entries: aligned with flat positional arguments, or by location where they are nested or
 # named: position, keyword, or (position or keyword, index, ...).
 References = tuple[int | None, ...] | dict[Any, int]
+
+
+class MadeCall(NamedTuple):
+    """A call that was made, as it is written down: the first fields of the rows it leaves."""
+
+    operation: Operation
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+    references: References
+    module_call: int
+    code: CodeType | None
+    instruction: int
+    seconds: float
 
 
 class Row(NamedTuple):

@@ -145,9 +145,9 @@ class Session:
             self._seconds_setup = start - started
             try:
                 if self._observer is None:
-                    return self._call_model(args, kwargs)
+                    return self.call_model(args, kwargs)
                 with self._observer.around(self._recorder.place):
-                    return self._call_model(args, kwargs)
+                    return self.call_model(args, kwargs)
             finally:
                 self._seconds_forward = perf_counter() - start
         finally:
@@ -162,7 +162,8 @@ class Session:
         self._recorder.finish([*outliving, *(tensor for _, _, tensor in self._strangers.met)])
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
 
-    def _call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls the model and has it compute all that it returns. Who runs a model in another way overrides it."""
         return finished(self.model(*args, **kwargs))
 
     def _leave(self, compiled: list[tuple[Any, Any]]) -> None:

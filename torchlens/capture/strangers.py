@@ -14,6 +14,7 @@ from torchlens.capture.arguments import TENSORS
 from torchlens.capture.attributes import Attributes
 from torchlens.capture.operations import BUFFER, Operation, named_operation
 from torchlens.capture.recorder import Recorder
+from torchlens.capture.recording import MadeCall
 
 __all__ = ["Strangers", "is_of_stranger"]
 
@@ -71,5 +72,5 @@ def _append(
 ) -> int:
     place = recorder.user_code(sys._getframe(2))
     entry = len(recorder.rows)
-    recorder.append((operation, args, None, references, recorder.module_call, *place, 0.0), tensor, None)
+    recorder.append(MadeCall(operation, args, None, references, recorder.module_call, *place, 0.0), tensor, None)
     return entry

@@ -26,6 +26,7 @@ from torchlens.capture.observer import ObservedCall
 from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, operation_of
 from torchlens.capture.parts import Parts
 from torchlens.capture.recorder import Recorder
+from torchlens.capture.recording import MadeCall
 
 __all__ = ["branch_off", "end_branches", "is_over", "order_module_calls", "row_branches", "run_branch"]
 
@@ -109,17 +110,18 @@ class _RecorderTakingTurns(Recorder):
                     return over.result
         return func(*args, **(kwargs or {}))
 
-    def _pass_through(self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def pass_through(self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """As in Recorder."""
         with self.threads.lock:
             if not self.threads.is_over:
                 _pending.threads, _pending.func = self.threads, func
                 try:
-                    return super()._pass_through(operation, _call_unlocked, args, kwargs)
+                    return super().pass_through(operation, _call_unlocked, args, kwargs)
                 except _Over as over:
                     return over.result
         return func(*args, **(kwargs or {}))
 
-    def append(self, call: tuple[Any, ...], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def append(self, call: MadeCall, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """As in Recorder; notes whose row it is. The thread of the log itself may write on when the model has returned."""
         with self.threads.lock:
             if not self.branch or not self.threads.is_over:
@@ -150,10 +152,10 @@ class _RecorderTakingTurns(Recorder):
     def end_observed(self, call: ObservedCall | None, result: Any) -> None:
         """As in Recorder; others may have written since the call began."""
         with self.threads.lock:
-            if call is not None and self._observer is not None and not (self.branch and self.threads.is_over):
+            if call is not None and self.observer is not None and not (self.branch and self.threads.is_over):
                 rows = self.threads.rows[self.branch].own[self._num_rows_before :]
                 call.first, call.last = (rows[0], rows[-1] + 1) if rows else (call.first, call.first)
-                self._observer.end(call, result)
+                self.observer.end(call, result)
 
 
 class _TrackerTakingTurns(ModuleTracker):
@@ -197,12 +199,8 @@ def branch_off(tracker: ModuleTracker) -> ModuleTracker:
         if threads.is_over:
             return tracker
         recorder: Any = tracker.recorder
-        own, own_recorder = copy.copy(tracker), copy.copy(recorder)
+        own, own_recorder = copy.copy(tracker), recorder.for_thread(run_branch.__code__, sys._getframe(1))
         own.recorder = own_recorder
-        own_recorder.operator = own_recorder.collected = own_recorder._kept_args = None
-        own_recorder.is_inlining = False
-        own_recorder.thread_code, own_recorder.thread_place = run_branch.__code__, recorder.user_code(sys._getframe(1))
-        own_recorder._observer = None if recorder._observer is None else recorder._observer.for_thread()
         own.branch = own_recorder.branch = len(threads.rows)
         threads.rows.append(Branch(tracker.branch, len(recorder.rows), []))
         threads.module_calls.append(Branch(tracker.branch, len(recorder.module_calls), []))
@@ -213,11 +211,7 @@ def branch_off(tracker: ModuleTracker) -> ModuleTracker:
 def _share(tracker: Any) -> None:
     """Lets a tracker and a recorder that were alone take turns from now on."""
     recorder = tracker.recorder
-    with torch._C.DisableTorchFunction():
-        recorder.complete()
-    recorder._is_plain = False
-    if recorder.gradients is not None:
-        recorder.gradients.admit_threads()
+    recorder.share()
     tracker.threads = recorder.threads = threads = _Threads()
     tracker.branch = recorder.branch = 0
     tracker.is_uncertain = bool(tracker._saved_addresses)  # which call of a module is the second is known when all are over
@@ -236,7 +230,7 @@ def run_branch(tracker: ModuleTracker, current: Any, run: Callable[[], Any]) -> 
     try:
         current.tracker = tracker
         push_mode(recorder)
-        observer = recorder._observer
+        observer = recorder.observer
         if observer is None:
             return run()
         with observer.around(recorder.place):

@@ -9,7 +9,7 @@ import torch
 from torchlens.capture.operations import Operation
 from torchlens.capture.own_time import SHORT, OwnTime
 from torchlens.capture.recorder import Recorder
-from torchlens.capture.recording import References
+from torchlens.capture.recording import MadeCall, References
 
 __all__ = ["TimedRecorder"]
 
@@ -44,7 +44,7 @@ class TimedRecorder(Recorder):
 
     def append_results(
         self,
-        call: tuple[Any, ...],
+        call: MadeCall,
         result: Any,
         written: Sequence[torch.Tensor],
         is_finished: bool = True,
@@ -53,9 +53,10 @@ class TimedRecorder(Recorder):
     ) -> None:
         """As in Recorder."""
         super().append_results(call, result, written, is_finished, is_end, each_reads)
-        self._seconds = call[7]
+        self._seconds = call.seconds
 
-    def _pass_through(self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def pass_through(self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """As in Recorder."""
         seconds = 0.0
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -65,6 +66,6 @@ class TimedRecorder(Recorder):
             seconds = perf_counter() - start
             return result
 
-        result = super()._pass_through(operation, timed, args, kwargs)
+        result = super().pass_through(operation, timed, args, kwargs)
         self._seconds = seconds
         return result

@@ -10,7 +10,7 @@ import torch
 from torchlens.capture.observer import CallKind
 from torchlens.capture.operations import BUFFER, IDENTITY, named_operation, operation_of
 from torchlens.capture.recorder import Recorder
-from torchlens.capture.recording import References
+from torchlens.capture.recording import MadeCall, References
 from torchlens.capture.wrappers import inner_of
 
 __all__ = ["record_identity", "record_made", "record_opaque", "tie_function"]
@@ -41,7 +41,7 @@ def record_opaque(recorder: Recorder, name: str, func: Callable[..., Any], run: 
     for entry in collected:
         if entry not in known:
             references["captured", entry] = entry
-    call = (operation, (arguments,), None, references, recorder.module_call, *place, seconds)
+    call = MadeCall(operation, (arguments,), None, references, recorder.module_call, *place, seconds)
     with torch._C.DisableTorchFunction():
         recorder.append_results(call, result, ())
         recorder.end_observed(observed, result)
@@ -55,7 +55,7 @@ def record_identity(recorder: Recorder, tensor: Tensor) -> int:
         observed = recorder.begin_observed(CallKind.IDENTITY, IDENTITY, (tensor,), None, (entry_before,), (), (None, 0))
         if recorder.gradients is not None:
             recorder.watch_arguments((tensor,), None)
-        call = (IDENTITY, (tensor,), None, (entry_before,), recorder.module_call, None, 0, 0.0)
+        call = MadeCall(IDENTITY, (tensor,), None, (entry_before,), recorder.module_call, None, 0, 0.0)
         recorder.append(call, tensor, None)
         recorder.end_observed(observed, tensor)
     return entry
@@ -69,7 +69,7 @@ def record_made(
     with torch._C.DisableTorchFunction():
         references = recorder.references_to(args, kwargs)
         observed = recorder.begin_observed(CallKind.FUNCTION, operation, args, kwargs, references, (), place)
-        recorder.append((operation, args, kwargs, references, recorder.module_call, *place, 0.0), tensor, None)
+        recorder.append(MadeCall(operation, args, kwargs, references, recorder.module_call, *place, 0.0), tensor, None)
         recorder.end_observed(observed, tensor)
 
 
@@ -96,7 +96,7 @@ def tie_function(
                         recorder.gradients.watch(entry, tensor)
                 continue
             read = _read_inside(recorder, tensor, first) or references
-            call = (operation, args, None, read, recorder.module_call, *place, 0.0)
+            call = MadeCall(operation, args, None, read, recorder.module_call, *place, 0.0)
             recorder.append(call, tensor, None if len(outputs) == 1 else index)
         recorder.end_observed(observed, outputs)
 

@@ -98,6 +98,6 @@ class LoggedSession(Session):
         self.marker = marker
         super().__init__(model, CaptureOptions(saves=False, max_nodes=_MOST_LOOKED_AT), marker)
 
-    def _call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        # Not `model(...)`: its class may have a `__call__` of its own, from inside which this is called.
+    def call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Not `model(...)`: its class may have a `__call__` of its own, from inside which this is called."""
         return self.model._wrapped_call_impl(*args, **kwargs)
