@@ -65,7 +65,7 @@ class Entries:
             return None if inner is None else self.entry_of(inner)
         return entry
 
-    def is_known(self, tensor: Tensor) -> bool:
+    def has_own_entry(self, tensor: Tensor) -> bool:
         """Whether `tensor` is an entry or a parameter itself, and not only the tensor that it stands for."""
         return self._entry_at(id(tensor)) is not None and self.entry_of(tensor) is not None
 
@@ -86,12 +86,12 @@ class Entries:
             if self.gradients is not None:
                 self.gradients.watch_source(number, tensor)
 
-    def _know_inner(self, number: int, tensor: Tensor) -> None:
+    def _note_inner(self, number: int, tensor: Tensor) -> None:
         if type(tensor) not in TENSORS:
             inner = inner_of(tensor)
             if inner is not None:
                 self.stand_in(number, inner)
-                self._know_inner(number, inner)
+                self._note_inner(number, inner)
             elif number >= 0:
                 for name, part in vars(tensor).items():
                     if isinstance(part, Tensor):
@@ -118,6 +118,6 @@ class Entries:
                 going_on.append(handed_back)
             elif tensor is not None and self._entry_at(id(tensor)) == entry:  # not written since
                 self._entry_of_id[id(tensor)] = before
-                self._know_inner(before, tensor)
+                self._note_inner(before, tensor)
         if going_on and parent:
             self.handed_back.setdefault(parent, []).extend(reversed(going_on))

@@ -2,9 +2,9 @@
 
 The gradient of an entry is what arrives at the node of autograd's graph that made it. Three cases need more. The tensor
 of an in-place operation on a *view* is not on autograd's path: the base is (torch calls the node `CopySlices`), so the
-gradient is cut out of the base's. A view is given a new node when its base is written, and is heard again there; views that
-it was made from have their share in it (`view_tree.py`). And inputs and parameters belong to the user: they may be part of
-other graphs and must not keep a hook of ours, so what arrives at them is heard at the nodes of this pass that send it.
+gradient is cut out of the base's. A view is given a new node when its base is written, and is watched there anew; views
+that it was made from have their share in it (`view_tree.py`). And inputs and parameters belong to the user: they may be
+part of other graphs and must not keep a hook of ours, so what arrives at them is collected at the nodes that send it.
 """
 
 import math
@@ -47,7 +47,7 @@ class Gradients(dict[int, torch.Tensor]):
         self.owners: dict[int, int] = {}
         # Entries of which not every node is known for certain to be theirs.
         self.uncertain: set[int] = set()
-        # Whether there is a part that runs its own backward pass inside, out of sight; the passes in which it was heard.
+        # Whether there is a part that runs its own backward pass inside, out of sight; the passes in which it was seen.
         self.has_checkpoint = False
         # Why entries have no gradient although some arrived.
         self.missing: dict[int, str] = {}
@@ -55,12 +55,12 @@ class Gradients(dict[int, torch.Tensor]):
         # Runs of nodes that no entry made, in the backward passes that were logged as such.
         self.outside: list[NodeRun] = []
         self.watch: BackwardWatch = TellingWatch(_weakly(self, "_before"), _weakly(self, "_after"), most=math.inf)
-        # By number of the node: what is heard of the gradients that reach it, and of those that it sends on.
+        # By number of the node: which of the gradients that reach it are collected, and of those that it sends on.
         self._reaching: dict[int, list[tuple[int, int, Slice | Share | None]]] = {}
         self._sent: dict[int, list[tuple[int, list[int], Slice | Share | None]]] = {}
 
     def clear(self) -> None:
-        """Forgets all gradients and runs. Later backward passes are heard nevertheless."""
+        """Forgets all gradients and runs. Those of later backward passes are collected nevertheless."""
         super().clear()
         self.parameters.clear()
         self.arrivals.clear()
@@ -68,22 +68,22 @@ class Gradients(dict[int, torch.Tensor]):
         self.outside.clear()
         self.complete.clear()
 
-    def hear_reaching(self, number: int, output: int, entry: int, part: Slice | Share | None = None) -> None:
+    def collect_reaching(self, number: int, output: int, entry: int, part: Slice | Share | None = None) -> None:
         """What reaches output `output` of node `number`, or part of it, is the gradient of `entry`."""
         self._reaching.setdefault(number, []).append((output, entry, part))
 
-    def hear_sent(self, number: int, position: int, targets: list[int], part: Slice | Share | None = None) -> None:
+    def collect_sent(self, number: int, position: int, targets: list[int], part: Slice | Share | None = None) -> None:
         """What node `number` sends to the node at `position`, or part of it, is sent to `targets`."""
         self._sent.setdefault(number, []).append((position, targets, part))
 
-    def hear(self, number: int, output: int, gradient: torch.Tensor, task: int) -> None:
+    def collect(self, number: int, output: int, gradient: torch.Tensor, task: int) -> None:
         """Takes a gradient that came as far as node `number`, which did not run, in backward pass `task`."""
         for own_output, entry, part in reversed(self._reaching.get(number, ())):
             if own_output == output:
                 self.add(entry, gradient, part, task)
 
     def _before(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
-        # Last made, first heard: an output comes before the operation that made it.
+        # Last made, first collected: an output comes before the operation that made it.
         for output, entry, part in reversed(self._reaching.get(info.number, ())):
             self.add(entry, gradients[output], part)
 
@@ -136,14 +136,14 @@ class GradientHooks:
         self.gradients.missing = self.views.missing
         # Nodes with lower numbers existed before the pass.
         self._first_sequence = first_sequence
-        # Nodes with lower numbers are heard, but belong to entries that are not known here.
+        # Nodes with lower numbers are watched, but belong to entries that are not known here.
         self.owning_from = 0
         # Where the pass ends: targets (an entry, or -1 - k for parameter k) by `id` of the leaf, or by (`id` of the node,
         # output). The nodes are kept so that their ids stay theirs.
         self._leaves: dict[int, list[int]] = {}
         self._ends: dict[tuple[int, int], list[int]] = {}
         self._end_nodes: list[Any] = []
-        # For each entry that is a view, the node that was heard.
+        # For each entry that is a view, the node that was watched.
         self._view_nodes: dict[int, Any] = {}
         # Entries that wrote to a view.
         self._written_views: set[int] = set()
@@ -153,7 +153,7 @@ class GradientHooks:
         self._first_sequence = 0
 
     def watch_source(self, target: int, tensor: torch.Tensor) -> None:
-        """Hears what arrives at a tensor that existed before the pass."""
+        """Collects what arrives at a tensor that existed before the pass."""
         if tensor.requires_grad:
             node = node_of(tensor)
             if node is None:
@@ -162,7 +162,7 @@ class GradientHooks:
                 self.watch_end(target, node, tensor.output_nr)
 
     def watch_end(self, target: int, node: Any, output: int) -> None:
-        """Hears what arrives at a node that existed before the pass."""
+        """Collects what arrives at a node that existed before the pass."""
         if sequence_of(node) < 0:
             self._leaves.setdefault(id(node.variable), []).append(target)
         else:
@@ -170,7 +170,7 @@ class GradientHooks:
             self._ends.setdefault((id(node), output), []).append(target)
 
     def watch(self, entry: int, tensor: torch.Tensor) -> None:
-        """Hears the gradient of `tensor`, which entry `entry` made."""
+        """Collects the gradient of `tensor`, which entry `entry` made."""
         if not tensor.requires_grad:
             return
         node = node_of(tensor)
@@ -182,7 +182,7 @@ class GradientHooks:
             self._leaves[id(tensor)].append(entry)
 
     def watch_at(self, entry: int, node: Any, output: int) -> None:
-        """Hears what reaches `node` as the gradient of `entry`, which made it."""
+        """Collects what reaches `node` as the gradient of `entry`, which made it."""
         at_end = self._targets_at(node, output)
         if at_end is not None:  # an input, handed on as it was
             at_end.append(entry)
@@ -190,10 +190,10 @@ class GradientHooks:
         self._own_nodes(entry, node)
         number = self.gradients.watch.number_of(node)
         if number is not None:
-            self.gradients.hear_reaching(number, output, entry)
+            self.gradients.collect_reaching(number, output, entry)
 
     def watch_again(self, entry: int, tensor: torch.Tensor, time: int) -> None:
-        """Before a view is read by entry `time`: hears it where it now stands, if its base was written since."""
+        """Before a view is read by entry `time`: watches it where it now stands, if its base was written since."""
         last, node = self._view_nodes.get(entry), node_of(tensor)
         if last is None or node is None or node is last:
             return
@@ -202,21 +202,21 @@ class GradientHooks:
         number = self.gradients.watch.number_of(node)
         if number is not None:
             for share in self.views.shares(entry, time):
-                self.gradients.hear_reaching(number, tensor.output_nr, share.entry, share)
+                self.gradients.collect_reaching(number, tensor.output_nr, share.entry, share)
 
     def watch_write(self, part: Slice) -> None:
-        """Hears the gradients of a view that was written in place, and of what it was until then."""
+        """Collects the gradients of a view that was written in place, and of what it was until then."""
         self._own_nodes(part.entry, part.node)
         number = self.gradients.watch.number_of(part.node)
         if number is not None:
             part = part._replace(node=None)  # a node must not be kept by its own hooks
-            self.gradients.hear_reaching(number, 0, part.entry, part)
-            # What was itself written as a view hears all that reaches its base.
-            is_heard = part.before in self._written_views
+            self.gradients.collect_reaching(number, 0, part.entry, part)
+            # What was itself written as a view gets all that reaches its base.
+            is_collected = part.before in self._written_views
             self._written_views.add(part.entry)
-            if part.before is not None and part.before >= 0 and not is_heard:
+            if part.before is not None and part.before >= 0 and not is_collected:
                 for share in self.views.shares(part.before, part.entry, part):
-                    self.gradients.hear_sent(number, 0, [share.entry], share)
+                    self.gradients.collect_sent(number, 0, [share.entry], share)
 
     def _targets_at(self, node: Any, output: int) -> list[int] | None:
         if sequence_of(node) < 0:
@@ -224,7 +224,7 @@ class GradientHooks:
         return self._ends.get((id(node), output)) if self._ends else None
 
     def _own_nodes(self, entry: int, node: Any) -> None:
-        """The nodes from `node` on that nobody owns are the entry's; what they send to the ends of the pass is heard."""
+        """The nodes from `node` on that nobody owns are the entry's; what they send to ends of the pass is collected."""
         gradients, pending = self.gradients, [node]
         while pending:
             node = pending.pop()
@@ -242,4 +242,4 @@ class GradientHooks:
                     if targets is None:
                         pending.append(below)
                     else:
-                        gradients.hear_sent(number, position, targets)
+                        gradients.collect_sent(number, position, targets)

@@ -119,7 +119,7 @@ class ModuleTracker:
             entry = recorder.meet(args[0])
             self.entries.append((call, [] if entry is None or entry < 0 else [entry]))
         else:
-            self.entries.append((call, self._known(_tensors_in((args, kwargs)))))
+            self.entries.append((call, self._entries_of(_tensors_in((args, kwargs)))))
         self._rows_before.append(len(recorder.rows))
         recorder.module_call = call
         return call
@@ -183,7 +183,7 @@ class ModuleTracker:
                 self.recorder.memory.save(entry, tensor)
             self.is_uncertain |= self.recorder.memory.is_written_since(entry)
 
-    def _known(self, tensors: Iterable[torch.Tensor]) -> list[int]:
+    def _entries_of(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         entries = dict.fromkeys([self.recorder.meet(tensor) for tensor in tensors])
         return [entry for entry in entries if entry is not None and entry >= 0]
 

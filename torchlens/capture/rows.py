@@ -72,7 +72,7 @@ class Rows(Entries):
         """An entry that no operation made: an input or a buffer."""
         entry = self._add_boundary(operation, tensor, ())
         self._entry_of_id[id(tensor)] = entry
-        self._know_inner(entry, tensor)
+        self._note_inner(entry, tensor)
         if tensor.requires_grad and tensor.is_leaf:
             self.leaves.add(entry)
         if self.gradients is not None:
@@ -113,7 +113,7 @@ class Rows(Entries):
         self.outside.append(tensor)
         number = -len(self.outside)
         self._entry_of_id[id(tensor)] = number
-        self._know_inner(number, tensor)
+        self._note_inner(number, tensor)
         if self.gradients is not None:
             self.gradients.watch_source(number, tensor)
         if self.observer is not None and self.collected is None:
@@ -159,7 +159,7 @@ class Rows(Entries):
             self._twins.add(id(tensor))
         elif known is None or known >= 0:  # a parameter that an operation hands back stays a parameter
             self._entry_of_id[id(tensor)] = entry
-            self._know_inner(entry, tensor)
+            self._note_inner(entry, tensor)
             if known is not None and is_written:
                 self._twins.add(id(tensor))
             elif known is not None:

@@ -38,7 +38,7 @@ GATHERING: dict[str, tuple[str, tuple[str, ...]]] = {
         ("pre_unshard", "unshard", "post_unshard", "reshard", "post_reshard"),
     ),
 }
-# Likewise, functions by which FSDP gets to hear of the backward pass.
+# Likewise, functions by which FSDP learns of the backward pass.
 BOOKKEEPING: dict[str, tuple[str, ...]] = {
     "torch.distributed.fsdp._runtime_utils": (
         "_register_post_backward_hook",
@@ -133,7 +133,7 @@ def know_whole(recorder: Recorder, pairs: Iterable[Pair]) -> None:
 
 
 def is_bookkeeping(function: type) -> bool:
-    """Whether a custom autograd function is one by which FSDP hears of the backward pass: it computes nothing."""
+    """Whether a custom autograd function is one by which FSDP learns of the backward pass: it computes nothing."""
     return function.__module__.startswith("torch.distributed.fsdp.")
 
 

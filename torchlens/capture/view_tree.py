@@ -132,7 +132,7 @@ class ViewTree:
             current = view.parent
 
     def note_unheard_read(self, entry: int, time: int) -> None:
-        """A read of `entry` just before entry `time` was made cannot be heard: those that have a share in it lack it."""
+        """A read of `entry` just before entry `time` was made cannot be watched: those that have a share in it lack it."""
         for share in self.shares(entry, time):
             if share.is_any_left():
                 self.missing.setdefault(share.entry, _READ_AGAIN)

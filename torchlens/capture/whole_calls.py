@@ -88,7 +88,7 @@ def tie_function(
         references = recorder.references_to(args, None)
         observed = recorder.begin_observed(CallKind.AUTOGRAD, operation, args, None, references, (), place, first)
         for index, tensor in enumerate(outputs):
-            entry = recorder.entry_of(tensor) if recorder.is_known(tensor) else None
+            entry = recorder.entry_of(tensor) if recorder.has_own_entry(tensor) else None
             if entry is not None and (entry < first or _leads_outside(recorder, entry, first)):
                 if entry >= first and tensor.grad_fn is not None:
                     recorder.rows[entry] = recorder.rows[entry]._replace(gradfunc=type(tensor.grad_fn).__name__)

@@ -1,4 +1,4 @@
-"""Running a backward pass through a log, and hearing all of it."""
+"""Running a backward pass through a log, and collecting all of it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ def log_backward(
     inputs: Any,
     has_transform: bool,
 ) -> None:
-    """Runs `loss.backward(...)` and lets the log hear it."""
+    """Runs `loss.backward(...)` and has the log collect what it does."""
     _check_loss(loss, log)
     user = object()
     gradients = _heard_gradients(log.recording, has_transform)
@@ -66,7 +66,7 @@ def _run(backward: Callable[[], None], gradients: Gradients, targets: Sequence[A
 
 
 class _Ends:
-    """Tensors of the log that a backward pass is asked to end at: their own nodes do not run, so the tensors are heard."""
+    """Tensors of the log that a backward pass is asked to end at: their nodes do not run, so the tensors are watched."""
 
     def __init__(self, gradients: Gradients, targets: Sequence[Any]) -> None:
         self._gradients = gradients
@@ -86,7 +86,7 @@ class _Ends:
         ran = {run.number for run in runs}
         for number, output, gradient, task in self._found:
             if number not in ran:
-                self._gradients.hear(number, output, gradient, task)
+                self._gradients.collect(number, output, gradient, task)
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -96,7 +96,7 @@ class _Ends:
 class _HiddenPasses:
     """Backward passes that a function of autograd runs inside this one, as a reentrant checkpoint does.
 
-    What they send to parameters is heard at the parameters, which get it from nodes that did not exist before.
+    What they send to parameters is collected at the parameters, which get it from nodes that did not exist before.
     """
 
     def __init__(self, recording: Recording, gradients: Gradients, outside: BackwardWatch) -> None:
@@ -156,7 +156,7 @@ def _output_label(log: Log) -> str:
 
 
 def _heard_gradients(recording: Recording, has_transform: bool) -> Gradients:
-    """The gradients of a log: those that hear every backward pass, or ones made for those that are logged."""
+    """The gradients of a log: those of every backward pass, or ones made for those that are logged."""
     if isinstance(recording.gradients, Gradients):
         return recording.gradients
     if has_transform or not any(isinstance(value, torch.Tensor) for value in recording.values):

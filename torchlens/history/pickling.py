@@ -154,7 +154,7 @@ def _settled(recording: Recording, changed: set[int]) -> Recording:
 
 
 class _Gradients:
-    """What was heard of backward passes, without the hooks that heard it."""
+    """What was collected in backward passes, without the hooks that did so."""
 
     def __init__(self, gradients: Gradients, packer: Packer) -> None:
         own = {number: packer.pack(gradient) for number, gradient in gradients.items()}

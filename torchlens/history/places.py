@@ -18,7 +18,7 @@ __all__ = ["gradients_of_saved"]
 
 
 def gradients_of_saved(recording: Recording) -> Gradients:
-    """Gradients that hear every entry whose node can be found; they are paused."""
+    """Gradients of every entry whose node can be found; they are paused."""
     hooks = GradientHooks()
     gradients = hooks.gradients
     gradients.watch.is_paused = True
@@ -71,7 +71,7 @@ def _place_of(recording: Recording, number: int, row: Row) -> tuple[Any, int] | 
 
 
 def _plant_views(recording: Recording, views: ViewTree) -> None:
-    """Tells which entries are views, in a recording with writes, and which reads of them cannot be heard.
+    """Tells which entries are views, in a recording with writes, and which reads of them cannot be watched.
 
     autograd gives a view another node when it is read after its memory was written, and that node is not to be found.
     """
@@ -85,7 +85,7 @@ def _plant_views(recording: Recording, views: ViewTree) -> None:
         storage, region = recording.storages[number], recording.regions.get(number)
         is_first = first_on.setdefault(storage, number) == number
         for read in _references(row):
-            # A write through the view itself is heard at its base.
+            # A write through the view itself is collected at its base.
             is_heard = (number, storage) in writers and recording.storages[read] == storage
             if not is_heard and views.is_view(read) and views.is_written_between(read, number):
                 views.note_unheard_read(read, number)

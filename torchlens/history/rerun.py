@@ -94,7 +94,7 @@ def _check_same(before: Recording, after: Recording, order_before: Sequence[int]
             or old.output_index != new.output_index
             or (
                 (old.references != new.references or old_place or new_place)
-                and _known(old, num_params, old_place) != _known(new, num_params, new_place)
+                and _logged_references(old, num_params, old_place) != _logged_references(new, num_params, new_place)
             )
         ):
             raise DifferentGraphError(
@@ -114,7 +114,7 @@ def _places(order: Sequence[int]) -> dict[int, int]:
     return {} if isinstance(order, range) else {number: place for place, number in enumerate(order)}
 
 
-def _known(row: Row, num_params: int, places: dict[int, int]) -> list[tuple[Any, int]]:
+def _logged_references(row: Row, num_params: int, places: dict[int, int]) -> list[tuple[Any, int]]:
     found = located(row.references)
     return [(location, places.get(number, number)) for location, number in found if number >= -num_params]
 

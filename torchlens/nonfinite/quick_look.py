@@ -13,7 +13,7 @@ __all__ = ["has_nonfinite"]
 _MOST = 16
 
 
-class _Known(threading.local):
+class _LastAnswers(threading.local):
     """The last answers, by address: what a module returns, its last operation has often just made.
 
     A tensor is known weakly. While it lives nothing else lies at its address, and its version tells whether it was written.
@@ -23,7 +23,7 @@ class _Known(threading.local):
         self.answers: dict[int, tuple[Any, int, Any, bool]] = {}
 
 
-_known = _Known()
+_last = _LastAnswers()
 # Python's own references die with the Python object, which may come and go while the tensor lives.
 _reference_to: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
 
@@ -36,11 +36,11 @@ def has_nonfinite(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_inference() or tensor.is_nested:
         return not is_finite(tensor)
     address, version, looks = tensor.data_ptr(), tensor._version, (tensor.shape, tensor.stride(), tensor.dtype)
-    known = _known.answers.get(address)
-    if known is not None and known[1] == version and known[2] == looks and not known[0].expired():
-        return known[3]
+    last = _last.answers.get(address)
+    if last is not None and last[1] == version and last[2] == looks and not last[0].expired():
+        return last[3]
     answer = not is_finite(tensor)
-    if len(_known.answers) >= _MOST:
-        _known.answers.clear()
-    _known.answers[address] = _reference_to(tensor), version, looks, answer
+    if len(_last.answers) >= _MOST:
+        _last.answers.clear()
+    _last.answers[address] = _reference_to(tensor), version, looks, answer
     return answer

@@ -65,7 +65,7 @@ class Census(Observer):
         self.strangers = Strangers(num_params)
         self._num_before = 0
         self._num_rows = 0
-        self._known: set[int] = set()
+        self._known_storages: set[int] = set()
         # Whose memory is known stays, so that no other gets its number.
         self._alive: list[Any] = []
 
@@ -97,7 +97,7 @@ class Census(Observer):
         """Learns memory that exists."""
         self.strangers.know(number, tensor)
         self._num_rows = max(self._num_rows, number + 1)
-        self._known.add(storage_of(tensor))
+        self._known_storages.add(storage_of(tensor))
         self._alive.append(tensor)
 
     def add_boundary(self, number: int, tensor: Tensor, operation: Operation, references: References) -> None:
@@ -116,7 +116,7 @@ class Census(Observer):
         elif call.kind is CallKind.ASIDE:
             self._is_aside = True
         elif call.kind is CallKind.OPAQUE:
-            self._may_write = self._known
+            self._may_write = self._known_storages
             if call.operation.name == "script_function" or isinstance(call.operation.func, torch.jit.ScriptModule):
                 self._aside.enter_context(self.pause())  # compiled at its first call, which fails where somebody looks
         else:
@@ -162,7 +162,7 @@ class Census(Observer):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 for _, tensor in plain_tensors(value):
                     storage = storage_of(tensor)
-                    if storage in self._known and storage not in self._may_write:
+                    if storage in self._known_storages and storage not in self._may_write:
                         expected = f"{name} to write only what the operation says it writes"
                         found = f"it wrote to a tensor of {_shape(tensor)} that was there before"
                         self._trespass(expected, found, True)

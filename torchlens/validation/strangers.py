@@ -34,14 +34,14 @@ class Strangers:
         self.gradients: set[tuple[int, TreePath]] = set()
         # Those that torch.distributed gave to an operation of its own.
         self.distributed: set[tuple[int, TreePath]] = set()
-        self._known: set[int] = set()
+        self._known_ids: set[int] = set()
         self._leaves: list[torch.Tensor] = []
         self._num_params = num_params
 
     def know(self, number: int, tensor: torch.Tensor) -> None:
         """The tensor is entry `number`, a parameter, or (of another number below 0) one from outside the log."""
         if number >= -self._num_params:
-            self._known.add(id(tensor))
+            self._known_ids.add(id(tensor))
         if not is_lazy(tensor) and tensor.requires_grad and tensor.is_leaf:
             self._leaves.append(tensor)
 
@@ -54,8 +54,8 @@ class Strangers:
         claimed = {location for location, number in located(references) if number >= -self._num_params}
         for path, tensor in plain_tensors(arguments):
             location = path[0] if len(path) == 1 else path
-            if id(tensor) not in self._known and location not in claimed:
-                self._known.add(id(tensor))
+            if id(tensor) not in self._known_ids and location not in claimed:
+                self._known_ids.add(id(tensor))
                 self.found[row, path] = tensor
                 if any(leaf.grad is tensor for leaf in self._leaves):
                     self.gradients.add((row, path))

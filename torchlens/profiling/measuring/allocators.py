@@ -1,7 +1,7 @@
 """What is allocated and freed, as torch's own allocators report it.
 
 torch's profiler can be told to listen to the allocators (of the CPU and of other devices alike). The old one of its two
-profilers does so in its cheapest form and says nothing on the terminal. That it should also hear of every operation is
+profilers does so in its cheapest form and says nothing on the terminal. That it should also be told of every operation is
 switched off: it would cost more than the small ones among them. There can be one profiler in a thread: where the user runs
 one, memory is not measured.
 """
