@@ -49,11 +49,11 @@ class Machine:
     def run_module(self, which: int, a: int, b: int, steps: list[Any]) -> None:
         module = self.model.parts[which % len(self.model.parts)]
         module.todo.append((self, steps))
-        first = 0 if self.observer is None else self.observer.num_entries
+        first = 0 if self.observer is None else self.observer.enter_module()
         result = module(self.register(a), self.register(b))
+        if self.observer is not None:
+            self.observer.leave_module(tensors_of(result), first)
         for tensor in tensors_of(result):
-            if self.observer is not None:
-                self.observer.leave_module(tensor, first)
             self.keep(tensor)
 
     def register(self, number: int) -> Tensor:

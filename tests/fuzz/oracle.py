@@ -3,7 +3,8 @@
 The rule: an operation that is given a tensor reads, of each element, the last operation that wrote it since the tensor was
 made; and the operation that made the tensor, if an element is still as it left it, or if it is a view. An operation that
 makes a view reads of the tensor it is given the elements that the view looks at. What an in-place operation writes is the
-whole tensor it is given. What is given as `out=` is written, not read.
+whole tensor it is given. What is given as `out=` is written, not read. An operation that hands back the tensor it is given
+has made it only as long as the module runs in which it did so, or after that if the module returns the tensor.
 """
 
 from collections.abc import Callable
@@ -38,6 +39,8 @@ class Oracle:
         self._made_by: dict[int, int] = {}
         self._alive: list[Any] = []
         self._writers: dict[int, Any] = {}
+        # For each module that is running: tensors that were handed back in it, as which entry, and which they were before.
+        self._handed_back: list[list[tuple[Tensor, int, int]]] = []
         for name, tensors in (("input", inputs), ("buffer", buffers)):
             for tensor in tensors:
                 self._add(name, tensor, set(), False, {})
@@ -69,10 +72,23 @@ class Oracle:
             found |= self.read(tensor, view if _address(tensor) == _address(view) else tensor)
         return found
 
-    def leave_module(self, tensor: Tensor, first: int) -> None:
-        """A module hands back a tensor: if it was there before, that is an entry."""
-        if self._made_by[id(tensor)] < first:
-            self._add("identity", tensor, self.read(tensor), True, {(0,): tensor.detach().clone()})
+    def enter_module(self) -> int:
+        """A module begins to run. Returns how many entries there are."""
+        self._handed_back.append([])
+        return len(self.entries)
+
+    def leave_module(self, tensors: list[Tensor], first: int) -> None:
+        """A module returns tensors: each that was there before is an entry."""
+        for tensor in tensors:
+            if self._made_by[id(tensor)] < first:
+                self._add("identity", tensor, self.read(tensor), True, {(0,): tensor.detach().clone()})
+        returned = set(map(id, tensors))
+        handed_back = self._handed_back.pop()
+        for tensor, number, before in reversed(handed_back):
+            if id(tensor) not in returned and self._made_by[id(tensor)] == number:
+                self._made_by[id(tensor)] = before
+        if self._handed_back:
+            self._handed_back[-1] += [own for own in handed_back if id(own[0]) in returned]
 
     def finish(self, outputs: tuple[Tensor, ...]) -> None:
         for tensor in outputs:
@@ -107,6 +123,9 @@ class Oracle:
         number = len(self.entries)
         self.entries.append(Expected(name, tensor.detach().clone(), set(parents), is_view, given))
         if is_made:
+            before = self._made_by.get(id(tensor))
+            if before is not None and is_view and self._handed_back:
+                self._handed_back[-1].append((tensor, number, before))
             self._made_by[id(tensor)] = number
         self._alive.append((tensor, tensor.untyped_storage()))
         size = tensor.untyped_storage().nbytes()
