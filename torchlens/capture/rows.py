@@ -183,7 +183,7 @@ class Rows(Entries):
         operation = call.operation
         first = len(self.rows)
         if isinstance(result, Tensor):
-            self.append(call, result, None, bool(written) and operation.is_inplace, is_finished, is_end)
+            self.append(call, result, None, _is_among(result, written), is_finished, is_end)
         else:
             outputs = [tensor for _, tensor in plain_tensors(result)]
             if not outputs:
@@ -191,7 +191,7 @@ class Rows(Entries):
             is_single = len(outputs) == 1 and not isinstance(result, list | tuple)
             for index, tensor in enumerate(outputs):
                 own = call._replace(references=each_reads[index]) if each_reads else call
-                self.append(own, tensor, None if is_single else index, operation.is_inplace, is_finished, is_end)
+                self.append(own, tensor, None if is_single else index, _is_among(tensor, written), is_finished, is_end)
         if written and len(self.rows) > first:
             if operation.is_inplace and operation.kind is Kind.OPERATION:  # autograd does not see a collective write
                 self._note_slice(first, written[0], _changed_entry(call))
@@ -301,3 +301,7 @@ def _changed_entry(call: MadeCall) -> int | None:
     if isinstance(call.references, dict):
         return call.references.get(0, call.references.get(call.operation.name_of(0)))
     return call.references[0]
+
+
+def _is_among(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+    return any([tensor is other for other in others])
