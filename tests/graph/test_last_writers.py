@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from torchlens.capture import cells
 from torchlens.capture.lattice import Lattice
 from torchlens.capture.recording import Write
 from torchlens.capture.regions import Region, region_of
-from torchlens.graph import cells
 from torchlens.graph.last_writers import Answer, Question, last_writers
 from torchlens.validation import validate_forward_pass
 

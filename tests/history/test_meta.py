@@ -2,10 +2,13 @@
 
 import copy
 import json
+import os
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from networks import MLP, ConvNet, Model, Recurrent, Residual
@@ -13,6 +16,9 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import torchlens as tl
+from benchmarks.zoo.libraries import import_transformers
+from torchlens.capture.regions import Region, region_of
+from torchlens.capture.view_tree import Share
 from torchlens.draw.drawing import make_drawing
 from torchlens.draw.options import draw_options
 
@@ -139,6 +145,73 @@ def test_parameters_without_values_are_counted_whatever_way_they_came():
         history = tl.log_forward_pass(built, torch.rand(1, 1 << 17))
     assert history.total_params_fsize_nice == "64.0 GB"
     assert history.total_flops == 2 * (1 << 34)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux for the memory of the process")
+def test_a_llama_of_70_billion_parameters_is_logged_drawn_and_explored_in_hardly_any_memory():
+    transformers = import_transformers()
+    config = transformers.LlamaConfig(
+        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
+        num_key_value_heads=8, max_position_embeddings=8192,
+    )  # fmt: skip
+    num_tokens = 2048
+    before = resident_bytes()
+    with torch.device("meta"), torch.no_grad():
+        llama = transformers.LlamaForCausalLM(config).bfloat16().eval()
+        history = tl.log_forward_pass(llama, torch.ones(1, num_tokens, dtype=torch.long))
+    labels = history.layer_labels
+    assert sum(label.startswith("linear_") for label in labels) == 80 * 7 + 1
+    assert sum(label.startswith("scaleddotproductattention_") for label in labels) == 80
+    assert history["model.layers.79.mlp.down_proj"].tensor_shape == (1, num_tokens, 8192)
+    assert history["lm_head"].tensor_shape == (1, num_tokens, 128256)
+    assert history["lm_head"].input_ancestors
+
+    num_params = sum(parameter.numel() for parameter in llama.parameters())
+    assert history.total_params == num_params == 70_553_706_496
+    assert history.total_params_fsize == 2 * num_params
+    # Two for each parameter and token; the embedding is a look-up, and attention comes on top: 2 * 2 * tokens * width.
+    weights = 2 * num_tokens * (num_params - 128256 * 8192)
+    attention = 80 * 4 * num_tokens**2 * 8192
+    assert weights < history.total_flops < 1.01 * (weights + attention)
+
+    source = make_drawing(history, draw_options({"vis_opt": "rolled", "vis_nesting_depth": 3})).source
+    assert "model.layers.79" in source
+    assert "1x2048x128256" in source
+    html = history.explore(None).html
+    assert "model.layers.79.mlp" in html
+    assert '"valueless":"on the meta device"' in html
+    assert "without values (on the meta device)" in str(history)
+    assert history["lm_head"].tensor_contents.is_meta
+    assert resident_bytes() - before < 1 << 30  # of 131 GB
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_what_is_left_of_a_view_is_told_without_its_memory():
+    rows, columns = 1 << 20, 1 << 18  # a tensor of a terabyte
+    whole = Region(0, (rows, columns), (columns, 1), 4)
+    column, row = Region(3, (rows,), (columns,), 4), Region(5 * columns, (columns,), (1,), 4)
+    evens, odds = (Region(first, (rows, columns // 2), (columns, 2), 4) for first in (0, 1))
+    assert Share(0, whole, whole, (column,)).is_any_left()
+    assert not Share(0, column, row, (Region(5 * columns + 3, (), (), 4),)).is_any_left()
+    assert not Share(0, whole, column, (odds,)).is_any_left()
+    assert Share(0, whole, row, (odds,)).is_any_left()
+    assert not Share(0, whole, whole, (odds, evens)).is_any_left()
+
+
+def test_what_is_left_of_a_view_is_what_a_gradient_would_find():
+    generator = np.random.default_rng(0)
+    base = torch.zeros(6, 10)
+    for _ in range(300):
+        views = [
+            base[slice(*sorted(generator.integers(0, 7, 2).tolist())), :: int(generator.integers(1, 4))] for _ in range(4)
+        ]
+        region, read, *written = (region_of(view.t() if generator.integers(0, 2) else view) for view in views)
+        share = Share(0, region, read, tuple(written))
+        assert share.is_any_left() == bool(share.cut(torch.ones(read.shape)).any()), share
 
 
 # -- when values are needed --------------------------------------------------------------------------------------------

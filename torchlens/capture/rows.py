@@ -304,4 +304,4 @@ def _changed_entry(call: MadeCall) -> int | None:
 
 
 def _is_among(tensor: Tensor, others: Sequence[Tensor]) -> bool:
-    return any([tensor is other for other in others])
+    return any(tensor is other for other in others)

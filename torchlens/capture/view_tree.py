@@ -10,8 +10,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from torchlens.capture.cells import cells_of
 from torchlens.capture.regions import Region
 
 __all__ = ["Share", "Slice", "ViewTree"]
@@ -74,8 +76,21 @@ class Share(NamedTuple):
         return _within(memory, self.region).clone()
 
     def is_any_left(self) -> bool:
-        """Whether any of the view's own values was read."""
-        return bool(self._replace(part=None).cut(torch.ones(self.read.shape)).any())
+        """Whether any of the view's own values was read; told from the regions, whatever size they have.
+
+        Where they are too irregular for that, some are taken to be.
+        """
+        cells = cells_of(list(dict.fromkeys([self.region, self.read, *self.written])))
+        if cells.inexact:
+            return True
+        is_own, is_read = np.zeros(cells.shape, dtype=bool), np.zeros(cells.shape, dtype=bool)
+        for region, mark in ((self.region, is_own), (self.read, is_read)):
+            for part in cells.parts[region]:
+                mark[part] = True
+        for region in self.written:
+            for part in cells.parts[region]:
+                is_own[part] = False
+        return bool((is_own & is_read).any())
 
 
 def _within(memory: torch.Tensor, region: Region) -> torch.Tensor:

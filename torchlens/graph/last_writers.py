@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from torchlens.capture.cells import Cells, cells_of
 from torchlens.capture.recording import Write
 from torchlens.capture.regions import Region
-from torchlens.graph.cells import Cells, cells_of
 
 __all__ = ["Answer", "Question", "last_writers"]
 

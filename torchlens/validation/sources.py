@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from torchlens.capture.cells import cells_of
 from torchlens.capture.regions import Region
-from torchlens.graph.cells import cells_of
 from torchlens.validation.snapshots import Snapshot, frozen_tensors
 from torchlens.validation.witness import Call, Evidence
 
