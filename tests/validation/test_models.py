@@ -1,5 +1,6 @@
 """Models of every kind pass validation, and are left as they were."""
 
+import gc
 import warnings
 
 import numpy as np
@@ -10,7 +11,11 @@ from networks import Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from torchlens.capture.memory import Memory
+from torchlens.capture.recorder import Recorder
 from torchlens.validation import validate_forward_pass, validate_saved_activations
+from torchlens.validation.completeness import Census
+from torchlens.validation.witness import Witness
 
 
 class Double(torch.autograd.Function):
@@ -318,3 +323,17 @@ def test_a_mask_that_picks_nothing_need_not_use_the_value():
     assert all("masked_fill" not in finding.expected or "argument 2" not in finding.expected for finding in report.findings)
     full = validate_forward_pass(Model(forward), torch.full((3,), 200.0))
     assert full.passed, str(full)
+
+
+def test_nothing_is_left_that_waits_for_the_garbage_collector():
+    """What a circle of objects holds is freed late, and its memory stays with the process even longer."""
+    model = Model(views)
+    validate_forward_pass(model, torch.rand(2, 4))
+    gc.collect()
+    gc.disable()
+    try:
+        assert validate_forward_pass(model, torch.rand(2, 4)).passed
+        left = [one for one in gc.get_objects() if type(one) in (Recorder, Memory, Witness, Census)]
+    finally:
+        gc.enable()
+    assert left == []

@@ -84,10 +84,17 @@ class Census(Observer):
         self._counts.append(other._count)
         return other
 
-    def around(self, place: PlaceOf) -> "_Dispatched":
-        """Has the dispatcher tell of every ATen operation."""
+    @contextmanager
+    def around(self, place: PlaceOf) -> Iterator[None]:
+        """Has the dispatcher tell of every ATen operation. Afterwards nothing here holds the run or its tensors."""
         self._mode = _Dispatched(self, place)
-        return self._mode
+        try:
+            with self._mode:
+                yield
+        finally:
+            self._mode = None
+            self._known_storages.clear()
+            self._alive.clear()
 
     def pause(self) -> AbstractContextManager[Any]:
         """What is not logged is not looked at: a tracer does not bear it."""
