@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import torchlens
-from benchmarks.zoo.libraries import import_torchvision, import_transformers
+from benchmarks.zoo.libraries import import_timm, import_torchvision, import_transformers
 from torchlens.capture.current import CURRENT
 
 # Shorter modules are not compared.
@@ -94,11 +94,54 @@ def llama() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     return transformers.LlamaForCausalLM(config).eval(), [(torch.randint(1000, (1, length)),) for length in range(8, 72, 8)]
 
 
+def mobilenet() -> tuple[nn.Module, list[tuple[Any, ...]]]:
+    return import_torchvision().models.mobilenet_v3_small().eval(), [(torch.rand(1, 3, 96, 96),)] * 3
+
+
+def mixtral() -> tuple[nn.Module, list[tuple[Any, ...]]]:
+    """Which experts run depends on the tokens."""
+    transformers = import_transformers()
+
+    config = transformers.MixtralConfig(
+        vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, use_cache=False,
+    )  # fmt: skip
+    return transformers.MixtralForCausalLM(config).eval(), [(torch.randint(1000, (1, 32)),) for _ in range(3)]
+
+
+class Recurrent(nn.Module):
+    """An LSTM in one operation, and one that is stepped by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole, self.cell, self.head = nn.LSTM(64, 128, 2, batch_first=True), nn.LSTMCell(128, 128), nn.Linear(128, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, _ = self.whole(x)
+        state = None
+        for value in values.unbind(1):
+            state = self.cell(value, state)
+        return self.head(state[0])
+
+
+def recurrent() -> tuple[nn.Module, list[tuple[Any, ...]]]:
+    return Recurrent(), [(torch.rand(4, length, 64),) for length in (16, 24, 32)]
+
+
+def vit() -> tuple[nn.Module, list[tuple[Any, ...]]]:
+    model = import_timm().create_model("vit_tiny_patch16_224", img_size=96, depth=4)
+    return model.eval(), [(torch.rand(1, 3, 96, 96),)] * 3
+
+
 CASES: dict[str, Callable[[], tuple[nn.Module, list[tuple[Any, ...]]]]] = {
     "tiny beside products": tiny_and_products,
     "ResNet-18": resnet,
     "GPT-2": gpt2,
     "Llama, varying lengths": llama,
+    "MobileNet": mobilenet,
+    "Mixtral": mixtral,
+    "LSTM": recurrent,
+    "ViT": vit,
 }
 
 clock = perf_counter

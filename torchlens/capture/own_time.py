@@ -1,9 +1,11 @@
 """What looking at a model costs: counted while it runs, so that it can be left out of what the model is said to take."""
 
-__all__ = ["SHORT", "OwnTime"]
+__all__ = ["SHORT", "WHILE", "OwnTime"]
 
 # Whatever an operation takes beyond this is not lengthened by our looking.
 SHORT = 20e-6
+# An operation that has not run among the last so many finds all it needs driven out of the processor's caches.
+WHILE = 16
 
 
 class OwnTime:
@@ -13,12 +15,13 @@ class OwnTime:
     somebody looks, and calling us) is not in them, and is about the same each time: that is what the numbers are for.
     """
 
-    __slots__ = ("num_modules", "num_nodes", "num_operations", "num_reads", "seconds", "short_seconds")
+    __slots__ = ("coldness", "num_modules", "num_nodes", "num_operations", "num_reads", "seconds", "short_seconds")
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.num_operations = 0  # calls that left a row
         self.short_seconds = 0.0  # what those took, each no more than SHORT
+        self.coldness = 0.0  # how many of those had not run for a WHILE; one that ran not long ago counts in part
         self.num_reads = 0  # calls that left none
         self.num_modules = 0
         self.num_nodes = 0  # of autograd's graph, that ran

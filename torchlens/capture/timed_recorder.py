@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchlens.capture.operations import Operation
-from torchlens.capture.own_time import SHORT, OwnTime
+from torchlens.capture.own_time import SHORT, WHILE, OwnTime
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import MadeCall, References
 
@@ -21,6 +21,7 @@ class TimedRecorder(Recorder):
         super().__init__(*args)
         self._own_time = own_time
         self._seconds = 0.0  # of the call that was handled last
+        self._last_runs: dict[int, int] = {}  # id of a function → the number of its last operation
 
     def __torch_function__(
         self,
@@ -35,7 +36,11 @@ class TimedRecorder(Recorder):
         result = super().__torch_function__(func, types, args, kwargs)
         own = self._own_time
         if len(self.rows) > num_rows:
-            own.num_operations += 1
+            number = own.num_operations
+            own.num_operations = number + 1
+            others = number - self._last_runs.get(id(func), -WHILE) - 1  # that have run since it did
+            self._last_runs[id(func)] = number
+            own.coldness += others / WHILE if others < WHILE else 1.0
             own.short_seconds += self._seconds if self._seconds < SHORT else SHORT
         else:
             own.num_reads += 1

@@ -2,8 +2,10 @@
 
 import json
 
+import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import torchlens as tl
 from tests.networks import MLP
@@ -59,3 +61,86 @@ def test_a_profile_without_steps_is_an_empty_timeline():
     with tl.profile(nn.ReLU()) as p:
         pass
     assert [event["ph"] for event in json.loads(p.to_chrome_trace())["traceEvents"]] == ["M"]
+
+
+class Attention(nn.Module):
+    """The backward passes of its three projections run by turns."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(3))
+
+    def forward(self, x):
+        return torch.softmax(self.query(x) @ self.key(x).mT, -1) @ self.value(x)
+
+
+def run_checkpointed(x):
+    model = nn.ModuleDict({"attention": Attention(), "head": nn.Linear(4, 4)})
+    model.forward = lambda x: model["head"](checkpoint(model["attention"], x, use_reentrant=False))
+    with tl.profile(model, level="operation") as p:
+        for _ in range(2):
+            model(x).sum().backward()
+    return p
+
+
+def run_lbfgs(x):
+    model = Attention()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    with tl.profile(model, level="operation") as p:
+        for _ in range(2):
+            optimizer.step(closure)
+    return p
+
+
+def run_plain(x):
+    return tl.profile(Attention(), x, level="operation")
+
+
+class Borrower(nn.Module):
+    def forward(self, x, weight):
+        return torch.tanh(torch.tanh(x) @ weight)
+
+
+def run_tied(x):
+    """The gradient of the weight, which is a matter of its owner, is whole in the middle of the borrower's backward."""
+    model = nn.ModuleDict({"borrower": Borrower(), "owner": nn.Linear(4, 4)})
+    model.forward = lambda x: model["owner"](model["borrower"](x, model["owner"].weight))
+    return tl.profile(model, x, level="operation")
+
+
+def nanoseconds(microseconds):
+    """As trace viewers read a time: what is below a nanosecond is cut off."""
+    return int(microseconds * 1000)
+
+
+@pytest.mark.parametrize("run", [run_plain, run_checkpointed, run_lbfgs, run_tied])
+def test_a_viewer_can_nest_the_events_of_each_track(run):
+    data = json.loads(run(torch.rand(3, 4, requires_grad=True)).to_chrome_trace(), parse_constant=pytest.fail)
+    names = {(event["name"], event["tid"]) for event in data["traceEvents"] if event["ph"] == "M"}
+    open_until: dict[int, list[int]] = {}
+    before = 0
+    for event in data["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert {type(event["pid"]), type(event["tid"])} == {int}
+        if event["ph"] == "M":
+            assert isinstance(event["args"]["name" if event["name"].endswith("_name") else "sort_index"], str | int)
+            continue
+        assert event["ph"] == "X"
+        assert ("thread_name", event["tid"]) in names
+        start = nanoseconds(event["ts"])
+        end = start + nanoseconds(event["dur"])
+        assert before <= start <= end
+        before = start
+        around = open_until.setdefault(event["tid"], [])
+        while around and around[-1] <= start:
+            around.pop()
+        assert not around or end <= around[-1], f"{event} ends after what it lies in"
+        around.append(end)
+    assert len(open_until) > 4

@@ -6,12 +6,14 @@ is done several times in a row, as in a model that does much of it, with and wit
 others use the machine as well.
 """
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from time import perf_counter, time_ns
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from torchlens.capture.backward import BackwardWatch, NodeInfo
@@ -43,6 +45,7 @@ class Residuals(NamedTuple):
     short_operation_share: float = 0.0
     # How much of that is in what the operation itself is seen to take; the rest comes before and after.
     cold_share: float = 0.0
+    cold_operation: float = 0.0  # of an operation that has not run for a while, beside that (see OwnTime)
     read: float = 0.0  # of `x.shape` and its like
     module: float = 0.0  # in the time of the module itself
     module_around: float = 0.0  # in that of the one that calls it
@@ -119,6 +122,37 @@ def _sums(x: Tensor) -> Tensor:
     return x
 
 
+class _Layers:
+    """What a small transformer does: many operations, none of them twice in a row, on more memory than the caches hold."""
+
+    _WIDTH, _LENGTH, _NUM_LAYERS = 128, 8, 4
+
+    def __init__(self) -> None:
+        width = self._WIDTH
+        shapes = ((3 * width, width), (width, width), (2 * width, width), (2 * width, width), (width, 2 * width))
+        self._weights = itertools.cycle(
+            [torch.full(shape, 1 / width, dtype=torch.float32, device="cpu") for shape in shapes]
+            for _ in range(self._NUM_LAYERS)
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """One layer; the next in turn, so that each finds its weights as cold as in a model."""
+        x = x.repeat(self._LENGTH * self._WIDTH // 8).view(1, self._LENGTH, self._WIDTH)
+        return self._layer(x, *next(self._weights))
+
+    def _layer(self, x: Tensor, all_three: Tensor, last: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        heads = (1, self._LENGTH, 4, self._WIDTH // 4)
+        half = heads[-1] // 2
+        h = x.to(torch.float64).to(torch.float32)
+        h = last[0] * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6))
+        q, k, v = (part.view(heads).transpose(1, 2) for part in F.linear(h, all_three).chunk(3, dim=-1))
+        q = q * 0.5 + torch.cat((-q[..., half:], q[..., :half]), dim=-1) * 0.5
+        scores = torch.softmax(torch.matmul(q, k.transpose(2, 3)) * 0.3, dim=-1)
+        x = x + F.linear(torch.matmul(scores, v).transpose(1, 2).contiguous().reshape(x.shape), last)
+        h = F.layer_norm(x, (self._WIDTH,))
+        return x + F.linear(F.silu(F.linear(h, gate)) * F.linear(h, up), down)
+
+
 def _reads(x: Tensor) -> None:
     for _ in range(_REPEATS):
         _ = x.shape, x.dim(), x.dtype, x.size(0)
@@ -131,7 +165,7 @@ class _Excess:
         self._work = work
         self._plain = self._seen = float("inf")
         self.number = 1  # of things that are looked at
-        self._short_seconds = 0.0
+        self._short_seconds = self._coldness = 0.0
 
     def run_plain(self, x: Tensor) -> None:
         """Does the work a few times while nobody looks."""
@@ -140,11 +174,12 @@ class _Excess:
     def run_seen(self, x: Tensor, own: OwnTime) -> None:
         """Does the work a few times while somebody does."""
         for _ in range(_ROUNDS):
-            own.seconds, own.short_seconds, own.num_operations, own.num_reads = 0.0, 0.0, 0, 0
+            own.seconds, own.short_seconds, own.coldness = 0.0, 0.0, 0.0
+            number = own.num_operations + own.num_reads
             seconds = _seconds(self._work, x) - own.seconds
             if seconds < self._seen:
-                self._seen, self._short_seconds = seconds, own.short_seconds
-                self.number = max(own.num_operations + own.num_reads, 1)
+                self._seen, self._short_seconds, self._coldness = seconds, own.short_seconds, own.coldness
+                self.number = max(own.num_operations + own.num_reads - number, 1)
 
     @property
     def total(self) -> float:
@@ -161,6 +196,11 @@ class _Excess:
         return self._short_seconds / self.number
 
     @property
+    def coldness(self) -> float:
+        """How long ago, as it were, an operation has run for the last time."""
+        return self._coldness / self.number
+
+    @property
     def cold_share(self) -> float:
         """How much of that it would not take if nobody looked."""
         return max(1.0 - self._plain / self._short_seconds, 0.0) if self._short_seconds else 0.0
@@ -173,13 +213,13 @@ class _Logged(nn.Module):
         super().__init__()
         self.own_time = OwnTime()
         self._views, self._sums, self._reads = _Excess(_views), _Excess(_sums), _Excess(_reads)
-        self._listening = _Excess(_sums)
+        self._listening, self._layers = _Excess(_sums), _Excess(_Layers())
         self._num_events = 1
 
     def forward(self, x: Tensor) -> Tensor:
         memory, own = AllocatorWatch(time_ns), self.own_time
         for _ in range(_TURNS):
-            for excess in (self._views, self._sums, self._reads, self._listening):
+            for excess in (self._views, self._sums, self._reads, self._layers, self._listening):
                 with torch._C.DisableTorchFunction():
                     excess.run_plain(x)
                 if excess is not self._listening:
@@ -196,10 +236,12 @@ class _Logged(nn.Module):
         light, heavy = self._views, self._sums
         return max(heavy.each - light.each, 0.0) / max(heavy.short_seconds - light.short_seconds, 1e-7)
 
-    def found(self) -> tuple[float, float, float, float]:
-        """Of an operation, by the number of them and by what they take, and how much of that inside; and of a read."""
+    def found(self) -> tuple[float, float, float, float, float]:
+        """Of an operation: by number, by what it takes, how much of that inside, by how cold it is; and of a read."""
         each = max(self._views.each - self._share * self._views.short_seconds, 0.0)
-        return each, self._share, min(self._sums.cold_share, self._share), self._reads.each
+        layers = self._layers
+        cold = max(layers.each - each - self._share * layers.short_seconds, 0.0) / max(layers.coldness, 0.01)
+        return each, self._share, min(self._sums.cold_share, self._share), cold, self._reads.each
 
     def event(self) -> float:
         """Of an allocation, beside what makes the operation itself longer, of which its share is taken."""

@@ -44,22 +44,23 @@ class TensorFacts:
 class Clock:
     """How much of what we took for ourselves, and how many of the things we looked at, lie in a span."""
 
-    __slots__ = ("num_modules", "num_operations", "num_reads", "own_seconds", "seconds_at_end", "short_seconds")
+    __slots__ = ("coldness", "num_modules", "num_operations", "num_reads", "own_seconds", "seconds_at_end", "short_seconds")
 
     def __init__(self) -> None:
-        self.own_seconds = self.seconds_at_end = self.short_seconds = 0.0
+        self.own_seconds = self.seconds_at_end = self.short_seconds = self.coldness = 0.0
         self.num_operations = self.num_reads = self.num_modules = 0
 
     def begin(self, own: OwnTime) -> None:
         """The span begins."""
         self.num_operations, self.num_reads, self.num_modules = own.num_operations, own.num_reads, own.num_modules
-        self.short_seconds, self.own_seconds = own.short_seconds, own.seconds
+        self.short_seconds, self.coldness, self.own_seconds = own.short_seconds, own.coldness, own.seconds
 
     def end(self, own: OwnTime) -> None:
         """It has ended."""
         self.seconds_at_end = own.seconds
         self.own_seconds = own.seconds - self.own_seconds
         self.short_seconds = own.short_seconds - self.short_seconds
+        self.coldness = own.coldness - self.coldness
         self.num_operations = own.num_operations - self.num_operations
         self.num_reads = own.num_reads - self.num_reads
         self.num_modules = own.num_modules - self.num_modules

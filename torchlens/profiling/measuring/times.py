@@ -69,6 +69,7 @@ def _unseen(call: Call, residuals: Residuals) -> float:
         + clock.num_modules * (residuals.module + residuals.module_around)
         + clock.num_operations * residuals.operation
         + clock.short_seconds * residuals.short_operation_share
+        + clock.coldness * residuals.cold_operation
         + clock.num_reads * residuals.read
         + call.num_events * (residuals.logged_event if clock.num_operations else residuals.event)
     )

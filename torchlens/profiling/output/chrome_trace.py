@@ -12,9 +12,12 @@ from torchlens.profiling.records import CallRecord, Measurements
 __all__ = ["to_chrome_trace", "trace_events"]
 
 _PROCESS = 1
-# One track for each of these; backward passes of modules have one for each depth, as they need not lie inside each other.
-_STEPS, _MODULES, _OPERATIONS, _OUTSIDE, _BACKWARD = 1, 2, 3, 4, 10
+# The tracks, from the top. Backward passes of modules have one for each depth, as they need not lie inside each other.
+_STEPS, _MODULES, _OPERATIONS, _OUTSIDE, _BACKWARD = range(5)
 _NAMES = {_STEPS: "steps", _MODULES: "modules, forward", _OPERATIONS: "operations", _OUTSIDE: "outside the model"}
+# Times are multiples of this, which a float of microseconds holds exactly: a viewer that cuts off fractions still finds
+# what lies inside what.
+_TICK_NS = 125
 
 
 def to_chrome_trace(measurements: Measurements, path: str | os.PathLike[str] | None) -> str | None:
@@ -41,13 +44,45 @@ def trace_events(measurements: Measurements) -> list[dict[str, Any]]:
         label = operation.label or operation.layer_type
         events.append(_event(_OPERATIONS, label, operation.start_ns, operation.end_ns, arguments))
     events.sort(key=lambda event: (event["ts"], -event["dur"]))
-    tracks = dict.fromkeys(event["tid"] for event in events)
-    names = [(track, _NAMES.get(track, f"modules, backward, depth {track - _BACKWARD}")) for track in sorted(tracks)]
     return [
-        _named("process_name", 0, f"Profile of {measurements.model_name}"),
-        *(_named("thread_name", track, name) for track, name in names),
+        _metadata("process_name", 0, "name", f"Profile of {measurements.model_name}"),
+        *_part_overlapping(events),
         *events,
     ]
+
+
+def _part_overlapping(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Numbers the tracks anew, so that on each all events lie beside or inside each other; returns what names them.
+
+    Viewers drop others. In a backward pass, a module may begin while another runs and go on when that has ended: the
+    gradient of a weight that a second module borrows is a matter of the module that owns it.
+    """
+    ends: dict[tuple[int, int], list[float]] = {}  # track and lane → when the events that are open end
+    lanes = []
+    for event in events:
+        lane = 0
+        while not _has_room(ends.setdefault((event["tid"], lane), []), event["ts"], event["ts"] + event["dur"]):
+            lane += 1
+        lanes.append((event["tid"], lane))
+    numbers = {lane: number for number, lane in enumerate(sorted(ends), 1)}
+    for event, place in zip(events, lanes, strict=True):
+        event["tid"] = numbers[place]
+    named = []
+    for (track, lane), number in numbers.items():
+        name = _NAMES.get(track, f"modules, backward, depth {track - _BACKWARD}")
+        named.append(_metadata("thread_name", number, "name", f"{name} ({lane + 1})" if lane else name))
+        named.append(_metadata("thread_sort_index", number, "sort_index", number))
+    return named
+
+
+def _has_room(ends: list[float], start: float, end: float) -> bool:
+    """Whether an event lies inside those that are open; opens it, if so."""
+    while ends and ends[-1] <= start:
+        ends.pop()
+    if ends and end > ends[-1]:
+        return False
+    ends.append(end)
+    return True
 
 
 def _arguments(call: CallRecord) -> dict[str, Any]:
@@ -61,16 +96,10 @@ def _arguments(call: CallRecord) -> dict[str, Any]:
 
 
 def _event(track: int, name: str, start_ns: int, end_ns: int, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "ph": "X",
-        "pid": _PROCESS,
-        "tid": track,
-        "ts": start_ns / 1000,
-        "dur": max(end_ns - start_ns, 0) / 1000,
-        "args": arguments,
-    }
+    start, end = start_ns // _TICK_NS, max(start_ns, end_ns) // _TICK_NS
+    times = {"ts": start * _TICK_NS / 1000, "dur": (end - start) * _TICK_NS / 1000}
+    return {"name": name, "ph": "X", "pid": _PROCESS, "tid": track, **times, "args": arguments}
 
 
-def _named(kind: str, track: int, name: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": track, "args": {"name": name}}
+def _metadata(kind: str, track: int, key: str, value: str | int) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": _PROCESS, "tid": track, "args": {key: value}}
