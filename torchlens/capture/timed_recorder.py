@@ -38,7 +38,7 @@ class TimedRecorder(Recorder):
         if len(self.rows) > num_rows:
             number = own.num_operations
             own.num_operations = number + 1
-            others = number - self._last_runs.get(id(func), -WHILE) - 1  # that have run since it did
+            others = number - self._last_runs.get(id(func), -1 - WHILE) - 1  # that have run since it did
             self._last_runs[id(func)] = number
             own.coldness += others / WHILE if others < WHILE else 1.0
             own.short_seconds += self._seconds if self._seconds < SHORT else SHORT

@@ -15,7 +15,7 @@ from torchlens.history.overlay import Overlay
 from torchlens.profiling.health.checker import make_checker
 from torchlens.profiling.health.findings import Findings, find
 from torchlens.profiling.measuring.build import build_measurements, label_finder
-from torchlens.profiling.measuring.calibration import NOTHING, measure_residuals
+from torchlens.profiling.measuring.calibration import measure_residuals
 from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.output.chrome_trace import to_chrome_trace
@@ -95,7 +95,8 @@ class Profile:
         if not watcher.ledger.calls and not self.problems:
             self.problems.add("The model was not called while it was measured")
         try:
-            residuals = measure_residuals(self._options.check) if watcher.ledger.calls else NOTHING
+            has_grads = {step.has_grad for step in watcher.ledger.steps}
+            residuals = {has_grad: measure_residuals(self._options.check, has_grad) for has_grad in has_grads}
             self._measurements = build_measurements(watcher.ledger, watcher.logged, self._model_name, residuals)
             if self._checker is not None:
                 self._checker.finish(label_finder(watcher.logged))

@@ -241,6 +241,27 @@ def test_shapes_that_change_are_counted_each():
     assert p.problems == []
 
 
+@pytest.mark.parametrize("kind", ["weight", "equation", "keyword"])
+def test_flops_of_a_step_are_its_own_even_if_all_results_have_the_same_shapes(kind):
+    kernels = {False: nn.Parameter(torch.rand(2, 2, 3, 3)), True: nn.Parameter(torch.rand(2, 2, 5, 5))}
+    odd = [False]
+
+    def forward(self, x):
+        if kind == "weight":
+            return torch.conv2d(x, getattr(self, f"kernel_{odd[0]}"), padding=1 + odd[0])
+        if kind == "keyword":
+            return torch.nn.functional.conv2d(x, self.kernel_False, padding=1, groups=1)[:, : 1 + odd[0]].sum(1)
+        return torch.einsum("abij,abjk->abij" if odd[0] else "abij,abjk->abik", x, x)
+
+    model = Model(forward, kernel_False=kernels[False], kernel_True=kernels[True])
+    steps = (False, True, False, True)
+    with tl.profile(model, level="operation") as p, torch.no_grad():
+        for odd[0] in steps:
+            model(torch.rand(1, 2, 8, 8))
+    for step, odd[0] in zip(p.root.calls, steps, strict=True):
+        assert step.flops == tl.get_model_metadata(model, torch.rand(1, 2, 8, 8)).total_flops
+
+
 @pytest.mark.parametrize("level", ["module", "operation"])
 @pytest.mark.parametrize("kind", ["loop", "slice", "cache"])
 def test_flops_of_a_step_are_counted_or_not_known_but_never_another_ones(kind, level):

@@ -9,10 +9,13 @@ import torchlens as tl
 from tests.networks import Model
 from torchlens.capture import backward, current, recorder, timed_recorder
 from torchlens.capture.backward import NodeRun
+from torchlens.capture.own_time import WHILE
 from torchlens.profiling import profile as profile_module
 from torchlens.profiling.measuring import backward_times, calibration, checks, logged_session, times, watcher
 from torchlens.profiling.measuring.calls import Call, Step
+from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.output import table
+from torchlens.profiling.problems import Problems
 from torchlens.profiling.records import StepRecord, TypicalSteps
 
 US = 1e-6
@@ -41,7 +44,7 @@ def clock(monkeypatch):
     for module in (backward, recorder, timed_recorder, watcher):
         monkeypatch.setattr(module, "perf_counter", clock.read)
     monkeypatch.setattr(current._Current, "clock", staticmethod(clock.read))
-    monkeypatch.setattr(profile_module, "measure_residuals", lambda check: calibration.NOTHING)
+    monkeypatch.setattr(profile_module, "measure_residuals", lambda check, has_grad: calibration.NOTHING)
     return clock
 
 
@@ -165,7 +168,7 @@ def test_what_no_clock_sees_is_taken_off_by_number():
     root = call_of(0, None, 0.0, 1000 * US, 100 * US, num_operations=10, num_reads=5, num_modules=2, short_seconds=20 * US)
     plain = call_of(1, root, 0.0, 200 * US, num_events=50, backward_self=100 * US, num_nodes=5)
     logged = call_of(2, root, 0.0, 200 * US, num_operations=1, num_events=50)
-    found = times.call_times([root, plain, logged], residuals)
+    found = times.call_times([root, plain, logged], {False: residuals})
     assert found[0].forward == pytest.approx((1000 - 100 - 10 * 2 - 20 * 0.5 - 5 * 1 - 2 * (3 + 4) - 3) * US)
     assert found[0].own == pytest.approx(1000 * US - found[0].forward)
     assert found[0].estimated == pytest.approx((10 * 2 + 20 * 0.5 + 5 * 1 + 2 * (3 + 4) + 3) * US)
@@ -180,7 +183,7 @@ def test_times_add_up_even_where_more_is_taken_off_than_there_was():
     root = call_of(0, None, 0.0, 120 * US, num_operations=11)
     inner = call_of(1, root, 0.0, 100 * US, num_operations=1)
     tiny = call_of(2, root, 0.0, 5 * US, num_operations=9)
-    found = times.call_times([root, inner, tiny], residuals)
+    found = times.call_times([root, inner, tiny], {False: residuals})
     assert found[2].forward == 0.0
     assert found[0].forward == pytest.approx(90 * US)  # not the 10 that would be left
     assert found[0].forward_self == 0.0
@@ -194,13 +197,14 @@ def test_operations_take_no_longer_than_their_call_does_by_itself():
     class Done:
         def __init__(self, seconds, num_events=0):
             self.mark, self.seconds, self.num_events = Mark, seconds, num_events
+            self.step = Step(1)
 
     residuals = calibration.Residuals(cold_share=0.25, event=1 * US)
     operations = [Done(8 * US), Done(100 * US, num_events=5)]
     times_of_call = times.CallTimes(200 * US, 200 * US, 0, 0, 0, 0)
-    found = times.operation_times(operations, [times_of_call], residuals)
+    found = times.operation_times(operations, [times_of_call], {False: residuals})
     assert found == pytest.approx([6 * US, (100 - 20 * 0.25 - 5) * US])  # of the first 20 microseconds
-    found = times.operation_times(operations, [times_of_call._replace(forward_self=48 * US)], residuals)
+    found = times.operation_times(operations, [times_of_call._replace(forward_self=48 * US)], {False: residuals})
     assert found == pytest.approx([3 * US, 45 * US])
 
 
@@ -256,7 +260,7 @@ def test_what_is_printed_adds_up():
         for module in (backward, recorder, timed_recorder, watcher):
             patch.setattr(module, "perf_counter", clock.read)
         patch.setattr(current._Current, "clock", staticmethod(clock.read))
-        patch.setattr(profile_module, "measure_residuals", lambda check: calibration.NOTHING)
+        patch.setattr(profile_module, "measure_residuals", lambda check, has_grad: calibration.NOTHING)
         with tl.profile(model) as p:
             for first, second in ((1, 9), (9, 1), (1, 9), (9, 1), (8, 8)):
                 model.inside[0].seconds, model.inside[1].seconds = first, second
@@ -278,13 +282,58 @@ def test_the_table_says_what_measuring_took_and_what_is_rough():
     assert "than is left, for many small operations: Net." in summary(2e-3, 1.5e-3).replace("\n  ", " ")
 
 
+def test_an_operation_is_cold_if_many_others_have_run_since_it_did():
+    class Counted(torch.nn.Module):
+        def forward(self, x):
+            for _ in range(40):
+                x = x * 1.01
+            return x
+
+    class Varied(torch.nn.Module):
+        def forward(self, x):
+            for _ in range(4):
+                for name in ("sin", "cos", "tan", "exp", "abs", "neg", "sqrt", "relu", "tanh", "ceil", "floor", "sign"):
+                    x = getattr(x, name)()
+            return x
+
+    def coldness(model):
+        measuring = watcher.Watcher(model, ProfileOptions(level="operation"), None, Problems())
+        measuring.start()
+        try:
+            model(torch.rand(3))
+        finally:
+            measuring.stop()
+        clock = measuring.ledger.calls[0].clock
+        return clock.coldness / clock.num_operations
+
+    assert coldness(Counted()) == pytest.approx(1 / 40)  # the first
+    assert coldness(Varied()) == pytest.approx((1 + 3 * 11 / WHILE) / 4)
+
+
+def test_what_coldness_costs_is_taken_off():
+    step = Step(1)
+    call = Call(0, step, "", "Net", None)
+    call.end, call.clock.coldness = 100 * US, 5.0
+    residuals = calibration.Residuals(cold_operation=4 * US)
+    for has_grad, expected in ((True, 80 * US), (False, 100 * US)):
+        step.signature = True, has_grad, ()
+        found = times.call_times([call], {True: residuals, False: calibration.NOTHING})
+        assert found[0].forward == pytest.approx(expected)
+
+
+def test_calibration_can_be_had_in_inference_mode_too():
+    with torch.inference_mode():
+        calibration._measure.cache_clear()
+        assert calibration.measure_residuals(None, True).node >= 0
+
+
 def test_calibration_finds_something_and_leaves_nothing():
     before = torch.get_rng_state(), torch.is_grad_enabled()
-    found = calibration.measure_residuals(None)
+    found = calibration.measure_residuals(None, True)
     assert found.operation > 0 or found.short_operation_share > 0
-    assert all(0 <= seconds < 1 for seconds in found._replace(short_operation_share=0.0))
+    assert all(0 <= each <= 1 for each in found)
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == torch.is_grad_enabled()
     assert current.CURRENT.watcher is None
     with torch.overrides.BaseTorchFunctionMode():
-        assert calibration.measure_residuals(None) == calibration.NOTHING
+        assert calibration.measure_residuals(None, True) == calibration.NOTHING

@@ -1,12 +1,12 @@
 """From what was written down to records: the model's modules, each with its calls."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchlens.profiling.measuring.calibration import NOTHING, Residuals
+from torchlens.profiling.measuring.calibration import NO_RESIDUALS, Residuals
 from torchlens.profiling.measuring.calls import Call, Step, bytes_of
 from torchlens.profiling.measuring.kept_tensors import CAN_TELL
 from torchlens.profiling.measuring.ledger import Ledger
@@ -27,7 +27,7 @@ __all__ = ["build_measurements", "label_finder"]
 
 
 def build_measurements(
-    ledger: Ledger, logged: LoggedSteps, model_name: str, residuals: Residuals = NOTHING
+    ledger: Ledger, logged: LoggedSteps, model_name: str, residuals: Mapping[bool, Residuals] = NO_RESIDUALS
 ) -> Measurements:
     """All records, once measuring is over."""
     options = ledger.options

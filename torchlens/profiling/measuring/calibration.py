@@ -26,7 +26,7 @@ from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.problems import Problems
 
-__all__ = ["NOTHING", "Residuals", "measure_residuals"]
+__all__ = ["NOTHING", "NO_RESIDUALS", "Residuals", "measure_residuals"]
 
 _ROUNDS = 8
 _TURNS = 4
@@ -56,16 +56,17 @@ class Residuals(NamedTuple):
 
 
 NOTHING = Residuals()
+NO_RESIDUALS = {False: NOTHING, True: NOTHING}
 
 
-def measure_residuals(check: str | None) -> Residuals:
-    """How long it takes. That is found out once; NOTHING where it cannot be.
+def measure_residuals(check: str | None, has_grad: bool) -> Residuals:
+    """How long it takes, with or without gradients. That is found out once; NOTHING where it cannot be.
 
     Not inside a log or a mode of somebody's, which would see our small models, and be part of what they take.
     """
     if CURRENT.tracker is not None or CURRENT.watcher is not None or _has_modes() or torch.compiler.is_compiling():
         return NOTHING
-    return _measure(check)
+    return _measure(check, has_grad)
 
 
 def _has_modes() -> bool:
@@ -73,13 +74,13 @@ def _has_modes() -> bool:
 
 
 @cache
-@torch.no_grad()
-def _measure(check: str | None) -> Residuals:
-    logged = _Logged()
-    _watch(logged, check)
-    called = _Called()
-    _watch(called, None)
-    return Residuals(*logged.found(), *called.found(), _of_events(), logged.event(), *_of_nodes(check))
+def _measure(check: str | None, has_grad: bool) -> Residuals:
+    with torch.inference_mode(False), torch.set_grad_enabled(has_grad):
+        logged, called = _Logged(), _Called()
+        _watch(logged, check)
+        _watch(called, None)
+        nodes = _of_nodes(check) if has_grad else (0.0, 0.0)
+        return Residuals(*logged.found(), *called.found(), _of_events(), logged.event(), *nodes)
 
 
 def _watch(model: "_Logged | _Called", check: str | None) -> None:
@@ -95,13 +96,17 @@ def _watch(model: "_Logged | _Called", check: str | None) -> None:
 
 
 def _input() -> Tensor:
-    return torch.ones(8, dtype=torch.float32, device="cpu")
+    return torch.ones(8, dtype=torch.float32, device="cpu", requires_grad=torch.is_grad_enabled())
 
 
 def _seconds(function: Callable[..., Any], *args: Any) -> float:
     start = perf_counter()
     function(*args)
     return perf_counter() - start
+
+
+def _share(part: float, whole: float) -> float:
+    return min(max(part, 0.0) / max(whole, 1e-7), 1.0)
 
 
 # -- work to do --------------------------------------------------------------------------------------------------------
@@ -164,22 +169,28 @@ class _Excess:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._plain = self._seen = float("inf")
+        self._plain_now = 0.0  # in this turn
+        self._by_turn: list[float] = []
         self.number = 1  # of things that are looked at
         self._short_seconds = self._coldness = 0.0
 
     def run_plain(self, x: Tensor) -> None:
         """Does the work a few times while nobody looks."""
-        self._plain = min(self._plain, *(_seconds(self._work, x) for _ in range(_ROUNDS)))
+        self._plain_now = min(_seconds(self._work, x) for _ in range(_ROUNDS))
+        self._plain = min(self._plain, self._plain_now)
 
     def run_seen(self, x: Tensor, own: OwnTime) -> None:
         """Does the work a few times while somebody does."""
+        seen_now = float("inf")
         for _ in range(_ROUNDS):
             own.seconds, own.short_seconds, own.coldness = 0.0, 0.0, 0.0
             number = own.num_operations + own.num_reads
             seconds = _seconds(self._work, x) - own.seconds
+            seen_now = min(seen_now, seconds)
             if seconds < self._seen:
                 self._seen, self._short_seconds, self._coldness = seconds, own.short_seconds, own.coldness
                 self.number = max(own.num_operations + own.num_reads - number, 1)
+        self._by_turn.append(max(seen_now - self._plain_now, 0.0))
 
     @property
     def total(self) -> float:
@@ -189,6 +200,11 @@ class _Excess:
     def each(self) -> float:
         """For each thing that is looked at."""
         return self.total / self.number
+
+    @property
+    def each_in_a_turn(self) -> float:
+        """The same by the middle of the turns, the lower of two: of longer work, the shortest runs may lie far apart."""
+        return sorted(self._by_turn)[(len(self._by_turn) - 1) // 2] / self.number
 
     @property
     def short_seconds(self) -> float:
@@ -234,13 +250,13 @@ class _Logged(nn.Module):
     @property
     def _share(self) -> float:
         light, heavy = self._views, self._sums
-        return max(heavy.each - light.each, 0.0) / max(heavy.short_seconds - light.short_seconds, 1e-7)
+        return _share(heavy.each - light.each, heavy.short_seconds - light.short_seconds)
 
     def found(self) -> tuple[float, float, float, float, float]:
         """Of an operation: by number, by what it takes, how much of that inside, by how cold it is; and of a read."""
         each = max(self._views.each - self._share * self._views.short_seconds, 0.0)
         layers = self._layers
-        cold = max(layers.each - each - self._share * layers.short_seconds, 0.0) / max(layers.coldness, 0.01)
+        cold = max(layers.each_in_a_turn - each - self._share * layers.short_seconds, 0.0) / max(layers.coldness, 0.01)
         return each, self._share, min(self._sums.cold_share, self._share), cold, self._reads.each
 
     def event(self) -> float:
@@ -301,7 +317,6 @@ def _of_events() -> float:
     return excess.total / num_events
 
 
-@torch.enable_grad()
 def _of_nodes(check: str | None) -> tuple[float, float]:
     """Of a backward node, by the number of them and by what they take, as of operations."""
     look = None if check is None else _look
@@ -310,10 +325,10 @@ def _of_nodes(check: str | None) -> tuple[float, float]:
         plain = watched = float("inf")
         number, short_seconds = 1, 0.0
         for _ in range(_TURNS * _ROUNDS):
-            plain = min(plain, _seconds(work(_input().requires_grad_()).sum().backward))
+            plain = min(plain, _seconds(work(_input()).sum().backward))
             own_time = OwnTime()
             watch = BackwardWatch(look, look, own_time=own_time)
-            result = work(_input().requires_grad_()).sum()
+            result = work(_input()).sum()
             watch.watch([result])
             seconds = _seconds(result.backward) - own_time.seconds
             watch.stop()
@@ -322,7 +337,7 @@ def _of_nodes(check: str | None) -> tuple[float, float]:
                 short_seconds = sum(min(run.seconds, SHORT) for run in watch.runs)
         found.append((max(watched - plain, 0.0) / number, short_seconds / number))
     (light, light_seconds), (heavy, heavy_seconds) = found
-    share = max(heavy - light, 0.0) / max(heavy_seconds - light_seconds, 1e-7)
+    share = _share(heavy - light, heavy_seconds - light_seconds)
     return max(light - share * light_seconds, 0.0), share
 
 

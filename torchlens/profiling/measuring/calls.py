@@ -140,6 +140,11 @@ class Step:
         self.memory: tuple[int, int] | None = None
         self.backward_tasks: set[int] = set()  # the backward passes through it
 
+    @property
+    def has_grad(self) -> bool:
+        """Whether autograd records."""
+        return self.signature[1]
+
 
 def note_tensors(seen: TensorFacts, tensors: Sequence[torch.Tensor], has_keys: bool = True) -> None:
     """Notes shapes, bytes and, with `has_keys`, gradient keys of some tensors."""

@@ -10,6 +10,7 @@ from time import time_ns
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.current import CURRENT
@@ -139,8 +140,7 @@ class LoggedSteps:
                 raise session.marker.failure
             recording = session.recording
             marks = session.marker.marks
-            done = tuple([(row.operation.layer_type, row.module_call, row.shape, row.gradfunc) for row in recording.rows])
-            kind = self._kinds.setdefault(done, len(self.by_kind))
+            kind = self._kinds.setdefault(_what_was_done(recording), len(self.by_kind))
             self.steps[step.number] = LoggedStep(kind, marks)
             if kind == len(self.by_kind):
                 self.by_kind.append(Log(recording))
@@ -155,6 +155,33 @@ class LoggedSteps:
     def forget_all(self) -> None:
         """Takes back everything that was learnt."""
         self.steps, self.by_kind, self.last = {}, [], None
+
+
+def _what_was_done(recording: Recording) -> Hashable:
+    """All that labels and FLOPs depend on, so that steps that did the same share them."""
+    rows = [
+        (
+            row.operation.layer_type,
+            row.module_call,
+            row.shape,
+            row.gradfunc,
+            *map(_frozen, (row.references, row.args, row.kwargs)),
+        )
+        for row in recording.rows
+    ]
+    shapes = [None if is_lazy(parameter) else tuple(parameter.shape) for parameter in recording.params]
+    return tuple(rows), tuple(recording.param_addresses), tuple(shapes)
+
+
+def _frozen(value: Any) -> Hashable:
+    """Something that is equal for equal arguments and can be a key."""
+    if isinstance(value, list | tuple):
+        return type(value), tuple([_frozen(item) for item in value])
+    if isinstance(value, dict):
+        return tuple([(key, _frozen(item)) for key, item in value.items()])
+    if value is None or isinstance(value, str | int | float | complex | slice | torch.dtype | torch.device):
+        return str(value) if isinstance(value, slice | float | complex) else value  # NaN is not equal to itself
+    return type(value)
 
 
 def _is_own_failure(session: LoggedSession | None, error: BaseException) -> bool:

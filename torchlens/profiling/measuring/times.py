@@ -3,7 +3,7 @@
 Times add up: a call takes as long as what it does itself and the calls inside it, forward and backward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torchlens.capture.own_time import SHORT
@@ -25,12 +25,13 @@ class CallTimes(NamedTuple):
     estimated: float  # how much of that no clock saw, and is a matter of numbers and averages
 
 
-def call_times(calls: Sequence[Call], residuals: Residuals) -> list[CallTimes]:
-    """Of all calls of a profile, in their order."""
+def call_times(calls: Sequence[Call], by_grad: Mapping[bool, Residuals]) -> list[CallTimes]:
+    """Of all calls of a profile, in their order; with residuals of steps with gradients (True) and without."""
     inside_forward = [0.0] * len(calls)
     inside_backward = [0.0] * len(calls)
     found: list[CallTimes] = []
     for call in reversed(calls):  # those inside a call come after it
+        residuals = by_grad[call.step.has_grad]
         estimated = _unseen(call, residuals)
         span = max(call.end - call.start, 0.0)
         inside = inside_forward[call.index]
@@ -47,11 +48,14 @@ def call_times(calls: Sequence[Call], residuals: Residuals) -> list[CallTimes]:
     return found[::-1]
 
 
-def operation_times(operations: Sequence[Operation], times: Sequence[CallTimes], residuals: Residuals) -> list[float]:
+def operation_times(
+    operations: Sequence[Operation], times: Sequence[CallTimes], by_grad: Mapping[bool, Residuals]
+) -> list[float]:
     """Forward seconds of operations. All those of one call take no longer than the call does by itself."""
     found: list[float] = []
     sums: dict[int, float] = {}
     for operation in operations:
+        residuals = by_grad[operation.step.has_grad]
         unseen = min(operation.seconds, SHORT) * residuals.cold_share + operation.num_events * residuals.event
         seconds = max(operation.seconds - unseen, 0.0)
         found.append(seconds)
