@@ -151,22 +151,29 @@ def test_the_backward_of_a_custom_function_is_that_of_the_operation_that_made_it
     assert {name for name, seconds in found.items() if seconds is not None} == {"linear", "mul", "throughnumpy", "sum"}
 
 
-def test_a_part_that_is_called_by_itself_is_measured_and_what_is_missing_is_told():
+@pytest.mark.parametrize("level", ["module", "operation"])
+def test_a_part_that_is_called_by_itself_is_measured(level):
     class Lightning(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = MLP()
+            self.net, self.head = MLP(), nn.Linear(3, 2)
 
         def training_step(self, x):
-            return self.net(x).sum()
+            return self.head(self.net(x)).sum()
 
     model = Lightning()
-    with tl.profile(model) as p:
-        for _ in range(2):
-            model.training_step(torch.rand(2, 4)).backward()
-    assert len(p.steps) == 2
-    assert p["net.fc1"].statistic("backward_seconds").num == 2
-    assert p.problems == ["'net' was called by itself, not by the model: its FLOPs were not counted"]
+    with tl.profile(model, level=level) as p:
+        for size in (2, 2, 6):
+            model.training_step(torch.rand(size, 4)).backward()
+    assert len(p.steps) == 3
+    assert p["net.fc1"].statistic("backward_seconds").num == 3
+    assert [call.flops for call in p["net.fc1"].calls] == [2 * 2 * 4 * 5, None, 2 * 6 * 4 * 5]
+    assert [call.flops for call in p["net"].calls] == [2 * (40 + 30), None, 6 * (40 + 30)]
+    assert [call.flops_backward for call in p["head"].calls] == [2 * 2 * 2 * 3 * 2, None, 6 * 2 * 2 * 3 * 2]
+    assert [step.has_flops for step in p.steps] == [True, False, True]
+    told = [f"'{part}' was called by itself, not by the model: it was measured at module level" for part in ("net", "head")]
+    assert p.problems == (told if level == "operation" else [])
+    assert "FLOPs are those of 2 of 3 steps" in str(p)
 
 
 def test_a_failing_checker_is_switched_off(monkeypatch):

@@ -1,6 +1,6 @@
 """From what was written down to records: the model's modules, each with its calls."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ def build_measurements(
     times = call_times(ledger.calls, residuals)
     calls = _calls(ledger, times)
     parameters = _parameters(ledger)
-    steps = [_step(ledger, step, times, logged.steps) for step in ledger.steps]
+    steps = [_step(ledger, step, times) for step in ledger.steps]
     typical = TypicalSteps.of([step for step in steps if not step.is_warmup] or steps)
     return Measurements(
         model_name=model_name,
@@ -61,7 +61,7 @@ def build_measurements(
 # -- steps and calls ---------------------------------------------------------------------------------------------------
 
 
-def _step(ledger: Ledger, step: Step, times: list[CallTimes], logged_steps: Collection[int]) -> StepRecord:
+def _step(ledger: Ledger, step: Step, times: list[CallTimes]) -> StepRecord:
     outermost = [call for call in step.calls if call.parent is None and call.original is None]
     peak, added = step.memory or (None, None)
     is_training, has_grad, input_shapes = step.signature
@@ -71,7 +71,7 @@ def _step(ledger: Ledger, step: Step, times: list[CallTimes], logged_steps: Coll
         phase="training" if is_training else "evaluation",
         has_grad=has_grad,
         input_shapes=input_shapes,
-        has_flops=step.number in logged_steps,
+        has_flops=bool(outermost) and all(call.own_flops is not None for call in outermost),
         is_warmup=step.is_warmup,
         position=step.position,
         start_ns=step.start_ns - begin,
@@ -192,17 +192,29 @@ def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
         operation.flops, operation.flops_backward = flops[operation.mark.first]
     for step in ledger.steps:
         calls = [call for call in step.calls if call.original is None]
-        own = logged.steps.get(step.number)
-        if own is not None:
-            flops, not_counted = counts[own.kind]
-            for call in calls:
+        outermost = [call for call in calls if call.parent is None]
+        whole = logged.steps.get(step.number)
+        runs = [(calls, whole)] if whole is not None else []
+        runs += [(_inside(call, calls), logged.parts[call.index]) for call in outermost if call.index in logged.parts]
+        for calls_of_run, run in runs:
+            flops, not_counted = counts[run.kind]
+            for call in calls_of_run:
                 call.own_flops = call.own_flops_backward = 0
-            for mark in own.marks:
+            for mark in run.marks:
                 call = ledger.calls[mark.call]
                 forward, backward = flops[mark.first]
                 call.own_flops = (call.own_flops or 0) + (forward or 0)
                 call.own_flops_backward = (call.own_flops_backward or 0) + (backward or 0)
     return not_counted
+
+
+def _inside(outermost: Call, calls: list[Call]) -> list[Call]:
+    """A call and all that it made, of the calls of its step."""
+    found = {outermost.index: outermost}
+    for call in calls:
+        if call.parent is not None and call.parent.index in found:
+            found[call.index] = call
+    return list(found.values())
 
 
 def _operation(

@@ -2,7 +2,7 @@
 
 At operation level each step does. At module level the first step of each kind does (training or not, with gradients or not,
 inputs of some shapes) that is no warm-up, for the FLOPs: what a later one does may depend on anything, so its FLOPs are not
-known.
+known. A part of the model that is called by itself is treated so at either level.
 """
 
 from collections.abc import Hashable
@@ -40,6 +40,7 @@ class LoggedSteps:
 
     def __init__(self, ledger: Ledger, look: Looker | None) -> None:
         self.steps: dict[int, LoggedStep] = {}
+        self.parts: dict[int, LoggedStep] = {}  # index of a call from outside of a part of the model → its operations
         self.by_kind: list[Log] = []  # one for all steps that did the same
         self.last: Recording | None = None
         self._kinds: dict[Hashable, int] = {}
@@ -50,34 +51,32 @@ class LoggedSteps:
         self._is_running = False
         self._result = NO_RESULT
         self._signatures: set[Hashable] = set()
+        self._signature: Hashable = None  # of the call from outside that is running
 
     # -- running ---------------------------------------------------------------------------------------------------
 
-    def wants(self, step: Step, module: torch.nn.Module) -> bool:
-        """Whether a call from outside is to run in a session."""
+    def wants(self, step: Step, module: torch.nn.Module, shapes: Hashable) -> bool:
+        """Whether a call from outside, with inputs of these shapes, is to run in a session."""
         if self._is_off:
             return False
         ledger, problems = self._ledger, self._ledger.problems
-        if module is not ledger.model:
-            address = ledger.modules.modules[id(module)].address
-            level = "it was measured at module level, without FLOPs"
-            problems.add(
-                f"{address!r} was called by itself, not by the model: "
-                f"{level if self._is_operation_level else 'its FLOPs were not counted'}"
-            )
-            return False
+        address = ledger.modules.modules[id(module)].address
+        is_in_depth = self._is_operation_level and module is ledger.model
+        self._signature = address, module.training, torch.is_grad_enabled(), shapes
+        if self._is_operation_level and not is_in_depth:
+            problems.add(f"{address!r} was called by itself, not by the model: it was measured at module level")
         if CURRENT.tracker is not None:
             problems.add(f"Step {step.number} ran inside a log: it was measured at module level, without FLOPs")
             return False
         if ledger.modules.is_compiled:
             problems.add(
                 "The model, or a part of it, is compiled: at operation level its source is run instead"
-                if self._is_operation_level
+                if is_in_depth
                 else "The model, or a part of it, is compiled: what is inside that is not seen, and FLOPs are not counted"
             )
-            return self._is_operation_level
+            return is_in_depth
         # Of a warm-up step nothing is summed up.
-        return self._is_operation_level or (step.signature not in self._signatures and not step.is_warmup)
+        return is_in_depth or (self._signature not in self._signatures and not step.is_warmup)
 
     def run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model in a session. NO_RESULT if that cannot be had: nothing has been run then that counts."""
@@ -85,9 +84,9 @@ class LoggedSteps:
         begin_ns = time_ns()
         session: LoggedSession | None = None
         self._is_running, self._result = True, NO_RESULT
-        step.is_logged = self._is_operation_level
+        step.is_logged = is_in_depth = self._is_operation_level and module is ledger.model
         try:
-            look = self._look if self._is_operation_level else None
+            look = self._look if is_in_depth else None
             session = LoggedSession(module, Marker(ledger.own_time, self._current_call, look))
             pause_collector(self)  # it would run more often than it does without a log, at the cost of the model
             result = session.run(list(args), dict(kwargs))
@@ -97,7 +96,7 @@ class LoggedSteps:
             has_raised = is_begun and result is NO_RESULT and not _is_own_failure(session, error)
             if has_raised or isinstance(error, NonFiniteError):  # which is raised for what goes in, too
                 if session is not None:
-                    self._keep(step, session)
+                    self._keep(step, session, num_calls)
                 raise
             if not isinstance(error, Exception):
                 raise
@@ -112,7 +111,7 @@ class LoggedSteps:
                 resume_collector(self)
             finally:  # once more, for an interrupt may cut the first short
                 resume_collector(self)
-        self._keep(step, session)
+        self._keep(step, session, num_calls)
         if len(ledger.calls) > num_calls:  # not if measuring ended meanwhile
             call = ledger.calls[num_calls]
             end_ns = step.forward_end_ns = time_ns()
@@ -134,18 +133,22 @@ class LoggedSteps:
 
     # -- what was learnt -------------------------------------------------------------------------------------------
 
-    def _keep(self, step: Step, session: LoggedSession) -> None:
+    def _keep(self, step: Step, session: LoggedSession, first_call: int) -> None:
         try:
             if session.marker.failure is not None:
                 raise session.marker.failure
             recording = session.recording
             marks = session.marker.marks
             kind = self._kinds.setdefault(_what_was_done(recording), len(self.by_kind))
-            self.steps[step.number] = LoggedStep(kind, marks)
+            is_whole = session.model is self._ledger.model
+            if is_whole:
+                self.steps[step.number] = LoggedStep(kind, marks)
+            else:
+                self.parts[first_call] = LoggedStep(kind, marks)
             if kind == len(self.by_kind):
                 self.by_kind.append(Log(recording))
-            self._signatures.add(step.signature)
-            if self._is_operation_level:
+            self._signatures.add(self._signature)
+            if self._is_operation_level and is_whole:
                 self.last = recording
                 step.operations = [Operation(step, mark, recording) for mark in marks]
                 self._ledger.add_operations(step.operations)
@@ -154,7 +157,7 @@ class LoggedSteps:
 
     def forget_all(self) -> None:
         """Takes back everything that was learnt."""
-        self.steps, self.by_kind, self.last = {}, [], None
+        self.steps, self.parts, self.by_kind, self.last = {}, {}, [], None
 
 
 def _what_was_done(recording: Recording) -> Hashable:
@@ -181,7 +184,7 @@ def _frozen(value: Any) -> Hashable:
         return tuple([(key, _frozen(item)) for key, item in value.items()])
     if value is None or isinstance(value, str | int | float | complex | slice | torch.dtype | torch.device):
         return str(value) if isinstance(value, slice | float | complex) else value  # NaN is not equal to itself
-    return type(value)
+    return type(value).__qualname__
 
 
 def _is_own_failure(session: LoggedSession | None, error: BaseException) -> bool:

@@ -122,11 +122,11 @@ class Watcher:
             self._step = self._begin_step(address)
             if self._step is None:
                 return False
+            with torch._C.DisableTorchFunction():
+                shapes = tuple(tuple(shape_of(tensor)) for tensor in _tensors_in(args, kwargs))
             if not self._step.calls:
-                with torch._C.DisableTorchFunction():
-                    shapes = tuple(tuple(shape_of(tensor)) for tensor in _tensors_in(args, kwargs))
                 self._step.signature = self.ledger.model.training, torch.is_grad_enabled(), shapes
-            return self.logged.wants(self._step, module)
+            return self.logged.wants(self._step, module, shapes)
         except Exception as error:
             self._give_up(error)
             return False
