@@ -4,6 +4,7 @@ Run as `python distributed_cases.py RANK FOLDER`. Every case has a process group
 the next alone; what came of it is written to a file in the folder.
 """
 
+import contextlib
 import copy
 import datetime
 import json
@@ -837,6 +838,43 @@ def fully_sharded_layers_have_their_parameters_and_gradients(rank: int) -> None:
     report = tl.validate_forward_pass(model, tokens)
     assert report.passed, report
     assert report.num_checked["replay"] > 30, report
+
+
+@case
+def profiles_of_sharded_models_find_nothing_wrong_and_leave_training_as_it_is(rank: int) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
+    tokens = torch.arange(8).reshape(1, 8) + rank
+
+    def trained(options: dict[str, Any] | None) -> tuple[list[float], Any]:
+        torch.manual_seed(0)
+        model = Language()
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses = []
+        with contextlib.nullcontext() if options is None else tl.profile(model, **options) as p:
+            for _ in range(3):
+                loss = model(tokens).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses, p
+
+    plain, _ = trained(None)
+    for check in (None, "nonfinite", "health"):
+        for level in ("module", "operation"):
+            losses, p = trained({"check": check, "level": level})
+            assert losses == plain, (check, level)
+            assert not p.findings(), (check, level, p.findings())
+            assert not p.problems, (check, level, p.problems)
+            assert p.first_nonfinite is None
+            assert all(record.num_gradients for record in p.parameters), (check, level)
+            assert [step.num_backward_passes for step in p.steps] == [1, 1, 1]
+            assert str(p)
 
 
 @case

@@ -7,6 +7,7 @@ import torch
 
 from torchlens.capture.current import CURRENT
 from torchlens.capture.parts import named_modules
+from torchlens.capture.sharding import parameter_pairs
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.measuring.kept_tensors import storage_key
 
@@ -32,6 +33,7 @@ class ModelModules:
         self.is_scripted = False
         self._model = model
         self._owners: dict[int, str] = {}  # parameter → the address of its module
+        self._sharded: dict[int, int] = {}  # a parameter that FSDP has brought together → the one that it keeps
         self._replaced: list[tuple[torch.nn.Module, Any]] = []
 
     def refresh(self) -> None:
@@ -51,6 +53,21 @@ class ModelModules:
                     self.parameters[id(parameter)] = (f"{address}.{own}" if address else own, parameter)
                     self.storages.add(storage_key(parameter))
             self.storages.update([storage_key(buffer) for buffer in module._buffers.values() if buffer is not None])
+
+        self.note_whole_parameters()
+
+    def note_whole_parameters(self) -> None:
+        """Learns which tensors stand for parameters that FSDP has in pieces: gradients arrive at those."""
+        for parameter, whole, _ in parameter_pairs([named.module for named in self.modules.values()]):
+            if whole is not None and id(parameter) in self.parameters and id(parameter) in self._owners:
+                self._sharded[id(whole)] = id(parameter)
+                self._owners[id(whole)] = self._owners[id(parameter)]
+                self.parameters[id(whole)] = self.parameters[id(parameter)][0], whole
+                self.storages.add(storage_key(whole))
+
+    def parameter_of(self, leaf: int) -> int:
+        """The parameter that a leaf, by its id, stands for."""
+        return self._sharded.get(leaf, leaf)
 
     def calls_of_parameters(self, step: Step) -> dict[int, Call]:
         """For each parameter, the first of a step's calls of the module that owns it."""

@@ -200,6 +200,7 @@ class Watcher:
         """A module returned."""
         if watched.parent is None:
             self.logged.keep_result(result)
+            self._guard(self._modules.note_whole_parameters)
         self._guard(self._leave, watched, result, args, kwargs)
         # All from the end of the call on is ours, also what the log did meanwhile.
         self._own_time.seconds = watched.clock.seconds_at_end + perf_counter() - watched.end

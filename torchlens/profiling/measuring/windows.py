@@ -123,7 +123,8 @@ class Windows:
                 ledger.arrived.add(run.sequence)
             elif run.parameter is not None:
                 ledger.arrived.add(-1 - run.parameter)
-                ledger.num_gradients[run.parameter] = ledger.num_gradients.get(run.parameter, 0) + 1
+                parameter = ledger.modules.parameter_of(run.parameter)
+                ledger.num_gradients[parameter] = ledger.num_gradients.get(parameter, 0) + 1
             operation = ledger.operation_at(run.sequence)
             if operation is not None:
                 operation.backward_seconds = (operation.backward_seconds or 0.0) + run.seconds

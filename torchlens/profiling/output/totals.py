@@ -120,11 +120,9 @@ def not_measured(measurements: Measurements) -> list[str]:
     if all(step.peak_bytes is None for step in steps):
         notes.append("Memory was not measured.")
     num_counted = sum(step.has_flops for step in steps)
-    if 0 < num_counted < len(steps) and measurements.level == "module":
-        notes.append(
-            f"FLOPs are those of {num_counted} of {len(steps)} steps, the first of each kind; level='operation' counts "
-            "them in each."
-        )
+    if 0 < num_counted < len(steps):
+        cure = "; level='operation' counts them in each" if measurements.level == "module" else ""
+        notes.append(f"FLOPs are those of {num_counted} of {len(steps)} steps, the first of each kind{cure}.")
     if measurements.flops_not_counted:
         kinds = sorted(measurements.flops_not_counted.items(), key=lambda item: -item[1])
         listed = ", ".join(f"{kind} ({number})" for kind, number in kinds[:8])
