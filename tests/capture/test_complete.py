@@ -384,6 +384,26 @@ def test_copying_and_making_tensors_is_as_ever_afterwards() -> None:
         object.__init__(Labelled(torch.ones(2)), 3)
 
 
+@pytest.mark.filterwarnings("ignore:__array_wrap__ must accept")  # numpy says so of torch's own
+@pytest.mark.parametrize(
+    "call",
+    [
+        np.exp,
+        lambda x: np.add(x, x * 2),
+        lambda x: np.log(x[0]),
+        lambda x: np.greater(x, 0.5).float(),
+        lambda x: np.cumsum(x, axis=0).clip(max=2),
+    ],
+)
+def test_what_numpy_computes_from_tensors_is_an_entry_below_them(call: Callable[..., Any]) -> None:
+    model, x = Model(lambda self, x: torch.as_tensor(call(x * 1)) + 1), torch.rand(3) + 1
+    history = tl.log_forward_pass(model, x)
+    assert "arraywrap" in [entry.layer_type for entry in history]
+    assert history["output_1"].has_input_ancestor
+    assert torch.equal(history["output_1"].tensor_contents, model(x))
+    assert tl.validate_saved_activations(model, x)
+
+
 # -- arguments that are no tensors but act like them -------------------------------------------------------------------
 
 

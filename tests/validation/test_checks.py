@@ -388,6 +388,17 @@ def test_data_that_is_the_same_is_no_finding(result):
     assert validate_forward_pass(Model(lambda _, x: ((x * 2).sum().item(), [result])), torch.ones(3)).passed
 
 
+def test_a_call_is_at_the_same_line_when_python_has_warmed_up():
+    """Python 3.11 comes to make calls of built-in functions by another instruction of the same line."""
+    for num_before in range(12):
+        scope = {}
+        exec(compile("def forward(_, x):\n    return x + sum(part * 2 for part in [x, x])\n", __file__, "exec"), scope)
+        for _ in range(num_before):
+            scope["forward"](None, torch.ones(3))
+        report = validate_forward_pass(Model(scope["forward"]), torch.ones(3))
+        assert report.passed, str(report)
+
+
 def test_a_time_among_the_outputs_is_no_finding():
     report = validate_forward_pass(Model(lambda _, x: (x * 2, {"took": time.perf_counter()})), torch.ones(3))
     assert report.passed, report

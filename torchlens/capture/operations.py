@@ -127,7 +127,7 @@ _TENSOR_PROPERTIES = frozenset({"T", "H", "mT", "mH", "real", "imag", "data"})
 
 # Calls that make no tensor, or hand back the one they were given without having computed anything.
 _READS = frozenset({
-    "__array_wrap__", "__dir__", "__dlpack_device__", "__hash__", "__len__", "__reduce_ex__", "__setstate__",
+    "__dir__", "__dlpack_device__", "__hash__", "__len__", "__reduce_ex__", "__setstate__",
     "_dimI", "_dimV", "_is_view", "_is_zerotensor", "_nnz", "backward",
     "broadcast_shapes", "can_cast", "data_ptr", "dense_dim", "dim", "element_size", "get_device", "has_names",
     "is_coalesced", "is_complex", "is_conj", "is_contiguous", "is_distributed", "is_floating_point", "is_inference",
@@ -150,8 +150,8 @@ _EXPOSURES = frozenset({
 # Python methods of torch.Tensor that are operations in their own right rather than made of others.
 # (`unflatten` calls the C method of its own name, which torch reports under the same callable.)
 _PYTHON_LEAVES = frozenset({
-    "__deepcopy__", "__floordiv__", "__rdiv__", "__rfloordiv__", "__rlshift__", "__rmatmul__", "__rmod__", "__rpow__",
-    "__rrshift__", "__rsub__", "as_subclass", "refine_names", "rename", "rename_", "unflatten",
+    "__array_wrap__", "__deepcopy__", "__floordiv__", "__rdiv__", "__rfloordiv__", "__rlshift__", "__rmatmul__", "__rmod__",
+    "__rpow__", "__rrshift__", "__rsub__", "as_subclass", "refine_names", "rename", "rename_", "unflatten",
 })  # fmt: skip
 
 # Functions that write to arguments although their schema does not say so: {name: (positions, position of the flag)}.

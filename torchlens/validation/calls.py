@@ -7,6 +7,7 @@ that no layer has passes of different operations.
 
 import inspect
 from collections.abc import Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torchlens.capture.observer import CallKind
 from torchlens.capture.recording import Row
 from torchlens.capture.strangers import is_of_stranger
 from torchlens.capture.trees import Path, named_tensors
+from torchlens.capture.user_code import source_line
 from torchlens.history.log import path_text
 from torchlens.validation.report import Finding, NotShown, ValidationReport
 from torchlens.validation.snapshots import is_same_as_frozen
@@ -117,7 +119,7 @@ class _Checker:
                 self._find(number, f"result {index} of {name}", "another tensor")
             if row.output_index not in ((index,) if len(call.results) > 1 else (None, 0)):
                 self._find(number, f"number {index} of the results of {name}", row.output_index)
-        if (row.code, row.instruction) != call.place:
+        if (row.code, row.instruction) != call.place and not _is_same_line(row, *call.place):
             self._find(number, f"the line that called {name}", "another")
         found = self._modules_of(row.module_call)
         if self._recording.branches:  # a thread's stack does not show where it was started
@@ -208,6 +210,13 @@ class _Checker:
     def _params(self, number: int) -> set[int]:
         given = self._subject.given(number).values()
         return {-1 - row for row in given if -len(self._recording.params) <= row < 0}
+
+
+def _is_same_line(row: Row, code: CodeType | None, instruction: int) -> bool:
+    """Whether a row names the line of a place. One call may be several instructions, more of them as Python warms up."""
+    if row.code != code or code is None:
+        return False
+    return source_line(code, row.instruction) == source_line(code, instruction)
 
 
 def _is_same_function(first: Any, second: Any) -> bool:

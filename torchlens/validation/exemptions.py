@@ -86,6 +86,11 @@ DEPENDENCE: tuple[Exemption, ...] = (
         "a sparse tensor is changed in its values, and these are its pattern",
     ),
     Exemption(
+        frozenset({"__array_wrap__"}),
+        frozenset({0, "self"}),
+        "numpy has computed the result from the argument, out of torch's sight",
+    ),
+    Exemption(
         frozenset({"batch_norm", "instance_norm", "native_batch_norm"}),
         frozenset({3, 4, "running_mean", "running_var"}),
         "in training the statistics are written, and only the batch's own are used",
