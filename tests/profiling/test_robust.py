@@ -11,6 +11,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.optim import optimizer as optimizers
 from torch.utils.checkpoint import checkpoint
 
 import torchlens as tl
@@ -307,6 +308,87 @@ def test_other_threads_use_the_model_as_ever():
     assert len(p.steps) == 5
     assert len(results) == 20
     assert p.problems == []
+
+
+def state_of_torch():
+    """What a profile touches while it measures."""
+    owners = (
+        torch.autograd,
+        torch.autograd.profiler,
+        torch.utils.data.dataloader._BaseDataLoaderIter,
+        nn.Module,
+        torch.Tensor,
+    )
+    return (
+        [dict(vars(owner)) for owner in owners],
+        nn.Module._call_impl.__code__,
+        len(optimizers._global_optimizer_pre_hooks),
+        len(optimizers._global_optimizer_post_hooks),
+        torch._C._autograd._profiler_enabled(),
+        torch._C._len_torch_function_stack(),
+    )
+
+
+@pytest.mark.parametrize("is_first_to_end", [True, False])
+@pytest.mark.parametrize("options", [{}, {"level": "operation"}, {"check": "health"}], ids=str)
+def test_two_profiles_in_two_threads_that_end_in_either_order_leave_torch_as_it_was(options, is_first_to_end):
+    before = state_of_torch()
+    began, may_end = threading.Event(), threading.Event()
+    found = {}
+
+    def train_other():
+        model = MLP()
+        with tl.profile(model, **options) as found["other"]:
+            model(torch.rand(2, 4)).sum().backward()
+            began.set()
+            may_end.wait()
+            model(torch.rand(2, 4)).sum().backward()
+
+    thread = threading.Thread(target=train_other)
+    model = MLP()
+    with tl.profile(model, **options) as p:
+        model(torch.rand(3, 4)).sum().backward()
+        thread.start()
+        began.wait()
+        model(torch.rand(3, 4)).sum().backward()
+        if not is_first_to_end:
+            may_end.set()
+            thread.join()
+    may_end.set()
+    thread.join()
+    assert state_of_torch() == before
+    for each, size in ((p, 3), (found["other"], 2)):
+        assert each.problems == []
+        assert [step.num_backward_passes for step in each.steps] == [1, 1]
+        assert {call.input_shapes[0][0] for call in each.calls} == {size}
+        assert all(call.backward_seconds is not None and call.peak_bytes is not None for call in each.calls)
+    with torch.profiler.profile(profile_memory=True) as profiler:  # is the user's, as ever
+        model(torch.rand(2, 4))
+    assert profiler.key_averages()
+
+
+def test_backward_nodes_that_another_thread_made_are_charged_to_nobody():
+    """Each thread numbers its nodes from 0: the numbers of one thread's mean other operations in the other."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    made = []
+
+    def compute():
+        x = torch.rand(2, 4, requires_grad=True)
+        for _ in range(50):
+            x = x * 1.01
+        made.append(x)
+
+    with tl.profile(model, check="nonfinite") as p:
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+        result = model(torch.rand(2, 4))
+        (result + made[0]).sum().backward()
+    alone = tl.profile(model, torch.rand(2, 4), check="nonfinite", warmup=0, repeats=1)
+    assert p.problems == []
+    assert not p.findings()
+    charged = [operation.backward_seconds is not None for operation in p.operations]
+    assert charged == [operation.backward_seconds is not None for operation in alone.operations]
 
 
 def test_a_profile_is_finished_by_the_thread_that_started_it():

@@ -7,10 +7,11 @@ one, memory is not measured.
 """
 
 import ctypes
+import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from operator import itemgetter, methodcaller
 from pathlib import Path
@@ -48,6 +49,41 @@ def _find_log_level() -> Any:
 
 
 _ERROR = 2
+
+# What is set up in the process for all who listen, in whichever threads: by the first of them, until the last has ended.
+_lock = threading.RLock()
+_listening: "list[AllocatorWatch]" = []
+_undo: list[Callable[[], None]] = []
+
+
+def _set_up() -> None:
+    _take_away()  # what an interrupt may have left
+    log_level = _find_log_level()
+    _undo.append(partial(setattr, log_level, "value", log_level.value))
+    log_level.value = max(log_level.value, _ERROR)
+    for owner, name in _STARTS:
+        original = getattr(owner, name)
+        _undo.append(partial(setattr, owner, name, original))
+        setattr(owner, name, _stepping_aside(original))
+
+
+def _take_away() -> None:
+    while _undo:
+        _undo[-1]()
+        _undo.pop()
+
+
+def _stepping_aside(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Starts a profiler of the user's. There is room for one in a thread; the user's takes it."""
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        thread = threading.get_ident()
+        for watch in list(_listening):
+            if watch.thread == thread:
+                watch.pause()
+        return original(*args, **kwargs)
+
+    return start
 
 
 class Timeline:
@@ -95,35 +131,36 @@ class AllocatorWatch:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
+        self.thread = 0  # that listens
         self._is_on = False
-        self._log_level = ctypes.c_int()
-        self._logs_from = 0
         self._events = AllocatorEvents()
         self._outstanding: Counter[int] = Counter()  # size → blocks that have been allocated and not freed
-        self._patched: list[tuple[Any, str, Any]] = []
 
     def start(self) -> bool:
         """Begins to listen; False if a profiler of the user's is running."""
         if torch._C._autograd._profiler_enabled():
             return False
         self._events = AllocatorEvents()
-        self._log_level = _find_log_level()
-        self._logs_from = self._log_level.value
         config = ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig(), "")
+        self.thread = threading.get_ident()
+        with _lock:
+            if not _listening:
+                _set_up()
+            _listening.append(self)
         self._is_on = True  # said before it is done, so that an interrupt between the two leaves nothing behind
-        self._log_level.value = max(self._logs_from, _ERROR)
         _enable(config)
         _report_operations(False)
-        self._step_aside_for_user()
         self._events.start = self._clock()
         return True
 
     def stop(self) -> AllocatorEvents:
         """Ends listening. May be called again."""
-        self._pause()
-        for owner, name, old in reversed(self._patched):
-            setattr(owner, name, old)
-        self._patched.clear()
+        self.pause()
+        with _lock:
+            if self in _listening:
+                _listening.remove(self)
+                if not _listening:
+                    _take_away()
         found, self._events = self._events, AllocatorEvents()
         return found
 
@@ -149,13 +186,13 @@ class AllocatorWatch:
             found.end,
         )
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
+        """Ends listening for now: somebody else is to have the place. Does nothing if that has been done."""
         if self._is_on:
             self._events.end = self._clock()
             _report_operations(True)
             if torch._C._autograd._profiler_enabled():
                 self._events.events = _disable()
-            self._log_level.value = self._logs_from
             self._is_on = False
 
     def _is_ours(self, num_bytes: int) -> bool:
@@ -167,22 +204,6 @@ class AllocatorWatch:
             return False
         self._outstanding[abs(num_bytes)] += 1 if num_bytes > 0 else -1
         return True
-
-    def _step_aside_for_user(self) -> None:
-        """There is room for one profiler; the user's, if one starts, takes it."""
-        for owner, name in _STARTS:
-            original = getattr(owner, name)
-
-            def start(*args: Any, original: Any = original, **kwargs: Any) -> Any:
-                self._pause_in_own_thread()
-                return original(*args, **kwargs)
-
-            self._patched.append((owner, name, original))
-            setattr(owner, name, start)
-
-    def _pause_in_own_thread(self) -> None:
-        if torch._C._autograd._profiler_enabled():  # in this thread, and the user's is only about to start
-            self._pause()
 
 
 def _is_within(time: int, starts: list[int], spans: Sequence[tuple[int, int]]) -> bool:
