@@ -14,6 +14,7 @@ import torch
 
 from torchlens.capture.arguments import shape_of
 from torchlens.capture.observer import CallKind
+from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Row
 from torchlens.capture.strangers import is_of_stranger
 from torchlens.capture.trees import Path, named_tensors
@@ -84,6 +85,10 @@ class _Checker:
                 self._find(number, "a call, an input, a buffer or an output for each entry", "none")
         for number in {*set(made).intersection(boundary), *(n for n in claimed if n >= len(rows))}:
             self._find(-1, f"one entry for step {number}", "none, or more than one")
+        for number in boundary:
+            if number < len(rows) and (rows[number].operation not in (INPUT, BUFFER, OUTPUT) or rows[number].module_call):
+                found = f"{rows[number].operation.name} in {_chain(self._modules_of(rows[number].module_call))}"
+                self._find(number, "an input, a buffer or an output, outside all modules", found)
         for number in range(min(len(rows), num_seen)):
             row, seen = rows[number], self._tensors.get(number)
             if seen is not None and (tuple(row.shape) != tuple(shape_of(seen.value)) or row.dtype != seen.value.dtype):
