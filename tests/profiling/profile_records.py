@@ -6,7 +6,14 @@ ran, the first to warm up.
 
 from typing import Any
 
-from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord, ParameterRecord, StepRecord
+from torchlens.profiling.records import (
+    CallRecord,
+    Measurements,
+    ModuleRecord,
+    OperationRecord,
+    ParameterRecord,
+    StepRecord,
+)
 
 MS = 1e-3
 KB = 1024

@@ -12,6 +12,7 @@ from torchlens.capture.session import CaptureOptions
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log
 from torchlens.history.overlay import Overlay
+from torchlens.profiling.checking import Checker
 from torchlens.profiling.health.checker import make_checker
 from torchlens.profiling.health.findings import Findings, find
 from torchlens.profiling.measuring.build import build_measurements, label_finder
@@ -26,7 +27,6 @@ from torchlens.profiling.output.table import Table, summary
 from torchlens.profiling.problems import Problems
 from torchlens.profiling.records import (
     CallRecord,
-    Checker,
     Measurements,
     ModuleRecord,
     OperationRecord,

@@ -4,23 +4,16 @@ Units: seconds, bytes, and floating-point operations (a multiply-add is two). No
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import CodeType
-from typing import Any, NamedTuple, Protocol
-
-import torch
-
-from torchlens.history.log import source_line
+from typing import Any, NamedTuple
 
 __all__ = [
     "CallRecord",
-    "Checker",
     "Measurements",
     "ModuleRecord",
     "OperationRecord",
     "ParameterRecord",
-    "Place",
     "Shape",
     "Statistic",
     "StepRecord",
@@ -402,54 +395,3 @@ def _of_steps(record: ModuleRecord, numbers: set[int], typical: TypicalSteps) ->
         calls=[call for call in record.calls if call.step in numbers],
         typical_steps=typical,
     )
-
-
-class Place(NamedTuple):
-    """Where a value or gradient came up. At module level `entry` is None and `operation` is the module's class."""
-
-    phase: str  # 'forward' or 'backward'
-    step: int
-    call: int  # as CallRecord.index; -1 outside all modules
-    address: str  # of that module
-    pass_num: int
-    operation: str  # the layer type ('conv2d'), or in backward the name of autograd's node ('ConvolutionBackward0')
-    entry: int | None = None  # as OperationRecord.entry
-    parameter: str | None = None  # the address of the parameter that a gradient is for
-    code: CodeType | None = None  # where the user's code called the operation
-    instruction: int = 0
-
-    @property
-    def source(self) -> str | None:
-        """The place in the user's code: 'model.py:12 in forward'. None at module level."""
-        return None if self.code is None else str(source_line(self.code, self.instruction))
-
-
-class Inputs(NamedTuple):
-    """What an operation, or at module level a module, was given."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] | None
-    references: Any = ()  # of an operation: which entries the tensors are, as in Recording
-
-
-class Checker(Protocol):
-    """Looks at values and gradients while they exist.
-
-    Called without gradient recording and unseen by the log. It must change nothing and keep no tensor. NonFiniteError goes
-    through to the user and so stops the training; any other exception switches the checker off and becomes a problem.
-    """
-
-    def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
-        """An input, buffer or output of a model that is logged; `node` is the entry that an output is."""
-
-    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
-        """After an operation (at module level: a module) made `tensor` out of `inputs`."""
-
-    def on_gradient(self, place: Place, gradient: torch.Tensor, inputs: Any) -> None:
-        """After the backward of an operation made the gradient of one of its arguments out of `inputs`, a tuple."""
-
-    def on_parameter(self, place: Place, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """When a backward pass gives a parameter its gradient (this pass' own, before it is added to `.grad`)."""
-
-    def finish(self, label_of: Callable[[int, int], str | None]) -> None:
-        """Measuring is over. `label_of(step, entry)` tells layer labels."""

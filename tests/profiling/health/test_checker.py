@@ -10,8 +10,8 @@ from torch import nn
 
 import torchlens as tl
 from torchlens.nonfinite import value_range
+from torchlens.profiling.checking import Inputs, Place
 from torchlens.profiling.health.checker import make_checker
-from torchlens.profiling.records import Inputs, Place
 
 INF = math.inf
 X = torch.linspace(-2, 2, 32).view(8, 4)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from torchlens.nonfinite import has_numbers
-from torchlens.profiling.records import Inputs, Place
+from torchlens.profiling.checking import Inputs, Place
 
 __all__ = ["ActivationStatistics", "Activity"]
 

@@ -23,7 +23,7 @@ from torchlens.nonfinite import (
     value_range,
 )
 from torchlens.nonfinite import Origins as PassOrigins
-from torchlens.profiling.records import Inputs, Place
+from torchlens.profiling.checking import Inputs, Place
 
 __all__ = ["Origins"]
 

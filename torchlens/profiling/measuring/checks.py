@@ -13,9 +13,9 @@ from torchlens.capture.recording import References
 from torchlens.capture.trees import plain_tensors
 from torchlens.errors import NonFiniteError
 from torchlens.nonfinite import has_nonfinite
+from torchlens.profiling.checking import Checker, Inputs, Place
 from torchlens.profiling.measuring.calls import Call, TensorFacts
 from torchlens.profiling.measuring.ledger import Ledger
-from torchlens.profiling.records import Checker, Inputs, Place
 
 __all__ = ["Checks"]
 

@@ -5,7 +5,13 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from torchlens.history.vocabulary import short_word
-from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord, TypicalSteps
+from torchlens.profiling.records import (
+    CallRecord,
+    Measurements,
+    ModuleRecord,
+    OperationRecord,
+    TypicalSteps,
+)
 from torchlens.wording import did_you_mean, got, one_of
 
 __all__ = [
