@@ -309,6 +309,19 @@ def test_bad_arguments_are_told_at_once():
         validate_forward_pass(nn.ReLU(), torch.ones(1), random_seed="1")
 
 
+def test_who_wrote_which_part_of_a_quantized_tensor_could_not_be_shown():
+    def forward(_, x):
+        y, row = (torch.quantize_per_tensor(part, 0.1, 0, torch.quint8) for part in (x, x[1]))
+        y[0].copy_(row)
+        return y.dequantize()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = validate_forward_pass(Model(forward), torch.randn(3, 4))
+    assert report.passed, str(report)
+    assert [(item.check, item.layer) for item in report.not_shown] == [("arguments", "dequantize_1_6")]
+
+
 def test_the_indices_of_a_sparse_tensor_need_not_depend_on_its_values():
     report = validate_forward_pass(Model(lambda _, x: x.to_sparse().indices() * 2), torch.eye(3))
     assert report.passed, str(report)

@@ -129,7 +129,7 @@ class _Checker:
         row = next((row for row in rows if row < 0), NOBODY) if given is None else given
         expected, found = self.sources.read(argument, row, number), set(reads)
         if expected is None:
-            reason = "parts of its memory were written in too irregular a pattern to tell who wrote which"
+            reason = "parts of its memory were written, in a pattern or of a kind that does not tell who wrote which"
             self._report.not_shown.append(NotShown("arguments", self._subject.label(number), location, reason))
         elif found != expected:
             text = f"{self._what(number, location)} to be read from {self._names(sorted(expected))}"
@@ -204,6 +204,8 @@ class _Checker:
         source = sources[0]
         value = subject.seen(source) if source in subject.unsteady else subject.value(source)
         if len(sources) == 1 and same(value, argument.value):
+            return
+        if part.region is None and len(sources) > 1:  # as above: nobody can tell
             return
         painting = paint(part, contributions_of(subject, number, location))
         may_reach_beyond = _reaches_beyond(part.region, argument.region)

@@ -73,17 +73,19 @@ class Sources:
 
         Rows from outside the log are not among them.
         """
-        own = {row} if row >= 0 else set()
+        itself = {row} if row >= 0 else set()
         owners, region = self._owners.get(argument.storage), self.part_read(argument, reader).region
-        if owners is None or region is None or not region.num_elements:
-            return own
-        if not owners.is_exact:
-            return None
         # What no call made was there before the pass, whenever the log took it up.
         since = row if row in self._made else _NOBODY
+        if region is None and any(own == argument.storage and since < writer < reader for writer, own in self._writers):
+            return None  # quantized and the like, in parts
+        if owners is None or region is None or not region.num_elements:
+            return itself
+        if not owners.is_exact:
+            return None
         found = owners.of(region)
         writers = {writer for writer in found if writer > since}
-        return writers if len(writers) == len(found) and row not in self._views else own | writers
+        return writers if len(writers) == len(found) and row not in self._views else itself | writers
 
     def part_read(self, argument: Snapshot, reader: int) -> Snapshot:
         """What row `reader` reads of an argument: what it looks at itself, if it is a view of it."""
