@@ -29,7 +29,7 @@ def _look_for(query: str) -> list[str]:
     return [f"document.getElementById('query').value = '{query}'", f"torchlens.search('{query}')"]
 
 
-_BLOCKS = "transformer.h.0 … h.11"
+_BLOCKS = "transformer.h.0 … 11"
 _ATTENTION = "transformer.h.0.attn"
 PICTURES = {
     "gpt2": ("gpt2", "light", []),
@@ -53,7 +53,7 @@ PICTURES = {
         "light",
         [*_open("cell"), *_select("tanh_1_6"), "document.getElementById('pass-next').click()"],
     ),
-    "ten-thousand": ("nested_loop", "light", _open("add_210_419 … sin_418_836")),
+    "ten-thousand": ("nested_loop", "light", _open("sin, add 418 … 834")),
     "failed": ("failed", "light", []),
 }
 

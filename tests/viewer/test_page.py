@@ -63,7 +63,7 @@ def test_page_opens_readable(visit, name):
 def test_no_two_nodes_overlap(visit):
     tab = visit("gpt2")
     for title in (
-        "transformer.h.0 … h.11",
+        "transformer.h.0 … 11",
         "transformer.h.0",
         "transformer.h.0.attn",
         "transformer.h.3",
@@ -94,7 +94,7 @@ def test_click_expands_with_little_work_at_10_000_operations(visit):
     assert tab.run("torchlens.D.tensors") > 10_000
     assert 0 < tab.blocks_run() < 1_000_000  # to open it
     before = tab.run("torchlens.shown()")
-    tab.click("add_210_419 … sin_418_836")
+    tab.click("sin, add 418 … 834")
     assert 0 < tab.blocks_run() < 1_000_000
     assert before < tab.run("torchlens.shown()") < before + 100
     assert tab.run("document.querySelectorAll('*').length") < 2_000
@@ -103,7 +103,7 @@ def test_click_expands_with_little_work_at_10_000_operations(visit):
 @pytest.mark.parametrize("where", [0.2, 0.5, 0.9])
 def test_clicked_node_stays_under_the_cursor_and_the_others_in_order(visit, where):
     tab = visit("gpt2")
-    title = "transformer.h.0 … h.11"
+    title = "transformer.h.0 … 11"
     number = tab.find(title)
     before = tab.titles()
     box = tab.run(f"torchlens.screen({number})")
@@ -120,7 +120,7 @@ def test_clicked_node_stays_under_the_cursor_and_the_others_in_order(visit, wher
 
 def test_siblings_keep_their_places_beside_each_other(visit):
     tab = visit("gpt2")
-    for title in ("transformer.h.0 … h.11", "transformer.h.0", "transformer.h.0.attn"):
+    for title in ("transformer.h.0 … 11", "transformer.h.0", "transformer.h.0.attn"):
         tab.run(f"torchlens.toggle({tab.find(title)})")
     box = tab.find("transformer.h.0.attn")
     row = f"""[...torchlens.scene.nodes.values()].filter(n => torchlens.D.parts.parent[n.id] === {box})
@@ -132,7 +132,7 @@ def test_siblings_keep_their_places_beside_each_other(visit):
 
 def test_repeats_fold_and_each_instance_is_reachable(visit):
     tab = visit("gpt2")
-    title = "transformer.h.0 … h.11"
+    title = "transformer.h.0 … 11"
     assert "× 12" in tab.node(title).text_content()
     tab.click(title)
     assert [own for own in tab.titles() if own.startswith("transformer.h.")] == [f"transformer.h.{n}" for n in range(12)]
@@ -143,7 +143,7 @@ def test_repeats_fold_and_each_instance_is_reachable(visit):
 
 def test_residual_edges_differ_from_the_main_line(visit):
     tab = visit("gpt2")
-    for title in ("transformer.h.0 … h.11", "transformer.h.0"):
+    for title in ("transformer.h.0 … 11", "transformer.h.0"):
         tab.run(f"torchlens.toggle({tab.find(title)})")
     ends = tab.run("torchlens.scene.edges.filter(e => e.kind === 'skip').map(e => torchlens.title(e.ends[0].t))")
     assert len(ends) == 2
@@ -228,7 +228,7 @@ def test_search_counts_hits_on_closed_boxes_and_enter_walks_through_them(visit):
     tab.page.keyboard.press("/")
     tab.page.keyboard.type(r"mlp\.c_(fc|proj)$")
     assert tab.page.locator("#hits").text_content() == "24 hits"
-    assert "24 hits" in tab.node("transformer.h.0 … h.11").text_content()
+    assert "24 hits" in tab.node("transformer.h.0 … 11").text_content()
     for expected in ("transformer.h.0.mlp.c_fc", "transformer.h.0.mlp.c_proj", "transformer.h.1.mlp.c_fc"):
         tab.page.keyboard.press("Enter")
         assert tab.page.locator("#panel h2").text_content() == expected
@@ -275,7 +275,7 @@ def test_keyboard_follows_edges_expands_and_goes_up(visit):
 
 def test_view_is_kept_in_the_address(visit):
     tab = visit("gpt2")
-    tab.click("transformer.h.0 … h.11")
+    tab.click("transformer.h.0 … 11")
     tab.run(f"torchlens.select({tab.find('transformer.h.2')})")
     tab.page.locator("#query").fill("softmax")
     # Written a moment after the last change; the selection and the opened node come before the search.
@@ -296,7 +296,7 @@ def test_nonsense_in_the_address_is_ignored(visit):
 
 def test_views_and_constants_can_be_hidden_and_edges_bridge_them(visit):
     tab = visit("gpt2")
-    for title in ("transformer.h.0 … h.11", "transformer.h.0", "transformer.h.0.attn"):
+    for title in ("transformer.h.0 … 11", "transformer.h.0", "transformer.h.0.attn"):
         tab.run(f"torchlens.toggle({tab.find(title)})")
     assert any(title.startswith("view_") for title in tab.titles())
     tab.page.locator("#options summary").click()
@@ -442,9 +442,9 @@ def test_everything_has_a_name_and_tab_goes_from_search_to_graph_to_panel(visit)
       .filter(e => !(e.getAttribute('aria-label') || e.title || e.textContent.trim() || e.labels && e.labels.length))
       .map(e => e.outerHTML)""")
     assert nameless == []
-    closed = tab.node("transformer.h.0 … h.11")
+    closed = tab.node("transformer.h.0 … 11")
     assert closed.get_attribute("aria-expanded") == "false"
-    assert closed.get_attribute("aria-label").startswith("transformer.h.0 … h.11, Block, 1 by 32 by 96, 12 times")
+    assert closed.get_attribute("aria-label").startswith("transformer.h.0 … 11, Block, 1 by 32 by 96, 12 times")
     where = []
     for _ in range(8):
         tab.page.keyboard.press("Tab")

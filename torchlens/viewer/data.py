@@ -2,46 +2,46 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.recording import Failure, References
 from torchlens.capture.symbolic import SymbolicInt
 from torchlens.capture.user_code import source_text
 from torchlens.capture.valueless import why_valueless
 from torchlens.capture.wrappers import local_value
 from torchlens.graph.costs import flops_of
-from torchlens.graph.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, SAME_NUMBERS
-from torchlens.history.backward import parameter_gradients
+from torchlens.history.backward import backward_times, parameter_gradients
 from torchlens.history.base_history import BaseHistory
-from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, SourceLine, source_line
 from torchlens.history.overlay import Marks, Overlay
-from torchlens.viewer.outline import FailedCall, Part, outline, walk
+from torchlens.viewer.folding import fold
+from torchlens.viewer.names import KINDS, PARTS, SIDES, Names
+from torchlens.viewer.outline import FailedCall, Outline, Part, outline
+from torchlens.viewer.selection import Selection, select
 from torchlens.viewer.statistics import Statistics
 
 __all__ = ["page_data"]
 
-# What the page paints title bars by; the order is the page's.
-_KINDS = ("input", "output", "module", "weights", "norm", "activation", "compute", "view", "source", "group", "failed")
-_PARTS = ("operation", "module", "loop", "repeat", "step", "span")
-# What the page can dim or hide.
-_SIDES = ("", "buffer", "constant", "mask", "view")
 # In place of the row of a tensor's statistics.
 _VALUELESS = -2
 
-_LIKE_ACTIVATIONS = ACTIVATIONS | DROPOUTS
-_LIKE_VIEWS = SAME_NUMBERS | {"pixelshuffle", "to"}
 _LONGEST_ARGUMENTS = 200
 
 
 def page_data(history: BaseHistory, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> dict[str, Any]:
     """Everything the page knows."""
-    log = history._log
-    return _Writer(history, log).write(overlays, title)
+    user = object()
+    try:
+        pause_collector(user)  # nothing of the outline is garbage before the page is written, and it is large
+        return _Writer(history, history._log).write(overlays, title)
+    finally:
+        resume_collector(user)
 
 
 class _Strings:
@@ -60,38 +60,45 @@ class _Writer:
         self.places: dict[Any, int] = {}
         self.place_lines: list[list[Any]] = []
         self.valueless = log.valueless_entries()
-        self.inputs, self.outputs, self.buffers = map(set, (log.graph.inputs, log.graph.outputs, log.graph.buffers))
+        self.names = Names(log)
+        self.sizes: dict[Any, int] = {}
+        self.flops: dict[Any, int] = {}
+        self.backward_seconds = backward_times(log).seconds
 
     def write(self, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> dict[str, Any]:
         recording = self.log.recording
         failure = recording.failure
         failed = None if failure is None else self._failed_call(failure)
-        root = outline(self.log, failed)
-        entries = self._entries(failure, failed)
-        parts = self._parts(root, len(self.log.graph.recorded), failure)
-        params = self._params()
-        numbered: list[Part] = []
-        walk(root, lambda part, _parent: numbered.append(part))
-        marks = [self._overlay(name, values, numbered) for name, values in overlays.items()]
+        found = outline(self.log, failed)
+        fold(self.log, found)
+        num_all = len(self.log.graph.recorded) + (failed is not None)
+        num_operations = num_all - len(self.log.graph.inputs) - len(self.log.graph.buffers) - len(self.log.graph.outputs)
+        chosen = select(found.root, num_all, num_operations, always=num_all - 1 if failed is not None else -1)
+        parts = [(part, parent) for part, parent in chosen.walk(found.root)]
+        number_of = {id(part): number for number, (part, _) in enumerate(parts)}
+        entries = self._entries(chosen, failure, failed)
+        marks = [self._overlay(name, values, [part for part, _ in parts]) for name, values in overlays.items()]
         return {
             "title": title or recording.model_name,
             "model": recording.model_name,
             "tensors": len(self.log.graph.recorded),
-            "bytes": sum(entries["bytes"]),
+            "bytes": self._total_bytes(),
             "params": self.history.total_params,
             "paramBytes": self.history.total_params_fsize,
             "seconds": recording.seconds_forward,
             "valueless": ", ".join(dict.fromkeys(self.valueless.values())),
             "note": self._note(),
+            "leftOut": self._left_out(chosen, number_of),
             "failure": None if failure is None else self._failure(failure),
             "entries": entries,
-            "parts": parts,
-            "parameters": params,
+            "parts": self._parts(chosen, parts),
+            "links": _links(found, number_of),
+            "parameters": self._params(),
             "places": self.place_lines,
             "overlays": marks,
-            "kinds": _KINDS,
-            "partKinds": _PARTS,
-            "sides": _SIDES,
+            "kinds": KINDS,
+            "partKinds": PARTS,
+            "sides": SIDES,
             "statistics": self.statistics.columns(),
             "strings": list(self.strings.found),
         }
@@ -107,7 +114,7 @@ class _Writer:
 
     # -- entries -------------------------------------------------------------------------------------------------------
 
-    def _entries(self, failure: Failure | None, failed: FailedCall | None) -> dict[str, list[Any]]:
+    def _entries(self, chosen: Selection, failure: Failure | None, failed: FailedCall | None) -> dict[str, list[Any]]:
         log, graph, strings = self.log, self.log.graph, self.strings
         columns: dict[str, list[Any]] = {
             name: []
@@ -117,32 +124,72 @@ class _Writer:
             )
         }  # fmt: skip
         dtypes: dict[torch.dtype, int] = {}
-        for entry in range(len(graph.recorded)):
+        number_of = chosen.number_of
+        for entry in chosen.entries:
+            if entry == len(graph.recorded):
+                continue
             row = log.row(entry)
             if row.dtype not in dtypes:
                 dtypes[row.dtype] = strings(str(row.dtype).removeprefix("torch."))
+            parents: Sequence[int] = graph.parents[entry]
+            if number_of is not None:
+                parents = [number_of[parent] for parent in parents if parent in number_of]
             columns["label"].append(strings(log.label(entry)))
             columns["shape"].append(strings(_shape_text(row.shape)))
             columns["dtype"].append(dtypes[row.dtype])
-            columns["bytes"].append(log.num_bytes(entry))
-            columns["micros"].append(0 if row.output_index else round(row.seconds * 1e6, 1))
-            columns["flops"].append(flops_of(log.recording, row) or 0)
+            columns["bytes"].append(self._bytes(entry))
+            columns["micros"].append(self._micros(entry))
+            columns["flops"].append(self._flops(entry))
             columns["place"].append(self._place(row.code, row.instruction))
             is_valueless = entry in self.valueless
             columns["stat"].append(_VALUELESS if is_valueless else self.statistics.add(self._value(entry)))
             columns["grad"].append(self.statistics.add(log.gradient(entry)))
             columns["args"].append(strings(self._arguments(entry, row)))
-            columns["parents"].append(graph.parents[entry])
-            seconds = LayerEntry(log, entry).backward_time_elapsed
-            columns["backward"].append(None if seconds is None or row.output_index else round(seconds * 1e6, 1))
+            columns["parents"].append(parents)
+            columns["backward"].append(self._backward(entry))
             columns["gradnorm"].append(_norm(log.gradient(entry)))
         if failure is not None and failed is not None:
             name = failure.operation.name if failure.operation else "raise"
             place = self._place(failure.code, failure.instruction)
-            values = (strings(name), 0, 0, 0, 0, 0, place, -1, -1, 0, failed.parents, None, None)
+            given = failed.parents if number_of is None else [number_of[own] for own in failed.parents if own in number_of]
+            values = (strings(name), 0, 0, 0, 0, 0, place, -1, -1, 0, given, None, None)
             for column, value in zip(columns.values(), values, strict=True):
                 column.append(value)
         return columns
+
+    def _bytes(self, entry: int) -> int:
+        if entry >= len(self.log.graph.recorded):
+            return 0
+        row = self.log.row(entry)
+        key = (row.shape, row.dtype)
+        if key not in self.sizes:
+            size = self.log.num_bytes(entry)
+            if -1 in row.shape:  # a nested tensor: not all of one shape are of one size
+                return size
+            self.sizes[key] = size
+        return self.sizes[key]
+
+    def _total_bytes(self) -> int:
+        return sum(map(self._bytes, range(len(self.log.graph.recorded))))
+
+    def _micros(self, entry: int) -> float:
+        if entry >= len(self.log.graph.recorded):
+            return 0
+        row = self.log.row(entry)
+        return 0 if row.output_index else round(row.seconds * 1e6, 1)
+
+    def _flops(self, entry: int) -> int:
+        if entry >= len(self.log.graph.recorded):
+            return 0
+        row = self.log.row(entry)
+        key = (self.log.graph.layer_of[entry], row.shape)  # passes of one layer with equal results cost the same
+        if key not in self.flops:
+            self.flops[key] = flops_of(self.log.recording, row) or 0
+        return self.flops[key]
+
+    def _backward(self, entry: int) -> float | None:
+        seconds = self.backward_seconds.get(entry)
+        return None if seconds is None or self.log.row(entry).output_index else round(seconds * 1e6, 1)
 
     def _value(self, entry: int) -> Any:
         """The saved value; none where it was changed in place since, for then it is not the operation's any more."""
@@ -153,7 +200,7 @@ class _Writer:
         return value
 
     def _arguments(self, entry: int, row: Any) -> str:
-        if entry in self.inputs or entry in self.outputs or entry in self.buffers:
+        if entry in self.log.boundary_addresses:
             return ", ".join(self.log.boundary_addresses.get(entry, []))
         if not row.kwargs and all(arg is None for arg in row.args):
             return ""
@@ -174,145 +221,59 @@ class _Writer:
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    def _parts(self, root: Part, num_entries: int, failure: Failure | None) -> dict[str, list[Any]]:
-        strings = self.strings
-        names = (
-            "part",
-            "parent",
-            "title",
-            "path",
-            "type",
-            "kind",
-            "side",
-            "passes",
-            "entries",
-            "buffers",
-            "params",
-            "place",
-        )
-        columns: dict[str, list[Any]] = {name: [] for name in names}
-
-        def visit(part: Part, parent: int) -> None:
-            is_operation = part.kind == "operation"
-            params: list[int] = []
-            if is_operation:
-                for own in part.passes:
-                    for entry in own:
-                        params += self.log.graph.params[entry] if entry < num_entries else ()
-            columns["part"].append(_PARTS.index(part.kind))
+    def _parts(self, chosen: Selection, parts: Sequence[tuple[Part, int]]) -> dict[str, list[Any]]:
+        strings, names, num_entries = self.strings, self.names, len(self.log.graph.recorded)
+        columns: dict[str, list[Any]] = {
+            name: []
+            for name in (
+                "part", "parent", "title", "path", "type", "kind", "side", "passes", "entries", "buffers", "params",
+                "place",
+            )
+        }  # fmt: skip
+        for part, parent in parts:
+            own = [entry for one in part.passes for entry in one] if part.kind == "operation" else []
+            if id(part) in chosen.sealed:
+                own = chosen.left_out[id(part)]
+            params = [number for entry in own if entry < num_entries for number in self.log.graph.params[entry]]
+            buffers = part.buffers
+            if chosen.number_of is not None:
+                buffers = [chosen.number_of[entry] for entry in buffers]
+            columns["part"].append(PARTS.index(part.kind))
             columns["parent"].append(parent)
-            columns["title"].append(strings(self._title(part, num_entries, failure)))
-            columns["path"].append(strings(self._path(part)))
-            columns["type"].append(strings(self._type(part, num_entries, failure)))
-            columns["kind"].append(_KINDS.index(self._kind(part, num_entries)))
-            columns["side"].append(_SIDES.index(self._side(part, num_entries)))
+            columns["title"].append(strings(names.title(part)))
+            columns["path"].append(strings(names.path(part)))
+            columns["type"].append(strings(names.type(part)))
+            columns["kind"].append(KINDS.index(names.kind(part)))
+            columns["side"].append(SIDES.index(names.side(part)))
             columns["passes"].append(part.num_passes)
-            columns["entries"].append(part.passes)
-            columns["buffers"].append(part.buffers)
+            columns["entries"].append(chosen.passes(part))
+            columns["buffers"].append(buffers)
             columns["params"].append(list(dict.fromkeys(params)))
             record = self.log.recording.module_calls[part.calls[0]] if part.calls and part.calls[0] else None
             columns["place"].append(self._place(record.code, record.instruction) if record else -1)
-
-        walk(root, visit)
         return columns
 
-    def _address(self, part: Part) -> str:
-        is_one_of_many = part.num_passes == 1 and self.log.graph.module_tree.num_passes.get(part.address, 1) > 1
-        return f"{part.address}:{part.pass_num}" if is_one_of_many else part.address
-
-    def _title(self, part: Part, num_entries: int, failure: Failure | None) -> str:
-        if part.kind == "operation":
-            entry = part.passes[0][0]
-            if entry >= num_entries:
-                name = failure.operation.name if failure and failure.operation else "raise"
-                return part.address or name
-            if part.address:
-                return self._address(part)
-            if entry in self.log.boundary_addresses:
-                return self.log.boundary_addresses[entry][0]
-            return self.log.label_no_pass(entry)
-        if part.kind == "module":
-            return self._address(part) or self.log.recording.model_name
-        if part.kind == "loop":
-            return f"loop of {len(part.children)}"
-        if part.kind == "step":
-            return self._title(part.children[0], num_entries, failure)
-        first, last = part, part
-        while first.kind in ("repeat", "span", "step"):
-            first = first.children[0]
-        while last.kind in ("repeat", "span", "step"):
-            last = last.children[-1]
-        head, tail = (self._title(end, num_entries, failure) for end in (first, last))
-        return f"{head} … {_unshared(head, tail)}"
-
-    def _path(self, part: Part) -> str:
-        """The attribute path: of a module its own, of an operation that of the module it ran in."""
-        if part.address or part.kind != "operation":
-            return self._address(part)
-        entry = part.passes[0][0]
-        if entry in self.buffers:
-            return self.log.boundary_addresses[entry][0]
-        if entry < len(self.log.graph.recorded):
-            return self.log.recording.module_calls[self.log.row(entry).module_call].address
-        failure = self.log.recording.failure
-        return self.log.recording.module_calls[failure.module_call].address if failure else ""
-
-    def _type(self, part: Part, num_entries: int, failure: Failure | None) -> str:
-        classes = self.log.recording.module_classes
-        if part.kind == "operation":
-            if part.address:
-                return classes.get(part.address, "")
-            entry = part.passes[0][0]
-            if entry >= num_entries:
-                return failure.operation.name if failure and failure.operation else "raise"
-            return self.log.row(entry).operation.name
-        if part.kind == "module":
-            return classes.get(part.address, self.log.recording.model_name)
-        found = dict.fromkeys(self._type(child, num_entries, failure) for child in part.children)
-        if part.kind == "repeat" and len(found) == 1 and part.children[0].kind != "span":
-            return next(iter(found))
-        while part.children[0].kind == "span":
-            part = part.children[0]
-        found = dict.fromkeys(self._type(child, num_entries, failure) for child in part.children)
-        return ", ".join(list(found)[:3]) + (" …" if len(found) > 3 else "")
-
-    def _kind(self, part: Part, num_entries: int) -> str:
-        if part.kind == "module":
-            return "module"
-        if part.kind != "operation":
-            return "group"
-        entry = part.passes[0][0]
-        if entry >= num_entries:
-            return "failed"
-        if entry in self.inputs:
-            return "input"
-        if entry in self.outputs:
-            return "output"
-        name = self.log.row(entry).operation.layer_type
-        if name in NORMALISATIONS:
-            return "norm"
-        if self.log.graph.params[entry]:
-            return "weights"
-        if entry in self.buffers or not self._depends_on_input(part):
-            return "source"
-        return "activation" if name in _LIKE_ACTIVATIONS else "view" if name in _LIKE_VIEWS else "compute"
-
-    def _side(self, part: Part, num_entries: int) -> str:
-        if part.kind != "operation" or part.passes[0][0] >= num_entries:
-            return ""
-        entry = part.passes[0][0]
-        if entry in self.buffers:
-            return "buffer"
-        if entry in self.inputs or entry in self.outputs or self.log.graph.params[entry]:
-            return ""
-        if self.log.row(entry).dtype is torch.bool:
-            return "mask"
-        if not self._depends_on_input(part):
-            return "constant"
-        return "view" if self.log.row(entry).operation.layer_type in _LIKE_VIEWS else ""
-
-    def _depends_on_input(self, part: Part) -> bool:
-        return any(self.log.graph.has_input_ancestor[entry] for own in part.passes for entry in own)
+    def _left_out(self, chosen: Selection, number_of: Mapping[int, int]) -> dict[str, Any] | None:
+        """How much of each part the page does not carry; None where it carries everything."""
+        if chosen.number_of is None:
+            return None
+        columns: dict[str, Any] = {name: [] for name in ("part", "passes", "bytes", "micros", "flops", "backward")}
+        for key, entries in chosen.left_out.items():
+            columns["part"].append(number_of[key])
+            columns["passes"].append(chosen.passes_left_out[key])
+            columns["bytes"].append(sum(map(self._bytes, entries)))
+            columns["micros"].append(round(sum(map(self._micros, entries)), 1))
+            columns["flops"].append(sum(map(self._flops, entries)))
+            columns["backward"].append(sum(self._backward(entry) or 0 for entry in entries))
+        parents, children = Counter[int](), Counter[int]()
+        carried = chosen.number_of
+        for entry in chosen.entries:
+            if entry < len(self.log.graph.recorded):
+                if absent := sum(parent not in carried for parent in self.log.graph.parents[entry]):
+                    parents[carried[entry]] = absent
+                if absent := sum(child not in carried for child in self.log.graph.children[entry]):
+                    children[carried[entry]] = absent
+        return columns | {"carried": len(chosen.entries), "parents": parents, "children": children}
 
     # -- the rest ------------------------------------------------------------------------------------------------------
 
@@ -378,6 +339,22 @@ class _Writer:
         }
 
 
+def _links(found: Outline, number_of: Mapping[int, int]) -> dict[str, list[int]]:
+    """The edges between the parts that the page carries, each once; `around` is -1 for those that go round nothing."""
+
+    def shown(part: Part) -> int:
+        while id(part) not in number_of:
+            assert part.above is not None
+            part = part.above
+        return number_of[id(part)]
+
+    pairs = dict.fromkeys(
+        (shown(source), shown(target), -1 if around is None else shown(around)) for source, target, around in found.links
+    )
+    kept = [(a, b, around) for a, b, around in pairs if a != b or around == a]
+    return {name: [link[at] for link in kept] for at, name in enumerate(("from", "to", "around"))}
+
+
 def _norm(gradient: torch.Tensor | None) -> float | None:
     if gradient is None or why_valueless(gradient) is not None:
         return None
@@ -403,15 +380,6 @@ def _entries_in(part: Part, num_entries: int) -> list[int]:
 def _numbers(references: References) -> list[int]:
     found = references.values() if isinstance(references, dict) else references
     return [number for number in found if number is not None and number >= 0]
-
-
-def _unshared(first: str, second: str) -> str:
-    """The address `second` from where it differs from `first`: `h.11` after `model.h.0`."""
-    heads, tails = first.split("."), second.split(".")
-    same = 0
-    while same < min(len(heads), len(tails)) - 1 and heads[same] == tails[same]:
-        same += 1
-    return ".".join(tails[max(0, same - 1) :]) if same > 1 else second
 
 
 def _place_text(line: SourceLine) -> str:

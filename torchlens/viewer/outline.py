@@ -1,22 +1,19 @@
 """A history as an outline: nested boxes with few enough things in each that a page can show any of them at once.
 
-The outline is rolled: the passes of one layer are one operation of it. Boxes are the modules, and where they do not divide
-the operations finely enough, loops, repeats of identical parts, and spans of many small things.
+The outline is rolled: what a loop does in each step is one operation of it. Boxes are the modules, and where they do not
+divide the operations finely enough, loops, repeats of identical parts, and spans of many small things.
 """
 
-import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from torchlens.capture.recording import ModuleCall, Row
+from torchlens.graph.rolling import roll
 from torchlens.history.log import Log
+from torchlens.viewer.loop_tree import LoopTree, find_loops
 
-__all__ = ["FailedCall", "Part", "outline"]
-
-_MOST_CHILDREN = 40
-_SPANS_PER_BOX = 24
-_LONGEST_PERIOD = 8
-_FEWEST_REPEATED_MODULES = 3
-_FEWEST_REPEATED_OPERATIONS = 8
+__all__ = ["FailedCall", "Link", "Outline", "Part", "outline", "walk"]
 
 
 @dataclass(slots=True, eq=False)
@@ -25,22 +22,34 @@ class Part:
 
     `kind` is 'operation', 'module', 'loop', 'repeat' (identical parts), 'step' (one of them) or 'span'. Parts are in the
     order in which they first ran. `passes` has the entries of each pass of an operation; `buffers` are entries that live
-    in it.
-    `edges` are between children, by their `number`; an edge to an earlier or the same child is a loop's way back.
+    in it. `num_passes` counts all, over all passes of what is around it.
     """
 
     kind: str
-    number: int
     order: float
     address: str = ""
     num_passes: int = 1
-    pass_num: int = 0  # of a module that ran several times and is shown each time
-    calls: list[int] = field(default_factory=list)
+    calls: Sequence[int] = ()
     children: list["Part"] = field(default_factory=list)
     passes: list[list[int]] = field(default_factory=list)
-    buffers: list[int] = field(default_factory=list)
-    edges: set[tuple[int, int]] = field(default_factory=set)
+    buffers: Sequence[int] = ()
+    above: "Part | None" = None
     shape: Hashable = None  # what makes it identical to another
+
+
+class Link(NamedTuple):
+    """An edge between two parts without parts inside. `around` is what it goes round to the next pass of, if it does."""
+
+    source: Part
+    target: Part
+    around: Part | None
+
+
+class Outline(NamedTuple):
+    """The outermost box, and every edge once."""
+
+    root: Part
+    links: list[Link]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +60,52 @@ class FailedCall:
     parents: tuple[int, ...]
 
 
-def outline(log: Log, failed: FailedCall | None = None) -> Part:
-    """The root of the outline. A failed call is the entry after the last."""
+def outline(log: Log, failed: FailedCall | None = None) -> Outline:
+    """Modules, loops and operations, as they ran; nothing is folded yet. A failed call is the entry after the last."""
     return _Builder(log, failed).build()
 
 
+def walk(root: Part, visit: Callable[[Part, int], None]) -> None:
+    """Calls `visit(part, number of its parent)` for each part, parents first, children in order."""
+    pending: list[tuple[Part, int]] = [(root, -1)]
+    count = 0
+    while pending:
+        part, parent = pending.pop()
+        visit(part, parent)
+        own, count = count, count + 1
+        pending.extend((child, own) for child in reversed(part.children))
+
+
+class _Event(NamedTuple):
+    """What one call of a module did at one moment: an operation (its first entry), or a call of another module."""
+
+    time: float
+    entry: int  # -1 for a call
+    call: int  # -1 for an operation
+
+
 class _Builder:
+    """Builds the boxes from the outside in.
+
+    A frame is one pass of a box: a call of a module, an iteration of a loop. What an edge between two frames of the same
+    box goes round is that box.
+    """
+
     def __init__(self, log: Log, failed: FailedCall | None) -> None:
         self.log = log
-        self.num_parts = 0
         graph = log.graph
         self.parents: list[Sequence[int]] = list(graph.parents)
-        self.children: list[Sequence[int]] = list(graph.children)
         self.call_of = [log.row(entry).module_call for entry in range(len(graph.recorded))]
         self.order = [float(entry) for entry in range(len(graph.recorded))]
-        self.layer_of = list(graph.layer_of)
+        rolled = roll(log.recording, graph)
+        self.layer_of = rolled.first_of
+        self.aside = {*graph.inputs, *graph.outputs, *graph.buffers}  # no steps of the program
         self._place_buffers()
         if failed is not None:
             self.parents.append(failed.parents)
-            self.children.append(())
             self.call_of.append(failed.module_call)
+            self.layer_of.append(len(self.order))
             self.order.append(float(len(self.order)))
-            self.layer_of.append(len(graph.layers))
         self.head_of = self._heads()
         self.entries_of_call: dict[int, list[int]] = {}
         for entry, call in enumerate(self.call_of):
@@ -81,15 +114,25 @@ class _Builder:
         for number, record in enumerate(log.recording.module_calls):
             if number:
                 self.calls_in.setdefault(record.parent, []).append(number)
-        self.layers_in = self._layers_in_calls()
-        self.unit_of: list[Part] = []
-        self.above: dict[int, Part] = {}
+        self.layers_in, self.time_of_call = self._look_into_calls()
+        self.frame_above: list[int] = []
+        self.frame_depth: list[int] = []
+        self.frame_part: list[Part] = []
+        self.frame_of = [0] * len(self.parents)
+        self.unit_of: list[Part | None] = [None] * len(self.parents)
 
-    def build(self) -> Part:
-        root = self._box([0], "")
-        self._connect(root)
-        self._fold(root)
-        return root
+    def build(self) -> Outline:
+        root = self._box([0], [-1], "")
+        for box in _boxes_in(root):
+            for part in box.children:
+                part.above = box
+        number_of: dict[int, int] = {}
+
+        def count(part: Part, _: int) -> None:
+            number_of[id(part)] = len(number_of)
+
+        walk(root, count)
+        return Outline(root, [_against_order(link, number_of) for link in self._links()])
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
@@ -97,7 +140,7 @@ class _Builder:
         """A buffer stands with the first operation that reads it, in the innermost module that all its readers share."""
         calls, chains = self.log.recording.module_calls, self.log.graph.module_chains
         for entry in self.log.graph.buffers:
-            readers = self.children[entry]
+            readers = self.log.graph.children[entry]
             if not readers:
                 continue
             first = min(readers)
@@ -116,333 +159,338 @@ class _Builder:
         heads = list(range(len(self.parents)))
         rows, recorded = self.log.recording.rows, self.log.graph.recorded
         for entry in range(1, len(recorded)):
-            row, before = rows[recorded[entry]], rows[recorded[entry - 1]]
-            if row.output_index and before.output_index is not None:
-                step = row.output_index - before.output_index
-                if step > 0 and recorded[entry] - recorded[entry - 1] == step and row.operation is before.operation:
-                    heads[entry] = heads[entry - 1]
+            row = rows[recorded[entry]]
+            if row.output_index:
+                before = rows[recorded[entry - 1]]
+                if before.output_index is not None and row.operation is before.operation:
+                    step = row.output_index - before.output_index
+                    if step > 0 and recorded[entry] - recorded[entry - 1] == step:
+                        heads[entry] = heads[entry - 1]
         return heads
 
-    def _layers_in_calls(self) -> dict[int, set[int]]:
-        found: dict[int, set[int]] = {}
+    def _look_into_calls(self) -> tuple[dict[int, set[int]], dict[int, float]]:
+        """The layers and the time of the first operation in each call of a module."""
+        layers: dict[int, set[int]] = {}
+        times: dict[int, float] = {}
         chains = self.log.graph.module_chains
-        for entry, call in enumerate(self.call_of):
+        for call, entries in self.entries_of_call.items():
+            own = {self.layer_of[self.head_of[entry]] for entry in entries}
+            first = min(self.order[entry] for entry in entries)
             for above in chains[call]:
-                found.setdefault(above, set()).add(self.layer_of[self.head_of[entry]])
-        return found
+                layers.setdefault(above, set()).update(own)
+                times[above] = min(times.get(above, first), first)
+        return layers, times
 
-    # -- modules -----------------------------------------------------------------------------------------------------
+    # -- boxes -------------------------------------------------------------------------------------------------------
 
-    def _part(self, kind: str, order: float) -> Part:
-        self.num_parts += 1
-        return Part(kind, self.num_parts - 1, order)
-
-    def _box(self, calls: list[int], address: str) -> Part:
+    def _box(self, calls: list[int], frames_above: list[int], address: str) -> Part:
         """A module with everything that ran in the given calls of it."""
-        box = self._part("module", 0.0)
-        box.address, box.calls, box.num_passes = address, calls, len(calls)
-        units: dict[int, list[list[int]]] = {}
-        for call in calls:
-            for entry in self.entries_of_call.get(call, ()):
-                head = self.head_of[entry]
-                passes = units.setdefault(self.layer_of[head], [])
-                if passes and self.head_of[passes[-1][0]] == head:
-                    passes[-1].append(entry)
-                else:
-                    passes.append([entry])
-        for passes in self._merged(list(units.values())):
-            unit = self._part("operation", min(self.order[own[0]] for own in passes))
-            unit.passes, unit.num_passes = passes, len(passes)
-            box.children.append(unit)
-        inner = [call for outer in calls for call in self.calls_in.get(outer, ()) if call in self.layers_in]
-        for group in self._same_module(inner):
-            part = self._box(group, self.log.recording.module_calls[group[0]].address)
-            part.pass_num = self.log.recording.module_calls[group[0]].pass_num
-            box.children.append(_simplified(part, set(self.log.graph.buffers)))
+        box = Part("module", 0.0, address, len(calls), calls)
+        frames = [self._frame(above, box) for above in frames_above]
+        events = [self._events(call) for call in calls]
+        tree = self._loop_tree(events)
+        boxed, frame_of_iteration = self._boxed_loops(calls, frames, events, tree)
+        units: list[list[tuple[_Event, int]]] = [[] for _ in tree.loop_of_unit]
+        for number, own in enumerate(events):
+            for event, unit, iteration in zip(own, tree.units[number], tree.iterations[number], strict=True):
+                while iteration >= 0 and iteration not in frame_of_iteration:
+                    iteration = tree.iteration_above[iteration]
+                units[unit].append((event, frame_of_iteration[iteration] if iteration >= 0 else frames[number]))
+        parts = [self._unit(own) for own in units]
+        self._arrange(box, parts, tree, boxed)
+        for call, frame in zip(calls, frames, strict=True):
+            box.children += [
+                self._aside(entry, frame) for entry in self.entries_of_call.get(call, ()) if entry in self.aside
+            ]
         box.children.sort(key=lambda part: part.order)
         box.order = min((part.order for part in box.children), default=0.0)
-        return box
+        return self._simplified(box, frames) if address else box
 
-    def _same_module(self, calls: list[int]) -> list[list[int]]:
-        """Calls of one module that share a layer are passes of it."""
-        group_of: dict[tuple[str, int], int] = {}
-        groups: dict[int, list[int]] = {}
+    def _frame(self, above: int, part: Part) -> int:
+        self.frame_above.append(above)
+        self.frame_depth.append(0 if above < 0 else self.frame_depth[above] + 1)
+        self.frame_part.append(part)
+        return len(self.frame_part) - 1
+
+    def _events(self, call: int) -> list[_Event]:
+        """What a call did, in order, without inputs, outputs and buffers."""
+        heads, aside, order = self.head_of, self.aside, self.order
+        own = self.entries_of_call.get(call, ())
+        found = [_Event(order[entry], entry, -1) for entry in own if heads[entry] == entry and entry not in aside]
+        inner = [other for other in self.calls_in.get(call, ()) if other in self.layers_in]
+        if inner:
+            found += [_Event(self.time_of_call[other], -1, other) for other in inner]
+            found.sort()
+        return found
+
+    def _loop_tree(self, events: list[list[_Event]]) -> LoopTree:
+        places: dict[Hashable, int] = {}
+        symbols: dict[Hashable, int] = {}
+        symbol_of: list[int] = []
+        module_of = self._same_modules([event.call for own in events for event in own if event.call >= 0])
+        rows, recorded, calls = self.log.recording.rows, self.log.graph.recorded, self.log.recording.module_calls
+        sequences = []
+        for own in events:
+            sequence = []
+            for event in own:
+                symbol: Hashable
+                source: ModuleCall | Row | None
+                if event.call >= 0:
+                    symbol, source = (module_of[event.call],), calls[event.call]
+                elif event.entry < len(recorded):
+                    symbol, source = self.layer_of[event.entry], rows[recorded[event.entry]]
+                else:
+                    symbol, source = "failed", None
+                place = symbol if source is None else (symbol, source.code, source.instruction)
+                number = places.setdefault(place, len(places))
+                if number == len(symbol_of):
+                    symbol_of.append(symbols.setdefault(symbol, len(symbols)))
+                sequence.append(number)
+            sequences.append(sequence)
+        return find_loops(sequences, symbol_of)
+
+    def _same_modules(self, calls: Sequence[int]) -> dict[int, int]:
+        """For each call the first one of the same module that shares a layer with it: they are passes of it."""
+        above = {call: call for call in calls}
+
+        def find(call: int) -> int:
+            while above[call] != call:
+                above[call] = above[above[call]]
+                call = above[call]
+            return call
+
+        seen: dict[tuple[str, int], int] = {}
         for call in calls:
             address = self.log.recording.module_calls[call].address
-            keys = [(address, layer) for layer in self.layers_in[call]]
-            found = sorted({group_of[key] for key in keys if key in group_of})
-            target = found[0] if found else call
-            for other in found[1:]:
-                groups[target] += groups.pop(other)
-                group_of.update({key: target for key, group in group_of.items() if group == other})
-            groups.setdefault(target, []).append(call)
-            group_of.update(dict.fromkeys(keys, target))
-        return [sorted(group) for group in groups.values()]
+            for layer in self.layers_in[call]:
+                first = find(seen.setdefault((address, layer), call))
+                above[max(first, find(call))] = min(first, find(call))
+        return {call: find(call) for call in calls}
 
-    def _merged(self, units: list[list[list[int]]]) -> list[list[list[int]]]:
-        """Operations that feed one pass each of the same layer (`x[:, t]` of a recurrent net) count as passes."""
-        for _ in range(3):
-            owner = {entry: index for index, passes in enumerate(units) for own in passes for entry in own}
-            by_key: dict[Hashable, list[int]] = {}
-            for index, passes in enumerate(units):
-                first = passes[0]
-                key: Hashable = index
-                if len(passes) == 1 and len(first) == 1 and first[0] < len(self.log.graph.recorded):
-                    entry = first[0]
-                    readers = self.children[entry]
-                    row = self.log.row(entry)
-                    if len(readers) == 1 and self.parents[entry]:
-                        reader = readers[0]
-                        is_repeated = self.log.num_passes(reader) > 1 or any(
-                            len(units[owner[child]]) > 1 for child in readers if child in owner
-                        )
-                        if is_repeated:
-                            above = tuple(owner.get(parent, -1 - parent) for parent in self.parents[entry])
-                            key = (row.operation.name, row.shape, above, self.layer_of[reader])
-                by_key.setdefault(key, []).append(index)
-            merged = [
-                [passes for index in found for passes in units[index]] for found in by_key.values() if len(found) >= 3
-            ]
-            if not merged:
+    def _boxed_loops(
+        self, calls: list[int], frames: list[int], events: list[list[_Event]], tree: LoopTree
+    ) -> tuple[dict[int, Part], dict[int, int]]:
+        """The loops that become boxes, and the frames of their iterations.
+
+        They are those in which something goes round: that reads what an earlier iteration made.
+        """
+        if not tree.loop_above:
+            return {}, {}
+        carried = self._carried(calls, events, tree)
+        inside: dict[int, set[int]] = {}
+        for unit, loop in enumerate(tree.loop_of_unit):
+            inside.setdefault(loop, set()).add(unit)
+        for loop, above in enumerate(tree.loop_above):
+            inside.setdefault(above, set()).add(-1 - loop)
+        boxed = {
+            loop: Part("loop", 0.0)
+            for loop in range(len(tree.loop_above))
+            if (loop in carried or loop not in tree.orders) and len(inside[loop]) > 1
+        }
+        frame_of_iteration: dict[int, int] = {}
+        for number, own in enumerate(tree.iterations):
+            for iteration in own:
+                pending = []
+                while iteration >= 0 and iteration not in frame_of_iteration:
+                    if tree.loop_of_iteration[iteration] in boxed:
+                        pending.append(iteration)
+                    iteration = tree.iteration_above[iteration]
+                above_frame = frame_of_iteration[iteration] if iteration >= 0 else frames[number]
+                for new in reversed(pending):
+                    above_frame = frame_of_iteration[new] = self._frame(above_frame, boxed[tree.loop_of_iteration[new]])
+        for frame in frame_of_iteration.values():
+            self.frame_part[frame].num_passes += 1
+        for part in boxed.values():
+            part.num_passes -= 1
+        return boxed, frame_of_iteration
+
+    def _carried(self, calls: list[int], events: list[list[_Event]], tree: LoopTree) -> set[int]:
+        """The loops in which an iteration reads what another of theirs made, other than a unit what itself made.
+
+        A cell that reads nothing but its own last state needs no box around it to show the loop.
+        """
+        chains, depth = self.log.graph.module_chains, len(self.log.graph.module_chains[calls[0]])
+        of_call: dict[int, tuple[int, int]] = {}  # → iteration, unit
+        of_entry: dict[int, tuple[int, int]] = {}
+        entries: list[int] = []
+        for own, iterations, units in zip(events, tree.iterations, tree.units, strict=True):
+            for event, iteration, unit in zip(own, iterations, units, strict=True):
+                if iteration < 0:
+                    continue
+                if event.call >= 0:
+                    of_call[event.call] = iteration, unit
+                    entries += self._entries_under(event.call)
+                else:
+                    of_entry[event.entry] = iteration, unit
+                    entries.append(event.entry)
+
+        def find(entry: int) -> tuple[int, int]:
+            chain = chains[self.call_of[entry]]
+            if len(chain) > depth:
+                return of_call.get(chain[depth], (-1, -1))
+            return of_entry.get(self.head_of[entry], (-1, -1))
+
+        found: set[int] = set()
+        for entry in entries:
+            mine, unit = find(entry)
+            for parent in self.parents[entry]:
+                theirs, source = find(parent)
+                if theirs >= 0 and theirs != mine and source != unit:
+                    loop = _outermost_change(tree, mine, theirs)
+                    if loop >= 0:
+                        found.add(loop)
+            if len(found) == len(tree.loop_above):
                 break
-            kept = [units[index] for found in by_key.values() if len(found) < 3 for index in found]
-            units = kept + merged
-        return units
+        return found
 
-    # -- edges between the children of a box ---------------------------------------------------------------------------
-
-    def _connect(self, root: Part) -> None:
-        units: list[Part | None] = [None] * len(self.parents)
-        depth = {root.number: 0}
-        pending = [root]
+    def _entries_under(self, call: int) -> list[int]:
+        found, pending = [], [call]
         while pending:
-            box = pending.pop()
-            for part in box.children:
-                self.above[part.number] = box
-                depth[part.number] = depth[box.number] + 1
-                pending.append(part)
-                for own in (*part.passes, part.buffers):
-                    for entry in own:
-                        units[entry] = part
-        self.unit_of = [unit if unit is not None else root for unit in units]
-        known: dict[tuple[int, int], tuple[Part, Part] | None] = {}
+            one = pending.pop()
+            found += [entry for entry in self.entries_of_call.get(one, ()) if entry not in self.aside]
+            pending += self.calls_in.get(one, ())
+        return found
+
+    def _unit(self, own: list[tuple[_Event, int]]) -> Part:
+        """One operation or one module, with all its passes at one place."""
+        if own[0][0].call >= 0:
+            calls = [event.call for event, _ in own]
+            part = self._box(calls, [frame for _, frame in own], self.log.recording.module_calls[calls[0]].address)
+            part.order = own[0][0].time
+            return part
+        part = Part("operation", own[0][0].time, num_passes=len(own))
+        heads, count = self.head_of, len(self.head_of)
+        for event, frame in own:
+            entries, last = [event.entry], event.entry + 1
+            while last < count and heads[last] == event.entry:
+                entries.append(last)
+                last += 1
+            part.passes.append(entries)
+            for entry in entries:
+                self.unit_of[entry], self.frame_of[entry] = part, frame
+        return part
+
+    def _aside(self, entry: int, frame: int) -> Part:
+        part = Part("operation", self.order[entry], passes=[[entry]])
+        self.unit_of[entry], self.frame_of[entry] = part, frame
+        return part
+
+    def _arrange(self, box: Part, parts: list[Part], tree: LoopTree, boxed: dict[int, Part]) -> None:
+        """Puts the parts into the box and its loops, each after what it follows in every pass."""
+
+        def place(loop: int, home: Part, now: float) -> float:
+            for key in tree.orders.get(loop, unordered.get(loop, [])):
+                if key >= 0:
+                    part = parts[key]
+                    now = part.order = max(part.order, now + 1e-6)
+                    home.children.append(part)
+                else:
+                    inner = boxed.get(-1 - key)
+                    now = place(-1 - key, home if inner is None else inner, now)
+                    if inner is not None:
+                        inner.order = inner.children[0].order
+                        home.children.append(inner)
+            return now
+
+        unordered: dict[int, list[int]] = {}
+        for unit, loop in enumerate(tree.loop_of_unit):
+            unordered.setdefault(loop, []).append(unit)
+        for loop, above in enumerate(tree.loop_above):
+            unordered.setdefault(above, []).append(-1 - loop)
+        place(-1, box, -1.0)
+
+    def _simplified(self, box: Part, frames: list[int]) -> Part:
+        """A module that is one operation, its buffers aside, is shown as that operation."""
+        operations = [part for part in box.children if not (part.passes and part.passes[0][0] in self.aside)]
+        if len(operations) != 1 or operations[0].kind != "operation" or operations[0].address:
+            return box
+        unit = operations[0]
+        unit.buffers = [entry for part in box.children if part is not unit for own in part.passes for entry in own]
+        unit.address, unit.calls = box.address, box.calls
+        for entry in unit.buffers:
+            self.unit_of[entry] = unit
+        for frame in frames:
+            self.frame_part[frame] = unit
+        return unit
+
+    # -- edges -------------------------------------------------------------------------------------------------------
+
+    def _links(self) -> list[Link]:
+        found: dict[tuple[int, int, int], Link] = {}
         for entry, parents in enumerate(self.parents):
+            target, frame = self.unit_of[entry], self.frame_of[entry]
             for parent in parents:
-                a, b = self.unit_of[parent], self.unit_of[entry]
-                key = a.number, b.number
-                if key not in known:
-                    known[key] = self._siblings(a, b, depth)
-                siblings = known[key]
-                if siblings is not None:
-                    box = self.above[siblings[0].number]
-                    if box.num_passes == 1 or self._call_in(box, parent) == self._call_in(box, entry):
-                        box.edges.add((siblings[0].number, siblings[1].number))
+                source = self.unit_of[parent]
+                assert source is not None
+                assert target is not None
+                around = None
+                if parent not in self.aside:
+                    if self.frame_of[parent] != frame:
+                        around = self._gone_round(self.frame_of[parent], frame)
+                    if around is None and source is target:
+                        around = source
+                elif source is target:
+                    continue
+                key = (id(source), id(target), id(around))
+                if key not in found:
+                    found[key] = Link(source, target, around)
+        return list(found.values())
 
-    def _siblings(self, a: Part, b: Part, depth: dict[int, int]) -> tuple[Part, Part] | None:
-        """The parts above `a` and `b` that stand in one box; none where one of them is, or is in, the other."""
-        while depth[a.number] > depth[b.number]:
-            a = self.above[a.number]
-        while depth[b.number] > depth[a.number]:
-            b = self.above[b.number]
-        while a is not b and self.above[a.number] is not self.above[b.number]:
-            a, b = self.above[a.number], self.above[b.number]
-        return None if a is b else (a, b)
-
-    def _call_in(self, box: Part, entry: int) -> int:
-        """In which pass of a module an entry was made. What goes from one pass to the next is no loop inside of it."""
-        calls = set(box.calls)
-        return next((call for call in self.log.graph.module_chains[self.call_of[entry]] if call in calls), -1)
-
-    # -- loops, repeats and spans --------------------------------------------------------------------------------------
-
-    def _fold(self, box: Part) -> None:
-        for part in box.children:
-            if part.kind == "operation":
-                part.shape = self._shape_of(part)
-            else:
-                self._fold(part)
-        self._fold_loops(box)
-        self._fold_repeats(box)
-        position = {part.number: index for index, part in enumerate(box.children)}
-        edges = tuple(sorted((position[a], position[b]) for a, b in box.edges))
-        name = self.log.recording.module_classes.get(box.address, "") if box.kind == "module" else box.kind
-        box.shape = (name, box.num_passes, tuple(part.shape for part in box.children), edges)
-        box.shape = hash(box.shape)
-        self._fold_spans(box)
-
-    def _shape_of(self, part: Part) -> Hashable:
-        entry = part.passes[0][0]
-        if entry >= len(self.log.graph.recorded):
-            return ("failed", entry)
-        row = self.log.row(entry)
-        params = [tuple(self.log.recording.params[number].shape) for number in self.log.graph.params[entry]]
-        return hash((row.operation.name, tuple(row.shape), tuple(params), part.num_passes, len(part.buffers)))
-
-    def _group(self, box: Part, kind: str, groups: Sequence[Sequence[Part]]) -> list[Part]:
-        """Puts some children of a box into boxes of their own, in their place."""
-        made = []
-        group_of: dict[int, Part] = {}
-        for members in groups:
-            group = self._part(kind, min(part.order for part in members))
-            group.children = sorted(members, key=lambda part: part.order)
-            group_of.update({part.number: group for part in members})
-            made.append(group)
-        edges = set()
-        for a, b in box.edges:
-            above_a, above_b = group_of.get(a), group_of.get(b)
-            if above_a is not None and above_a is above_b:
-                above_a.edges.add((a, b))
-            else:
-                edges.add((above_a.number if above_a else a, above_b.number if above_b else b))
-        box.edges = edges
-        kept = [part for part in box.children if part.number not in group_of]
-        box.children = sorted([*made, *kept], key=lambda part: part.order)
-        return made
-
-    def _fold_loops(self, box: Part, headers: frozenset[int] = frozenset()) -> None:
-        """Children that feed each other in a circle are a loop; loops inside it go around without its first child."""
-        numbers = [part.number for part in box.children]
-        for circle in _circles(numbers, [(a, b) for a, b in box.edges if b not in headers]):
-            by_number = {part.number: part for part in box.children}
-            header = min((by_number[number] for number in circle), key=lambda part: part.order)
-            inside, is_growing = set(circle), True
-            while is_growing:
-                near = {n for edge in box.edges if inside.intersection(edge) for n in edge} - inside
-                more = {n for n in near if by_number[n].num_passes == header.num_passes > 1}
-                inside |= more
-                is_growing = bool(more)
-            if headers and len(inside) == len(box.children):
-                continue
-            (loop,) = self._group(box, "loop", [[by_number[number] for number in inside]])
-            loop.num_passes = max(header.num_passes, 2)
-            self._fold_loops(loop, headers | {header.number})
-            loop.shape = hash(("loop", loop.num_passes, tuple(part.shape for part in loop.children)))
-
-    def _fold_repeats(self, box: Part) -> None:
-        children = box.children
-        patterns = [self._pattern(part) for part in children]
-        runs: list[tuple[int, int, int]] = []
-        index = 0
-        while index < len(children):
-            period, count = _longest_run(patterns, index)
-            if count:
-                runs.append((index, period, count))
-            index += max(1, period * count)
-        repeats = self._group(box, "repeat", [children[start : start + n * count] for start, n, count in runs])
-        for repeat, (start, period, count) in zip(repeats, runs, strict=True):
-            repeat.num_passes = count
-            if period > 1:
-                ends = range(start, start + period * count, period)
-                for step in self._group(repeat, "step", [children[at : at + period] for at in ends]):
-                    step.shape = hash(tuple(part.shape for part in step.children))
-            repeat.shape = hash(("repeat", count, repeat.children[0].shape))
-            self._fold_spans(repeat)
-
-    def _pattern(self, part: Part) -> tuple[str, Hashable]:
-        """What repeats of a part have in common: the address but for numbers, and the shape."""
-        if part.kind == "operation" and self._is_boundary(part):
-            entry = part.passes[0][0]
-            address = self.log.boundary_addresses.get(entry, [""])[0]
-            name = re.sub(r"\d+", "#", address)
-            return (name, (name, part.shape)) if "#" in name else ("", ("boundary", part.number))
-        return re.sub(r"\d+", "#", part.address), part.shape
-
-    def _is_boundary(self, part: Part) -> bool:
-        graph = self.log.graph
-        entry = part.passes[0][0]
-        return entry in graph.inputs or entry in graph.outputs or entry >= len(graph.recorded)
-
-    def _fold_spans(self, box: Part) -> None:
-        """So many children that no screen holds them are put together by the dozen."""
-        if len(box.children) <= _MOST_CHILDREN:
-            return
-        inner = [part for part in box.children if not (part.kind == "operation" and self._is_boundary(part))]
-        size = max(2, -(-len(inner) // _SPANS_PER_BOX))
-        groups = [inner[start : start + size] for start in range(0, len(inner), size)]
-        for span in self._group(box, "span", groups):
-            span.shape = hash(tuple(part.shape for part in span.children))
-            self._fold_spans(span)
+    def _gone_round(self, one: int, other: int) -> Part | None:
+        """The outermost box of which the two frames belong to different passes."""
+        above, depth = self.frame_above, self.frame_depth
+        below_one = below_other = -1
+        while one != other:
+            if depth[one] >= depth[other]:
+                if depth[one] > depth[other]:
+                    below_one, one = one, above[one]
+                    continue
+                below_one, one = one, above[one]
+            below_other, other = other, above[other]
+        if below_one < 0 or below_other < 0:
+            return None
+        part = self.frame_part[below_one]
+        return part if part is self.frame_part[below_other] else None
 
 
-def _longest_run(patterns: Sequence[tuple[str, Hashable]], start: int) -> tuple[int, int]:
-    """How many children at `start` make one step, and how often that step comes in a row; 0, 0 where it does not."""
-    best = (0, 0)
-    for period in range(1, min(_LONGEST_PERIOD, (len(patterns) - start) // 2) + 1):
-        pattern = patterns[start : start + period]
-        is_numbered = all("#" in name or not name for name, _ in pattern)
-        if not is_numbered:
-            break
-        count = 1
-        while patterns[start + period * count : start + period * (count + 1)] == pattern:
-            count += 1
-        fewest = _FEWEST_REPEATED_MODULES if any(name for name, _ in pattern) else _FEWEST_REPEATED_OPERATIONS
-        if count >= fewest and period * count > best[0] * best[1]:
-            best = (period, count)
-    return best
+def _against_order(link: Link, number_of: dict[int, int]) -> Link:
+    """Where passes do the same in different orders, some edge leads back in any picture: it goes round what is around."""
+    source, target, around = link
+    if around is not None or number_of[id(source)] < number_of[id(target)]:
+        return link
+    above = set()
+    part: Part | None = source
+    while part is not None:
+        above.add(id(part))
+        part = part.above
+    part = target
+    while part is not None and (id(part) not in above or part.num_passes == 1):
+        part = part.above
+    return Link(source, target, part)
 
 
-def _simplified(box: Part, buffers: set[int]) -> Part:
-    """A module that is one operation, its buffers aside, is shown as that operation."""
-    operations = [part for part in box.children if not (part.kind == "operation" and part.passes[0][0] in buffers)]
-    if len(operations) != 1 or operations[0].kind != "operation" or operations[0].address:
-        return box
-    unit = operations[0]
-    unit.buffers = [entry for part in box.children if part is not unit for own in part.passes for entry in own]
-    unit.address, unit.calls, unit.pass_num = box.address, box.calls, box.pass_num
-    return unit
+def _outermost_change(tree: LoopTree, one: int, other: int) -> int:
+    """The outermost loop of which the two are, or are in, different iterations; -1 for none."""
+    loops, above = tree.loop_of_iteration, tree.iteration_above
+    lines: list[dict[int, int]] = []
+    for iteration in (one, other):
+        line = {}
+        while iteration >= 0:
+            line[loops[iteration]] = iteration
+            iteration = above[iteration]
+        lines.append(line)
+    changed = -1
+    for loop, iteration in lines[0].items():
+        if lines[1].get(loop, iteration) != iteration:
+            changed = loop
+    return changed
 
 
-def _circles(numbers: Iterable[int], edges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """The strongly connected sets of more than one number (Tarjan's algorithm, without recursion)."""
-    below: dict[int, list[int]] = {number: [] for number in numbers}
-    for a, b in edges:
-        below[a].append(b)
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    stack: list[int] = []
-    on_stack: set[int] = set()
-    found: list[list[int]] = []
-    for root in below:
-        if root in index:
-            continue
-        work = [(root, iter(below[root]))]
-        index[root] = low[root] = len(index)
-        stack.append(root)
-        on_stack.add(root)
-        while work:
-            number, rest = work[-1]
-            for child in rest:
-                if child not in index:
-                    index[child] = low[child] = len(index)
-                    stack.append(child)
-                    on_stack.add(child)
-                    work.append((child, iter(below[child])))
-                    break
-                if child in on_stack:
-                    low[number] = min(low[number], index[child])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[number])
-                if low[number] == index[number]:
-                    circle = []
-                    while True:
-                        member = stack.pop()
-                        on_stack.discard(member)
-                        circle.append(member)
-                        if member == number:
-                            break
-                    if len(circle) > 1:
-                        found.append(circle)
-    return found
-
-
-def walk(root: Part, visit: Callable[[Part, int], None]) -> None:
-    """Calls `visit(part, number of its parent)` for each part, parents first, children in order."""
-    pending: list[tuple[Part, int]] = [(root, -1)]
-    count = 0
+def _boxes_in(root: Part) -> list[Part]:
+    found, pending = [], [root]
     while pending:
-        part, parent = pending.pop()
-        visit(part, parent)
-        own, count = count, count + 1
-        pending.extend((child, own) for child in reversed(part.children))
+        box = pending.pop()
+        if box.children:
+            found.append(box)
+            pending += box.children
+    return found

@@ -1,6 +1,6 @@
 /* What the reader can do: open, close, select, follow an edge. */
 
-import { $, HEAD_H, NODE_H, P, SIDE, isUnit, kids, scene, state, timings, within } from "./outline.js";
+import { $, HEAD_H, NODE_H, P, SIDE, isOpenable, kids, scene, state, timings, within } from "./outline.js";
 import { forgetLinks, links } from "./links.js";
 import { describe } from "./names.js";
 import { arrange } from "./arrange.js";
@@ -17,7 +17,7 @@ export function refresh(before) {
   timings.render = performance.now() - t;
 }
 export function toggle(i, pointer) {
-  if (isUnit(i) || i === 0) return;
+  if (!isOpenable(i) || i === 0) return;
   const t = performance.now();
   const old = scene.nodes.get(i), v = state.view, before = new Set(scene.nodes.keys());
   state.open[i] = state.open[i] ? 0 : 1;

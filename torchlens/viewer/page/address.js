@@ -1,6 +1,6 @@
 /* The state of the page in its address, so that a link opens what was seen. */
 
-import { $, N, isUnit, state } from "./outline.js";
+import { $, N, isOpenable, state } from "./outline.js";
 import { forgetLinks } from "./links.js";
 import { overlays } from "./overlays.js";
 import { arrange } from "./arrange.js";
@@ -39,7 +39,7 @@ export function restore(text) {
   const valid = t => { const i = parseInt(t, 36); return i > 0 && i < N ? i : -1; };
   state.open.fill(0);
   state.open[0] = 1;
-  for (const bit of found.e.split(".")) { const i = valid(bit); if (i > 0 && !isUnit(i)) state.open[i] = 1; }
+  for (const bit of found.e.split(".")) { const i = valid(bit); if (i > 0 && isOpenable(i)) state.open[i] = 1; }
   state.selected = found.s ? valid(found.s) : -1;
   state.second = found.t ? valid(found.t) : -1;
   const overlay = found.o ? decodeURIComponent(found.o) : "";

@@ -46,9 +46,11 @@ export function arrange() {
     join(box, x, y, s, edge);
   }
   const selfLoops = new Set();
-  for (const [x, y, owner] of loops) {
-    if (owner >= 0 && shown[owner] && (!state.open[owner] || PART[P.part[owner]] === "module" || x === y)) selfLoops.add(owner);
-    else if (owner >= 0 ? shown[owner] : shown[x] && shown[y]) if (x !== y && shown[x]) at(P.parent[x]).loops.push([x, y]);
+  for (const [x, y, around] of loops) {
+    if (!shown[around]) continue;
+    if (!state.open[around] || PART[P.part[around]] === "module") selfLoops.add(around);
+    else if (x === y) selfLoops.add(x);
+    else at(around).loops.push([x, y]);
   }
   const boxes = new Map();
   function lay(i) {

@@ -1,6 +1,6 @@
 /* Drawing the scene. */
 
-import { BAR_H, D, HEAD_H, P, SIDE, failedUnit, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
+import { BAR_H, D, HEAD_H, P, SIDE, failedUnit, isOpenable, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
 import { clip, many, widthOf } from "./numbers.js";
 import { describe, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
 import { colourAt, css, inkOn, overlayRange, overlayValue } from "./overlays.js";
@@ -38,7 +38,7 @@ function common(g, node) {
   g.setAttribute("role", "button");
   g.setAttribute("tabindex", i === focusable() ? "0" : "-1");
   g.setAttribute("aria-label", describe(i));
-  if (!isUnit(i)) g.setAttribute("aria-expanded", String(Boolean(state.open[i])));
+  if (isOpenable(i)) g.setAttribute("aria-expanded", String(Boolean(state.open[i])));
   elements.set(i, g);
 }
 export function focusable() {
@@ -63,7 +63,7 @@ function drawNode(node, layer, range, before) {
   let noteText = note;
   const title = clip(titleOf(id), w - lead - 9 - Math.min(note ? widthOf(note) + 10 : 0, note.startsWith("@") ? w * 0.42 : w * 0.6), true);
   if (note) noteText = clip(note, w - lead - 18 - widthOf(title, true));
-  if (!isUnit(id)) label(g, "▸", 9, 15, "title");
+  if (!isUnit(id)) label(g, isOpenable(id) ? "▸" : "▪", 9, 15, "title");
   label(g, title, lead, 15, "title");
   if (noteText) label(g, noteText, w - 9, 15, "note", "end");
   const shape = shapeOf(id), type = id === failedUnit ? failedText() : typeOf(id);

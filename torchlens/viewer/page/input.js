@@ -1,6 +1,6 @@
 /* Mouse, touch and keyboard. */
 
-import { $, isUnit, stage, state, svg, timings } from "./outline.js";
+import { $, isOpenable, stage, state, svg, timings } from "./outline.js";
 import { describe } from "./names.js";
 import { html } from "./elements.js";
 import { elements, focusable } from "./draw.js";
@@ -51,7 +51,7 @@ export function listen() {
     const t = performance.now();
     state.selected = now.id;
     state.second = -1;
-    if (isUnit(now.id)) select(now.id, { isShown: false, isFocused: true });
+    if (!isOpenable(now.id)) select(now.id, { isShown: false, isFocused: true });
     else { toggle(now.id, local(event)); drawCrumbs(); const el = elements.get(now.id); if (el) el.focus({ preventScroll: true }); $("live").textContent = describe(now.id); }
     timings.click = performance.now() - t;
   });

@@ -1,10 +1,14 @@
 /* What lights up when something is selected. */
 
-import { E, NUM, P, children, end, isUnit, scene, state, unitOf, within } from "./outline.js";
+import { D, E, LEFT, N, NUM, P, children, end, isOpenable, isUnit, scene, state, unitOf, within } from "./outline.js";
 import { elements, world } from "./draw.js";
 
+// Along entries; in a long log, of which many are not here, along the edges between parts.
+const NUM_ENDS = LEFT ? N : NUM, partOfEnd = LEFT ? (i => i) : (e => unitOf[e]);
+const upwards = LEFT ? Array.from({ length: N }, () => []) : E.parents, downwards = LEFT ? Array.from({ length: N }, () => []) : children;
+if (LEFT) D.links.from.forEach((a, k) => { upwards[D.links.to[k]].push(a); downwards[a].push(D.links.to[k]); });
 function reach(from, next) {
-  const seen = new Uint8Array(NUM), pending = from.slice();
+  const seen = new Uint8Array(NUM_ENDS), pending = from.slice();
   for (const e of pending) seen[e] = 1;
   while (pending.length) for (const f of next[pending.pop()]) if (!seen[f]) { seen[f] = 1; pending.push(f); }
   return seen;
@@ -14,9 +18,15 @@ export function entriesIn(i) {
   for (let u = i; u < end[i]; u++) if (isUnit(u)) { for (const own of P.entries[u]) found.push(...own); found.push(...P.buffers[u]); }
   return found;
 }
+function endsIn(i) {
+  if (!LEFT) return entriesIn(i);
+  const found = [];
+  for (let u = i; u < end[i]; u++) if (!isOpenable(u)) found.push(u);
+  return found;
+}
 function repsOf(seen) {
   const reps = new Set();
-  for (let e = 0; e < NUM; e++) if (seen[e]) reps.add(scene.rep[unitOf[e]]);
+  for (let e = 0; e < NUM_ENDS; e++) if (seen[e]) reps.add(scene.rep[partOfEnd(e)]);
   return reps;
 }
 export function light() {
@@ -25,13 +35,13 @@ export function light() {
   for (const [i, el] of elements) { el.classList.toggle("sel", i === state.selected); el.classList.toggle("second", i === state.second); el.classList.remove("off"); }
   const tint = (edge, cls) => { for (const el of [edge.el, edge.arrow]) if (el) { el.classList.remove("off", "anc", "desc", "way"); if (cls) el.classList.add(cls); } };
   if (!chosen) { for (const edge of scene.edges) tint(edge, ""); return; }
-  const own = entriesIn(state.selected);
-  const above = reach(own, E.parents), below = reach(own, children);
+  const own = endsIn(state.selected);
+  const above = reach(own, upwards), below = reach(own, downwards);
   if (state.second > 0) {
-    const other = entriesIn(state.second);
-    const up = reach(other, E.parents), down = reach(other, children);
-    const way = new Uint8Array(NUM);
-    for (let e = 0; e < NUM; e++) way[e] = (below[e] && up[e]) || (above[e] && down[e]) ? 1 : 0;
+    const other = endsIn(state.second);
+    const up = reach(other, upwards), down = reach(other, downwards);
+    const way = new Uint8Array(NUM_ENDS);
+    for (let e = 0; e < NUM_ENDS; e++) way[e] = (below[e] && up[e]) || (above[e] && down[e]) ? 1 : 0;
     const on = repsOf(way);
     for (const [i, el] of elements) el.classList.toggle("off", !on.has(i) && i !== state.selected && i !== state.second);
     for (const edge of scene.edges) tint(edge, edge.ends.some(({ s, t }) => on.has(s) && on.has(t)) ? "way" : "off");
@@ -40,7 +50,7 @@ export function light() {
   }
   const anc = repsOf(above), desc = repsOf(below);
   for (const [i, el] of elements) el.classList.toggle("off", !anc.has(i) && !desc.has(i) && i !== state.selected);
-  const self = new Set(repsOf(Object.assign(new Uint8Array(NUM), Object.fromEntries(own.map(e => [e, 1])))));
+  const self = new Set(repsOf(Object.assign(new Uint8Array(NUM_ENDS), Object.fromEntries(own.map(e => [e, 1])))));
   for (const edge of scene.edges) {
     let cls = "off";
     for (const { s, t } of edge.ends) {

@@ -1,31 +1,36 @@
 /* Edges between operations; what is hidden is bridged. */
 
-import { E, N, NUM, P, SIDE, end, isUnit, kids, siblings, state, unitOf, within } from "./outline.js";
+import { D, N, P, SIDE, end, isOpenable, kids, state, within } from "./outline.js";
 
-export let links = null;  // {pairs: [[a, b]], loops: [[a, b, owner]], outOf: last operation read outside of each part, hidden}
+export let links = null;  // {pairs: [[a, b]], loops: [[child a, child b, of what they go round]], outOf: last operation read outside of each part, hidden}
 
 export function connect() {
   const hidden = new Uint8Array(N);
   for (let i = N - 1; i >= 0; i--) {
-    if (isUnit(i)) hidden[i] = P.side[i] && state.sides[SIDE[P.side[i]]] === "hide" ? 1 : 0;
-    else hidden[i] = kids[i].length && kids[i].every(k => hidden[k]) ? 1 : 0;
+    if (isOpenable(i)) hidden[i] = kids[i].every(k => hidden[k]) ? 1 : 0;
+    else hidden[i] = P.side[i] && state.sides[SIDE[P.side[i]]] === "hide" ? 1 : 0;
   }
-  const real = new Array(NUM), seen = new Set(), pairs = [], loops = [];
-  const order = Array.from({ length: NUM }, (_, e) => e);
-  for (const e of order) {
-    const found = new Set();
-    for (const p of E.parents[e]) if (hidden[unitOf[p]]) (real[p] || []).forEach(q => found.add(q)); else found.add(p);
-    real[e] = found;
-    if (hidden[unitOf[e]]) continue;
-    const b = unitOf[e];
-    for (const p of found) {
-      const a = unitOf[p], key = a * N + b;
-      if (seen.has(key)) continue;
+  const into = new Map(), seen = new Set(), pairs = [], loops = [];
+  D.links.to.forEach((b, k) => { const list = into.get(b); if (list) list.push(k); else into.set(b, [k]); });
+  const below = (i, box) => { while (i !== box && P.parent[i] !== box) i = P.parent[i]; return i; };
+  // Each edge into a part; what comes from a hidden one comes from what that reads, and goes round what either does.
+  const sources = (b, visited) => {
+    const found = [];
+    for (const k of into.get(b) || []) {
+      const a = D.links.from[k], around = D.links.around[k];
+      if (!hidden[a]) found.push([a, around]);
+      else if (!visited.has(a)) for (const [x, other] of sources(a, new Set([...visited, a]))) found.push([x, around >= 0 ? around : other]);
+    }
+    return found;
+  };
+  for (const b of into.keys()) {
+    if (hidden[b]) continue;
+    for (const [a, around] of sources(b, new Set([b]))) {
+      const key = a + "/" + b + "/" + around;
+      if (seen.has(key) || a === b && around < 0) continue;
       seen.add(key);
-      if (a === b) { if (P.passes[a] > 1 && !P.buffers[a].includes(p)) loops.push([a, b, a]); continue; }
-      const [x, y] = siblings(a, b), box = P.parent[x];
-      if (x < y) pairs.push([a, b]);
-      else loops.push([x, y, P.passes[box] > 1 ? box : -1]);
+      if (around < 0) pairs.push([a, b]);
+      else loops.push([below(a, around), below(b, around), around]);
     }
   }
   const outOf = new Int32Array(N).fill(-1);
@@ -33,8 +38,8 @@ export function connect() {
     for (let i = a; i > 0 && !within(b, i); i = P.parent[i]) outOf[i] = Math.max(outOf[i], a);
   }
   for (let i = N - 1; i > 0; i--) {
-    if (isUnit(i)) outOf[i] = i;
-    else if (outOf[i] < 0) { let u = end[i] - 1; while (u > i && !isUnit(u)) u--; outOf[i] = u; }
+    if (!isOpenable(i)) outOf[i] = i;
+    else if (outOf[i] < 0) { let u = end[i] - 1; while (u > i && isOpenable(u)) u--; outOf[i] = u; }
   }
   links = { pairs, loops, outOf, hidden };
 }

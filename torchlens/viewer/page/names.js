@@ -1,6 +1,6 @@
 /* What the parts are called, and what is said about them. */
 
-import { D, E, P, Q, S, end, failedUnit, isUnit, state } from "./outline.js";
+import { D, E, P, Q, S, end, failedUnit, isOpenable, isUnit, leftIn, state } from "./outline.js";
 import { links } from "./links.js";
 import { many, short } from "./numbers.js";
 import { overlayText, overlayValue } from "./overlays.js";
@@ -11,7 +11,7 @@ export function entriesNow(unit) {
 }
 export function shapeOf(i) {
   if (i === failedUnit) return "";
-  const unit = isUnit(i) ? i : links.outOf[i];
+  const unit = isOpenable(i) ? links.outOf[i] : i;
   const own = unit > 0 ? entriesNow(unit) : [];
   if (!own.length) return "";
   return S[E.shape[own[0]]] + (own.length > 1 ? "  + " + (own.length - 1) : "");
@@ -62,6 +62,6 @@ export function describe(i) {
 const counts = new Map();
 export function countUnits(i) {
   let c = counts.get(i);
-  if (c === undefined) { c = 0; for (let u = i; u < end[i]; u++) if (isUnit(u)) c += P.entries[u].length; counts.set(i, c); }
+  if (c === undefined) { c = 0; for (let u = i; u < end[i]; u++) if (isUnit(u)) c += P.entries[u].length; counts.set(i, c += leftIn(i, "passes")); }
   return c;
 }

@@ -20,9 +20,17 @@ for (let i = 0; i < N; i++) {
 export const children = Array.from({ length: NUM }, () => []);
 E.parents.forEach((list, e) => list.forEach(p => children[p].push(e)));
 export const isUnit = i => PART[P.part[i]] === "operation";
+export const isOpenable = i => kids[i].length > 0;
 export const kindOf = i => KIND[P.kind[i]];
 export const within = (i, box) => i >= box && i < end[box];
 export const VALUELESS = -2; // in place of a row of statistics
+// What the page does not carry of a long log, by part: how many passes, bytes, ...
+export const LEFT = D.leftOut, leftOut = new Map(LEFT ? LEFT.part.map((part, k) => [part, k]) : []);
+export function leftIn(i, column) {
+  let sum = 0;
+  if (LEFT) for (let u = i; u < end[i]; u++) if (leftOut.has(u)) sum += LEFT[column][leftOut.get(u)];
+  return sum;
+}
 export const failedUnit = D.failure ? unitOf[NUM - 1] : -1;
 
 export const state = {

@@ -1,14 +1,14 @@
 /* Values to colour the model by. */
 
-import { D, E, P, end, scene, state } from "./outline.js";
+import { D, E, LEFT, P, end, leftIn, scene, state } from "./outline.js";
 import { bytesText, numberText, short, timeText } from "./numbers.js";
 
 export const SCALE = [[0, 32, 77], [49, 68, 107], [102, 105, 112], [149, 143, 120], [202, 185, 105], [255, 234, 70]];
 export const overlays = new Map();
-overlays.set("time", { values: E.micros, isSum: true, text: timeText });
-overlays.set("memory", { values: E.bytes, isSum: true, text: bytesText });
-if (E.flops.some(v => v > 0)) overlays.set("FLOPs", { values: E.flops.map(v => v || null), isSum: true, text: v => short(v) });
-if (E.backward.some(v => v !== null)) overlays.set("backward time", { values: E.backward, isSum: true, text: timeText });
+overlays.set("time", { values: E.micros, left: "micros", isSum: true, text: timeText });
+overlays.set("memory", { values: E.bytes, left: "bytes", isSum: true, text: bytesText });
+if (E.flops.some(v => v > 0)) overlays.set("FLOPs", { values: E.flops.map(v => v || null), left: "flops", isSum: true, text: v => short(v) });
+if (E.backward.some(v => v !== null)) overlays.set("backward time", { values: E.backward, left: "backward", isSum: true, text: timeText });
 if (E.gradnorm.some(v => v !== null)) overlays.set("gradient norm", { values: E.gradnorm, isSum: false, text: numberText });
 const UNITS = { seconds: v => timeText(v * 1e6), bytes: v => v < 0 ? "-" + bytesText(-v) : bytesText(v), FLOPs: v => short(v) };
 for (const own of D.overlays) {
@@ -20,6 +20,7 @@ export function overlayValue(i) {
   if (o.parts) return o.parts.has(i) ? o.parts.get(i) : null;
   let sum = 0, count = 0;
   for (let u = i; u < end[i]; u++) for (const own of P.entries[u]) for (const e of own) if (o.values[e] !== null) { sum += o.values[e]; count++; }
+  if (LEFT && o.left) { sum += leftIn(i, o.left); count += leftIn(i, "passes"); }
   return count ? (o.isSum ? sum : sum / count) : null;
 }
 export const overlayText = v => overlays.get(state.overlay).text(v);

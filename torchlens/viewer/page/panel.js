@@ -1,6 +1,6 @@
 /* The panel: details of what is selected. */
 
-import { $, D, E, NUM, P, PART, Q, S, T, VALUELESS, children, end, failedUnit, isUnit, panel, passOfEntry, state, unitOf, within } from "./outline.js";
+import { $, D, E, LEFT, NUM, P, PART, Q, S, T, VALUELESS, children, end, failedUnit, isOpenable, isUnit, leftIn, leftOut, panel, passOfEntry, state, unitOf, within } from "./outline.js";
 import { links } from "./links.js";
 import { bytesText, many, numberText, short, timeText } from "./numbers.js";
 import { countUnits, entriesNow, paramCount, paramsIn, shapeOf, typeOf } from "./names.js";
@@ -15,11 +15,12 @@ function linkTo(e) {
   const i = unitOf[e], text = e === NUM - 1 && D.failure ? S[P.title[i]] : S[E.label[e]];
   return html("button", { type: "button", title: S[P.path[i]] + "  " + S[E.shape[e]], onclick: () => { if (P.entries[i].length > 1 && !P.buffers[i].includes(e)) state.pass.set(i, passOfEntry[e]); select(i, { isCentred: false }); } }, text);
 }
-function linkList(heading, list) {
+function linkList(heading, list, absent) {
   const out = document.createDocumentFragment();
-  if (!list.length) return out;
+  if (!list.length && !absent) return out;
   const row = html("div", { class: "links" }, ...list.slice(0, 40).map(linkTo));
   if (list.length > 40) row.append("and " + many(list.length - 40) + " more");
+  if (absent) row.append(html("span", { class: "sub" }, (list.length ? "and " : "") + many(absent) + " that this page does not carry"));
   out.append(html("h3", {}, heading), row);
   return out;
 }
@@ -36,16 +37,28 @@ function placeBlock(place) {
   if (S[text]) out.append(html("code", {}, S[text]));
   return out;
 }
+/* Of how many passes the page carries something, and the number of one of them: the first and the last ones are there. */
+function carriedPasses(i) {
+  if (isUnit(i)) return P.entries[i].length;
+  if (!LEFT) return P.passes[i];
+  let most = 0;
+  for (let u = i; u < end[i]; u++) if (isUnit(u)) most = Math.max(most, P.entries[u].length);
+  return Math.min(most, P.passes[i]);
+}
+function passNumber(i, at) {
+  const carried = carriedPasses(i);
+  return at < Math.ceil(carried / 2) ? at + 1 : at + 1 + P.passes[i] - carried;
+}
 function passBlock(i) {
-  const most = isUnit(i) ? P.entries[i].length : P.passes[i];
+  const most = carriedPasses(i);
   if (most < 2 || !isUnit(i) && !["loop", "module"].includes(PART[P.part[i]])) return null;
   const now = Math.min(state.pass.get(i) || 0, most - 1);
-  const shown = html("span", {}, (now + 1) + " / " + many(most));
+  const shown = html("span", {}, many(passNumber(i, now)) + " / " + many(P.passes[i]));
   const change = to => {
     const at = Math.max(0, Math.min(most - 1, to));
     state.pass.set(i, at);
     for (let u = i + 1; u < end[i]; u++) {
-      const own = isUnit(u) ? P.entries[u].length : P.passes[u];
+      const own = carriedPasses(u);
       if (own > 1) state.pass.set(u, own === most ? at : Math.floor(at * own / most));
     }
     draw();
@@ -63,7 +76,7 @@ export function showPanel() {
   if (i <= 0) { showModel(); return; }
   const kind = PART[P.part[i]];
   panel.append(html("h2", {}, S[P.title[i]]));
-  const sub = kind === "operation" ? typeOf(i) : kind === "module" ? S[P.type[i]] : ({ loop: "loop", repeat: "identical parts, folded", step: "one of identical parts", span: "span" })[kind] + " · " + S[P.type[i]];
+  const sub = kind === "operation" ? typeOf(i) : kind === "module" ? S[P.type[i]] : ({ loop: "loop", repeat: "identical parts, folded", step: "one of identical parts", span: "operations in a row", range: "parts in a row" })[kind] + " · " + S[P.type[i]];
   panel.append(html("div", { class: "sub" }, sub + (S[P.path[i]] && S[P.path[i]] !== S[P.title[i]] ? " in " + S[P.path[i]] : "")));
   if (i === failedUnit) {
     panel.append(html("h3", {}, "Failed"), html("div", { class: "error" }, D.failure.message));
@@ -71,8 +84,15 @@ export function showPanel() {
   }
   const passes = passBlock(i);
   if (passes) panel.append(passes);
+  if (leftOut.has(i)) {
+    const gone = many(LEFT.passes[leftOut.get(i)]);
+    panel.append(html("div", { class: "sub", id: "left-out" }, isUnit(i)
+      ? "The page carries the first and the last passes of it; the other " + gone + " are in the history."
+      : "This page does not carry what is inside: " + gone + " operations. They are in the history."));
+  }
   const all = entriesIn(i), buffers = isUnit(i) ? P.buffers[i] : [];
-  const params = paramsIn(i), time = all.reduce((sum, e) => sum + E.micros[e], 0), flops = all.reduce((sum, e) => sum + E.flops[e], 0);
+  const params = paramsIn(i), time = all.reduce((sum, e) => sum + E.micros[e], leftIn(i, "micros")), flops = all.reduce((sum, e) => sum + E.flops[e], leftIn(i, "flops"));
+  const absent = (own, side) => LEFT ? own.reduce((sum, e) => sum + (LEFT[side][e] || 0), 0) : 0;
   if (isUnit(i)) {
     const own = entriesNow(i), e = own[0];
     const isFailed = i === failedUnit;
@@ -80,7 +100,7 @@ export function showPanel() {
       ["Label", isFailed ? "" : own.map(k => S[E.label[k]]).join(", ")], ["Operation", isFailed ? D.failure.operation : typeOf(i) !== S[P.type[i]] || S[P.path[i]] === S[P.title[i]] ? S[E.label[e]].split("_")[0] : ""],
       ["Shape", isFailed ? "" : own.map(k => S[E.shape[k]]).join("; ")], ["Input shapes", E.parents[e].filter(p => !buffers.includes(p)).map(p => S[E.shape[p]]).join("; ")],
       ["Type", isFailed ? "" : S[E.dtype[e]]], ["Size", isFailed ? "" : bytesText(own.reduce((sum, k) => sum + E.bytes[k], 0))],
-      ["Time", isFailed ? "" : timeText(own.reduce((sum, k) => sum + E.micros[k], 0))], ["All passes", P.entries[i].length > 1 ? timeText(time) : ""],
+      ["Time", isFailed ? "" : timeText(own.reduce((sum, k) => sum + E.micros[k], 0))], ["All passes", P.passes[i] > 1 ? timeText(time) : ""],
       ["FLOPs", E.flops[e] ? short(E.flops[e]) : ""], ["Arguments", S[E.args[e]]],
       ["Values", !isFailed && own.some(k => E.stat[k] === VALUELESS) ? "none: the tensor is " + D.valueless : ""],
       [state.overlay, state.overlay && overlays.get(state.overlay).isOwn && overlayValue(i) !== null ? overlayText(overlayValue(i)) : ""],
@@ -88,8 +108,8 @@ export function showPanel() {
     ]));
     own.forEach(k => { if (E.stat[k] >= 0) panel.append(statBlock(E.stat[k], own.length > 1 ? "Values of " + S[E.label[k]] : "Values")); });
     own.forEach(k => { if (E.grad[k] >= 0) panel.append(statBlock(E.grad[k], "Gradient")); });
-    panel.append(linkList("Parents", [...new Set(own.flatMap(k => E.parents[k]))].filter(p => !buffers.includes(p))));
-    panel.append(linkList("Children", [...new Set(own.flatMap(k => children[k]))]));
+    panel.append(linkList("Parents", [...new Set(own.flatMap(k => E.parents[k]))].filter(p => !buffers.includes(p)), absent(own, "parents")));
+    panel.append(linkList("Children", [...new Set(own.flatMap(k => children[k]))], absent(own, "children")));
   } else {
     const units = new Set(), ins = new Set(), outs = new Set();
     for (const e of all) units.add(unitOf[e]);
@@ -97,11 +117,11 @@ export function showPanel() {
     panel.append(facts([
       ["Operations", many(countUnits(i))], ["Output shape", shapeOf(i)], ["Input shapes", [...new Set([...ins].map(e => S[E.shape[e]]))].slice(0, 4).join("; ")],
       ["Parameters", params.length ? many(paramCount(i)) : ""], ["Their size", params.length ? bytesText(params.reduce((sum, p) => sum + Q.bytes[p], 0)) : ""],
-      ["Tensors", bytesText(all.reduce((sum, e) => sum + E.bytes[e], 0))], ["Time", timeText(time)], ["FLOPs", flops ? short(flops) : ""],
-      ["Backward", all.some(e => E.backward[e] !== null) ? timeText(all.reduce((sum, e) => sum + (E.backward[e] || 0), 0)) : ""],
+      ["Tensors", bytesText(all.reduce((sum, e) => sum + E.bytes[e], leftIn(i, "bytes")))], ["Time", timeText(time)], ["FLOPs", flops ? short(flops) : ""],
+      ["Backward", all.some(e => E.backward[e] !== null) ? timeText(all.reduce((sum, e) => sum + (E.backward[e] || 0), leftIn(i, "backward"))) : ""],
       [state.overlay, state.overlay && overlays.get(state.overlay).isOwn && overlayValue(i) !== null ? overlayText(overlayValue(i)) : ""],
     ]));
-    panel.append(html("div", { class: "passes" }, html("button", { type: "button", onclick: () => toggle(i) }, state.open[i] ? "Collapse" : "Expand")));
+    if (isOpenable(i)) panel.append(html("div", { class: "passes" }, html("button", { type: "button", onclick: () => toggle(i) }, state.open[i] ? "Collapse" : "Expand")));
     const out = links.outOf[i], shown = out > 0 ? entriesNow(out) : [];
     if (shown.length && E.stat[shown[0]] >= 0) panel.append(statBlock(E.stat[shown[0]], "Values of its output, " + S[E.label[shown[0]]]));
     panel.append(linkList("Parents", [...ins]), linkList("Children", [...outs]));
@@ -127,10 +147,11 @@ export function showPanel() {
 function showModel() {
   panel.append(html("h2", {}, D.title), html("div", { class: "sub" }, D.failure ? "The forward pass failed." : "One forward pass."));
   if (D.valueless) panel.append(html("div", { class: "sub", id: "valueless" }, "Tensors without values are " + D.valueless + ": shapes, sizes and FLOPs are there, statistics are not, and times are those of working out shapes."));
+  if (LEFT) panel.append(html("div", { class: "sub", id: "carried" }, "A long log: this page carries " + many(LEFT.carried) + " of its " + many(D.tensors) + " tensors, the first and the last passes of what repeats. Counts, sizes and times are those of all; the history has the rest, such as history[\"" + S[E.label[NUM - 1]] + "\"]. Search finds what is here."));
   if (D.note) panel.append(html("div", { class: "sub", id: "note" }, D.note));
   panel.append(facts([
     ["Tensors", many(D.tensors)], ["Their size", bytesText(D.bytes)], ["Parameters", many(D.params)], ["Their size", bytesText(D.paramBytes)],
-    ["Forward pass", timeText(D.seconds * 1e6)], ["FLOPs", E.flops.some(Boolean) ? short(E.flops.reduce((a, b) => a + b, 0)) : ""],
+    ["Forward pass", timeText(D.seconds * 1e6)], ["FLOPs", E.flops.some(Boolean) ? short(E.flops.reduce((a, b) => a + b, leftIn(0, "flops"))) : ""],
   ]));
   panel.append(html("h3", {}, "How to"), html("div", { class: "sub" }, "Click a box to open it, again to close it. Shift-click a second one to see the paths between the two. Press ? for the keys."));
 }

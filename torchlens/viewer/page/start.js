@@ -1,6 +1,6 @@
 /* Opening the page. */
 
-import { $, D, N, P, PART, S, depth, failedUnit, isUnit, kids, scene, stage, started, state, timings } from "./outline.js";
+import { $, D, N, P, PART, S, depth, failedUnit, isOpenable, kids, scene, stage, started, state, timings } from "./outline.js";
 import { connect, links } from "./links.js";
 import { countUnits } from "./names.js";
 import { overlays } from "./overlays.js";
@@ -24,7 +24,7 @@ function openReadable() {
   const visible = () => { let n = 0; (function count(i) { for (const k of kids[i]) if (!links.hidden[k]) { if (state.open[k]) count(k); else n++; } })(0); return n; };
   for (let now = visible(); now < 10; now = visible()) {
     const candidates = [];
-    (function look(i) { for (const k of kids[i]) if (!isUnit(k)) { if (state.open[k]) look(k); else candidates.push(k); } })(0);
+    (function look(i) { for (const k of kids[i]) if (isOpenable(k)) { if (state.open[k]) look(k); else candidates.push(k); } })(0);
     // A small loop stays one node. Large things first, modules before what is folded.
     const worth = k => countUnits(k) * (PART[P.part[k]] === "module" ? 4 : 1) / (1 + depth[k]);
     const isSmallLoop = k => (PART[P.part[k]] === "loop" || P.passes[k] > 1 && PART[P.part[k]] === "module") && countUnits(k) < 500;
@@ -61,7 +61,7 @@ start();
 
 window.torchlens = {
   timings, state, scene, D, toggle, select, search, walk, fit, shown: () => [...scene.nodes.values()].filter(n => !n.isBox).length,
-  title: i => S[P.title[i]],
+  title: i => S[P.title[i]], count: countUnits,
   find: text => { for (let i = 1; i < N; i++) if (S[P.title[i]] === text) return i; return -1; },
   screen: i => { const n = scene.nodes.get(i), v = state.view, r = stage.getBoundingClientRect(); return n ? { x: r.left + v.x + n.x * v.k, y: r.top + v.y + n.y * v.k, w: n.w * v.k, h: n.h * v.k } : null; },
 };

@@ -1,0 +1,232 @@
+"""Loops in the outline are those of the program, whatever stands before, after and inside them."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import torchlens as tl
+from torchlens.viewer.folding import fold
+from torchlens.viewer.outline import Outline, Part, outline
+
+# A program is a list of statements: the number of a layer, or (times, program).
+
+
+class Program(nn.Module):
+    def __init__(self, statements, num_layers: int):
+        super().__init__()
+        self.statements = statements
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(num_layers))
+
+    def forward(self, x):
+        return self._run(self.statements, x)
+
+    def _run(self, statements, x):
+        for statement in statements:
+            if isinstance(statement, int):
+                x = self.layers[statement](x)
+                if statement % 3:
+                    x = x + statement if statement % 3 == 1 else x * statement
+            else:
+                for _ in range(statement[0]):
+                    x = self._run(statement[1], x)
+        return x
+
+
+def _outlined(history) -> Outline:
+    found = outline(history._log)
+    fold(history._log, found)
+    return found
+
+
+def _all(part: Part) -> list[Part]:
+    return [part, *(below for child in part.children for below in _all(child))]
+
+
+def _chain(part: Part) -> list[Part]:
+    return [part] if part.above is None else [*_chain(part.above), part]
+
+
+def _number(tree: Part) -> dict[int, int]:
+    return {id(part): number for number, part in enumerate(_all(tree))}
+
+
+def check(history, found: Outline) -> None:
+    """What must hold of every outline."""
+    log = history._log
+    unit_of: dict[int, Part] = {}
+    for part in _all(found.root):
+        for own in (*part.passes, part.buffers):
+            for entry in own:
+                assert entry not in unit_of
+                unit_of[entry] = part
+    assert sorted(unit_of) == list(range(len(history)))
+    linked = {(id(link.source), id(link.target)) for link in found.links}
+    for entry, parents in enumerate(log.graph.parents):
+        for parent in parents:
+            source, target = unit_of[parent], unit_of[entry]
+            assert (id(source), id(target)) in linked or (source is target and entry in source.buffers + target.buffers)
+    number = _number(found.root)
+    for source, target, around in found.links:
+        a, b = _chain(source), _chain(target)
+        if around is not None:
+            assert around.num_passes > 1
+            assert around in a
+            assert around in b
+        else:
+            assert source is not target
+            assert number[id(source)] < number[id(target)]
+
+
+def _said(statements) -> str:
+    """A program as its outline should say it: a loop of one thing is that thing, several times."""
+    words: list[str] = []
+    for statement in statements:
+        if isinstance(statement, int):
+            words.append(f"{statement}")
+            if statement % 3:
+                words.append("add" if statement % 3 == 1 else "mul")
+        else:
+            _times, inner = statement
+            body = _said(inner)
+            if " " not in body or (body.startswith("(") and _closes(body)):
+                words.append(body)
+            else:
+                words.append(f"({body})")
+    return " ".join(words)
+
+
+def _closes(body: str) -> bool:
+    depth = 0
+    for at, char in enumerate(body):
+        depth += {"(": 1, ")": -1}.get(char, 0)
+        if not depth:
+            return at == len(body) - 1
+    return False
+
+
+def _shown(part: Part, history) -> str:
+    words = []
+    for child in part.children:
+        if child.kind == "operation":
+            entry = child.passes[0][0]
+            if history[entry].is_input_layer or history[entry].is_output_layer:
+                continue
+            words.append(child.address.removeprefix("layers.") or history[entry].layer_type)
+        else:
+            words.append(f"({_shown(child, history)})" if child.kind == "loop" else _shown(child, history))
+    return " ".join(words)
+
+
+def _random_program(chance: random.Random, layers: list[int], depth: int = 0):
+    statements = []
+    for _ in range(chance.randint(1, 4)):
+        if depth < 3 and chance.random() < 0.45:
+            inner = _random_program(chance, layers, depth + 1)
+            statements.append((chance.randint(2, 4), inner))
+        else:
+            statements.append(layers.pop(0))
+    return statements
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nested_and_successive_loops_are_the_true_ones(seed):
+    chance = random.Random(seed)
+    for _ in range(5):
+        statements = _random_program(chance, list(range(400)))
+        history = tl.get_model_metadata(Program(statements, 400), torch.ones(1, 3))
+        found = _outlined(history)
+        check(history, found)
+        if len(history) < 100:  # else folded further
+            assert _shown(found.root, history) == _said(statements), statements
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_overlapping_loops_have_every_entry_and_every_edge_once(seed):
+    chance = random.Random(1000 + seed)
+    for _ in range(5):
+        statements = _random_program(chance, [chance.randrange(5) for _ in range(400)])
+        history = tl.get_model_metadata(Program(statements, 5), torch.ones(1, 3))
+        check(history, _outlined(history))
+
+
+def test_two_loops_of_equal_length_after_each_other_are_two():
+    statements = [(3, [1, 2]), (3, [4, 5])]
+    history = tl.get_model_metadata(Program(statements, 6), torch.ones(1, 3))
+    loops = [part for part in _outlined(history).root.children if part.kind == "loop"]
+    assert [loop.num_passes for loop in loops] == [3, 3]
+    assert [[part.address for part in loop.children if part.address] for loop in loops] == [
+        ["layers.1", "layers.2"],
+        ["layers.4", "layers.5"],
+    ]
+
+
+def test_loops_that_share_a_layer_are_two():
+    statements = [(3, [1, 2]), (2, [2, 4])]
+    history = tl.get_model_metadata(Program(statements, 6), torch.ones(1, 3))
+    found = _outlined(history)
+    check(history, found)
+    loops = [part for part in found.root.children if part.kind == "loop"]
+    assert [loop.num_passes for loop in loops] == [3, 2]
+
+
+def test_a_layer_used_at_two_places_is_no_loop():
+    history = tl.get_model_metadata(Program([1, 2, 4, 5, 1, 2], 6), torch.ones(1, 3))
+    found = _outlined(history)
+    check(history, found)
+    assert "loop" not in {part.kind for part in _all(found.root)}
+    assert all(link.around is None for link in found.links)
+
+
+class Steps(nn.Module):
+    """A cell over fifty steps; `read` and `write` say how."""
+
+    def __init__(self, read, write):
+        super().__init__()
+        self.cell, self.read, self.write = nn.LSTMCell(4, 4), read, write
+
+    def forward(self, x):
+        h = c = torch.zeros(2, 4)
+        results = []
+        for step in self.read(x):
+            h, c = self.cell(step, (h, c))
+            results.append(h)
+        return self.write(results)
+
+
+READS = {
+    "getitem": lambda x: (x[:, t] for t in range(50)),
+    "select": lambda x: (x.select(1, t) for t in range(50)),
+    "unbind": lambda x: x.unbind(1),
+    "split": lambda x: [part[:, 0] for part in x.split(1, dim=1)],
+    "chunk": lambda x: (part.squeeze(1) for part in x.chunk(50, dim=1)),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("write", [torch.stack, torch.cat])
+def test_a_cell_over_fifty_steps_is_one_cell_one_slice_one_loop_edge(read, write):
+    history = tl.get_model_metadata(Steps(READS[read], write), torch.rand(2, 50, 4))
+    found = _outlined(history)
+    check(history, found)
+    (cell,) = [part for part in _all(found.root) if part.address == "cell"]
+    assert cell.num_passes == 50
+    assert len(_all(found.root)) <= 9
+    assert [link.around for link in found.links if link.around is not None] == [cell]
+
+
+def test_branches_that_read_nothing_of_each_other_are_no_loop():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return torch.stack([self.b(torch.relu(self.a(x * number))) for number in (1, 2, 3)])
+
+    history = tl.get_model_metadata(Shared(), torch.ones(1, 3))
+    found = _outlined(history)
+    check(history, found)
+    assert "loop" not in {part.kind for part in _all(found.root)}
+    assert all(link.around is None for link in found.links)

@@ -1,0 +1,213 @@
+"""Folds an outline: identical parts in a row become one, and what no screen holds is put together.
+
+Only what is identical folds: the same operations with the same arguments, shapes and connections. Two branches of different
+dilation do not.
+"""
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchlens.history.log import Log
+from torchlens.viewer.outline import Outline, Part
+
+__all__ = ["fold"]
+
+_MOST_CHILDREN = 120
+_GROUPS_PER_BOX = 24
+_LONGEST_PERIOD = 8
+_FEWEST_REPEATED_MODULES = 3
+_FEWEST_REPEATED_OPERATIONS = 8
+
+
+def fold(log: Log, outline: Outline) -> None:
+    """Folds all boxes of an outline, in place."""
+    _Folder(log, outline).fold(outline.root)
+
+
+class _Folder:
+    def __init__(self, log: Log, outline: Outline) -> None:
+        self.log = log
+        self.boundary = {*log.graph.inputs, *log.graph.outputs}
+        self.edges_in = _edges_in(outline)
+        self.shapes: dict[Hashable, int] = {}
+
+    def fold(self, box: Part) -> None:
+        for part in box.children:
+            if part.kind == "operation":
+                part.shape = self._shape_of(part)
+            else:
+                self.fold(part)
+        children = box.children
+        if box.above is not None:
+            position = {id(part): index for index, part in enumerate(children)}
+            edges = tuple(sorted((position[id(a)], position[id(b)]) for a, b in self.edges_in.get(id(box), ())))
+            name = self.log.recording.module_classes.get(box.address, "") if box.kind == "module" else box.kind
+            box.shape = self._known((name, box.num_passes, tuple([part.shape for part in children]), edges))
+        self._fold_repeats(box)
+        self._put_together(box)
+
+    def _shape_of(self, part: Part) -> Hashable:
+        entry = part.passes[0][0]
+        if entry >= len(self.log.graph.recorded):
+            return self._known(("failed", entry))
+        row = self.log.row(entry)
+        params = tuple([tuple(self.log.recording.params[number].shape) for number in self.log.graph.params[entry]])
+        same = (row.operation.name, row.shape, row.dtype, params, part.num_passes, len(part.passes[0]), len(part.buffers))
+        return self._known((same, _hashable(row.args), _hashable(row.kwargs)))
+
+    def _known(self, what: Hashable) -> int:
+        """A number for it: equal things have equal numbers."""
+        return self.shapes.setdefault(what, len(self.shapes))
+
+    # -- repeats -----------------------------------------------------------------------------------------------------
+
+    def _fold_repeats(self, box: Part) -> None:
+        children = box.children
+        runs = _runs([self._pattern(part) for part in children])
+        if not runs:
+            return
+        repeats = _group(box, "repeat", [children[start : start + n * count] for start, n, count in runs])
+        for repeat, (start, period, count) in zip(repeats, runs, strict=True):
+            repeat.num_passes = count
+            if period > 1:
+                _group(repeat, "step", [children[at : at + period] for at in range(start, start + period * count, period)])
+            self._put_together(repeat)
+
+    def _pattern(self, part: Part) -> tuple[str, Hashable]:
+        """What repeats of a part have in common: the address but for numbers, and the shape."""
+        if part.kind == "operation" and self._is_boundary(part):
+            address = self.log.boundary_addresses.get(part.passes[0][0], [""])[0]
+            name = re.sub(r"\d+", "#", address)
+            return (name, (name, part.shape)) if "#" in name else ("", ("boundary", id(part)))
+        return re.sub(r"\d+", "#", part.address) if part.address else "", part.shape
+
+    def _is_boundary(self, part: Part) -> bool:
+        entry = part.passes[0][0]
+        return entry in self.boundary or entry >= len(self.log.graph.recorded)
+
+    # -- many children -----------------------------------------------------------------------------------------------
+
+    def _put_together(self, box: Part) -> None:
+        """So many children that no screen holds them: first operations in a row become spans, then all becomes ranges."""
+        if len(box.children) <= _MOST_CHILDREN:
+            return
+        rows = self._rows_of_operations(box)
+        num_operations = sum(map(len, rows))
+        groups: list[list[Part]] = []
+        for row in rows:
+            size = max(2, -(-num_operations // _GROUPS_PER_BOX))
+            size = -(-len(row) // max(1, round(len(row) / size)))
+            groups += [row[start : start + size] for start in range(0, len(row), size)]
+        for span in _group(box, "span", [group for group in groups if len(group) > 1]):
+            self._put_together(span)
+        inner = [part for part in box.children if not (part.kind == "operation" and self._is_boundary(part))]
+        if len(box.children) > _MOST_CHILDREN and len(inner) > _GROUPS_PER_BOX:
+            size = -(-len(inner) // _GROUPS_PER_BOX)
+            ranges = [inner[start : start + size] for start in range(0, len(inner), size)]
+            for part in _group(box, "range", [own for own in ranges if len(own) > 1]):
+                self._put_together(part)
+
+    def _rows_of_operations(self, box: Part) -> list[list[Part]]:
+        rows: list[list[Part]] = [[]]
+        for part in box.children:
+            if part.kind == "operation" and not part.address and not self._is_boundary(part):
+                rows[-1].append(part)
+            elif rows[-1]:
+                rows.append([])
+        return [row for row in rows if len(row) > 3]
+
+
+def _group(box: Part, kind: str, groups: Sequence[Sequence[Part]]) -> list[Part]:
+    """Puts some children of a box, in a row, into boxes of their own."""
+    made = []
+    group_of: dict[int, Part] = {}
+    for members in groups:
+        group = Part(kind, members[0].order, children=list(members), above=box)
+        for part in members:
+            part.above = group
+            group_of[id(part)] = group
+        made.append(group)
+    children: list[Part] = []
+    for part in box.children:
+        group_or_part = group_of.get(id(part), part)
+        if not children or children[-1] is not group_or_part:
+            children.append(group_or_part)
+    box.children = children
+    return made
+
+
+def _runs(patterns: Sequence[tuple[str, Hashable]]) -> list[tuple[int, int, int]]:
+    """Where steps of some children come several times in a row: start, children per step, times."""
+    total = len(patterns)
+    if total < _FEWEST_REPEATED_MODULES:
+        return []
+    known: dict[Hashable, int] = {}
+    ids = np.array([known.setdefault(pattern, len(known)) for pattern in patterns])
+    if len(known) == total:
+        return []
+    is_named = np.array([bool(name) for name, _ in patterns])
+    is_numbered = np.array([not name or "#" in name for name, _ in patterns])
+    best, best_period = np.zeros(total, int), np.zeros(total, int)
+    window_numbered, window_named = np.ones(total, bool), np.zeros(total, bool)
+    for period in range(1, min(_LONGEST_PERIOD, total // 2) + 1):
+        shift = period - 1
+        window_numbered[: total - shift] &= is_numbered[shift:]
+        window_named[: total - shift] |= is_named[shift:]
+        is_same = ids[:-period] == ids[period:]
+        breaks = np.flatnonzero(~is_same)
+        ends = np.append(breaks, total - period)[np.searchsorted(breaks, np.arange(total - period))]
+        counts = 1 + (ends - np.arange(total - period)) // period
+        fewest = np.where(window_named[: total - period], _FEWEST_REPEATED_MODULES, _FEWEST_REPEATED_OPERATIONS)
+        covered = np.where((counts >= fewest) & window_numbered[: total - period], counts * period, 0)
+        is_better = covered > best[: total - period]
+        best[: total - period][is_better] = covered[is_better]
+        best_period[: total - period][is_better] = period
+    found: list[tuple[int, int, int]] = []
+    end = 0
+    for start in np.flatnonzero(best).tolist():
+        if start >= end:
+            period, length = int(best_period[start]), int(best[start])
+            found.append((start, period, length // period))
+            end = start + length
+    return found
+
+
+def _edges_in(outline: Outline) -> dict[int, set[tuple[Part, Part]]]:
+    """The edges between the children of each box that is not the outermost."""
+    depth = {id(outline.root): 0}
+    pending = [outline.root]
+    while pending:
+        box = pending.pop()
+        for part in box.children:
+            depth[id(part)] = depth[id(box)] + 1
+            if part.children:
+                pending.append(part)
+    found: dict[int, set[tuple[Part, Part]]] = {}
+    for source, target, _ in outline.links:
+        a: Any = source
+        b: Any = target
+        while depth[id(a)] > depth[id(b)]:
+            a = a.above
+        while depth[id(b)] > depth[id(a)]:
+            b = b.above
+        while a is not b and a.above is not b.above:
+            a, b = a.above, b.above
+        if a is not b and a.above is not outline.root:
+            found.setdefault(id(a.above), set()).add((a, b))
+    return found
+
+
+def _hashable(value: Any) -> Hashable:
+    """Equal for equal arguments."""
+    if isinstance(value, tuple | list):
+        return tuple([_hashable(one) for one in value])
+    if isinstance(value, dict):
+        return tuple([(name, _hashable(one)) for name, one in value.items()])
+    try:
+        hash(value)
+    except TypeError:  # slices, before Python 3.12
+        return repr(value)
+    return value
