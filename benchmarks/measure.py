@@ -219,6 +219,30 @@ def measure_scaling() -> dict[str, float]:
         return median_ratio(log_and_label(small, x), log_and_label(large, x), 0)
 
 
+def as_labels(history: Any) -> Any:
+    return history.layer_labels
+
+
+def as_table(history: Any) -> Any:
+    return history.to_pandas()
+
+
+def as_json(history: Any) -> Any:
+    return history.to_json()
+
+
+LISTINGS: dict[str, Callable[[Any], Any]] = {"labels": as_labels, "table": as_table, "json": as_json}
+
+
+def measure_listing(kind: str) -> dict[str, float]:
+    """The time that a list of 100,000 operations takes over that of one of 10,000."""
+    import torchlens
+
+    models = (WORKLOADS[f"loop of {count} operations"] for count in ("10,000", "100,000"))
+    small, large = (torchlens.get_model_metadata(*model()) for model in models)
+    return median_ratio(lambda: LISTINGS[kind](small), lambda: LISTINGS[kind](large), 0)
+
+
 def measure_memory() -> dict[str, float]:
     """Bytes per operation that a log of 100,000 of them takes beyond the tensors it saves."""
     import torchlens
@@ -258,10 +282,9 @@ def measure_import() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "tool", choices=[*TOOLS, "dropped", "dropped-kept", "extraction", "training", "scaling", "memory", "import"]
-    )
-    parser.add_argument("workload", nargs="?", choices=[*WORKLOADS, *TRAINING_WORKLOADS])
+    others = ["dropped", "dropped-kept", "extraction", "training", "scaling", "listing", "memory", "import"]
+    parser.add_argument("tool", choices=[*TOOLS, *others])
+    parser.add_argument("workload", nargs="?", choices=[*WORKLOADS, *TRAINING_WORKLOADS, *LISTINGS])
     parser.add_argument("--profile", choices=list(PROFILES), default="module", help="of training")
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
@@ -274,6 +297,8 @@ def main() -> None:
         result = measure_dropping(options.tool == "dropped-kept", options.seconds)
     elif options.tool == "extraction":
         result = measure_extraction(options.seconds)
+    elif options.tool == "listing":
+        result = measure_listing(options.workload)
     elif options.tool == "training":
         result = measure_training(options.workload, options.profile, options.seconds)
     else:

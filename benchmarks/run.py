@@ -26,7 +26,8 @@ NAMES = {
     "classic": "torchlens 0.1.36",
     "newest": "torchlens 2.36.1",
 }
-WORKLOADS = ["AlexNet 224", "ResNet-18 224", "GPT-2, 128 tokens", "loop of 10,000 operations"]
+WORKLOADS = ["AlexNet 224", "ResNet-18 224", "GPT-2, 128 tokens", "loop of 10,000 operations", "diffusion, 100 steps"]
+LISTINGS = {"labels": "labels (`layer_labels`)", "table": "a table (`to_pandas`)", "json": "JSON (`to_json`)"}
 TRAINING = ["small CNN, 32 images of 32×32", "ResNet-18, 8 images of 112×112"]
 PROFILES = {
     "module": "modules",
@@ -84,6 +85,11 @@ def ratio_and_end(result: dict[str, float] | str) -> str:
     return result if isinstance(result, str) else f"{ratio(result)}, and {result['end'] * 1000:.1f} ms at the end"
 
 
+def listing(result: dict[str, float] | str) -> str:
+    """With the time per operation."""
+    return result if isinstance(result, str) else f"{ratio(result)}, {result['logged'] * 10:.2f} µs each"
+
+
 def training_rows(seconds: float) -> list[str]:
     rows = [f"| a training step under the profile | {' | '.join(PROFILES.values())} |", "|---|" + "---|" * len(PROFILES)]
     for workload in TRAINING:
@@ -111,6 +117,8 @@ def make_table(seconds: float, with_peers: bool) -> str:
             measure("extraction", "--seconds", str(seconds))
         ),
     }
+    for kind, name in LISTINGS.items():
+        others[f"{name} of 100,000 operations against 10,000 (time)"] = listing(measure("listing", kind))
     rows += ["", *training_rows(seconds)]
     memory, imports = measure("memory"), measure("import")
     if isinstance(memory, str) or isinstance(imports, str):

@@ -105,6 +105,51 @@ def loop_100_000() -> tuple[nn.Module, Any]:
     return Loop(100_000), torch.ones(8)
 
 
+class DenoisingBlock(nn.Module):
+    """Two convolutions, moved by the time step."""
+
+    def __init__(self, channels: int, embedded: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(2, channels), nn.GroupNorm(2, channels)
+        self.conv1, self.conv2 = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+        self.time = nn.Linear(embedded, 2 * channels)
+        self.act = nn.SiLU()
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        scale, shift = self.time(time)[:, :, None, None].chunk(2, dim=1)
+        hidden = self.norm2(self.conv1(self.act(self.norm1(x)))) * (1 + scale) + shift
+        return x + self.conv2(self.act(hidden))
+
+
+class Diffusion(nn.Module):
+    """A sampling loop around a very small U-Net: a hundred module calls per step, each of them tiny."""
+
+    def __init__(self, num_steps: int, channels: int = 4) -> None:
+        super().__init__()
+        self.num_steps = num_steps
+        self.time = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8))
+        self.inside, self.outside = nn.Conv2d(1, channels, 3, padding=1), nn.Conv2d(2 * channels, 1, 3, padding=1)
+        self.down = nn.ModuleList(DenoisingBlock(channels, 8) for _ in range(4))
+        self.up = nn.ModuleList(DenoisingBlock(2 * channels, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for step in range(self.num_steps, 0, -1):
+            angles = torch.full((1, 1), float(step)) * torch.exp(-torch.arange(4.0))
+            time = self.time(torch.cat([angles.sin(), angles.cos()], dim=-1))
+            hidden = first = self.inside(x)
+            for block in self.down:
+                hidden = block(hidden, time)
+            hidden = torch.cat([hidden, first], dim=1)
+            for block in self.up:
+                hidden = block(hidden, time)
+            x = (x - 0.1 * self.outside(hidden)).clamp(-1, 1)
+        return x
+
+
+def diffusion() -> tuple[nn.Module, Any]:
+    return Diffusion(100).eval(), torch.rand(1, 1, 8, 8)
+
+
 WORKLOADS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "AlexNet 224": alexnet,
     "ResNet-18 224": resnet18,
@@ -112,6 +157,7 @@ WORKLOADS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "GPT-2, 4 × 128 tokens": gpt2_batch,
     "loop of 10,000 operations": loop_10_000,
     "loop of 100,000 operations": loop_100_000,
+    "diffusion, 100 steps": diffusion,
 }
 
 

@@ -127,7 +127,9 @@ def _parents(log: Log, entries: Sequence[int]) -> list[list[dict[str, Any]]]:
     found = []
     for own in reads:
         parents = [{"label": next(labels), "argument": _way(location)} for location, _ in own]
-        found.append(sorted(parents, key=lambda parent: isinstance(parent["argument"][0], str)))
+        if len(parents) > 1:
+            parents.sort(key=lambda parent: isinstance(parent["argument"][0], str))
+        found.append(parents)
     return found
 
 

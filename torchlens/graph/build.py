@@ -181,11 +181,10 @@ def _by_entry(calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]) 
     """For each entry, the module calls it is listed with."""
     found: dict[int, list[int]] = {}
     for call, numbers in calls:
-        for number in numbers:
-            if number in entry_of:
-                own = found.setdefault(entry_of[number], [])
-                if call not in own:
-                    own.append(call)
+        for number in numbers if len(numbers) < 2 else dict.fromkeys(numbers):  # each call is here once
+            entry = entry_of.get(number)
+            if entry is not None:
+                found.setdefault(entry, []).append(call)
     return found
 
 

@@ -1,8 +1,10 @@
 """What the calls of a recording cost, from the shapes that were noted; the formulas are in `flops/`."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 
-from torchlens.capture.operations import BUFFER, INPUT
+import torch
+
+from torchlens.capture.operations import BUFFER, INPUT, Operation
 from torchlens.capture.recording import Recording, Row
 from torchlens.graph.build import Graph
 from torchlens.graph.edges import located
@@ -11,10 +13,56 @@ from torchlens.graph.flops.registered import may_be_registered, registered_flops
 from torchlens.graph.flops.registry import Counting, backward_flops, counting_of, forward_flops
 from torchlens.graph.operation_kinds import MAY_RETURN_ARGUMENT
 
-__all__ = ["backward_flops_of", "flops_of", "reached_backward_flops", "reached_by_gradients", "repeated_in_backward"]
+__all__ = [
+    "backward_flops_of",
+    "flops_of",
+    "flops_of_all",
+    "reached_backward_flops",
+    "reached_by_gradients",
+    "repeated_in_backward",
+]
 
 _CHECKPOINT = "CheckpointFunctionBackward"
+_PLAIN_SHAPES = frozenset({torch.Size, int, type(None)})
 _NOT_COUNTED = {Counting.FREE: 0, Counting.UNKNOWN: None}
+
+
+def flops_of_all(recording: Recording, rows: Iterable[Row]) -> list[int | None]:
+    """`flops_of` of each row; calls that are the same, as in a loop, are looked at once."""
+    known: dict[Hashable, int | None] = {}
+    is_counted: dict[Operation, bool] = {}
+    found = []
+    for row in rows:
+        operation = row.operation
+        if operation not in is_counted:
+            is_free = counting_of(operation.layer_type) is not Counting.COUNTED and not may_be_registered(operation.func)
+            is_counted[operation] = not is_free
+        key = _same_cost(recording, row) if is_counted[operation] else (operation, bool(row.output_index))
+        if key is None:
+            found.append(flops_of(recording, row))
+            continue
+        if key not in known:
+            known[key] = flops_of(recording, row)
+        found.append(known[key])
+    return found
+
+
+def _same_cost(recording: Recording, row: Row) -> Hashable | None:
+    """What the cost of a call depends on; None where that is not told at a glance."""
+    references, rows = row.references, recording.rows
+    if row.kwargs or type(references) is not tuple:
+        return None
+    shapes = [number if number is None or number < 0 else rows[number].shape for number in references]
+    # Symbolic sizes are in tuples of another type; they are equal to the numbers that they stand for.
+    if not _PLAIN_SHAPES.issuperset(map(type, shapes)) or type(row.shape) is not torch.Size:
+        return None
+    are_plain = tuple([recording.storages[number] >= 0 for number in references if number is not None and number >= 0])
+    key = (row.operation, row.output_index, row.args, row.shape, tuple(shapes), are_plain)
+    try:
+        hash(key)
+    except TypeError:  # a list among the arguments
+        return None
+    return key
 
 
 def flops_of(recording: Recording, row: Row) -> int | None:

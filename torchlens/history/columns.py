@@ -16,7 +16,7 @@ import torch
 from torchlens.capture.arguments import shape_of
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Row
-from torchlens.graph.costs import flops_of
+from torchlens.graph.costs import flops_of_all
 from torchlens.graph.distances import Distances
 from torchlens.graph.edges import located
 from torchlens.graph.labels import Layer
@@ -177,8 +177,7 @@ def func_time_elapsed(log: Log, entries: Entries) -> list[float]:
 
 
 def flops(log: Log, entries: Entries) -> list[int | None]:
-    recording = log.recording
-    return [flops_of(recording, row) for row in log.rows(entries)]
+    return flops_of_all(log.recording, log.rows(entries))
 
 
 def flops_backward(log: Log, entries: Entries) -> list[int | None]:
@@ -291,10 +290,11 @@ def located_parents(log: Log, entries: Entries) -> list[list[tuple[Any, int]]]:
     entry_of, located_reads = log.graph.entry_of, log.graph.located_reads
     found = []
     for number, row in zip(picked(log.graph.recorded, entries), log.rows(entries), strict=True):
-        reads = located_reads.get(number)
+        reads: Iterable[tuple[Any, int | None]] | None = located_reads.get(number)
         if reads is None:
-            reads = located(row.references)
-        found.append([(location, entry_of[parent]) for location, parent in reads if parent >= 0])
+            references = row.references
+            reads = references.items() if isinstance(references, dict) else enumerate(references)
+        found.append([(location, entry_of[parent]) for location, parent in reads if parent is not None and parent >= 0])
     return found
 
 

@@ -4,8 +4,10 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torchlens.capture.operations import BUFFER, INPUT, OUTPUT, Operation
+from torchlens.history import columns
 from torchlens.history.grid import Column, laid_out
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
@@ -47,17 +49,28 @@ class SummaryRow:
         """Forward and backward."""
         return self.time + (self.backward_time or 0.0)
 
-    def add(self, entry: LayerEntry) -> None:
+    def add(self, cost: "_Cost") -> None:
         """Adds what one operation took and made."""
-        flops, backward_time = entry.flops, entry.backward_time_elapsed
-        self.flops += flops or 0
-        self.flops_backward += entry.flops_backward or 0
-        self.num_unknown += flops is None
-        self.memory += entry.tensor_fsize
-        if not entry.iterable_output_index:  # a call with several results took its time once
-            self.time += entry.func_time_elapsed
-            if backward_time is not None:
-                self.backward_time = (self.backward_time or 0.0) + backward_time
+        self.flops += cost.flops or 0
+        self.flops_backward += cost.flops_backward or 0
+        self.num_unknown += cost.flops is None
+        self.memory += cost.memory
+        if not cost.output_index:  # a call with several results took its time once
+            self.time += cost.time
+            if cost.backward_time is not None:
+                self.backward_time = (self.backward_time or 0.0) + cost.backward_time
+
+
+class _Cost(NamedTuple):
+    """What one entry took and made."""
+
+    entry: int
+    flops: int | None
+    flops_backward: int | None
+    memory: int
+    output_index: int | None
+    time: float
+    backward_time: float | None
 
 
 class Summary:
@@ -141,24 +154,31 @@ def _num_params(log: Log, numbers: Iterable[int]) -> int:
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def _entries(log: Log) -> Iterator[LayerEntry]:
-    """What was computed, and the inputs it was computed from."""
-    entries = (LayerEntry(log, entry) for entry in range(len(log.graph.recorded)))
-    return (entry for entry in entries if not entry.is_output_layer and not entry.is_buffer_layer)
+def _costs(log: Log, *left_out: Operation) -> Iterator[_Cost]:
+    """Of each entry, but for those of some kinds of boundary."""
+    everything = range(len(log.graph.recorded))
+    entries = [entry for entry, row in zip(everything, log.rows(everything), strict=True) if row.operation not in left_out]
+    fields = (
+        columns.flops, columns.flops_backward, columns.tensor_fsize, columns.iterable_output_index,
+        columns.func_time_elapsed, columns.backward_time_elapsed,
+    )  # fmt: skip
+    return map(_Cost, entries, *(field(log, entries) for field in fields))
 
 
 def _layer_rows(log: Log) -> list[SummaryRow]:
-    rows: dict[str, SummaryRow] = {}
-    for entry in _entries(log):
-        label = entry.layer_label_no_pass
-        row = rows.get(label)
+    rows: dict[int, SummaryRow] = {}
+    for cost in _costs(log, OUTPUT, BUFFER):
+        number = log.graph.layer_of[cost.entry]
+        row = rows.get(number)
         if row is None:
+            entry = LayerEntry(log, cost.entry)
             module = entry.containing_module_origin
-            row = rows[label] = SummaryRow(label, entry.layer_type, module.rpartition(":")[0] if module else None)
-        row.add(entry)
+            name, kind = entry.layer_label_no_pass, entry.layer_type
+            row = rows[number] = SummaryRow(name, kind, module.rpartition(":")[0] if module else None)
+        row.add(cost)
         row.calls += 1
-        row.output_shape = entry.tensor_shape
-        row.params.update(log.graph.params[entry._entry])
+        row.output_shape = tuple(log.row(cost.entry).shape)
+        row.params.update(log.graph.params[cost.entry])
     return list(rows.values())
 
 
@@ -178,12 +198,10 @@ def _module_rows(history: "BaseHistory", depth: int) -> list[SummaryRow]:
                 list_modules(address, graph.module_tree.children[address], level + 1)
 
     list_modules("", graph.module_tree.top_level, 1)
-    for entry in _entries(log):
-        if entry.is_input_layer:
-            continue
-        chain = log.module_chain(entry._entry)
+    for cost in _costs(log, INPUT, OUTPUT, BUFFER):
+        chain = log.module_chain(cost.entry)
         for address in {"", *(recording.module_calls[call].address for call in chain)} & rows.keys():
-            rows[address].add(entry)
+            rows[address].add(cost)
     for call, first in graph.first_exit.items():
         address = recording.module_calls[call].address
         if address in rows:
