@@ -404,6 +404,30 @@ def test_what_numpy_computes_from_tensors_is_an_entry_below_them(call: Callable[
     assert tl.validate_saved_activations(model, x)
 
 
+@pytest.mark.filterwarnings("ignore:torchlens. what runs inside torch.func")
+@pytest.mark.parametrize("name", ["vjp", "jacrev"])
+def test_the_function_that_vjp_returns_is_an_operation_below_what_it_was_made_from(name: str) -> None:
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        if name == "jacrev":
+            return torch.func.jacrev(self.fc)(x)
+        result, pull_back = torch.func.vjp(lambda x: self.fc(x).sin(), x * 2)
+        return pull_back(torch.ones_like(result))[0] + 1
+
+    model, x = Model(forward, fc=nn.Linear(3, 2)), torch.rand(3)
+    history = tl.log_forward_pass(model, x)
+    if name == "vjp":
+        assert [entry.layer_type for entry in history] == ["input", "mul", "vjp", "oneslike", "vjpfn", "add", "output"]
+        assert history["vjpfn_1"].parent_layers == ["oneslike_1_3", "mul_1_1"]
+        assert history["vjpfn_1"].num_param_tensors == 2
+    assert torch.equal(history["output_1"].tensor_contents, model(x))
+    assert tl.validate_saved_activations(model, x)
+    kept: list[Any] = []
+    keeping = Model(lambda self, x: kept.append(torch.func.vjp(torch.sin, x)[1]) or x + 1)
+    tl.log_forward_pass(keeping, x)
+    assert torch.equal(kept[0](torch.ones(3))[0], x.cos())  # after the log, and in another one
+    assert len(tl.log_forward_pass(Model(lambda self, x: kept[0](x)[0]), x)) == 3
+
+
 # -- arguments that are no tensors but act like them -------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ that is not logging, each patched function behaves as before.
 
 import copy
 import copyreg
+import weakref
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, NamedTuple
@@ -262,6 +263,35 @@ def _patched_functionalize(func: Callable[..., Any], *, remove: str = "mutations
 _functionalize = eager_transforms.functionalize
 
 
+def _patched_vjp(*args: Any, **kwargs: Any) -> Any:
+    """`torch.func.vjp`: it is one operation, and so is a call of the function that it returns beside its results."""
+    tracker = CURRENT.tracker
+    if tracker is None or not tracker.recorder.is_on():
+        return _vjp(*args, **kwargs)
+    recorder, reason = tracker.recorder, _transform_reason("vjp")
+    if reason not in recorder.warnings:
+        recorder.warnings.append(reason)
+    results, pull_back, *rest = record_opaque(recorder, "vjp", _vjp, partial(_vjp, *args, **kwargs), (args, kwargs))
+    log = weakref.ref(recorder.memory)  # which all threads of a log share
+    with torch._C.DisableTorchFunction():
+        made = next(recorder.entry_of(tensor) for _, tensor in plain_tensors(results))
+    given = () if made is None else tuple(recorder.rows[made].references.values())
+
+    @wraps(pull_back)
+    def logged_pull_back(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return pull_back(*args, **kwargs)
+        recorder, run = tracker.recorder, partial(pull_back, *args, **kwargs)
+        captured = given if log() is recorder.memory else ()
+        return record_opaque(recorder, "vjp_fn", pull_back, run, (args, kwargs), captured)
+
+    return results, logged_pull_back, *rest
+
+
+_vjp = eager_transforms._vjp_with_argnums
+
+
 def _transform_reason(name: str) -> str:
     return f"what runs inside torch.func.{name} cannot be seen from outside: it is logged as one operation"
 
@@ -316,7 +346,7 @@ PATCHES: tuple[Patch, ...] = (
     opaque(apis, "vmap_impl", "vmap", _transform_reason("vmap")),
     opaque(eager_transforms, "grad_impl", "grad", _transform_reason("grad")),
     opaque(eager_transforms, "grad_and_value_impl", "grad_and_value", _transform_reason("grad_and_value")),
-    opaque(eager_transforms, "_vjp_with_argnums", "vjp", _transform_reason("vjp")),
+    Patch(eager_transforms, "_vjp_with_argnums", _patched_vjp),
     opaque(eager_transforms, "_jvp_with_argnums", "jvp", _transform_reason("jvp")),
     *(Patch(owner, "functionalize", _patched_functionalize) for owner in (eager_transforms, torch.func)),
     *(_unlogged(owner, name) for owner, names in _TRACERS.items() for name in names if hasattr(owner, name)),

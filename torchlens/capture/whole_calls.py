@@ -1,7 +1,7 @@
 """Calls that torch does not report operation by operation, and that are recorded as a whole."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -18,15 +18,25 @@ __all__ = ["record_identity", "record_made", "record_opaque", "tie_function"]
 Tensor = torch.Tensor
 
 
-def record_opaque(recorder: Recorder, name: str, func: Callable[..., Any], run: Callable[[], Any], arguments: Any) -> Any:
-    """Records `run()` as one operation: of the calls inside it, only what they read counts."""
+def record_opaque(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    run: Callable[[], Any],
+    arguments: Any,
+    captured: Iterable[int] = (),
+) -> Any:
+    """Records `run()` as one operation: of the calls inside it, only what they read counts.
+
+    `captured` are entries and parameters that it is known to read.
+    """
     operation, frame = named_operation(name, func), sys._getframe(2)
     with torch._C.DisableTorchFunction():
         recorder.complete()
         references = recorder.references_to((arguments,), None)
         place = recorder.user_code(frame)
         observed = recorder.begin_observed(CallKind.OPAQUE, operation, (arguments,), None, references, (), place)
-    collected: dict[int, None] = {}
+    collected: dict[int, None] = dict.fromkeys(captured)
     start = perf_counter()
     recorder.collected = collected
     try:
