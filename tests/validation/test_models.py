@@ -340,13 +340,15 @@ def test_a_mask_that_picks_nothing_need_not_use_the_value():
 
 def test_nothing_is_left_that_waits_for_the_garbage_collector():
     """What a circle of objects holds is freed late, and its memory stays with the process even longer."""
+    kinds = (Recorder, Memory, Witness, Census)
     model = Model(views)
     validate_forward_pass(model, torch.rand(2, 4))
     gc.collect()
     gc.disable()
     try:
+        before = [one for one in gc.get_objects() if type(one) in kinds]  # other tests may hold some
         assert validate_forward_pass(model, torch.rand(2, 4)).passed
-        left = [one for one in gc.get_objects() if type(one) in (Recorder, Memory, Witness, Census)]
+        left = [one for one in gc.get_objects() if type(one) in kinds]
     finally:
         gc.enable()
-    assert left == []
+    assert len(left) == len(before)
