@@ -158,6 +158,9 @@ class _Builder:
     def _operation_text(self, item: Item) -> tuple[str, list[str], NodeShape]:
         log, entry = self.log, item.entries[0]
         title = log.label_no_pass(entry) if self.is_rolled else log.label(entry)
+        last = log.label_no_pass(item.entries[-1])
+        if self.is_rolled and last != title:  # layers that a loop does with an index of its own in each step
+            title += f" … {last}"
         if self.is_rolled and len(item.passes) > 1:
             title += f" (x{len(item.passes)})"
         if item.call is not None and (copies := self._copies(item.call)):

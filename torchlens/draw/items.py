@@ -7,6 +7,7 @@ from typing import Any
 
 from torchlens.capture.operations import BUFFER
 from torchlens.draw.folding import Folding
+from torchlens.graph.rolling import roll
 from torchlens.history.log import Log
 
 __all__ = ["Choices", "Grouping", "Item", "ItemKind", "group_entries", "is_operation"]
@@ -63,6 +64,7 @@ def group_entries(log: Log, choices: Choices) -> Grouping:
     count = len(graph.recorded)
     chains = _chains(log)
     plain = _plain_calls(log, chains)
+    rolled = roll(log.recording, graph) if choices.is_rolled else None
     items: list[Item] = []
     number_of: dict[Any, int] = {}
     item_of, pass_of = [-1] * count, [1] * count
@@ -82,8 +84,8 @@ def group_entries(log: Log, choices: Choices) -> Grouping:
             path = chain
             if chain and chain[-1] in plain:
                 path, call = chain[:-1], chain[-1]
-            key = (kind, graph.layer_of[drawn] if choices.is_rolled else drawn)
-            pass_of[entry] = graph.pass_of[drawn] if choices.is_rolled else 1
+            key = (kind, drawn if rolled is None else rolled.first_of[drawn])
+            pass_of[entry] = 1 if rolled is None else rolled.pass_of[drawn]
             if choices.run_length > 1 and is_operation(log, entry):
                 kind = ItemKind.RUN
                 key = (kind, entry // choices.run_length)

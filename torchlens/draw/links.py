@@ -9,7 +9,9 @@ from torchlens.graph.edges import located
 from torchlens.graph.operation_kinds import COMMUTATIVE
 from torchlens.history.log import Log
 
-__all__ = ["Link", "argument_text", "closing_loops", "find_links", "number_ranges"]
+__all__ = ["Link", "argument_text", "arguments_text", "closing_loops", "find_links", "number_ranges"]
+
+_MOST_ARGUMENTS_NAMED = 3
 
 
 @dataclass(slots=True)
@@ -28,7 +30,7 @@ class Link:
         """What is written on it."""
         found = ["IF"] if self.is_condition else []
         if self.locations:
-            found.append(", ".join(argument_text(location) for location in self.locations))
+            found.append(arguments_text(self.locations))
         if self.out_passes != grouping.items[source].passes:
             found.append(f"Out {number_ranges(self.out_passes)}")
         if self.in_passes != grouping.items[target].passes:
@@ -111,6 +113,23 @@ def argument_text(location: Any) -> str:
     if isinstance(location, tuple) and isinstance(location[0], str):
         return location[0] + "".join(f"[{part!r}]" for part in location[1:])
     return f"arg {location}"
+
+
+def arguments_text(locations: Iterable[Any]) -> str:
+    """The arguments that an edge is, those in a row as one: `arg (0, 0-49)`."""
+    found: dict[Any, list[Any]] = {}  # by all but the last number, where there is one
+    for location in locations:
+        is_listed = isinstance(location, tuple) and isinstance(location[-1], int)
+        found.setdefault(location[:-1] if is_listed else location, []).append(location)
+    words = []
+    for place, own in found.items():
+        if len(own) <= _MOST_ARGUMENTS_NAMED:
+            words += [argument_text(location) for location in own]
+        else:
+            numbers = number_ranges(location[-1] for location in own)
+            inside = ", ".join([*map(str, place), numbers])
+            words.append(f"{place[0]}[{numbers}]" if isinstance(place[0], str) else f"arg ({inside})")
+    return ", ".join(words)
 
 
 def number_ranges(numbers: Iterable[int]) -> str:

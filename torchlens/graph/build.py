@@ -10,7 +10,7 @@ from torchlens.graph.conditions import find_conditions
 from torchlens.graph.connections import ancestors_of, children_of, connected, descendants_of
 from torchlens.graph.edges import find_edges, located
 from torchlens.graph.labels import Layer, number_layers
-from torchlens.graph.loops import group_into_layers
+from torchlens.graph.loops import TAKING_A_PART, group_into_layers
 from torchlens.graph.modules import ModuleTree, call_chains, module_tree
 from torchlens.graph.order import order_of_rows
 
@@ -154,7 +154,11 @@ def _group(
     kinds = [(rows[entry].operation.name, rows[entry].output_index) for entry in operations]
     shifted = [[parent - start for parent in reads[entry]] for entry in operations]
     has_params = [bool(params[entry]) for entry in operations]
-    return [start + first for first in group_into_layers(keys, has_params, kinds, shifted)]
+    takes_a_part = [rows[entry].operation.layer_type in TAKING_A_PART and not params[entry] for entry in operations]
+    steps: list[Hashable] = [
+        (*key[:2], *key[4:]) if is_part else key for key, is_part in zip(keys, takes_a_part, strict=True)
+    ]
+    return [start + first for first in group_into_layers(keys, has_params, kinds, shifted, steps)]
 
 
 def key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> tuple[Hashable, ...]:

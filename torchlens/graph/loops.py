@@ -12,7 +12,12 @@ called in. Repeated structure shows in two ways, both found in near-linear time 
 
 from collections.abc import Hashable, Sequence
 
-__all__ = ["group_into_layers"]
+from torchlens.graph.operation_kinds import INDEXING
+
+__all__ = ["TAKING_A_PART", "group_into_layers"]
+
+# What a loop does with an index of its own in each step.
+TAKING_A_PART = INDEXING | {"chunk", "getitem", "narrow", "select", "split", "splitwithsizes", "tensorsplit", "unbind"}
 
 
 def group_into_layers(
@@ -20,14 +25,16 @@ def group_into_layers(
     has_params: Sequence[bool],
     kinds: Sequence[Hashable],
     parents: Sequence[Sequence[int]],
+    steps: Sequence[Hashable] | None = None,
 ) -> list[int]:
     """For each operation, in order of execution, the first operation of its layer.
 
     `kinds` is a coarser key (the function alone). `parents` may name operations before the first (inputs, buffers) by
-    negative numbers.
+    negative numbers. `steps` are keys by which repetition is seen: those of `x[:, t]` are the same for each `t`, so that
+    the operations around it are passes of one layer, though it is not.
     """
     groups = _UnionFind(len(keys))
-    _join_repetitions(keys, parents, groups)
+    _join_repetitions(keys, keys if steps is None else steps, parents, groups)
     _join_around_parameters(keys, has_params, kinds, parents, groups)
     return [groups.find(operation) for operation in range(len(keys))]
 
@@ -54,10 +61,12 @@ class _UnionFind:
 # -- repetition --------------------------------------------------------------------------------------------------------
 
 
-def _join_repetitions(keys: Sequence[Hashable], parents: Sequence[Sequence[int]], groups: _UnionFind) -> None:
+def _join_repetitions(
+    keys: Sequence[Hashable], steps: Sequence[Hashable], parents: Sequence[Sequence[int]], groups: _UnionFind
+) -> None:
     last: dict[Hashable, int] = {}
     starts: dict[int, list[int]] = {}  # period → operations whose key comes again after that many operations
-    for operation, key in enumerate(keys):
+    for operation, key in enumerate(steps):
         before = last.get(key)
         if before is not None:
             starts.setdefault(operation - before, []).append(before)
@@ -67,9 +76,9 @@ def _join_repetitions(keys: Sequence[Hashable], parents: Sequence[Sequence[int]]
         for operation in operations:
             if operation < end:
                 continue
-            start, end = _run_around(keys, operation, period, end)
+            start, end = _run_around(steps, operation, period, end)
             if end - start >= period:
-                _join_run(start, end, period, parents, groups)
+                _join_run(start, end, period, keys, parents, groups)
 
 
 def _run_around(keys: Sequence[Hashable], operation: int, period: int, floor: int) -> tuple[int, int]:
@@ -84,7 +93,14 @@ def _run_around(keys: Sequence[Hashable], operation: int, period: int, floor: in
     return start, end
 
 
-def _join_run(start: int, end: int, period: int, parents: Sequence[Sequence[int]], groups: _UnionFind) -> None:
+def _join_run(
+    start: int,
+    end: int,
+    period: int,
+    keys: Sequence[Hashable],
+    parents: Sequence[Sequence[int]],
+    groups: _UnionFind,
+) -> None:
     """Joins operations one period apart where what they read is one period apart, too."""
     while end - start >= period:
         stop = start
@@ -92,7 +108,8 @@ def _join_run(start: int, end: int, period: int, parents: Sequence[Sequence[int]
             stop += 1
         if stop - start >= period and _reads_previous(start, period, parents):
             for operation in range(start, stop):
-                groups.join(operation, operation + period)
+                if keys[operation] == keys[operation + period]:
+                    groups.join(operation, operation + period)
         start = max(stop, start + 1)
 
 

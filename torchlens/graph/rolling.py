@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 from torchlens.capture.recording import Recording, Row
 from torchlens.graph.build import Graph
-from torchlens.graph.operation_kinds import INDEXING
+from torchlens.graph.loops import TAKING_A_PART
 
 __all__ = ["Rolled", "roll"]
 
-# These are rolled wherever they stand; anything else only where it comes from the same place in the code.
-_TAKING_A_PART = INDEXING | {"chunk", "getitem", "narrow", "select", "split", "splitwithsizes", "tensorsplit", "unbind"}
+# What takes a part is rolled wherever it stands; anything else only where it comes from the same place in the code.
 _FEWEST_OTHERS = 3
 _MOST_ROUNDS = 4  # each round rolls what is one operation further away
 
@@ -78,7 +77,7 @@ def _join_round(
     is_joined = False
     for role, groups in around.items():
         found = [group for group in groups if group in members]
-        fewest = 2 if role.name in _TAKING_A_PART else _FEWEST_OTHERS
+        fewest = 2 if role.name in TAKING_A_PART else _FEWEST_OTHERS
         if len(found) < fewest or not _apart(groups[group] for group in found):
             continue
         for group in found[1:]:
@@ -93,7 +92,7 @@ def _join_round(
 def _role(recording: Recording, row: Row, anchor: int, is_below: bool) -> _Role:
     name = row.operation.layer_type
     place: Hashable = (row.code, row.instruction)
-    if name in _TAKING_A_PART:
+    if name in TAKING_A_PART:
         place = (row.shape, row.output_index is None)
     return _Role(name, anchor, is_below, recording.module_calls[row.module_call].address, place)
 
