@@ -133,3 +133,87 @@ def test_many_numbered_outputs_fold():
     (repeat,) = [part for part in root.children if part.kind == "repeat"]
     assert repeat.num_passes == 6
     assert [part.kind for part in root.children].count("operation") == 9
+
+
+def test_branches_that_differ_in_an_argument_do_not_fold():
+    class Pyramid(nn.Module):
+        def __init__(self, dilations):
+            super().__init__()
+            self.branches = nn.ModuleList(nn.Conv2d(2, 2, 3, padding=n, dilation=n) for n in dilations)
+
+        def forward(self, x):
+            return torch.cat([branch(x) for branch in self.branches], dim=1)
+
+    for dilations, kinds in (((1, 6, 12, 18), 0), ((6, 6, 6, 6), 1)):
+        root = _root(tl.log_forward_pass(Pyramid(dilations), torch.ones(1, 2, 16, 16)))
+        assert _kinds(root).count("repeat") == kinds
+
+
+def test_numbers_with_equal_hashes_are_different_arguments():
+    class Rolls(nn.Module):
+        def forward(self, x):
+            return torch.stack([layer(x) for layer in self.layers])
+
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Roll(-1 - number % 2) for number in range(4))
+
+    class Roll(nn.Module):
+        def __init__(self, by):
+            super().__init__()
+            self.by = by
+
+        def forward(self, x):
+            return torch.roll(x, self.by)
+
+    assert "repeat" not in _kinds(_root(tl.log_forward_pass(Rolls(), torch.ones(4))))
+
+
+def test_the_steps_of_a_repeat_are_named_by_their_range():
+    layers = [layer for _ in range(4) for layer in (nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.1))]
+    history = tl.log_forward_pass(nn.Sequential(*layers).eval(), torch.ones(1, 4))
+    data = page_data(history, {}, None)
+    titles = [data["strings"][title] for title in data["parts"]["title"]]
+    assert titles[2] == "0 … 11"
+    assert [title for title in titles if "…" in title] == ["0 … 11", "0 … 2", "3 … 5", "6 … 8", "9 … 11"]
+
+
+def test_a_box_of_fifty_operations_and_a_module_opens_as_them():
+    class Many(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, x):
+            for number in range(30):
+                x = x * number + 1
+            x = self.inner(x)
+            return x.sin()
+
+    root = _root(tl.log_forward_pass(Many(), torch.ones(1, 4)))
+    assert set(_kinds(root)) == {"operation", "module"}
+    assert len(root.children) == 64
+
+
+def test_spans_hold_only_operations_and_are_named_by_what_they_do():
+    class Long(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+        def forward(self, x):
+            for number in range(300):
+                x = torch.sin(x + number)
+                if number == 150:
+                    x = self.inner(x)
+            return x
+
+    history = tl.log_forward_pass(Long(), torch.ones(1, 4))
+    root = _root(history)
+    spans = [part for part in _all(root) if part.kind == "span"]
+    assert spans
+    assert {below.kind for span in spans for below in _all(span)} <= {"operation", "span"}
+    assert not any(below.address for span in spans for below in _all(span))
+    assert "module" in _kinds(root)
+    data = page_data(history, {}, None)
+    assert any(data["strings"][title].startswith(("add, sin", "sin, add")) for title in data["parts"]["title"])

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torchlens.history.overlay import Marks, Overlay
 from torchlens.viewer.folding import fold
 from torchlens.viewer.names import KINDS, PARTS, SIDES, Names
 from torchlens.viewer.outline import FailedCall, Outline, Part, outline
+from torchlens.viewer.residuals import residual_links
 from torchlens.viewer.selection import Selection, select
 from torchlens.viewer.statistics import Statistics
 
@@ -92,7 +93,7 @@ class _Writer:
             "failure": None if failure is None else self._failure(failure),
             "entries": entries,
             "parts": self._parts(chosen, parts),
-            "links": _links(found, number_of),
+            "links": _links(found, number_of, residual_links(self.log, found)),
             "parameters": self._params(),
             "places": self.place_lines,
             "overlays": marks,
@@ -339,7 +340,7 @@ class _Writer:
         }
 
 
-def _links(found: Outline, number_of: Mapping[int, int]) -> dict[str, list[int]]:
+def _links(found: Outline, number_of: Mapping[int, int], residual: Collection[int]) -> dict[str, list[int]]:
     """The edges between the parts that the page carries, each once; `around` is -1 for those that go round nothing."""
 
     def shown(part: Part) -> int:
@@ -348,11 +349,13 @@ def _links(found: Outline, number_of: Mapping[int, int]) -> dict[str, list[int]]
             part = part.above
         return number_of[id(part)]
 
-    pairs = dict.fromkeys(
-        (shown(source), shown(target), -1 if around is None else shown(around)) for source, target, around in found.links
-    )
-    kept = [(a, b, around) for a, b, around in pairs if a != b or around == a]
-    return {name: [link[at] for link in kept] for at, name in enumerate(("from", "to", "around"))}
+    is_residual: dict[tuple[int, int, int], bool] = {}
+    for number, (source, target, around) in enumerate(found.links):
+        link = (shown(source), shown(target), -1 if around is None else shown(around))
+        if link[0] != link[1] or link[2] == link[0]:
+            is_residual[link] = is_residual.get(link, True) and number in residual
+    columns = {name: [link[at] for link in is_residual] for at, name in enumerate(("from", "to", "around"))}
+    return columns | {"residual": [int(is_one) for is_one in is_residual.values()]}
 
 
 def _norm(gradient: torch.Tensor | None) -> float | None:

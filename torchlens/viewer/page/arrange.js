@@ -4,7 +4,7 @@ import { D, FOOT, HEAD_H, N, NODE_H, P, PAD, PART, SIDE, failedUnit, isUnit, kid
 import { connect, links } from "./links.js";
 import { widthOf } from "./numbers.js";
 import { failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
-import { findSkips, layoutBox, pathOf } from "./layout.js";
+import { layoutBox, pathOf } from "./layout.js";
 
 function measure(i) {
   const title = titleOf(i), note = noteOf(i), type = typeOf(i), shape = shapeOf(i);
@@ -32,12 +32,12 @@ export function arrange() {
     if (!e) l.edges.set(key, e = { from, to, source, ends: [] });
     e.ends.push(edge);
   };
-  for (const [a, b] of pairs) {
+  for (const [a, b, isResidual] of pairs) {
     const s = rep[a], t = rep[b];
     if (s === t) continue;
-    const key = s * N + t;
-    if (edgeMap.has(key)) continue;
-    const edge = { s, t };
+    const key = s * N + t, known = edgeMap.get(key);
+    if (known) { known.isResidual = known.isResidual && isResidual; continue; }
+    const edge = { s, t, isResidual };
     edgeMap.set(key, edge);
     let [x, y] = siblings(s, t) || [0, 0];
     const box = P.parent[x];
@@ -78,7 +78,6 @@ export function arrange() {
     const order = scene.orders.get(i) || new Map();
     for (const [id, pos] of made.order) if (typeof id === "number" && !order.has(id)) order.set(id, pos);
     scene.orders.set(i, order);
-    const skips = findSkips(nodes.length, edges);
     const head = i === 0 ? 0 : HEAD_H + 8, foot = i === 0 ? 0 : FOOT, pad = i === 0 ? 0 : PAD;
     const title = i === 0 ? 0 : Math.min(420, widthOf(titleOf(i), true) + widthOf(typeOf(i)) + widthOf(noteOf(i)) + 76);
     const loopRoom = l.loops.length ? 18 + 10 * l.loops.length : 0;
@@ -89,7 +88,7 @@ export function arrange() {
       if (node.kind === "in") ins.set(+node.id.slice(1), made.placed[k].x + dx - w / 2);
       if (node.kind === "out") outs.set(+node.id.slice(1), made.placed[k].x + dx - w / 2);
     });
-    return { w: Math.ceil(w), h, ins, outs, made, nodes, edges, skips, dx, head, loops: l.loops, index, loopRoom };
+    return { w: Math.ceil(w), h, ins, outs, made, nodes, edges, dx, head, loops: l.loops, index, loopRoom };
   }
   const root = lay(0);
   scene.nodes = new Map();
@@ -116,7 +115,7 @@ export function arrange() {
       if (isOut) points[points.length - 1][1] = y + own.h;
       const target = own.nodes[e.to], isBoxed = target.kind === "node" && boxes.get(target.id).made;
       const last = points[points.length - 1];
-      const kind = own.skips[k] ? "skip" : e.isSide ? "side" : "";
+      const kind = e.ends.every(edge => edge.isResidual) ? "skip" : e.isSide ? "side" : "";
       if (!isOut && !isBoxed) last[1] -= 5;
       scene.edges.push({ d: pathOf(points), kind, tip: isOut || isBoxed ? null : [last[0], last[1] + 5, 0], ends: e.ends });
     });

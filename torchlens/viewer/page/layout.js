@@ -290,21 +290,3 @@ export function pathOf(points) {
 }
 
 function rounded(x) { return Math.round(x * 10) / 10; }
-
-/* Edges from which another, longer way leads to the same place: residual connections. */
-export function findSkips(count, edges) {
-  const out = Array.from({ length: count }, () => []);
-  for (const e of edges) out[e.from].push(e.to);
-  return edges.map(e => {
-    if (out[e.from].length < 2) return false;
-    const seen = new Set(), pending = out[e.from].filter(t => t !== e.to);
-    while (pending.length) {
-      const i = pending.pop();
-      if (i === e.to) return true;
-      if (seen.has(i)) continue;
-      seen.add(i);
-      pending.push(...out[i]);
-    }
-    return false;
-  });
-}

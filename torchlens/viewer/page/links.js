@@ -2,7 +2,7 @@
 
 import { D, N, P, SIDE, end, isOpenable, kids, state, within } from "./outline.js";
 
-export let links = null;  // {pairs: [[a, b]], loops: [[child a, child b, of what they go round]], outOf: last operation read outside of each part, hidden}
+export let links = null;  // {pairs: [[a, b, is residual]], loops: [[child a, child b, of what they go round]], outOf: last operation read outside of each part, hidden}
 
 export function connect() {
   const hidden = new Uint8Array(N);
@@ -18,18 +18,19 @@ export function connect() {
     const found = [];
     for (const k of into.get(b) || []) {
       const a = D.links.from[k], around = D.links.around[k];
-      if (!hidden[a]) found.push([a, around]);
-      else if (!visited.has(a)) for (const [x, other] of sources(a, new Set([...visited, a]))) found.push([x, around >= 0 ? around : other]);
+      const isResidual = D.links.residual[k] === 1;
+      if (!hidden[a]) found.push([a, around, isResidual]);
+      else if (!visited.has(a)) for (const [x, other] of sources(a, new Set([...visited, a]))) found.push([x, around >= 0 ? around : other, isResidual]);
     }
     return found;
   };
   for (const b of into.keys()) {
     if (hidden[b]) continue;
-    for (const [a, around] of sources(b, new Set([b]))) {
+    for (const [a, around, isResidual] of sources(b, new Set([b]))) {
       const key = a + "/" + b + "/" + around;
       if (seen.has(key) || a === b && around < 0) continue;
       seen.add(key);
-      if (around < 0) pairs.push([a, b]);
+      if (around < 0) pairs.push([a, b, isResidual]);
       else loops.push([below(a, around), below(b, around), around]);
     }
   }
