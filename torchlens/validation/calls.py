@@ -230,6 +230,8 @@ def _is_same_function(first: Any, second: Any) -> bool:
         return True
     if isinstance(first, torch.nn.Module):
         return type(first) is type(second)
+    if isinstance(first, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(first) == str(second)  # torch makes its objects of an operator anew when another of the name has gone
     names = [(getattr(f, "__module__", None), getattr(f, "__qualname__", None)) for f in (first, second)]
     return names[0] == names[1] and "<locals>" in (names[0][1] or "")
 
