@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torchlens.draw.crowding import thin_out
 from torchlens.draw.dot import dot_source
 from torchlens.draw.drawing import draw, make_drawing, notebook_svg, render_graph
 from torchlens.draw.options import DrawOptions
-from torchlens.draw.render import is_graphviz_there
+from torchlens.draw.render import is_graphviz_there, size_in_points
 from torchlens.draw.scene import Edge, EdgeKind, Node, NodeShape, Scene
 from torchlens.errors import DrawingError
 
@@ -557,3 +558,50 @@ def test_a_drawing_says_what_it_is():
     assert repr(make_drawing(tl.get_model_metadata(MLP(), torch.rand(2, 4)), DrawOptions())) == (
         "<Drawing of MLP: 5 nodes, 4 edges>"
     )
+
+
+class Long(nn.Module):
+    def forward(self, x):
+        for number in range(400):
+            x = torch.sin(x + number)
+        return x
+
+
+class Wide(nn.Module):
+    def forward(self, x):
+        return torch.stack([x * number for number in range(200)])
+
+
+@pytest.mark.parametrize("model", [Long(), Wide()])
+@pytest.mark.parametrize(("fileformat", "longest"), [("pdf", 14_400), ("png", 24_500)])
+def test_a_picture_too_long_for_its_format_is_collapsed_with_a_word(tmp_path, model, fileformat, longest):
+    history = tl.get_model_metadata(model, torch.ones(2))
+    with pytest.warns(UserWarning, match=f"a side of the {fileformat} would be longer than {longest:,} points"):
+        drawing = history.render_graph(vis_save_only=True, vis_outpath=tmp_path / f"graph.{fileformat}")
+    assert max(size_in_points(drawing.source)) <= longest
+    assert len(drawing.scene.nodes) > 20
+    assert "Simplified" in drawing.source
+    whole = history.render_graph(vis_save_only=True, vis_outpath=tmp_path / "graph.svg")
+    assert max(size_in_points(whole.source)) > longest
+    assert "Simplified" not in whole.source
+
+
+def test_the_caption_claims_only_what_was_done():
+    class Blocks(nn.Module):
+        def __init__(self, sizes):
+            super().__init__()
+            sizes = list(pairwise(sizes))
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Tanh()) for a, b in sizes)
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    def said(sizes) -> str:
+        history = tl.get_model_metadata(Blocks(sizes), torch.ones(1, sizes[0]))
+        return make_drawing(history, DrawOptions(vis_max_nodes=20)).scene.simplification
+
+    # Twelve different blocks: none is folded, each becomes a box. Twelve alike ones are folded, and that is all.
+    assert said(range(2, 15)).endswith(": modules at level 1 are one box.")
+    assert said([4] * 13).endswith(": repeated modules are folded.")

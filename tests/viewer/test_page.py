@@ -289,9 +289,46 @@ def test_view_is_kept_in_the_address(visit):
     assert here["y"] == pytest.approx(there["y"], abs=2)
 
 
-def test_nonsense_in_the_address_is_ignored(visit):
-    tab = visit("gpt2", "#e=zzzzzz.%3Cb%3E&v=NaN,1,x&s=-5&o=nothing&q=(")
+@pytest.mark.parametrize(
+    "address",
+    [
+        "#e=zzzzzz.%3Cb%3E&v=NaN,1,x&s=-5&o=nothing&q=(",
+        "#e=&v=0,0,1&q=%E0%A4%A",
+        "#e=&v=0,0,1&o=%",
+        "#n=zzz&e=1&v=0,0,1",
+        "#e=&v=0,0,1&p=__proto__:1.1:x",
+        "#nonsense",
+    ],
+)
+def test_a_broken_address_opens_the_page_with_a_word(visit, address):
+    tab = visit("gpt2", address)
     assert tab.run("torchlens.shown()") >= 3
+    assert tab.page.locator("#notice").is_visible()
+    assert "could not be followed" in tab.page.locator("#notice").text_content()
+
+
+def test_the_pass_is_in_the_address(visit):
+    tab = visit("recurrent")
+    assert tab.page.locator("#notice").is_hidden()
+    tab.run(f"torchlens.select({tab.find('cell')})")
+    tab.page.locator("#pass-next").click()
+    tab.page.locator("#pass-next").click()
+    tab.page.wait_for_url(lambda url: "p=" in url and ":2" in url)
+    again = visit("recurrent", tab.run("location.hash"))
+    assert again.page.locator("#notice").is_hidden()
+    assert "3 / 12" in again.page.locator("#panel .passes").first.text_content()
+    again.run(f"torchlens.select({tab.find('tanh_1_6')})")
+    assert "tanh_1_6:3" in again.page.locator("#panel").text_content()
+
+
+def test_classes_keep_their_underscores_and_brackets(visit, tmp_path):
+    name = "__Inner_<T>_"
+    inner = type(name, (nn.Sequential,), {})
+    outer = type("My_<Model>_", (nn.Sequential,), {})
+    explore(tl.log_forward_pass(outer(inner(nn.Linear(2, 2), nn.ReLU())), torch.ones(1, 2)), tmp_path / "page.html")
+    tab = visit(tmp_path / "page.html")
+    assert tab.page.locator("#name").text_content() == "My_<Model>_"
+    assert name in tab.node("0").text_content()
 
 
 def test_views_and_constants_can_be_hidden_and_edges_bridge_them(visit):

@@ -31,8 +31,11 @@ from torchlens.wording import got
 __all__ = ["build_scene", "shape_text"]
 
 
-def build_scene(history: Any, options: DrawOptions) -> Scene:
-    """Everything that is drawn of a history, in words and colours but without positions."""
+def build_scene(history: Any, options: DrawOptions, max_nodes: int | None = None, reason: str | None = None) -> Scene:
+    """Everything that is drawn of a history, in words and colours but without positions.
+
+    `max_nodes` is below that of the options where a larger drawing would not do, for that `reason`.
+    """
     log: Log = history._log
     choices = Choices(
         is_rolled=options.is_rolled,
@@ -41,7 +44,7 @@ def build_scene(history: Any, options: DrawOptions) -> Scene:
         is_collapsed=_collapse_rule(history, options),
         folding=find_repeats(log, options.is_rolled) if options.vis_fold_repeats else None,
     )
-    grouping, simplification = group_within(log, choices, options.vis_max_nodes)
+    grouping, simplification = group_within(log, choices, max_nodes or options.vis_max_nodes, reason)
     shading = None if options.vis_color_by is None else shade(history, grouping, options)
     builder = _Builder(history, options, grouping)
     nodes = [builder.node(number, shading) for number in range(len(grouping.items))]

@@ -9,12 +9,17 @@ from torchlens.capture.user_code import warn_caller
 from torchlens.draw.build import build_scene
 from torchlens.draw.dot import dot_source
 from torchlens.draw.options import DrawOptions, VisOpt, draw_options
-from torchlens.draw.render import is_graphviz_there, render
+from torchlens.draw.render import is_graphviz_there, render, size_in_points
 from torchlens.draw.scene import Scene
 from torchlens.errors import DrawingError
 from torchlens.foreign_names import classic_drawing_options
 
 __all__ = ["Drawing", "draw", "make_drawing", "notebook_svg", "render_graph"]
+
+# Points: PDF readers refuse larger pages, and a bitmap has at most 32,767 pixels a side, 96 of them to 72 points.
+_LONGEST_SIDES = {"pdf": 14_400.0, "png": 24_500.0, "jpg": 24_500.0}
+# Fewer nodes than this are never that long.
+_FEWEST_ON_A_LONG_SIDE = 40
 
 
 class Drawing:
@@ -74,6 +79,8 @@ def draw(history: Any, options: DrawOptions) -> Drawing | None:
     if options.picture_format == "html":
         raise ValueError("vis_fileformat='html' is the page that history.explore(path) writes; this draws pictures.")
     drawing = make_drawing(history, options)
+    if options.picture_format in _LONGEST_SIDES:
+        drawing = _within_page(history, options, drawing, _LONGEST_SIDES[options.picture_format])
     if drawing.scene.simplification is not None:
         warn_caller(
             f"torchlens: {drawing.scene.simplification} vis_nesting_depth, vis_collapse, vis_fold_repeats and vis_opt "
@@ -92,6 +99,21 @@ def draw(history: Any, options: DrawOptions) -> Drawing | None:
         drawing.picture_path = picture_path
         if not options.vis_save_only:
             _show(drawing)
+    return drawing
+
+
+def _within_page(history: Any, options: DrawOptions, drawing: Drawing, longest: float) -> Drawing:
+    """The drawing, or one of fewer nodes that fits on the largest page of the format."""
+    num_nodes = len(drawing.scene.nodes)
+    while is_graphviz_there() and num_nodes > _FEWEST_ON_A_LONG_SIDE:
+        try:
+            if max(size_in_points(drawing.source)) <= longest:
+                break
+        except DrawingError:  # it is told where the picture is made
+            break
+        num_nodes = max(num_nodes // 2, _FEWEST_ON_A_LONG_SIDE)
+        reason = f"a side of the {options.picture_format} would be longer than {longest:,.0f} points"
+        drawing = Drawing(build_scene(history, options, num_nodes, reason))
     return drawing
 
 

@@ -227,8 +227,8 @@ class _Writer:
         columns: dict[str, list[Any]] = {
             name: []
             for name in (
-                "part", "parent", "title", "path", "type", "kind", "side", "passes", "entries", "buffers", "params",
-                "place",
+                "part", "parent", "title", "path", "type", "kind", "isModule", "side", "passes", "entries", "buffers",
+                "params", "place",
             )
         }  # fmt: skip
         for part, parent in parts:
@@ -245,6 +245,7 @@ class _Writer:
             columns["path"].append(strings(names.path(part)))
             columns["type"].append(strings(names.type(part)))
             columns["kind"].append(KINDS.index(names.kind(part)))
+            columns["isModule"].append(int(bool(part.address)))
             columns["side"].append(SIDES.index(names.side(part)))
             columns["passes"].append(part.num_passes)
             columns["entries"].append(chosen.passes(part))

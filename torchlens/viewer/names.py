@@ -106,7 +106,9 @@ class Names:
             part = part.children[0]
         if part.kind == "repeat" and part.children[0].kind != "step":
             return self.type(part.children[0])
-        found = list(dict.fromkeys(self.type(child).strip("_") for child in part.children[:200]))
+        types = [(child, self.type(child)) for child in part.children[:200]]
+        is_plain = [child.kind == "operation" and not child.address for child, _ in types]
+        found = list(dict.fromkeys(t.strip("_") if plain else t for (_, t), plain in zip(types, is_plain, strict=True)))
         return ", ".join(found[:3]) + (" …" if len(found) > 3 else "")
 
     def kind(self, part: Part) -> str:

@@ -1,12 +1,12 @@
 /* The state of the page in its address, so that a link opens what was seen. */
 
-import { $, N, isOpenable, state } from "./outline.js";
+import { $, N, P, isOpenable, state } from "./outline.js";
 import { forgetLinks } from "./links.js";
 import { overlays } from "./overlays.js";
 import { arrange } from "./arrange.js";
-import { applyView, stageSize } from "./camera.js";
+import { applyView, fit, stageSize } from "./camera.js";
 import { search } from "./search.js";
-import { showPanel } from "./panel.js";
+import { setPass, showPanel } from "./panel.js";
 import { drawCrumbs, drawSides } from "./bar.js";
 
 export let timer = 0, written = "";
@@ -14,9 +14,11 @@ function hashText() {
   const opened = [];
   for (let i = 1; i < N; i++) if (state.open[i]) opened.push(i.toString(36));
   const [w, h] = stageSize(), v = state.view;
-  const bits = ["e=" + opened.join("."), "v=" + [(w / 2 - v.x) / v.k, (h / 2 - v.y) / v.k].map(Math.round).join(",") + "," + v.k.toFixed(3)];
+  const passes = [...state.pass].filter(([i, at]) => at > 0 && state.pass.get(P.parent[i]) !== at).slice(0, 50);
+  const bits = ["n=" + N.toString(36), "e=" + opened.join("."), "v=" + [(w / 2 - v.x) / v.k, (h / 2 - v.y) / v.k].map(Math.round).join(",") + "," + v.k.toFixed(3)];
   if (state.selected > 0) bits.push("s=" + state.selected.toString(36));
   if (state.second > 0) bits.push("t=" + state.second.toString(36));
+  if (passes.length) bits.push("p=" + passes.map(([i, at]) => i.toString(36) + ":" + at.toString(36)).join("."));
   if (state.overlay) bits.push("o=" + encodeURIComponent(state.overlay));
   if (state.query) bits.push("q=" + encodeURIComponent(state.query));
   const sides = Object.entries(state.sides).filter(([, v]) => v !== "dim").map(([k, v]) => k + ":" + v);
@@ -33,29 +35,42 @@ export function remember() {
     }
   }, 150);
 }
+/* Opens what an address tells. Returns false where it tells nothing, and says so where it cannot be followed. */
 export function restore(text) {
+  if (text.replace(/^#/, "") === "") return false;
+  let isBroken = false;
+  const decoded = bit => { try { return decodeURIComponent(bit); } catch (error) { if (!(error instanceof URIError)) throw error; isBroken = true; return ""; } };
   const found = Object.fromEntries(text.replace(/^#/, "").split("&").map(bit => { const at = bit.indexOf("="); return [bit.slice(0, at), bit.slice(at + 1)]; }));
-  if (found.e === undefined || !found.v) return false;
-  const valid = t => { const i = parseInt(t, 36); return i > 0 && i < N ? i : -1; };
+  if (found.e === undefined || !found.v || found.n !== undefined && parseInt(found.n, 36) !== N) { sayBroken(); return false; }
+  const valid = t => { const i = parseInt(t, 36); if (i > 0 && i < N) return i; isBroken = true; return -1; };
   state.open.fill(0);
   state.open[0] = 1;
-  for (const bit of found.e.split(".")) { const i = valid(bit); if (i > 0 && isOpenable(i)) state.open[i] = 1; }
+  for (const bit of found.e.split(".")) if (bit) { const i = valid(bit); if (i > 0 && isOpenable(i)) state.open[i] = 1; }
   state.selected = found.s ? valid(found.s) : -1;
   state.second = found.t ? valid(found.t) : -1;
-  const overlay = found.o ? decodeURIComponent(found.o) : "";
+  const overlay = found.o ? decoded(found.o) : "";
   state.overlay = overlays.has(overlay) ? overlay : "";
-  for (const bit of (found.h || "").split(",")) { const [k, v] = bit.split(":"); if (k in state.sides && ["show", "dim", "hide"].includes(v)) state.sides[k] = v; }
+  if (overlay !== state.overlay) isBroken = true;
+  state.pass.clear();
+  for (const bit of (found.p || "").split(".")) if (bit) { const [i, at] = bit.split(":"), part = valid(i), pass = parseInt(at, 36); if (part > 0 && pass > 0) setPass(part, pass); else isBroken = true; }
+  for (const bit of (found.h || "").split(",")) { const [k, v] = bit.split(":"); if (Object.hasOwn(state.sides, k) && ["show", "dim", "hide"].includes(v)) state.sides[k] = v; }
   forgetLinks();
   arrange();
-  const query = found.q ? decodeURIComponent(found.q) : "";
+  const query = found.q ? decoded(found.q) : "";
   $("query").value = query;
   search(query);
   const [x, y, k] = found.v.split(",").map(Number), [w, h] = stageSize();
   if ([x, y, k].every(Number.isFinite) && k > 0) state.view = { k, x: w / 2 - x * k, y: h / 2 - y * k };
+  else { isBroken = true; fit(true); }
   $("overlay").value = state.overlay;
   drawSides();
   applyView();
   showPanel();
   drawCrumbs();
+  if (isBroken) sayBroken();
   return true;
+}
+function sayBroken() {
+  $("notice").textContent = "The address could not be followed in full: it is damaged, or belongs to another page.";
+  $("notice").hidden = false;
 }

@@ -16,7 +16,11 @@ export function shapeOf(i) {
   if (!own.length) return "";
   return S[E.shape[own[0]]] + (own.length > 1 ? "  + " + (own.length - 1) : "");
 }
-export function typeOf(i) { return S[P.type[i]].replace(/^__(\w+)__$/, "$1").replace(/_$/, ""); }
+export function typeOf(i) {
+  const type = S[P.type[i]];
+  // An operation's name without its underscores; a class keeps those it has.
+  return isUnit(i) && !P.isModule[i] ? type.replace(/^__(\w+)__$/, "$1").replace(/_$/, "") : type;
+}
 export function titleOf(i) {
   const full = S[P.title[i]];
   if (full.length <= 30 || isUnit(i) && S[P.path[i]] !== full) return full;

@@ -9,6 +9,7 @@ import { html } from "./elements.js";
 import { draw } from "./draw.js";
 import { entriesIn } from "./light.js";
 import { select, toggle } from "./actions.js";
+import { remember } from "./address.js";
 import { histogram, statBlock } from "./statistics.js";
 
 function linkTo(e) {
@@ -49,21 +50,21 @@ function passNumber(i, at) {
   const carried = carriedPasses(i);
   return at < Math.ceil(carried / 2) ? at + 1 : at + 1 + P.passes[i] - carried;
 }
+/* Shows one pass of a part, and of everything in it. */
+export function setPass(i, to) {
+  const most = carriedPasses(i), at = Math.max(0, Math.min(most - 1, to));
+  state.pass.set(i, at);
+  for (let u = i + 1; u < end[i]; u++) {
+    const own = carriedPasses(u);
+    if (own > 1) state.pass.set(u, own === most ? at : Math.floor(at * own / most));
+  }
+}
 function passBlock(i) {
   const most = carriedPasses(i);
   if (most < 2 || !isUnit(i) && !["loop", "module"].includes(PART[P.part[i]])) return null;
   const now = Math.min(state.pass.get(i) || 0, most - 1);
   const shown = html("span", {}, many(passNumber(i, now)) + " / " + many(P.passes[i]));
-  const change = to => {
-    const at = Math.max(0, Math.min(most - 1, to));
-    state.pass.set(i, at);
-    for (let u = i + 1; u < end[i]; u++) {
-      const own = carriedPasses(u);
-      if (own > 1) state.pass.set(u, own === most ? at : Math.floor(at * own / most));
-    }
-    draw();
-    showPanel();
-  };
+  const change = to => { setPass(i, to); draw(); showPanel(); remember(); };
   const slider = html("input", { type: "range", min: 1, max: most, value: now + 1, "aria-label": "Pass", id: "pass" });
   slider.addEventListener("change", () => { change(slider.value - 1); $("pass").focus(); });
   return html("div", { class: "passes" }, html("span", {}, "Pass"), html("button", { type: "button", "aria-label": "Previous pass", id: "pass-back", onclick: () => { change(now - 1); $("pass-back").focus(); } }, "‹"),
