@@ -13,10 +13,10 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 import torch
-from networks import MLP, Residual
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, Residual
 from torchlens.draw.options import DrawKeywords, DrawOptions
 from torchlens.foreign_names import ENTRY_NAMES, FUNCTION_NAMES, HISTORY_NAMES, OPTION_NAMES
 from torchlens.history.classic import ENTRY_FIELDS, ENTRY_METHODS, HISTORY_FIELDS

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, Model
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, Model
 from torchlens.capture import attributes as attributes_file
 
 GLOBAL = torch.ones(3)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, ConvNet
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.networks import MLP, ConvNet
 from torchlens.capture.backward import MOST_WATCHED, BackwardWatch, NodeInfo, next_sequence, sequence_of
 
 

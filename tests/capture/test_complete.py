@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Model
 from torch import (
     nn,
 )
@@ -27,6 +26,7 @@ from torch import (
 )
 
 import torchlens as tl
+from tests.networks import Model
 from torchlens.capture.arguments import are_plain
 
 early_linear, early_method, early_op = F.linear, torch.Tensor.tanh, torch.ops.aten.sin.default

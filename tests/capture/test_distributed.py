@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import distributed_cases
 import pytest
 import torch
+
+from tests.capture import distributed_cases
 
 pytestmark = [
     pytest.mark.slow,

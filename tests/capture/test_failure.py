@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Model
 from torch import nn
 
 import torchlens as tl
+from tests.networks import Model
 
 
 def deep() -> nn.Module:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Model
 from torch import nn
 
 import torchlens as tl
+from tests.networks import Model
 
 
 def log(forward: Callable[..., Any], *inputs: torch.Tensor, **options: Any) -> tl.ModelHistory:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import ConvNet, Model, Recurrent
 from torch import nn
 
 import torchlens as tl
+from tests.networks import ConvNet, Model, Recurrent
 
 
 @pytest.fixture(autouse=True)

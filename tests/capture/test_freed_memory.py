@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import MLP
 
 import torchlens as tl
+from tests.networks import MLP
 from torchlens.capture.freed_memory import FreedMemory
 from torchlens.capture.glibc import HeapBytes, glibc
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import MLP, ConvNet, Model, Recurrent, Residual, TinyGPT, TinyViT
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import torchlens as tl
+from tests.networks import MLP, ConvNet, Model, Recurrent, Residual, TinyGPT, TinyViT
 
 
 class Retaining(TorchFunctionMode):

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Model
 from torch import nn
 
 import torchlens as tl
+from tests.networks import Model
 from torchlens.capture import memory_watch, system_memory
 from torchlens.capture.memory_watch import expected_bytes
 from torchlens.capture.session import CaptureOptions, Session

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, Model
 from torch import nn
 from torch.masked import masked_tensor
 
 import torchlens as tl
+from tests.networks import MLP, Model
 from torchlens.capture.current import CURRENT
 
 Work = Callable[[int], torch.Tensor]

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import MLP, Model, ResidualBlock
 from torch import nn
 from torch.masked import masked_tensor
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import torchlens as tl
+from tests.networks import MLP, Model, ResidualBlock
 
 
 def check(model: nn.Module, *inputs: Any, kwargs: dict[str, Any] | None = None, **options: Any) -> tl.ModelHistory:

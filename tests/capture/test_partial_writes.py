@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,10 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.graph.byte_exact import bytes_of, random_view
 from torchlens.capture import aliases
 from torchlens.capture.aliases import Aliases
 from torchlens.capture.regions import region_of
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "graph"))
-
-from byte_exact import bytes_of, random_view
 
 
 class Runs(nn.Module):

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, Model, Recurrent, Residual
 from torch import nn
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,6 +14,7 @@ from torch.export import Dim, export
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import torchlens as tl
+from tests.networks import MLP, Model, Recurrent, Residual
 from torchlens.capture.symbolic import SymbolicInt
 from torchlens.draw.drawing import make_drawing
 from torchlens.draw.options import draw_options

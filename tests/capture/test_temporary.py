@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import MLP, ConvNet, Model
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, ConvNet, Model
 from torchlens.capture.current import CURRENT
 
 NAMESPACES = [

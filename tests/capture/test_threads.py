@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from networks import MLP, ConvNet, Model
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, ConvNet, Model
 from torchlens.capture.current import CURRENT
 
 PATIENCE = 600.0  # seconds; only so that a test that fails ends

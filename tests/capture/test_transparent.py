@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import MLP, ConvNet, Model, Recurrent, Residual, TinyBERT, TinyGPT, TinySwin, TinyViT
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, ConvNet, Model, Recurrent, Residual, TinyBERT, TinyGPT, TinySwin, TinyViT
 
 IMAGE, TOKENS, VECTOR = (2, 3, 8, 8), "tokens", (2, 4)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual, TinyGPT
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual, TinyGPT
 from torchlens.draw import render as render_module
 from torchlens.draw.crowding import thin_out
 from torchlens.draw.dot import dot_source

@@ -8,10 +8,10 @@ from typing import Any
 import networkx
 import pytest
 import torch
-from networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual
 from torchlens.export.json_graph import graph_data, to_json
 from torchlens.export.networkx_graph import to_networkx
 

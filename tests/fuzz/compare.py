@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from machine import Program
-from oracle import Oracle
 
+from tests.fuzz.machine import Program
+from tests.fuzz.oracle import Oracle
 from torchlens import log_forward_pass
 
 HOW = ("all", "none", "arguments")

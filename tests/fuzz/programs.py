@@ -1,7 +1,8 @@
 """Random programs, as hypothesis makes them."""
 
 from hypothesis import strategies as st
-from machine import OPERATIONS
+
+from tests.fuzz.machine import OPERATIONS
 
 _numbers = st.integers(0, 6)
 _simple = st.tuples(st.sampled_from(sorted(OPERATIONS)), _numbers, _numbers, _numbers)

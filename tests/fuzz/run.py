@@ -9,11 +9,11 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from compare import HOW, check_program
-from programs import programs
-from view_programs import check_gradients
+from tests.fuzz.compare import HOW, check_program
+from tests.fuzz.programs import programs
+from tests.fuzz.view_programs import check_gradients
 
 _PER_ROUND = 200
 _GRADIENTS_PER_ROUND = 50

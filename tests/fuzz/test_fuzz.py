@@ -1,18 +1,12 @@
 """Random programs: log and plain run agree on values, parents, outputs and random numbers."""
 
-import sys
-from pathlib import Path
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from compare import HOW, check_program, program_inputs
-from machine import Program
-from programs import programs
-
+from tests.fuzz.compare import HOW, check_program, program_inputs
+from tests.fuzz.machine import Program
+from tests.fuzz.programs import programs
 from torchlens import ValueChangedError
 from torchlens.capture.memory import Memory
 from torchlens.graph import edges

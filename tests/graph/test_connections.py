@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import Model
 from torch import nn
 
 import torchlens as tl
+from tests.networks import Model
 
 
 class Captioner(nn.Module):

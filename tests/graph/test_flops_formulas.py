@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Model
 
 import torchlens as tl
+from tests.networks import Model
 from torchlens.graph.flops.free import FREE
 from torchlens.graph.flops.registry import FORMULAS, Counting, counting_of
 

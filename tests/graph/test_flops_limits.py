@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from networks import MLP, Model
 from torch import nn
 from torch.utils.flop_counter import register_flop_formula
 
 import torchlens as tl
+from tests.networks import MLP, Model
 from torchlens.graph.flops.call import Call
 from torchlens.graph.flops.registry import FORMULAS, forward_flops
 

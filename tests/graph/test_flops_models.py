@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, TinyGPT
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
@@ -14,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 import torchlens as tl
 from benchmarks.zoo import SPECIMENS
 from benchmarks.zoo.libraries import import_torchvision, import_transformers
+from tests.networks import MLP, TinyGPT
 
 # -- written out: two operations for each multiplication and the addition that follows it ------------------------------
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import MLP, Model, Residual
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, Model, Residual
 
 
 def labels(forward: object, *inputs: torch.Tensor, **attributes: object) -> list[str]:

@@ -1,10 +1,8 @@
 """Who last wrote what: the same as byte by byte, at any size, however often memory is written."""
 
 import gc
-import sys
 import tracemalloc
 import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +11,13 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.graph.byte_exact import bytes_of, random_view, writers_of
 from torchlens.capture import cells
 from torchlens.capture.lattice import Lattice
 from torchlens.capture.recording import Write
 from torchlens.capture.regions import Region, region_of
 from torchlens.graph.last_writers import Answer, Question, last_writers
 from torchlens.validation import validate_forward_pass
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from byte_exact import bytes_of, random_view, writers_of
 
 SHAPES = [(12,), (6, 10), (3, 4, 8), (2, 3, 4, 6), (30, 20), (7, 5, 3)]
 

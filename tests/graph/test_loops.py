@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import Model, Recurrent, TinyBERT, TinyGPT, TinySwin, TinyViT
 from torch import nn
-from work import lines_run
 
 import torchlens as tl
+from tests.networks import Model, Recurrent, TinyBERT, TinyGPT, TinySwin, TinyViT
+from tests.work import lines_run
 
 
 def passes(*names: str, first: int = 1, last: int) -> list[str]:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import MLP, ConvNet, Model, Recurrent, Residual, TinyGPT, TinyViT
 from torch import nn
 from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import checkpoint
@@ -14,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import torchlens as tl
 from benchmarks.zoo import SPECIMENS
 from benchmarks.zoo.specimen import Absent
+from tests.networks import MLP, ConvNet, Model, Recurrent, Residual, TinyGPT, TinyViT
 
 Forward = Callable[..., torch.Tensor]
 

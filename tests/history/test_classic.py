@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, Model, Recurrent
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, Model, Recurrent
 from torchlens.history.classic import ENTRY_FIELDS, ENTRY_METHODS, HISTORY_FIELDS, NOT_HERE
 
 

@@ -1,28 +1,23 @@
 """Fields as columns: tables, JSON and lists say of every entry what the entry says of itself."""
 
 import json
-import sys
 import tracemalloc
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from networks import Conditional, ConvNet, Model, Recurrent, Residual
 from torch import nn
-from work import lines_run
 
 import torchlens as tl
+from tests.fuzz.machine import Program
+from tests.fuzz.programs import programs
+from tests.networks import Conditional, ConvNet, Model, Recurrent, Residual
+from tests.work import lines_run
 from torchlens.export import json_graph
 from torchlens.history import columns
 from torchlens.history.tables import COLUMNS
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
-
-from machine import Program
-from programs import programs
 
 
 def check_agreement(history: Any) -> None:

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, Conditional, Model, Recurrent, Residual
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, Conditional, Model, Recurrent, Residual
 
 HISTORY_FIELDS = [
     "model_name",

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, Model, TinyGPT
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, Model, TinyGPT
 
 
 def log(forward: Any, *inputs: torch.Tensor, **attributes: Any) -> tl.ModelHistory:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, ConvNet, Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import torchlens as tl
+from tests.networks import MLP, ConvNet, Model
 
 
 def loss_of(history: tl.ModelHistory) -> torch.Tensor:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import MLP, ConvNet, Model, Recurrent, Residual
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import torchlens as tl
 from benchmarks.zoo.libraries import import_transformers
+from tests.networks import MLP, ConvNet, Model, Recurrent, Residual
 from torchlens.capture.regions import Region, region_of
 from torchlens.capture.view_tree import Share
 from torchlens.draw.drawing import make_drawing

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from facts import differences, facts_of
-from networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual, TinyGPT
 from torch import nn
 
 import torchlens as tl
+from tests.history.facts import differences, facts_of
+from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual, TinyGPT
 from torchlens.capture.functions import StandIn
 from torchlens.history import pickling
 
@@ -215,7 +215,7 @@ def facts_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple
         for path in Path(sys.argv[2]).glob("*.history"):
             facts = facts_of(pickle.loads(path.read_bytes()))
             path.with_suffix(".facts").write_bytes(pickle.dumps(facts))
-        assert "networks" not in sys.modules and "test_pickling" not in sys.modules
+        assert "tests.networks" not in sys.modules and "test_pickling" not in sys.modules
         """
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parent), str(folder)]

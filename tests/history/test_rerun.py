@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import MLP, Conditional, ConvNet, Model, Recurrent
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent
 
 
 def test_new_values_come_into_the_same_graph() -> None:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import MLP, Model, Recurrent, TinyGPT
 from torch import nn
 
 import torchlens as tl
+from tests.networks import MLP, Model, Recurrent, TinyGPT
 
 
 def timed(history: tl.ModelHistory) -> tl.ModelHistory:

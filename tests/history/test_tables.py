@@ -1,9 +1,9 @@
 """`to_pandas()`."""
 
 import torch
-from networks import MLP, Recurrent
 
 import torchlens as tl
+from tests.networks import MLP, Recurrent
 
 
 def test_one_row_per_entry_and_the_classic_columns() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from networks import Recurrent, Residual
 
 import torchlens as tl
+from tests.networks import Recurrent, Residual
 
 ROOT = Path(__file__).parents[2]
 

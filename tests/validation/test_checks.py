@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from networks import Model
-from proof import Proof
 from torch import nn
 
+from tests.networks import Model
+from tests.validation.proof import Proof
 from torchlens.capture import operations
 from torchlens.capture.memory import Memory
 from torchlens.capture.operations import Kind, Operation

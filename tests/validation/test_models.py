@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import Model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.networks import Model
 from torchlens.capture.memory import Memory
 from torchlens.capture.recorder import Recorder
 from torchlens.validation import validate_forward_pass, validate_saved_activations

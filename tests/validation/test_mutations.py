@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Model
-from proof import Proof
 from torch import nn
 
+from tests.networks import Model
+from tests.validation.proof import Proof
 from torchlens.capture.operations import Kind
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, CDPSession, Page, sync_playwright
-from viewer_models import history_of
 
+from tests.viewer.viewer_models import history_of
 from torchlens.viewer import explore
 
 _FLAGS = [

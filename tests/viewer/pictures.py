@@ -1,12 +1,12 @@
-"""Takes the pictures of the viewer that the docs show: python tests/viewer/pictures.py"""
+"""Takes the pictures of the viewer that the docs show: python -m tests.viewer.pictures"""
 
 import tempfile
 from pathlib import Path
 
-from conftest import _FLAGS, Tab, chromium
 from playwright.sync_api import sync_playwright
-from viewer_models import history_of
 
+from tests.viewer.conftest import _FLAGS, Tab, chromium
+from tests.viewer.viewer_models import history_of
 from torchlens.viewer import explore
 
 IMAGES = Path(__file__).parents[2] / "images"

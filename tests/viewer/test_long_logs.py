@@ -3,10 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from viewer_models import history_of
-from work import lines_run
 
 import torchlens as tl
+from tests.viewer.viewer_models import history_of
+from tests.work import lines_run
 from torchlens.viewer import explore, selection
 from torchlens.viewer.data import page_data
 

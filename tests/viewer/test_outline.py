@@ -1,9 +1,9 @@
 import torch
 from torch import nn
-from viewer_models import history_of
-from work import lines_run
 
 import torchlens as tl
+from tests.viewer.viewer_models import history_of
+from tests.work import lines_run
 from torchlens.viewer.data import page_data
 from torchlens.viewer.folding import fold
 from torchlens.viewer.outline import Outline, Part, outline

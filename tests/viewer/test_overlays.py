@@ -1,9 +1,9 @@
 """Overlays of what a profile and a backward pass told."""
 
 import torch
-from networks import MLP
 
 import torchlens as tl
+from tests.networks import MLP
 from torchlens.history.overlay import Overlay
 from torchlens.viewer import explore
 

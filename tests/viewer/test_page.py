@@ -4,9 +4,9 @@ import pytest
 import torch
 from playwright.sync_api import Page
 from torch import nn
-from viewer_models import ResNet18, history_of
 
 import torchlens as tl
+from tests.viewer.viewer_models import ResNet18, history_of
 from torchlens.viewer import explore
 
 MODELS = ["resnet18", "gpt2", "recurrent", "plain_loop", "nested_loop", "failed"]

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from networks import TinyGPT
-from profile_records import made_up, parameter
 from torch import nn
 
 import torchlens as tl
+from tests.networks import TinyGPT
+from tests.profiling.profile_records import made_up, parameter
 from torchlens.profiling.health.finding import Finding, Findings
 from torchlens.profiling.health.findings import find
 from torchlens.profiling.health.thresholds import THRESHOLDS

@@ -1,12 +1,12 @@
 """Times are those of the model, not of looking at it, and they add up. The clock stands still until it is told to go on."""
 
-import profile_records
 import pytest
 import torch
 from torch import nn
 
 import torchlens as tl
 from tests.networks import Model
+from tests.profiling import profile_records
 from torchlens.capture import backward, current, recorder, timed_recorder
 from torchlens.capture.backward import NodeRun
 from torchlens.capture.own_time import WHILE

@@ -1,8 +1,8 @@
 """A profile as pandas tables."""
 
 import pytest
-from profile_records import made_up, operations
 
+from tests.profiling.profile_records import made_up, operations
 from torchlens.profiling.output.data_frames import to_pandas
 
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from profile_records import call, made_up, module
 
+from tests.profiling.profile_records import call, made_up, module
 from torchlens.profiling.output.json_form import to_json
 
 # The fields that readers of the format know.

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Model, Recurrent
-from profile_records import made_up, module, operations
 from torch import nn
 
 import torchlens as tl
+from tests.networks import Model, Recurrent
+from tests.profiling.profile_records import made_up, module, operations
 from torchlens.draw.drawing import make_drawing
 from torchlens.draw.options import DrawOptions
 from torchlens.history.overlay import Overlay

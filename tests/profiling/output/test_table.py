@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from profile_records import made_up, module, operations
 
+from tests.profiling.profile_records import made_up, module, operations
 from torchlens.profiling.output.table import summary
 
 
