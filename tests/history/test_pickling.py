@@ -211,6 +211,7 @@ def facts_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple
         import pickle, sys
         from pathlib import Path
         sys.path.insert(0, sys.argv[1])
+        sys.modules["tests"] = None  # what stands there is not there
         from facts import facts_of
         for path in Path(sys.argv[2]).glob("*.history"):
             facts = facts_of(pickle.loads(path.read_bytes()))
