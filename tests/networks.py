@@ -1,7 +1,7 @@
 """Small networks for the tests, all in one place."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,12 @@ class Model(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self.num_calls += 1
         return self._function(self, *args, **kwargs)
+
+    if TYPE_CHECKING:  # its attributes are what it was given
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
 
 class MLP(nn.Module):

@@ -10,6 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 PROGRAM = """
+import json
+from collections import UserDict
+
 import torch
 import torchlens as tl
 
@@ -19,11 +22,16 @@ tl.log_forward_pass(m, x, layers_to_save=lambda entry: entry.layer_type == "relu
 tl.log_forward_pass(m, x, None, "all", True, "cpu")
 tl.show_model_graph(m, x, vis_opt="rolled", random_seed=1)
 h.render_graph("rolled", 1, "a.gv", vis_direction="topdown")
+json.loads(h.to_json())
+json.loads(tl.profile(m, x).to_chrome_trace())
+tl.log_forward_pass(m, None, UserDict(input=x))
 tl.log_forward_pass(m, x, vis_outpth="a.gv")  # wrong
 tl.log_forward_pass(m, x, vis_direction="up")  # wrong
 tl.show_model_graph(m, x, vis_opt="rold")  # wrong
 h.render_graph(vis_fileformat="bmp")  # wrong
 h[0].tensor_contnets  # wrong
+h.to_json(1)  # wrong
+json.loads(h.to_json("a.json"))  # wrong
 h.layer_lists  # wrong
 h.summary(sort_by="speed")  # wrong
 tl.profile(m, check="nan")  # wrong

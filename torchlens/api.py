@@ -1,6 +1,6 @@
 """The public functions: check the options, then capture → graph → history."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -34,7 +34,7 @@ __all__ = ["get_model_metadata", "log_forward_pass", "show_model_graph"]
 def log_forward_pass(
     model: torch.nn.Module,
     input_args: Any = None,
-    input_kwargs: dict[str, Any] | None = None,
+    input_kwargs: Mapping[str, Any] | None = None,
     layers_to_save: LayersToSave = "all",
     keep_unsaved_layers: bool = True,
     output_device: str | torch.device | int = "same",
@@ -127,7 +127,7 @@ def log_forward_pass(
 
 
 def get_model_metadata(
-    model: torch.nn.Module, input_args: Any = None, input_kwargs: dict[str, Any] | None = None
+    model: torch.nn.Module, input_args: Any = None, input_kwargs: Mapping[str, Any] | None = None
 ) -> ModelHistory:
     """Runs one forward pass and returns a log of every operation in it, without saving a tensor.
 
@@ -139,7 +139,7 @@ def get_model_metadata(
 def show_model_graph(
     model: torch.nn.Module,
     input_args: Any = None,
-    input_kwargs: dict[str, Any] | None = None,
+    input_kwargs: Mapping[str, Any] | None = None,
     vis_opt: "VisOpt" = "unrolled",
     *by_position: Any,
     random_seed: int | None = None,

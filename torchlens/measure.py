@@ -19,7 +19,7 @@ __all__ = ["compare", "profile"]
 def profile(
     model: torch.nn.Module,
     input_args: Any = None,
-    input_kwargs: dict[str, Any] | None = None,
+    input_kwargs: Mapping[str, Any] | None = None,
     *,
     level: Level | None = None,
     check: Check | None = None,

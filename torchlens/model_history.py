@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from torchlens.history.base_history import BaseHistory
 from torchlens.lazy_import import lazy_function
@@ -53,6 +53,12 @@ class ModelHistory(BaseHistory):
         >>> history.explore('model.html', overlays={'importance': {'conv2d_1_1': 0.7}})
         """
         return explore(self, path, overlays=overlays, title=title)
+
+    @overload
+    def to_json(self, path: None = None, indent: int | None = None) -> str: ...
+
+    @overload
+    def to_json(self, path: str | os.PathLike[str], indent: int | None = None) -> None: ...
 
     def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
         """The graph as JSON: returned, or written to `path`."""

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import FileStore
 from torch.distributed import all_reduce as all_reduce_imported_early
 from torch.distributed import distributed_c10d
 
@@ -123,12 +124,19 @@ def all_reduce_is_an_entry_and_what_was_before_stays(rank: int) -> None:
 def broadcast_and_reduce(rank: int) -> None:
     x = torch.full((2, 2), rank + 1.0)
     for src in (0, 1):
-        model = Reduced(lambda y, src=src: dist.broadcast(y, src))
+
+        def broadcast(y: torch.Tensor, src: int = src) -> None:
+            dist.broadcast(y, src)
+
+        def reduce(y: torch.Tensor, dst: int = src) -> None:
+            dist.reduce(y, dst, op=dist.ReduceOp.MAX)
+
+        model = Reduced(broadcast)
         model.label = "broadcast_1_2"
         history = check(model, x, {"broadcast_1_2": ["mul_1_1"], "add_1_3": ["broadcast_1_2"]})
         assert history["broadcast_1_2"].tensor_contents.tolist() == [[3.0 * (src + 1)] * 2] * 2
         assert history["broadcast_1_2"].func_keyword_args_non_tensor == {"group_src": src, "group": "ranks 0, 1"}
-        model = Reduced(lambda y, dst=src: dist.reduce(y, dst, op=dist.ReduceOp.MAX))
+        model = Reduced(reduce)
         model.label = "reduce_1_2"
         history = check(model, x, {"reduce_1_2": ["mul_1_1"], "add_1_3": ["reduce_1_2"]})
         expected = {"op": "MAX", "group_dst": src, "group": "ranks 0, 1"}
@@ -304,7 +312,7 @@ def sending_and_receiving(rank: int) -> None:
             return y + got + again + last
 
     x = torch.full((2, 2), rank + 1.0)
-    received = {"recv_1": [], "irecv_1": [], "irecv_2": []}
+    received: dict[str, list[str]] = {"recv_1": [], "irecv_1": [], "irecv_2": []}
     history = check(Passed(), x, {"send_1": ["mul_1_1"], "isend_2": ["mul_1_1"], **received})
     assert history["isend_1"].parent_layers == [history["recv_1"].layer_label]
     assert history["send_1"].child_layers == []
@@ -564,8 +572,9 @@ def functional_collectives(rank: int) -> None:
     class Functional(Noting):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = x * 3
-            summed = funcol.all_reduce(y, "sum", dist.group.WORLD)
-            whole = funcol.all_gather_tensor(y, 0, dist.group.WORLD)
+            group: Any = dist.group.WORLD
+            summed = funcol.all_reduce(y, "sum", group)
+            whole = funcol.all_gather_tensor(y, 0, group)
             z = summed + 1
             self.note("allreduce_1", summed)
             self.note("add_1", z)
@@ -598,7 +607,7 @@ class Spread(nn.Module):
         from torch.distributed.tensor import DTensor, Replicate, Shard
 
         spread = DTensor.from_local(x, self.mesh, [Shard(0)])
-        product = nn.functional.relu(spread @ self.weight)
+        product: Any = nn.functional.relu(spread @ self.weight)
         whole = product.redistribute(self.mesh, [Replicate()])
         whole.add_(1)
         return whole.full_tensor().sum() + product.to_local().sum(), product
@@ -647,7 +656,8 @@ def dtensors_have_values_neighbours_and_gradients(rank: int) -> None:
         history.explore(folder / "spread.html")
         assert history.total_flops > 0
     history["output_1"].tensor_contents.sum().backward()
-    assert torch.equal(history.param_grads["weight"].to_local(), gradient.to_local())
+    found: Any = history.param_grads["weight"]
+    assert torch.equal(found.to_local(), gradient.to_local())
     if rank == 1:
         assert relu.grad_contents is not None
         assert "Gradient" in str(relu)
@@ -673,8 +683,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        heads = [f(x).view(batch, length, -1, 4).transpose(1, 2) for f in (self.query, self.key, self.value)]
-        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        query, key, value = (f(x).view(batch, length, -1, 4).transpose(1, 2) for f in (self.query, self.key, self.value))
+        mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
@@ -733,7 +743,8 @@ def tensor_parallel_mlp(rank: int) -> None:
     history["output_1"].tensor_contents.sum().backward()
     plain(x).sum().backward()
     for name, parameter in plain.named_parameters():
-        assert torch.allclose(history.param_grads[name].full_tensor(), parameter.grad), name
+        gradient: Any = history.param_grads[name]
+        torch.testing.assert_close(gradient.full_tensor(), parameter.grad)
     report = tl.validate_forward_pass(model, x)
     assert report.passed, report
 
@@ -917,11 +928,12 @@ def the_older_fsdp(rank: int) -> None:
     expected = tl.log_forward_pass(plain, x, save_gradients=True)
     expected["output_1"].tensor_contents.sum().backward()
     for keeps_originals in (True, False):
-        options = {"use_orig_params": keeps_originals, "device_id": torch.device("cpu")}
-        model = copy.deepcopy(plain)
-        model.zero_grad()
-        model[0], model[1] = (FullyShardedDataParallel(layer, **options) for layer in model[:2])
-        model = FullyShardedDataParallel(model, **options)
+        options: dict[str, Any] = {"use_orig_params": keeps_originals, "device_id": torch.device("cpu")}
+        layers = copy.deepcopy(plain)
+        layers.zero_grad()
+        for number in (0, 1):
+            layers[number] = FullyShardedDataParallel(layers[number], **options)
+        model = FullyShardedDataParallel(layers, **options)
         for _ in range(2):
             history = tl.log_forward_pass(model, x, save_gradients=True)
             for entry, other in zip(history, expected, strict=True):
@@ -941,7 +953,7 @@ def the_older_fsdp(rank: int) -> None:
                 torch.testing.assert_close(found["0._flat_param"], torch.cat(parts))
         some = tl.log_forward_pass(model, x, layers_to_save=["linear_2", "relu_1"], save_function_args=True)
         assert torch.equal(some["linear_2"].tensor_contents, expected["linear_2"].tensor_contents)
-        assert torch.equal(some["linear_2"].creation_args[1], plain[0].down.weight)
+        assert torch.equal(some["linear_2"].creation_args[1], plain.get_parameter("0.down.weight"))
         report = tl.validate_forward_pass(model, x)
         assert report.passed, report
 
@@ -1064,7 +1076,7 @@ def nothing_is_patched_without_a_process_group(rank: int) -> None:
     dist.destroy_process_group()
     tl.log_forward_pass(Looking(), torch.ones(2))
     assert is_patched == [True, False]
-    store = dist.FileStore(str(Path(sys.argv[2]) / "store_again"), WORLD)
+    store = FileStore(str(Path(sys.argv[2]) / "store_again"), WORLD)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=PATIENCE)
 
 
@@ -1074,7 +1086,7 @@ def main(rank: int, folder: Path, names: list[str]) -> None:
     for name in names or CASES:
         torch.manual_seed(0)
         warnings.simplefilter("error")
-        store = dist.FileStore(str(folder / f"store_{name}"), WORLD)
+        store = FileStore(str(folder / f"store_{name}"), WORLD)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=PATIENCE)
         try:
             CASES[name](rank)

@@ -93,7 +93,9 @@ def test_gradients_do_not_change(make: Callable[[], nn.Module]) -> None:
     watch.watch([loss])
     loss.backward()
     assert watch.runs
-    assert all(torch.equal(p.grad, wanted) for p, wanted in zip(model.parameters(), expected, strict=True))
+    for parameter, wanted in zip(model.parameters(), expected, strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, wanted)
 
 
 def test_what_looks_sees_the_gradients_before_and_after_each_node() -> None:

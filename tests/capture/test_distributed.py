@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,11 @@ LIMIT = 900
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
+def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What came of each case in each process."""
     folder = tmp_path_factory.mktemp("distributed")
-    wanted = [item.callspec.params["name"] for item in request.session.items if item.module is request.module]
+    items: list[Any] = request.session.items
+    wanted = [item.callspec.params["name"] for item in items if item.module is request.module]
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     processes = [

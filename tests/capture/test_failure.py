@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.failures import partial_history
 from tests.networks import Model
 
 
@@ -52,7 +53,7 @@ def test_the_note_names_the_users_source_line() -> None:
 def test_the_partial_history_holds_the_log_so_far() -> None:
     with pytest.raises(RuntimeError) as caught:
         tl.log_forward_pass(deep(), torch.rand(2, 4))
-    history = caught.value.partial_history
+    history = partial_history(caught.value)
     assert isinstance(history, tl.ModelHistory)
     assert history.layer_labels == ["input_1_0", "linear_1_1", "relu_1_2"]
     assert history["linear_1"].tensor_contents.shape == (2, 5)
@@ -79,7 +80,7 @@ def test_an_exception_of_any_type_comes_through_as_it_is(error: BaseException) -
     assert caught.value is error
     assert "module '1' (Model)" in note_of(error)
     assert f"{__file__}:" in note_of(error)
-    assert len(error.partial_history) == 2
+    assert len(partial_history(error)) == 2
 
 
 def test_an_exception_of_the_models_own_code_is_placed_too() -> None:
@@ -149,7 +150,7 @@ def test_an_exception_turned_into_another_is_explained() -> None:
 
     with pytest.raises(ValueError, match="wrong width") as caught:
         tl.log_forward_pass(Model(forward, bad=nn.Linear(7, 7)), torch.rand(2, 3))
-    assert caught.value.partial_history.layer_labels == ["input_1_0"]
+    assert partial_history(caught.value).layer_labels == ["input_1_0"]
 
 
 @pytest.mark.parametrize("saved", ["none", "relu", "0", "nothing like it"])
@@ -157,7 +158,7 @@ def test_a_failure_is_explained_whatever_is_to_be_saved(saved: str) -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
         tl.log_forward_pass(deep(), torch.rand(2, 4), layers_to_save=saved)
     assert "module '1.1'" in note_of(caught.value)
-    assert caught.value.partial_history["relu_1"].tensor_shape == (2, 5)
+    assert partial_history(caught.value)["relu_1"].tensor_shape == (2, 5)
 
 
 def test_a_failure_in_a_later_run_is_explained_and_loses_nothing() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.failures import partial_history
 from tests.networks import ConvNet, Model, Recurrent
 
 
@@ -111,7 +112,7 @@ def test_a_partial_history_is_freed_with_its_exception(is_deep: bool) -> None:
     try:
         tl.log_forward_pass(model, torch.rand(2, 4))
     except RuntimeError as error:
-        history = error.partial_history  # type: ignore[attr-defined]
+        history = partial_history(error)
     references += watch(history)
     assert alive(references) == len(references)
     del history

@@ -15,7 +15,7 @@ import torch
 import torchlens as tl
 from tests.networks import MLP
 from torchlens.capture.freed_memory import FreedMemory
-from torchlens.capture.glibc import HeapBytes, glibc
+from torchlens.capture.glibc import Glibc, HeapBytes, glibc
 
 MB = 2**20
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps so much")
@@ -23,7 +23,7 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only
 # -- what is decided, of an allocator that is made up ------------------------------------------------------------------
 
 
-class Allocator:
+class Allocator(Glibc):
     """Keeps everything that is freed until it is trimmed."""
 
     machine_bytes = 64 * 1024 * MB

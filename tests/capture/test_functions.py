@@ -4,6 +4,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ import torchlens as tl
 from torchlens.capture.functions import StandIn, argument_names, found_again, reference_to
 from torchlens.capture.operations import BUFFER, IDENTITY, INPUT, OUTPUT, operation_of
 from torchlens.capture.user_code import code_of_line, source_line, source_text
+
+T: Any = torch.Tensor.T
+DATA: Any = torch.Tensor.data
 
 
 class Twice(torch.autograd.Function):
@@ -41,7 +45,7 @@ def test_every_function_that_torch_reports_is_found_again():
 @pytest.mark.parametrize(
     "func",
     [
-        torch.relu, torch.Tensor.add, torch.Tensor.__iadd__, torch.Tensor.T.__get__, torch.Tensor.data.__set__,
+        torch.relu, torch.Tensor.add, torch.Tensor.__iadd__, T.__get__, DATA.__set__,
         torch.ops.aten.add, torch.ops.aten.add.Tensor, torch.ops.aten.relu.default, torch._C._nn.gelu,
         torch.nn.functional.linear, torch.nn.functional.grouped_mm, Twice.apply, Twice, at_the_top, torch.from_numpy,
         torch.Tensor.grad.__get__,
@@ -86,7 +90,7 @@ def test_the_operations_of_boundaries_stay_themselves(operation, protocol):
 
 
 def test_an_operation_comes_back_the_same():
-    for func in (torch.relu, torch.Tensor.add_, torch.batch_norm, torch.Tensor.__setitem__, torch.Tensor.T.__get__):
+    for func in (torch.relu, torch.Tensor.add_, torch.batch_norm, torch.Tensor.__setitem__, T.__get__):
         before = operation_of(func)
         after = pickle.loads(pickle.dumps(before))
         assert [getattr(before, name) for name in before.__slots__] == [getattr(after, name) for name in after.__slots__]

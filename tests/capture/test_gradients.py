@@ -39,20 +39,19 @@ def test_gradients_are_those_that_autograd_keeps(make: Callable[[], nn.Module], 
     sum(history[label].tensor_contents.pow(2).sum() for label in history.output_layers).backward()
     logged = {entry.layer_label: entry for entry in history}
     x.grad = None
-    results: list[tuple[str, torch.Tensor]] = []
 
     # Independently: the same model, its operations found through autograd's own retain_grad, matched by value and shape.
     with Retaining() as mode:
         output = model(x)
     outputs = output.values() if isinstance(output, dict) else [output]
     sum(value.pow(2).sum() for value in outputs).backward()
-    results = [(str(tuple(t.shape)), t) for t in mode.results if t.grad is not None]
+    results = [(tensor, tensor.grad) for tensor in mode.results if tensor.grad is not None]
     assert len(results) >= 3
-    for _, tensor in results:
+    for tensor, grad in results:
         matches = [
             entry for entry in logged.values()
             if entry.tensor_shape == tuple(tensor.shape) and torch.equal(entry.tensor_contents, tensor)
-            and entry.has_saved_grad and torch.allclose(entry.grad_contents, tensor.grad)
+            and entry.grad_contents is not None and torch.allclose(entry.grad_contents, grad)
         ]  # fmt: skip
         assert matches, f"no entry has the value and the gradient of a {tuple(tensor.shape)} result"
     torch.testing.assert_close(history["input_1"].grad_contents, x.grad)
@@ -60,7 +59,7 @@ def test_gradients_are_those_that_autograd_keeps(make: Callable[[], nn.Module], 
     assert missing == []
 
 
-def gradients(forward: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+def gradients(forward: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> dict[str, Any]:
     history = tl.log_forward_pass(Model(lambda self, *args: forward(*args)), list(inputs), save_gradients=True)
     history["output_1"].tensor_contents.sum().backward()
     return {entry.layer_label.rpartition("_")[0]: entry.grad_contents for entry in history}
@@ -216,6 +215,7 @@ def test_the_models_own_gradients_do_not_change(make: Callable[[], nn.Module], k
     history = tl.log_forward_pass(model, x, save_gradients=True)
     history["output_1"].tensor_contents.pow(2).sum().backward()
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
+        assert parameter.grad is not None
         assert torch.equal(parameter.grad, wanted)
     missing = [e.layer_label for e in history if e.gradfunc and e.is_output_ancestor and not e.has_saved_grad]
     assert missing == []

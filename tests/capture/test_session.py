@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.failures import partial_history
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.session import CaptureOptions, Session
 
@@ -31,7 +32,8 @@ def test_reading_the_recording_changes_nothing():
 
 
 def test_an_interrupt_after_the_pass_leaves_a_log_that_can_be_read(monkeypatch):
-    finish, moments = Recorder.finish, []
+    finish = Recorder.finish
+    moments: list[str] = []
 
     def interrupted(recorder, outliving):
         if not moments:
@@ -42,4 +44,4 @@ def test_an_interrupt_after_the_pass_leaves_a_log_that_can_be_read(monkeypatch):
     monkeypatch.setattr(Recorder, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:
         tl.log_forward_pass(Counting(), torch.ones(3))
-    assert [entry.layer_type for entry in caught.value.partial_history] == ["input", "add", "mul", "output"]
+    assert [entry.layer_type for entry in partial_history(caught.value)] == ["input", "add", "mul", "output"]

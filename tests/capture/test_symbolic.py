@@ -24,7 +24,7 @@ def symbolic(*sizes: int, dynamic: tuple[int, ...] = (0,)) -> tuple[FakeTensorMo
     """A tensor whose sizes at `dynamic` are symbols, and the mode it lives in."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     kinds = [DimDynamic.DYNAMIC if number in dynamic else DimDynamic.STATIC for number in range(len(sizes))]
-    context = StatelessSymbolicContext(dynamic_sizes=kinds)
+    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
     return mode, mode.from_tensor(torch.rand(*sizes), symbolic_context=context, source=ConstantSource("x"))
 
 
@@ -164,6 +164,8 @@ def test_arithmetic_keeps_the_expression():
     assert len({s, SymbolicInt(6, s.expression)}) == 1
     assert f"{s} {s:,} {s:>3}" == "s s   s"
     unknown = SymbolicInt(None, sympy.Symbol("u"))
-    assert not (unknown * s).is_known
+    product = unknown * s
+    assert isinstance(product, SymbolicInt)
+    assert not product.is_known
     assert str(unknown * s) == "s*u"
     assert s / 4 == 1.5  # as a number

@@ -3,6 +3,7 @@
 import doctest
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -24,7 +25,7 @@ def example(name: str) -> ModuleType:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder in which an example runs, with torch's generator put back afterwards."""
     monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng(devices=[]):

@@ -1,5 +1,6 @@
 """The tables of docs/coming-from-torchlens.md are made of the code; `pytest --update-golden` makes them anew."""
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ def classic() -> str:
 
 
 def sentence(name: str, function: Callable[..., Any]) -> str:
-    if hasattr(function, "func"):  # an option
+    if isinstance(function, functools.partial):  # an option
         return f"The option `{function.args[0]}`."
     return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
 

@@ -64,7 +64,7 @@ def test_an_unknown_option_gets_the_closest_known():
         ("model.v2", "png", "model.v2", "model.v2.png"),
     ],
 )
-def test_the_picture_stands_beside_the_source(outpath: str, fileformat: str, source: str, picture: str | None):
+def test_the_picture_stands_beside_the_source(outpath: str, fileformat: Any, source: str, picture: str | None):
     options = DrawOptions(vis_outpath=outpath, vis_fileformat=fileformat)
     assert options.source_path == Path(source)
     assert options.picture_path == (None if picture is None else Path(picture))

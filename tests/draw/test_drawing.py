@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.failures import partial_history
 from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual, TinyGPT
 from torchlens.draw import render as render_module
 from torchlens.draw.crowding import thin_out
@@ -58,7 +59,7 @@ class Failing(nn.Module):
 def failed_history() -> tl.ModelHistory:
     with pytest.raises(RuntimeError) as caught:
         tl.log_forward_pass(Failing(), torch.rand(2, 4))
-    return caught.value.partial_history
+    return partial_history(caught.value)
 
 
 def history_with_gradients() -> tl.ModelHistory:
@@ -239,7 +240,7 @@ def test_modules_that_differ_are_not_folded():
 
 
 def test_modules_side_by_side_are_folded_and_say_so():
-    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+    def forward(self: Model, x: torch.Tensor) -> Any:
         return sum(expert(x) for expert in self.experts)
 
     model = Model(forward, experts=nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
@@ -349,7 +350,7 @@ def test_a_failure_that_is_no_operation_hangs_below_the_last_one():
 
     with pytest.raises(ValueError, match="no <more>") as caught:
         tl.log_forward_pass(Model(forward), torch.rand(2))
-    drawing = make_drawing(caught.value.partial_history, DrawOptions())
+    drawing = make_drawing(partial_history(caught.value), DrawOptions())
     assert edges_of(drawing.scene)["add_1_1", "✗ raised here"].lines == ("then",)
     assert "no &lt;more&gt;" in drawing.source
 

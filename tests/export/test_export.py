@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.failures import partial_history
 from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual
 from torchlens.export.json_graph import graph_data, to_json
 from torchlens.export.networkx_graph import to_networkx
@@ -89,7 +90,7 @@ def test_a_failure_is_in_the_json():
     model = nn.Sequential(nn.Linear(4, 5), nn.Linear(6, 4))
     with pytest.raises(RuntimeError) as caught:
         tl.log_forward_pass(model, torch.rand(2, 4))
-    failure = graph_data(caught.value.partial_history)["failure"]
+    failure = graph_data(partial_history(caught.value))["failure"]
     assert failure["operation"] == "linear"
     assert failure["modules"] == ["1:1"]
     assert failure["arguments"].startswith("2x5 float32")

@@ -93,6 +93,8 @@ class Program(nn.Module):
         self.steps = steps
         self.scale = nn.Parameter(torch.tensor(0.5))
         self.weight = nn.Parameter(torch.linspace(-1, 1, 16).reshape(4, 4))
+        self.memory: Tensor
+        self.spread: Tensor
         self.register_buffer("memory", torch.linspace(-1, 1, 4))
         self.register_buffer("spread", torch.ones(4))
         self.parts = nn.ModuleList([Part("input"), Part("tuple"), Part("dict")])

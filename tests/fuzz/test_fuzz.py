@@ -1,5 +1,7 @@
 """Random programs: log and plain run agree on values, parents, outputs and random numbers."""
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def test_the_logs_of_random_programs_are_proved(steps):
 
 
 # What random programs found, and a few by hand.
-FOUND = {
+FOUND: dict[str, list[Any]] = {
     "a row of a product is written": [("sin", 0, 0, 0), ("select", 2, 0, 0), ("add_", 3, 0, 0), ("add", 2, 2, 0)],
     "a view is read after its base was written": [
         ("sin", 0, 0, 0),

@@ -106,7 +106,7 @@ class Program(nn.Module):
                     result = pick_of(name, other)(tensor)
                 tensors.append(result)
                 shapes.append(like(result))
-        return sum((tensor**2).sum() for tensor in tensors)
+        return torch.stack([(tensor**2).sum() for tensor in tensors]).sum()
 
 
 class Seen:
@@ -186,7 +186,7 @@ class Oracle:
                     tensors.append(self.view(seen, pick_of(name, other)))
                     stand_ins.append(pick_of(name, other)(stand_in))
                 shapes.append(like(stand_ins[-1]))
-        return sum((self.read(seen) ** 2).sum() for seen in tensors)
+        return torch.stack([(self.read(seen) ** 2).sum() for seen in tensors]).sum()
 
 
 class Counts(NamedTuple):

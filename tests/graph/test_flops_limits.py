@@ -15,6 +15,7 @@ from torchlens.graph.flops.call import Call
 from torchlens.graph.flops.registry import FORMULAS, forward_flops
 
 SQUARE = torch.rand(4, 4)
+KERNEL = torch.rand(1, 1, 2, 2)  # neither parameter nor buffer of the model: the log does not know it
 
 
 def log_of(function: Any, *args: Any, **attributes: Any) -> tl.ModelHistory:
@@ -46,9 +47,6 @@ def test_what_nobody_can_count_is_reported(function: Any, reported: dict[str, in
     history = log_of(function, SQUARE)
     assert history.flops_not_counted == reported
     assert history[next(iter(reported)) + "_1"].flops is None
-
-
-KERNEL = torch.rand(1, 1, 2, 2)  # neither parameter nor buffer of the model: the log does not know it
 
 
 def test_a_factor_from_elsewhere_is_worked_out_from_the_other():

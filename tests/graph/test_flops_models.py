@@ -115,7 +115,7 @@ def by_torch(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, int]:
 
 
 def convolution_backward(gradient, x, weight, _bias, _stride, _padding, _dilation, is_transposed, *rest, **_):
-    _, _, wanted, *_ = rest
+    wanted = rest[2]
     return conv_flop_count(x, weight, gradient, is_transposed) * (wanted[0] + wanted[1])
 
 

@@ -1,5 +1,7 @@
 """Labels: types, numbers, what is an entry and what is not."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ import torchlens as tl
 from tests.networks import MLP, Model, Residual
 
 
-def labels(forward: object, *inputs: torch.Tensor, **attributes: object) -> list[str]:
+def labels(forward: Any, *inputs: torch.Tensor, **attributes: object) -> list[str]:
     """Labels of a function's operations on `inputs`, without those of inputs and outputs."""
     history = tl.log_forward_pass(Model(forward, **attributes), list(inputs))
     return [entry.layer_label for entry in history if not (entry.is_input_layer or entry.is_output_layer)]
@@ -58,7 +60,7 @@ def test_the_type_is_the_functions_name_in_lower_case_without_underscores(functi
 )  # fmt: skip
 def test_in_place_operators_have_names_of_their_own_and_in_place_functions_have_not(statement: str, expected: str) -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
-        space = {"y": x * 1, "torch": torch, "F": F}
+        space: dict[str, Any] = {"y": x * 1, "torch": torch, "F": F}
         exec(statement, space)
         return space["y"]
 

@@ -71,7 +71,7 @@ def varying(self: Model, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def parallel(self: Model, x: torch.Tensor) -> torch.Tensor:
+def parallel(self: Model, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.relu(x + 1), torch.relu(x + 1)
 
 

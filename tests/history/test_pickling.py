@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.failures import partial_history
 from tests.history.facts import differences, facts_of
 from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual, TinyGPT
 from torchlens.capture.functions import StandIn
@@ -128,7 +129,7 @@ def partial() -> Any:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(3, 2))
     with pytest.raises(RuntimeError) as caught:
         tl.log_forward_pass(model, torch.rand(2, 4))
-    return caught.value.partial_history
+    return partial_history(caught.value)
 
 
 def changed() -> Any:
@@ -183,7 +184,7 @@ HISTORIES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=HISTORIES.values(), ids=HISTORIES)
+@pytest.fixture(scope="module", params=list(HISTORIES.values()), ids=list(HISTORIES))
 def history(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
     return request.param()
@@ -311,7 +312,7 @@ def test_histories_and_failures_come_out_of_worker_processes():
     assert not torch.equal(histories[1]["conv2d_1"].grad_contents, histories[0]["conv2d_1"].grad_contents)
     assert there.keys() == here.keys()
     assert isinstance(failed, RuntimeError)
-    assert failed.partial_history.layer_labels == ["input_1_0", "linear_1_1", "relu_1_2"]
+    assert partial_history(failed).layer_labels == ["input_1_0", "linear_1_1", "relu_1_2"]
     assert "which the exception holds as partial_history" in failed.__notes__[0]
 
 
@@ -383,7 +384,7 @@ class Special(nn.Parameter):
 
 
 def test_parameters_with_attributes_and_classes_of_their_own():
-    model = MLP()
+    model: Any = MLP()
     model.fc1.weight.loader = lambda weight: weight
     model.fc2.weight.is_shared_by = "nobody"
     model.fc2.bias = Special(torch.rand(3))

@@ -56,7 +56,7 @@ def test_a_different_model_is_an_error() -> None:
     with pytest.raises(tl.DifferentGraphError):
         history.save_new_activations(Recurrent(), torch.rand(2, 4))
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
-        history.save_new_activations("model", torch.rand(2, 4))
+        history.save_new_activations("model", torch.rand(2, 4))  # type: ignore[arg-type]
 
 
 def test_operands_in_another_order_are_a_different_graph() -> None:

@@ -1,12 +1,14 @@
 """What a model costs, as a table."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import torchlens as tl
+from tests.failures import partial_history
 from tests.networks import MLP, Model, Recurrent, TinyGPT
 
 
@@ -102,7 +104,7 @@ def test_a_failed_pass_is_summed_up_as_far_as_it_got() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(6, 2))
     with pytest.raises(RuntimeError) as caught:
         tl.log_forward_pass(model, torch.ones(2, 4))
-    summary = caught.value.partial_history.summary(depth=1)
+    summary = partial_history(caught.value).summary(depth=1)
     assert str(summary).startswith("Sequential (the pass failed)")
     assert summary.to_pandas()["flops"].tolist()[:2] == [80, 80]
 
@@ -129,6 +131,6 @@ def test_long_names_keep_their_end() -> None:
         ),
     ],
 )
-def test_bad_options_say_what_is_accepted(gpt: tl.ModelHistory, options: dict[str, object], message: str) -> None:
+def test_bad_options_say_what_is_accepted(gpt: tl.ModelHistory, options: dict[str, Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         gpt.summary(**options)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torchlens as tl
+from tests.failures import partial_history
 from tests.networks import Recurrent, Residual
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +61,7 @@ def test_a_failed_pass_shows_where_it_got(golden: Callable[[str, str], None]) ->
     model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(6, 2))
     with pytest.raises(RuntimeError) as caught:
         tl.log_forward_pass(model, torch.ones(2, 4))
-    golden("failed_history.txt", settled(str(caught.value.partial_history)))
+    golden("failed_history.txt", settled(str(partial_history(caught.value))))
     golden("failed_note.txt", settled("\n".join(caught.value.__notes__)))
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_training_under_a_profile_is_the_same_training(options):
     assert len(p.steps) == 3
 
 
-FAILURES = [
+FAILURES: list[tuple[Any, str]] = [
     (model_modules.ModelModules, "refresh"),
     (watcher.Watcher, "_enter"),
     (watcher.Watcher, "_leave"),
@@ -75,7 +76,7 @@ FAILURES = [
     (windows.Windows, "_settle"),
     (watcher, "named_tensors"),
     (logged_steps, "LoggedSession"),
-    (logged_steps.LoggedSession, "_add_sources"),
+    (logged_session.LoggedSession, "_add_sources"),
     (logged_session.Marker, "mark"),
     (recorder.Recorder, "finish"),
     (logged_steps, "Operation"),
@@ -491,9 +492,9 @@ def test_a_scripted_part_is_one_call(level):
 def test_a_compiled_model_stays_compiled(in_place):
     torch._dynamo.reset()  # what other tests compiled counts against its limit
     source = MLP()
+    model: Any = source
     if in_place:
         source.compile(backend="eager")
-        model = source
     else:
         model = torch.compile(source, backend="eager")
     x = torch.rand(2, 4)
@@ -528,7 +529,7 @@ def test_a_compiled_model_stays_compiled(in_place):
 )
 @pytest.mark.parametrize("options", [{}, {"check": "health"}], ids=str)
 def test_tensors_of_every_kind_can_be_looked_at(x, options):
-    model = Model(lambda self, x: self.inner(x), inner=Model(lambda self, x: x * 2))
+    model: nn.Module = Model(lambda self, x: self.inner(x), inner=Model(lambda self, x: x * 2))
     if x.is_meta:
         model = nn.Sequential(nn.Linear(4, 4, device="meta"))
     p = tl.profile(model, x, repeats=1, **options)

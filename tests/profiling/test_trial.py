@@ -120,7 +120,7 @@ def test_inputs_are_given_as_for_a_log():
     with pytest.raises(TypeError, match="cannot be called with"):
         tl.profile(MLP(), [torch.rand(2), 3])
     with pytest.raises(TypeError, match="Make an instance of it"):
-        tl.profile(MLP)
+        tl.profile(MLP)  # type: ignore[arg-type]
 
 
 def test_complex_outputs_and_outputs_without_gradient():

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,7 +239,7 @@ def test_a_write_that_no_entry_owns_up_to_is_found_by_the_completeness_check():
 
 
 def test_an_operation_that_writes_to_a_tensor_it_was_not_given_is_found():
-    stash = []
+    stash: list[torch.Tensor] = []
 
     def reach(a):
         stash[0].add_(1)
@@ -322,7 +323,8 @@ def test_operations_in_threads_of_the_models_are_part_of_the_proof():
 
 
 def test_a_tensor_from_nowhere_is_found_by_the_completeness_check():
-    jobs, results = queue.SimpleQueue(), queue.SimpleQueue()
+    jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work():
         while (x := jobs.get()) is not None:
@@ -391,7 +393,7 @@ def test_data_that_is_the_same_is_no_finding(result):
 def test_a_call_is_at_the_same_line_when_python_has_warmed_up():
     """Python 3.11 comes to make calls of built-in functions by another instruction of the same line."""
     for num_before in range(12):
-        scope = {}
+        scope: dict[str, Any] = {}
         exec(compile("def forward(_, x):\n    return x + sum(part * 2 for part in [x, x])\n", __file__, "exec"), scope)
         for _ in range(num_before):
             scope["forward"](None, torch.ones(3))

@@ -115,7 +115,8 @@ def missing_operation(proof: Proof, chance: random.Random) -> bool:
     recording = proof.recording
     boundary = {number for part in (recording.inputs, recording.buffers, recording.outputs) for _, number in part}
     gone = chance.choice([number for number in proof.graph.recorded if number not in boundary])
-    source = (given(recording.rows[gone]) or [(0, None)])[0][1]
+    sources = [source for _, source in given(recording.rows[gone])]
+    source = sources[0] if sources else None
 
     def moved(number: int | None) -> int | None:
         return source if number == gone else number - 1 if number is not None and number > gone else number

@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from playwright.sync_api import sync_playwright
 
@@ -31,7 +32,7 @@ def _look_for(query: str) -> list[str]:
 
 _BLOCKS = "transformer.h.0 … 11"
 _ATTENTION = "transformer.h.0.attn"
-PICTURES = {
+PICTURES: dict[str, tuple[str, Literal["light", "dark"], list[str]]] = {
     "gpt2": ("gpt2", "light", []),
     "gpt2-attention": (
         "gpt2",

@@ -1,10 +1,13 @@
 """The page of a long log carries what can be looked at, says so, and counts everything."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import torchlens as tl
+from tests.failures import partial_history
 from tests.viewer.viewer_models import history_of
 from tests.work import lines_run
 from torchlens.viewer import explore, selection
@@ -87,7 +90,7 @@ def test_the_failed_operation_of_a_long_log_is_carried(short, visit, tmp_path):
 
     with pytest.raises(RuntimeError) as caught:
         tl.log_forward_pass(Fails(), torch.ones(1, 2))
-    explore(caught.value.partial_history, tmp_path / "page.html")
+    explore(partial_history(caught.value), tmp_path / "page.html")
     assert visit(tmp_path / "page.html").page.locator(".node.k-failed").count() == 1
 
 
@@ -112,5 +115,5 @@ def test_twice_the_operations_are_at_most_twice_the_work(calls):
             return x
 
     logs = [tl.get_model_metadata(Loop(times), torch.ones(1, 2)) for times in (200, 400)]
-    few, many = (lines_run(lambda log=log: page_data(log, {}, None)) for log in logs)
+    few, many = (lines_run(partial(page_data, log, {}, None)) for log in logs)
     assert many < 2.3 * few

@@ -1,6 +1,7 @@
 """Loops in the outline are those of the program, whatever stands before, after and inside them."""
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def _shown(part: Part, history) -> str:
 
 
 def _random_program(chance: random.Random, layers: list[int], depth: int = 0):
-    statements = []
+    statements: list[Any] = []
     for _ in range(chance.randint(1, 4)):
         if depth < 3 and chance.random() < 0.45:
             inner = _random_program(chance, layers, depth + 1)

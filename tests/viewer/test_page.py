@@ -6,6 +6,7 @@ from playwright.sync_api import Page
 from torch import nn
 
 import torchlens as tl
+from tests.failures import partial_history
 from tests.viewer.viewer_models import ResNet18, history_of
 from torchlens.viewer import explore
 
@@ -392,9 +393,9 @@ def test_overlay_for_an_unknown_layer_says_so():
     with pytest.raises(ValueError, match=r"overlay 'mine'.*'nowhere'"):
         explore(history_of("plain_loop"), None, overlays={"mine": {"nowhere": 1.0}})
     with pytest.raises(TypeError, match="must be a dict"):
-        explore(history_of("plain_loop"), None, overlays={"mine": [1.0]})
+        explore(history_of("plain_loop"), None, overlays={"mine": [1.0]})  # type: ignore[dict-item]
     with pytest.raises(TypeError, match="log_forward_pass"):
-        explore("history", None)
+        explore("history", None)  # type: ignore[arg-type]
 
 
 def test_failed_pass_shows_the_failing_operation_in_red(visit):
@@ -416,7 +417,7 @@ def test_failure_outside_any_operation_draws_too(visit, tmp_path):
 
     with pytest.raises(LookupError) as caught:
         tl.log_forward_pass(Raises(), torch.ones(2))
-    explore(caught.value.partial_history, tmp_path / "page.html")
+    explore(partial_history(caught.value), tmp_path / "page.html")
     tab = visit(tmp_path / "page.html")
     assert "LookupError: <b>no such thing</b>" in tab.page.locator("#failure").text_content()
     assert tab.page.locator(".node.k-failed").count() == 1

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.failures import partial_history
 from torchlens.model_history import ModelHistory
 
 
@@ -183,7 +184,7 @@ def failed_history() -> ModelHistory:
     try:
         tl.log_forward_pass(Failing(), torch.randn(2, 4))
     except RuntimeError as error:
-        return error.partial_history
+        return partial_history(error)
     raise AssertionError("The failing model did not fail.")
 
 

@@ -1,5 +1,6 @@
 """The runner survives what its models do to it."""
 
+import multiprocessing
 import os
 import threading
 
@@ -11,7 +12,7 @@ from benchmarks.zoo.table import write_table
 
 
 def test_a_crash_a_hang_and_a_result_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    context = processes.get_context("fork")
+    context = multiprocessing.get_context("fork")
     monkeypatch.setattr(processes, "get_context", lambda method: context)
     monkeypatch.setattr(context, "set_forkserver_preload", lambda modules: None, raising=False)
     behaviours = {"crash": lambda: os._exit(3), "hang": lambda: threading.Event().wait(), "fine": lambda: None}

@@ -47,7 +47,6 @@ def test_a_model_from_elsewhere_is_logged_as_it_runs(name: str) -> None:
 def test_a_model_that_lies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks can fail: a log that holds another output than the model returned is told."""
     import torchlens as tl
-    from benchmarks.zoo import check as zoo_check
 
     log = tl.log_forward_pass
 
@@ -56,6 +55,6 @@ def test_a_model_that_lies_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         history[history.output_layers[0]].tensor_contents.add_(1)
         return history
 
-    monkeypatch.setattr(zoo_check.tl, "log_forward_pass", log_wrongly)
+    monkeypatch.setattr(tl, "log_forward_pass", log_wrongly)
     result = check(SPECIMENS["torch.nn/RNN-plain"])
     assert not result.passed

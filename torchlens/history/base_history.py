@@ -3,7 +3,7 @@
 import copy
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cached_property
 from itertools import compress
@@ -131,7 +131,7 @@ class BaseHistory:
         self,
         model: torch.nn.Module,
         input_args: Any = None,
-        input_kwargs: dict[str, Any] | None = None,
+        input_kwargs: Mapping[str, Any] | None = None,
         layers_to_save: LayersToSave = "all",
         random_seed: int | None = None,
     ) -> None:

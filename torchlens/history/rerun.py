@@ -1,6 +1,6 @@
 """Running a model again to save tensors of a graph that is known already."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ def rerun(
     options: CaptureOptions,
     model: torch.nn.Module,
     input_args: Any,
-    input_kwargs: dict[str, Any] | None,
+    input_kwargs: Mapping[str, Any] | None,
     saves: bool | frozenset[int],
     random_seed: int | None,
     history_type: type,

@@ -4,7 +4,7 @@ import difflib
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -204,6 +204,12 @@ class Profile:
         """
         return summary(self.measurements, depth, sort_by, **options)
 
+    @overload
+    def to_json(self, path: None = None, indent: int | None = None) -> str: ...
+
+    @overload
+    def to_json(self, path: str | os.PathLike[str], indent: int | None = None) -> None: ...
+
     def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
         """As JSON, nested as the model is: returned, or written to `path`."""
         return to_json(self.measurements, path, indent)
@@ -211,6 +217,12 @@ class Profile:
     def to_pandas(self, by: str = "module") -> "pandas.DataFrame":
         """One row per module, or by 'call', 'operation', 'step' or 'parameter'."""
         return to_pandas(self.measurements, by)
+
+    @overload
+    def to_chrome_trace(self, path: None = None) -> str: ...
+
+    @overload
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> None: ...
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str | None:
         """As a timeline for Perfetto or chrome://tracing: returned as JSON text, or written to `path`."""

@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -38,7 +38,7 @@ _COMPILER = "torch._dynamo"
 def validate_saved_activations(
     model: torch.nn.Module,
     input_args: Any,
-    input_kwargs: dict[str, Any] | None = None,
+    input_kwargs: Mapping[str, Any] | None = None,
     random_seed: int | None = None,
     verbose: bool = False,
 ) -> bool:
@@ -56,7 +56,7 @@ def validate_saved_activations(
 def validate_forward_pass(
     model: torch.nn.Module,
     input_args: Any,
-    input_kwargs: dict[str, Any] | None = None,
+    input_kwargs: Mapping[str, Any] | None = None,
     random_seed: int | None = None,
 ) -> ValidationReport:
     """Proves the log of a forward pass against the model, and says what does not hold.

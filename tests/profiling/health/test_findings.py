@@ -146,7 +146,7 @@ def test_activations_at_their_limits(activation: nn.Module, level: str):
     model = nn.Sequential(nn.Linear(8, 20), activation, nn.Linear(20, 4))
     assert kinds(trained(model, torch.randn(64, 8), level=level)) == []
     with torch.no_grad():
-        model[0].weight *= 100
+        model[0].weight.mul_(100)
     (finding,) = trained(model, torch.randn(64, 8), level=level).findings()
     assert (finding.kind, finding.module) == ("saturated activation", "1")
     assert finding.number > 0.8
@@ -155,21 +155,21 @@ def test_activations_at_their_limits(activation: nn.Module, level: str):
 def test_a_few_saturated_values_tell_nothing():
     model = nn.Sequential(nn.Linear(8, 2), nn.Tanh(), nn.Linear(2, 4))
     with torch.no_grad():
-        model[0].weight *= 100
+        model[0].weight.mul_(100)
     assert "saturated activation" not in kinds(trained(model, torch.randn(8, 8)))
 
 
 def test_a_module_with_limits_of_its_own_is_not_held_against_others():
     model = nn.Sequential(nn.Linear(8, 20), nn.Hardtanh(-20, 20), nn.Linear(20, 4))
     with torch.no_grad():
-        model[0].weight *= 10
+        model[0].weight.mul_(10)
     assert kinds(trained(model, torch.randn(64, 8), level="module")) == []
 
 
 def test_a_softmax_in_which_one_takes_all_is_an_information():
     model = nn.Sequential(nn.Linear(8, 4), nn.Softmax(dim=1), nn.Linear(4, 4))
     with torch.no_grad():
-        model[0].weight *= 100
+        model[0].weight.mul_(100)
     (finding,) = trained(model, torch.randn(64, 8)).findings()
     assert (finding.kind, finding.severity) == ("saturated activation", "info")
 
@@ -198,10 +198,10 @@ def test_gradients_that_explode_over_the_steps_of_a_recurrent_layer():
 
 def test_a_layer_that_starts_at_zero_is_no_vanishing_gradient():
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
-    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].get_parameter("weight"))
     (finding,) = trained(model, torch.randn(8, 8), steps=1).findings()
     assert (finding.kind, finding.severity) == ("zero gradients", "info")
-    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].get_parameter("weight"))
     assert kinds(trained(model, torch.randn(8, 8), steps=4)) == []
 
 
@@ -325,7 +325,7 @@ def test_a_model_that_is_well_has_no_findings(name: str, level: str):
 
 def test_findings_print_the_worst_first_and_fit_the_terminal(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "70")
-    common = {"module": "m", "number": 1.0, "threshold": None, "text": "word " * 30, "advice": "Do this."}
+    common: dict[str, Any] = {"module": "m", "number": 1.0, "threshold": None, "text": "word " * 30, "advice": "Do this."}
     found = Findings(
         [
             Finding(kind="b", severity="info", where="layer_b", **common),

@@ -49,7 +49,7 @@ def test_profiles_of_real_models_are_compared():
 def test_wrong_calls_are_told():
     p = tl.profile(nn.ReLU(), torch.rand(2))
     with pytest.raises(TypeError, match=r"after must be a Profile, as .* got 3"):
-        tl.compare(p, 3)
+        tl.compare(p, 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"quantity must be .* got 'speed'"):
         tl.compare(p, p, "speed")
     with pytest.raises(KeyError, match="No module 'fc'"):

@@ -143,7 +143,7 @@ def test_without_a_backward_pass_nothing_is_coloured_by_it():
 
 @pytest.mark.parametrize("level", ["module", "operation"])
 @pytest.mark.parametrize("quantity", ["forward_time", "backward_time", "flops", "parameters", "peak_bytes", "saved_bytes"])
-def test_what_was_really_measured_can_be_laid_over_a_log(level: str, quantity: str):
+def test_what_was_really_measured_can_be_laid_over_a_log(level: Any, quantity: str):
     model, x = net(), torch.rand(2, 3, 16, 16)
     p = tl.profile(model, x, level=level, warmup=0, repeats=1)
     history = tl.get_model_metadata(model, x)

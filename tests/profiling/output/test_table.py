@@ -1,6 +1,7 @@
 """The printed table of a profile."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_the_table_says_what_was_not_measured():
         ({"by": "operation"}, "level='operation'"),
     ],
 )
-def test_a_bad_option_says_what_is_accepted(options: dict[str, object], words: str):
+def test_a_bad_option_says_what_is_accepted(options: dict[str, Any], words: str):
     with pytest.raises(ValueError, match=words):
         summary(made_up(), **options)
 
