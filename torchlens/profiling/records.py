@@ -23,6 +23,8 @@ __all__ = [
 Shape = tuple[int, ...]
 # With more kinds of steps than these, they are not told apart by the shapes of their inputs.
 _MOST_KINDS = 4
+# Quantities that do not add up: the highest of several stands for them all.
+_HIGHEST = ("peak_", "output_bytes", "flops_per_second")
 
 
 class Statistic(NamedTuple):
@@ -118,17 +120,19 @@ class StepRecord:
 class TypicalSteps:
     """The steps that times are the mean of: the measured ones without the quickest and the slowest quarter.
 
-    They are the same for all modules, so that their times add up.
+    They are the same for all modules, for forward and backward and for what is outside the model, so that times add up.
     """
 
     forward: frozenset[int] = frozenset()
-    backward: frozenset[int] = frozenset()
+    backward: frozenset[int] = frozenset()  # those of them that have a backward pass
 
     @classmethod
     def of(cls, steps: list[StepRecord]) -> "TypicalSteps":
         """Of the measured steps."""
-        with_backward = [(step.backward_seconds, step.number) for step in steps if step.backward_seconds is not None]
-        return cls(_middle_half([(step.forward_seconds, step.number) for step in steps]), _middle_half(with_backward))
+        whole = [(step.number, step.forward_seconds, step.backward_seconds) for step in steps]
+        backward = _middle_half([(forward + after, number) for number, forward, after in whole if after is not None])
+        others = _middle_half([(forward, number) for number, forward, after in whole if after is None])
+        return cls(backward | others, backward)
 
     def mean(self, quantity: str, values: Mapping[int, float]) -> float | None:
         """The mean of a quantity that was measured in some steps; in others it is nothing. None if in no typical one."""
@@ -293,15 +297,21 @@ class ModuleRecord:
         return sum(call.step == calls[-1].step for call in calls) if calls else 0
 
     def by_step(self, quantity: str) -> dict[int, float]:
-        """A quantity of CallRecord in each measured step: the sum over its calls, of peaks the highest."""
+        """A quantity of CallRecord in each measured step: the sum over its calls, of peaks and outputs the highest.
+
+        A module that is not called itself, but holds others (`ModuleList`), has what those have; nothing is its own.
+        """
         steps: dict[int, list[float]] = {}
+        if not self.calls and "_self_" not in quantity:
+            for child in self.children:
+                for step, value in child.by_step(quantity).items():
+                    steps.setdefault(step, []).append(value)
         for call in self.measured_calls:
             value = getattr(call, quantity)
             if value is not None:
-                steps.setdefault(call.step, []).append(value)
-        return {
-            step: max(values) if quantity.startswith("peak_") else sum(values) for step, values in steps.items()
-        }  # fmt: skip
+                steps.setdefault(call.step, []).append(sum(value) if isinstance(value, list) else value)
+        together = max if quantity.startswith(_HIGHEST) else sum
+        return {step: together(values) for step, values in steps.items()}
 
     def per_step(self, quantity: str) -> list[float]:
         """A quantity of CallRecord for each measured step: the sum over its calls, of peaks the highest."""

@@ -1,12 +1,16 @@
 """The printed table of a profile."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.profiling.profile_records import made_up, module, operations
+from tests.profiling.profile_records import MS, call, made_up, module, operations
+from torchlens.profiling.output.data_frames import to_pandas
+from torchlens.profiling.output.json_form import profile_data
 from torchlens.profiling.output.table import summary
+from torchlens.profiling.records import Measurements, StepRecord, TypicalSteps
 
 
 def rows_of(text: str) -> list[str]:
@@ -107,3 +111,102 @@ def test_columns_go_before_names_are_cut():
     assert row.startswith(f"  {name}  Dropout")
     assert "own" not in heading
     assert f"{name[-8:]}  " in str(summary(made_up(root=root), width=40))
+
+
+def listed(text: str, name: str) -> dict[str, str]:
+    """The row of that name, by heading, counted from the right: a container has no output."""
+    heading, _, *rows = text.split("\n\n")[1].splitlines()
+    words = [re.split(r" {2,}", row.strip()) for row in (heading, *rows)]
+    return dict(zip(words[0][::-1], next(row for row in words if row[0] == name)[::-1], strict=False))
+
+
+def blocks_of() -> Measurements:
+    """A model with a list of two layers, of which each takes long in one of two steps."""
+    calls: dict[str, list[Any]] = {"": [], "blocks.0": [], "blocks.1": []}
+    for step, (first, second) in {2: (1, 9), 3: (9, 1)}.items():
+        calls[""].append(call(step, "", forward_seconds=12 * MS, flops=300))
+        for number, time in enumerate((first, second)):
+            calls[f"blocks.{number}"].append(call(step, f"blocks.{number}", forward_seconds=time * MS, flops=100))
+    inside = [module(f"blocks.{number}", "Linear", calls[f"blocks.{number}"], []) for number in (0, 1)]
+    root = module("", "Net", calls[""], [module("blocks", "ModuleList", [], inside)])
+    return made_up(root=root, calls=[record for own in calls.values() for record in own])
+
+
+@pytest.mark.parametrize(("times", "seconds"), [("typical", "10.0 ms"), ("minimum", "10.0 ms"), ("p95", "10.0 ms")])
+def test_a_container_has_the_sum_of_what_is_in_it_in_each_step(times: str, seconds: str):
+    row = listed(str(summary(blocks_of(), width=160, times=times)), "blocks")
+    assert row["forward"] == seconds  # and not the sum of the slowest times of each, which were in different steps
+    assert row["FLOPs"] == "200"
+    assert row["FLOP/s"] == "20.0 k"
+    assert row["own fwd"] == "-"
+
+
+def test_a_container_has_numbers_in_every_form():
+    measurements = blocks_of()
+    table = to_pandas(measurements).set_index("address")
+    assert table.loc["blocks", "forward_p95"] == pytest.approx(10 * MS)
+    assert table.loc["blocks", "share"] == pytest.approx(10 / 12)
+    assert table.loc["blocks.0", "total_seconds"] == pytest.approx(5 * MS)
+    assert table.loc["blocks", "flops_per_second"] == pytest.approx(200 / (10 * MS))
+    info = profile_data(measurements)["Net"]["children"]["blocks"]["info"]
+    assert info["forward_latency"] == pytest.approx(10 * MS)
+    assert info["flops"] == 200
+
+
+def test_flops_per_second_are_the_flops_over_the_time_beside_them():
+    row = listed(str(summary(made_up(), width=160)), "head")
+    assert (row["FLOPs"], row["forward"], row["FLOP/s"]) == ("200 k", "625 µs", "320 M")
+    row = listed(str(summary(made_up(), width=160, times="minimum")), "head")
+    assert (row["FLOPs"], row["forward"], row["FLOP/s"]) == ("200 k", "500 µs", "400 M")
+
+
+def test_flops_that_differ_are_put_over_the_time_of_the_steps_that_have_them():
+    calls = [
+        call(2, "", flops=100, forward_seconds=1.0),
+        call(3, "", flops=500, forward_seconds=2.0),
+        call(4, "", forward_seconds=9.0),
+    ]
+    text = str(summary(made_up(root=module("", "Net", calls, [])), width=160))
+    assert listed(text, "Net")["FLOP/s"] == "200"
+
+
+@pytest.mark.parametrize("by", ["operation", "type"])
+def test_every_table_shows_the_times_that_were_asked_for(by: str):
+    measurements = made_up(level="operation", operations=operations())
+    name = {"operation": "conv2d_1_1", "type": "Conv2d"}[by]
+    found = {
+        times: listed(str(summary(measurements, by=by, width=160, times=times)), name)["forward"]
+        for times in ("typical", "minimum", "p95")
+    }
+    assert found == {"typical": "7.50 ms", "minimum": "6.00 ms", "p95": "8.85 ms"}
+
+
+def test_what_is_outside_the_model_is_told_of_the_steps_that_the_rows_are_of():
+    """A step whose forward pass was quick and whose backward pass was slow is typical for neither or for both."""
+    ns = 1_000_000
+
+    def step(number: int, forward: int, backward: int) -> StepRecord:
+        whole = forward + backward
+        return StepRecord(
+            number=number, is_warmup=False, start_ns=0, forward_end_ns=forward * ns, end_ns=whole * ns,
+            outside_spans=(("backward", forward * ns, whole * ns),), forward_seconds=forward * MS,
+            backward_seconds=backward * MS, num_backward_passes=1, peak_bytes=None, added_bytes=None,
+        )  # fmt: skip
+
+    steps = [step(1, 24, 15), step(2, 33, 178), step(3, 8, 148), step(4, 19, 30), step(5, 26, 32)]
+    root = module("", "Net", [], [], typical_steps=TypicalSteps.of(steps), warmup_steps=frozenset())
+    lines = str(summary(made_up(root=root, steps=steps), width=160)).splitlines()
+    backward = next(line for line in lines if line.startswith("backward:")).split(":")[1].split("(")[0].strip()
+    whole = next(line for line in lines if line.startswith("a whole step:"))
+    assert f"backward {backward}" in whole
+
+
+def test_names_are_whole_as_long_as_there_is_another_column_to_leave_out():
+    calls = [call(step, "transformer", forward_seconds=1.0, backward_seconds=2.0) for step in (2, 3)]
+    inner = module("transformer", "GPT2ForConditionalGeneration", calls, [])
+    long = module("transformer.resid_dropout_of_attention", "NewGELUActivation", calls, [])
+    root = module("", "Net", calls, [inner, long])
+    for width in (80, 100, 160):
+        text = str(summary(made_up(root=root), width=width))
+        assert "…" not in text
+        assert "backward" in text.split("\n\n")[1].splitlines()[0]

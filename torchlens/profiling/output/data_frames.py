@@ -3,6 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from torchlens.profiling.output.quantities import QUANTITIES, module_value
 from torchlens.profiling.records import (
     CallRecord,
     Measurements,
@@ -43,9 +44,8 @@ def to_pandas(measurements: Measurements, by: str = "module") -> "pandas.DataFra
 
     if by == "module":
         kinds = measurements.by_kind() if measurements.steps else {"": measurements}
-        rows = [
-            {"step_kind": kind, **_module_row(record)} for kind, own in kinds.items() for record in own.root.walk()
-        ]  # fmt: skip
+        found = [(kind, own.root, record) for kind, own in kinds.items() for record in own.root.walk()]
+        rows = [{"step_kind": kind, **_module_row(record, root)} for kind, root, record in found]
         return pandas.DataFrame(rows)
     records: Any = getattr(measurements, f"{by}s")
     types = {"call": CallRecord, "operation": OperationRecord, "step": StepRecord, "parameter": ParameterRecord}
@@ -53,8 +53,9 @@ def to_pandas(measurements: Measurements, by: str = "module") -> "pandas.DataFra
     return pandas.DataFrame([[getattr(record, column) for column in columns] for record in records], columns=columns)
 
 
-def _module_row(record: ModuleRecord) -> dict[str, Any]:
+def _module_row(record: ModuleRecord, root: ModuleRecord) -> dict[str, Any]:
     calls = record.measured_calls
+    total, whole = (module_value(each, QUANTITIES["total_time"]) for each in (record, root))
     last = calls[-1] if calls else None
     row: dict[str, Any] = {
         "address": record.address,
@@ -76,6 +77,9 @@ def _module_row(record: ModuleRecord) -> dict[str, Any]:
         row[name] = record.typical(name)
         for number in ("spread", "minimum", "median", "p95"):
             row[name.replace("_seconds", f"_{number}")] = None if statistic is None else getattr(statistic, number)
+    row["total_seconds"] = total
+    row["share"] = total / whole if total is not None and whole else None
+    row["flops_per_second"] = module_value(record, QUANTITIES["flops_per_second"])
     for name in _PER_STEP:
         statistic = record.statistic(name)
         row[name] = None if statistic is None else statistic.median

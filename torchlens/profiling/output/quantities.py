@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchlens.history.vocabulary import short_word
 from torchlens.profiling.records import (
@@ -10,6 +10,7 @@ from torchlens.profiling.records import (
     Measurements,
     ModuleRecord,
     OperationRecord,
+    Statistic,
     TypicalSteps,
 )
 from torchlens.wording import did_you_mean, got, one_of
@@ -93,47 +94,53 @@ def checked_quantity(name: object, option: str) -> Quantity:
 def module_value(record: ModuleRecord, quantity: Quantity, times: str = "typical") -> float | None:
     """Of a module in a step: times of a typical one, of anything else the median; None if it was not measured.
 
-    `times` may ask for another number than the typical one: 'minimum', 'median' or 'p95' of the measured steps. A module
-    that is not called itself, but holds others (`ModuleList`), has the sum of what those have, of peaks the highest.
+    `times` may ask for another number than the typical one: 'minimum', 'median' or 'p95' of the measured steps.
     """
     if quantity.module is not None:
         return float(getattr(record, quantity.module))
-    if not record.calls and record.children and quantity.ratio is None:
-        inside = [module_value(child, quantity, times) for child in record.children]
-        known = [value for value in inside if value is not None]
-        return None if not known else sum(known) if quantity.is_sum else max(known)
     if quantity.ratio is not None:
-        return _ratio(record.measured_calls, quantity.ratio)
+        above, below = quantity.ratio
+        return _rate(record.by_step(above), record.by_step(below), record.typical_steps, times)
     if quantity.parts and times == "typical":
         parts = [module_value(record, QUANTITIES[name]) for name in quantity.parts]
         return None if parts[0] is None else sum(part for part in parts if part is not None)
-    if quantity.unit == "seconds" and times != "typical":
-        statistic = record.statistic(quantity.call or "")
-        return None if statistic is None else float(getattr(statistic, times))
-    return _over_steps(record, record.measured_calls, quantity.call or "", quantity)
+    field = quantity.call or ""
+    return _of_steps(record.typical_steps, record.by_step(field), field, quantity, times)
 
 
-def _ratio(records: Sequence[Any], fields: tuple[str, str]) -> float | None:
-    """The sum of one field over that of another, of the records that know both."""
-    pairs = [(getattr(record, fields[0]), getattr(record, fields[1])) for record in records]
-    known = [(above, below) for above, below in pairs if above is not None and below is not None]
-    total = sum(below for _, below in known)
-    return sum(above for above, _ in known) / total if total else None
+def _rate(
+    counts: dict[int, float], seconds: dict[int, float], typical: TypicalSteps, times: str = "typical"
+) -> float | None:
+    """How much in a second: over the time that is printed beside it, which is that of many steps.
+
+    Where steps differ in how much they do, only the time of those counts in which it was counted.
+    """
+    if len(set(counts.values())) > 1:
+        seconds = {step: seconds[step] for step in counts if step in seconds}
+        return sum(counts[step] for step in seconds) / sum(seconds.values()) if any(seconds.values()) else None
+    below = _of_steps(typical, seconds, "forward_seconds", QUANTITIES["forward_time"], times)
+    return next(iter(counts.values())) / below if counts and below else None
 
 
-def own_value(record: ModuleRecord, quantity: Quantity) -> float | None:
-    """Of a module without the modules inside: what is measured so, or what those leave over."""
-    value = module_value(record, quantity if quantity.own_call is None else replace_call(quantity))
-    if value is None or quantity.own_call is not None or not quantity.is_sum or not record.calls:
-        return value if record.calls else None
-    inside = [module_value(child, quantity) for child in record.children]
-    return max(0.0, value - sum(part for part in inside if part is not None))
+def own_value(records: Sequence[ModuleRecord], quantity: Quantity, times: str = "typical") -> float | None:
+    """Of modules added up, each without the modules inside: what is measured so, or what those leave over."""
+    if quantity.parts and times == "typical":
+        parts = [own_value(records, QUANTITIES[name], times) for name in quantity.parts]
+        return None if parts[0] is None else sum(part for part in parts if part is not None)
+    if quantity.own_call is None:
+        whole = [(record, module_value(record, quantity)) for record in records]
+        left = [max(0.0, value - _inside(record, quantity)) for record, value in whole if value is not None]
+        return sum(left) if left else None
+    steps: dict[int, float] = {}
+    for record in records:
+        for step, value in record.by_step(quantity.own_call).items():
+            steps[step] = steps.get(step, 0.0) + value
+    return _of_steps(records[0].typical_steps, steps, quantity.own_call, quantity, times)
 
 
-def replace_call(quantity: Quantity) -> Quantity:
-    """The same quantity without the modules inside."""
-    parts = tuple(name.replace("_time", "_self_time") for name in quantity.parts)
-    return quantity._replace(call=quantity.own_call, own_call=None, parts=parts)
+def _inside(record: ModuleRecord, quantity: Quantity) -> float:
+    values = [module_value(child, quantity) for child in record.children]
+    return sum(value for value in values if value is not None)
 
 
 def call_values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[str, float]:
@@ -150,19 +157,33 @@ def call_values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[st
     return found
 
 
-def operation_values(measurements: Measurements, quantity: Quantity) -> dict[str, float]:
+def operation_values(measurements: Measurements, quantity: Quantity, times: str = "typical") -> dict[str, float]:
     """Of each operation that has a label: times of a typical step, of anything else the median."""
-    if quantity.operation is None:
+    typical = measurements.root.typical_steps
+    if quantity.ratio is not None:
+        above, below = (_operation_steps(measurements, name, quantity) for name in quantity.ratio)
+        values = {label: _rate(own, below.get(label, {}), typical, times) for label, own in above.items()}
+    elif quantity.operation is not None:
+        found = _operation_steps(measurements, quantity.operation, quantity)
+        values = {label: _of_steps(typical, own, quantity.operation, quantity, times) for label, own in found.items()}
+    else:
         return {}
+    return {label: value for label, value in values.items() if value is not None}
+
+
+def _operation_steps(measurements: Measurements, field: str, quantity: Quantity) -> dict[str, dict[int, float]]:
+    """A field of the operations that have a label, in each measured step."""
     steps = {step.number for step in measurements.measured_steps}
     found: dict[str, dict[int, list[float]]] = {}
     for record in measurements.operations:
-        value = getattr(record, quantity.operation)
+        value = getattr(record, field)
         if record.label is not None and value is not None and record.step in steps:
             found.setdefault(record.label, {}).setdefault(record.step, []).append(value)
-    typical = measurements.root.typical_steps
-    values = {label: _typical(typical, own, quantity.operation, quantity) for label, own in found.items()}
-    return {label: value for label, value in values.items() if value is not None}
+    return {label: {step: _together(own, quantity) for step, own in of_steps.items()} for label, of_steps in found.items()}
+
+
+def _together(values: list[float], quantity: Quantity) -> float:
+    return sum(values) if quantity.is_sum or quantity.ratio is not None else max(values)
 
 
 def _over_steps(record: ModuleRecord, calls: list[CallRecord], field: str, quantity: Quantity) -> float | None:
@@ -172,14 +193,20 @@ def _over_steps(record: ModuleRecord, calls: list[CallRecord], field: str, quant
         value = getattr(call, field)
         if value is not None:
             steps.setdefault(call.step, []).append(sum(value) if isinstance(value, list) else value)
-    return _typical(record.typical_steps, steps, field, quantity)
+    values = {step: _together(own, quantity) for step, own in steps.items()}
+    return _of_steps(record.typical_steps, values, field, quantity)
 
 
-def _typical(typical: TypicalSteps, steps: dict[int, list[float]], field: str, quantity: Quantity) -> float | None:
-    values = {step: sum(own) if quantity.is_sum else max(own) for step, own in steps.items()}
-    if quantity.unit == "seconds":
+def _of_steps(
+    typical: TypicalSteps, values: dict[int, float], field: str, quantity: Quantity, times: str = "typical"
+) -> float | None:
+    """What stands for all steps: of times what was asked for, of anything else the median."""
+    if quantity.unit != "seconds":
+        return median(values.values()) if values else None
+    if times == "typical":
         return typical.mean(field, values)
-    return median(values.values()) if values else None
+    statistic = Statistic.of(list(values.values()))
+    return None if statistic is None else float(getattr(statistic, times))
 
 
 def last_operations(measurements: Measurements) -> list[OperationRecord]:

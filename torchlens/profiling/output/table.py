@@ -2,7 +2,7 @@
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ __all__ = ["Table", "summary"]
 # Without a depth, the deepest that takes no more lines than this.
 _MOST_ROWS = 60
 # Columns of a higher rank are left out before names of up to this length are cut.
-_DISPENSABLE, _LONGEST_NAME = 4, 36
+_DISPENSABLE, _LONGEST_NAME = 2, 36
 
 
 # Columns that are worked out from the others.
@@ -181,10 +181,10 @@ def _section(measurements: Measurements, request: _Request, room: int, notes: li
     if by == "module":
         rows = _module_rows(measurements, columns, depth, sort_by is not None, times, notes)
     elif by == "type":
-        rows = _type_rows(measurements, columns)
+        rows = _type_rows(measurements, columns, times)
         sort_by = sort_by or "total_time"
     else:
-        rows = _operation_rows(measurements, columns)
+        rows = _operation_rows(measurements, columns, times)
     if sort_by is not None:
         rows.sort(key=lambda row: _descending(row.values.get(sort_by)))
     if limit is not None and len(rows) > limit:
@@ -242,7 +242,7 @@ def _module_row(
             shapes = calls[-1].output_shapes if calls else []
             texts[number] = record.module_type if column.heading == "type" else shapes_text(shapes)
         elif column.quantity == _SHARE:
-            texts[number] = _share_text(module_value(record, _TOTAL), module_value(measurements.root, _TOTAL))
+            texts[number] = _share_text(module_value(record, _TOTAL, times), module_value(measurements.root, _TOTAL, times))
         else:
             _add_value(texts, values, number, column, module_value(record, QUANTITIES[column.quantity], times))
     name = record.address if is_flat or not record.address else record.address.rpartition(".")[2]
@@ -250,13 +250,13 @@ def _module_row(
     return _Row(indent + (name or measurements.model_name), texts, values)
 
 
-def _type_rows(measurements: Measurements, columns: Sequence[_Column]) -> list[_Row]:
+def _type_rows(measurements: Measurements, columns: Sequence[_Column], times: str) -> list[_Row]:
     """One row for each type of module that was called."""
     by_type: dict[str, list[ModuleRecord]] = {}
     for record in measurements.root.walk():
         if record.measured_calls:
             by_type.setdefault(record.module_type, []).append(record)
-    whole = module_value(measurements.root, _TOTAL)
+    whole = module_value(measurements.root, _TOTAL, times)
     rows = []
     for name, records in by_type.items():
         texts: dict[int, str] = {}
@@ -265,36 +265,30 @@ def _type_rows(measurements: Measurements, columns: Sequence[_Column]) -> list[_
             if column.quantity == _NUM_MODULES:
                 texts[number] = str(len(records))
             elif column.quantity == _SHARE:
-                texts[number] = _share_text(_sum(own_value(record, _TOTAL) for record in records), whole)
+                texts[number] = _share_text(own_value(records, _TOTAL, times), whole)
             elif column.quantity == "parameters":
                 _add_value(texts, values, number, column, sum(record.own_num_parameters for record in records))
             elif column.quantity is not None:
                 quantity = QUANTITIES[column.quantity]
-                of_modules = [
-                    module_value(record, quantity) if quantity.module else own_value(record, quantity) for record in records
-                ]
-                _add_value(texts, values, number, column, _sum(of_modules))
+                counts = [getattr(record, quantity.module) for record in records] if quantity.module else None
+                value = own_value(records, quantity, times) if counts is None else sum(counts)
+                _add_value(texts, values, number, column, value)
         rows.append(_Row(name, texts, values))
     return rows
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
 
 
 def _share_text(value: float | None, whole: float | None) -> str:
     return "-" if value is None or not whole else f"{value / whole:.1%}"
 
 
-def _operation_rows(measurements: Measurements, columns: Sequence[_Column]) -> list[_Row]:
+def _operation_rows(measurements: Measurements, columns: Sequence[_Column], times: str) -> list[_Row]:
     found = {
-        column.quantity: operation_values(measurements, QUANTITIES[column.quantity])
+        column.quantity: operation_values(measurements, QUANTITIES[column.quantity], times)
         for column in columns
         if column.quantity in QUANTITIES
     }
-    whole = module_value(measurements.root, _TOTAL)
-    totals_of = operation_values(measurements, _TOTAL)
+    whole = module_value(measurements.root, _TOTAL, times)
+    totals_of = operation_values(measurements, _TOTAL, times)
     rows = []
     for record in last_operations(measurements):
         texts: dict[int, str] = {}
