@@ -599,7 +599,7 @@ def test_the_caption_claims_only_what_was_done():
                 x = block(x)
             return x
 
-    def said(sizes) -> str:
+    def said(sizes):
         history = tl.get_model_metadata(Blocks(sizes), torch.ones(1, sizes[0]))
         return make_drawing(history, DrawOptions(vis_max_nodes=20)).scene.simplification
 

@@ -2,9 +2,9 @@
 
 import torch
 from torch import nn
-from viewer_models import MLP, ResNet18, history_of
 
 import torchlens as tl
+from tests.viewer.viewer_models import MLP, ResNet18, history_of
 from torchlens.viewer.outline import outline
 from torchlens.viewer.residuals import residual_links
 
