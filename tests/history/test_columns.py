@@ -225,14 +225,14 @@ def test_json_is_what_the_json_module_would_write(monkeypatch):
     history = tl.log_forward_pass(Residual(), torch.rand(2, 4))
     data = json_graph.graph_data(history)
     for size in (1, 2, 5, 1000):
-        monkeypatch.setattr(json_graph, "_NODES_PER_PART", size)
+        monkeypatch.setattr(json_graph, "_RECORDS_PER_PART", size)
         for indent in (None, 0, 3):
             expected = json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False)
             assert history.to_json(indent=indent) == expected
 
 
 def test_json_is_written_to_a_file_without_being_all_in_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(json_graph, "_NODES_PER_PART", 100)
+    monkeypatch.setattr(json_graph, "_RECORDS_PER_PART", 100)
     history = loop(3000)
     path = tmp_path / "graph.json"
     tracemalloc.start()

@@ -2,21 +2,22 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 from torchlens.capture.collector import without_collector
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.history import columns
-from torchlens.history.json_text import write_json
+from torchlens.history.json_text import Columns, Lists, records_of, write_json
 from torchlens.history.log import Log
 
 __all__ = ["FORMAT", "VERSION", "graph_data", "to_json"]
 
 FORMAT = "torchlens-graph"
 VERSION = 1  # raised when a field changes its meaning or goes; new fields may come without
-_NODES_PER_PART = 10_000
+_RECORDS_PER_PART = 10_000
 _KINDS = {INPUT: "input", OUTPUT: "output", BUFFER: "buffer"}
 _ITSELF = frozenset({int, bool, str, type(None)})
 
@@ -27,27 +28,26 @@ def to_json(history: Any, path: str | os.PathLike[str] | None = None, indent: in
     >>> json.loads(history.to_json())['nodes'][0]['label']
     'input_1_0'
     """
-    return write_json(_graph_data(history, _nodes_in_parts(history._log)), path, indent)
+    log: Log = history._log
+    return write_json(_graph_data(history, _parts(log, _nodes), _parts(log, _layers)), path, indent)
 
 
 def graph_data(history: Any) -> dict[str, Any]:
     """The graph as dicts, lists, strings and numbers. No tensor is in it."""
-    return _graph_data(history, [node for part in _nodes_in_parts(history._log) for node in part])
-
-
-def _graph_data(history: Any, nodes: Any) -> dict[str, Any]:
     log: Log = history._log
+    nodes, layers = ([record for part in _parts(log, make) for record in records_of(part)] for make in (_nodes, _layers))
+    return _graph_data(history, nodes, layers)
+
+
+def _graph_data(history: Any, nodes: Any, layers: Any) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
         "model": _model(history),
         "nodes": nodes,
-        "layers": [
-            {"label": layer.label, "type": layer.type, "passes": log.labels_w_pass(layer.entries)}
-            for layer in log.graph.layers
-        ],
+        "layers": layers,
         "modules": _modules(history),
-        "failure": _failure(log),
+        "failure": _failure(history._log),
     }
 
 
@@ -68,17 +68,18 @@ def _model(history: Any) -> dict[str, Any]:
     }
 
 
-def _nodes_in_parts(log: Log) -> Iterator[list[dict[str, Any]]]:
-    """All nodes, some at a time: a million of them as dicts take gigabytes."""
-    everything = range(len(log.graph.recorded))
-    for start in range(0, len(everything), _NODES_PER_PART):
-        yield without_collector(partial(_nodes, log, everything[start : start + _NODES_PER_PART]))
+def _parts(log: Log, make: Callable[[Log, range], Columns]) -> Iterator[Columns]:
+    """What `make` makes of all nodes or layers, some at a time: a million of them take gigabytes."""
+    everything = range(len(log.graph.layers if make is _layers else log.graph.recorded))
+    for start in range(0, len(everything), _RECORDS_PER_PART):
+        yield without_collector(partial(make, log, everything[start : start + _RECORDS_PER_PART]))
 
 
-def _nodes(log: Log, entries: range) -> list[dict[str, Any]]:
-    """The nodes of entries. Each field is made for all of them (see `columns`), then they are put together."""
+def _nodes(log: Log, entries: range) -> Columns:
     addresses = zip(columns.input_output_address(log, entries), columns.buffer_address(log, entries), strict=True)
-    fields: dict[str, Iterable[Any]] = {
+    dtypes = columns.tensor_dtype(log, entries)
+    dtype_names = {dtype: str(dtype).removeprefix("torch.") for dtype in set(dtypes)}
+    return {
         "label": columns.layer_label_w_pass(log, entries),
         "layer": columns.layer_label_no_pass(log, entries),
         "pass": columns.pass_num(log, entries),
@@ -88,17 +89,17 @@ def _nodes(log: Log, entries: range) -> list[dict[str, Any]]:
         "address": [boundary or buffer for boundary, buffer in addresses],
         "modules": columns.containing_modules_origin_nested(log, entries),
         "modules_exited": columns.module_passes_exited(log, entries),
-        "shape": map(_plain, columns.tensor_shape(log, entries)),
-        "dtype": [str(dtype).removeprefix("torch.") for dtype in columns.tensor_dtype(log, entries)],
-        "bytes": map(_plain, columns.tensor_fsize(log, entries)),
+        "shape": _plain_lists(columns.tensor_shape(log, entries)),
+        "dtype": [dtype_names[dtype] for dtype in dtypes],
+        "bytes": _plain(columns.tensor_fsize(log, entries)),
         "seconds": columns.func_time_elapsed(log, entries),
-        "flops": map(_plain, columns.flops(log, entries)),
+        "flops": _plain(columns.flops(log, entries)),
         "params": _params(log, entries),
-        "num_params": columns.num_params_total(log, entries),
+        "num_params": _plain(columns.num_params_total(log, entries)),
         "parents": _parents(log, entries),
         "output_index": columns.iterable_output_index(log, entries),
         "is_inplace": columns.function_is_inplace(log, entries),
-        "args": map(_plain, columns.func_position_args_non_tensor(log, entries)),
+        "args": _plain_lists(columns.func_position_args_non_tensor(log, entries)),
         "kwargs": [
             {name: _plain(value) for name, value in own.items()} if own else {}
             for own in columns.func_keyword_args_non_tensor(log, entries)
@@ -109,32 +110,40 @@ def _nodes(log: Log, entries: range) -> list[dict[str, Any]]:
         "is_saved": columns.has_saved_activations(log, entries),
         "source": columns.source(log, entries),
     }
-    return [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
 
 
-def _params(log: Log, entries: Sequence[int]) -> list[list[dict[str, Any]]]:
+def _params(log: Log, entries: Sequence[int]) -> Lists:
     addresses, shapes = columns.parent_param_addresses(log, entries), columns.parent_param_shapes(log, entries)
-    return [
-        [{"address": address, "shape": list(shape)} for address, shape in zip(*own, strict=True)] if own[0] else []
-        for own in zip(addresses, shapes, strict=True)
-    ]
+    members: Columns = {
+        "address": list(chain.from_iterable(addresses)),
+        "shape": _plain_lists(list(chain.from_iterable(shapes))),
+    }
+    return Lists(members, list(map(len, addresses)))
 
 
-def _parents(log: Log, entries: Sequence[int]) -> list[list[dict[str, Any]]]:
+def _parents(log: Log, entries: Sequence[int]) -> Lists:
     """Who is read, and as which argument: a position or keyword, then the way inside it. Positions come first."""
     reads = columns.located_parents(log, entries)
-    labels = iter(log.labels_w_pass([parent for own in reads for _, parent in own]))
-    found = []
     for own in reads:
-        parents = [{"label": next(labels), "argument": _way(location)} for location, _ in own]
-        if len(parents) > 1:
-            parents.sort(key=lambda parent: isinstance(parent["argument"][0], str))
-        found.append(parents)
-    return found
+        if len(own) > 1:
+            own.sort(key=lambda read: isinstance(_way(read[0])[0], str))
+    flat = list(chain.from_iterable(reads))
+    labels = log.labels_w_pass([parent for _, parent in flat])
+    return Lists({"label": labels, "argument": [_way(location) for location, _ in flat]}, list(map(len, reads)))
 
 
 def _way(location: Any) -> list[Any]:
     return list(map(_plain, location)) if isinstance(location, tuple) else [location]
+
+
+def _layers(log: Log, numbers: range) -> Columns:
+    layers = log.graph.layers[numbers.start : numbers.stop]
+    labels = iter(log.labels_w_pass([entry for layer in layers for entry in layer.entries]))
+    return {
+        "label": [layer.label for layer in layers],
+        "type": [layer.type for layer in layers],
+        "passes": [list(islice(labels, len(layer.entries))) for layer in layers],
+    }
 
 
 def _modules(history: Any) -> list[dict[str, Any]]:
@@ -176,3 +185,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return list(value) if _ITSELF.issuperset(map(type, value)) else list(map(_plain, value))
     return repr(value)
+
+
+def _plain_lists(values: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The same for many lists, nearly all of which hold nothing but what is plain."""
+    return list(map(list if _ITSELF.issuperset(map(type, chain.from_iterable(values))) else _plain, values))

@@ -188,12 +188,14 @@ def func_position_args_non_tensor(log: Log, entries: Entries) -> list[list[Any]]
     found: list[list[Any]] = []
     for row in log.rows(entries):
         args, references = row.args, row.references
-        if not args or row.operation in _BOUNDARIES:
+        if not args:
             found.append([])
-        elif type(references) is tuple:  # no tensor but at the top
-            found.append([arg for arg, reference in zip(args, references, strict=True) if reference is None])
-        else:
+        elif type(references) is not tuple:  # tensors inside arguments
             found.append([arg for _, arg in _non_tensors(row, enumerate(args))])
+        elif None in references:
+            found.append([args[place] for place, reference in enumerate(references) if reference is None])
+        else:
+            found.append([])
     return found
 
 

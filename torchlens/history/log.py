@@ -69,6 +69,7 @@ class Log:
         """
         if recording.branches or self.recording.branches:
             self._graph = None
+            self.__dict__.pop("_module_names", None)
         freed_memory().drop(partial(setattr, self, "recording", recording))
 
     def free_values(self) -> None:
@@ -227,8 +228,13 @@ class Log:
         return self.module_passes((call,))[0]
 
     def module_passes(self, calls: Iterable[int]) -> list[str]:
-        records = self.recording.module_calls
-        return [f"{records[call].address}:{records[call].pass_num}" for call in calls]
+        names = self._module_names
+        return [names[call] for call in calls]
+
+    @cached_property
+    def _module_names(self) -> list[str]:
+        """Of all module calls: one name stands in many columns, and for many entries."""
+        return [f"{record.address}:{record.pass_num}" for record in self.recording.module_calls]
 
     def module_chain(self, entry: int) -> tuple[int, ...]:
         return self.graph.module_chains[self.row(entry).module_call]
