@@ -4,6 +4,7 @@ import json
 import tracemalloc
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +19,7 @@ from tests.networks import Conditional, ConvNet, Model, Recurrent, Residual
 from tests.work import lines_run
 from torchlens.export import json_graph
 from torchlens.history import columns
-from torchlens.history.tables import COLUMNS
+from torchlens.history.tables import COLUMNS, with_symbols
 
 
 def check_agreement(history: Any) -> None:
@@ -177,6 +178,11 @@ def test_lists_belong_to_who_asked_for_them():
         assert len({id(cell) for cell in lists}) == len(lists), name
 
 
+def test_a_column_has_the_type_that_pandas_finds():
+    for cells in ([1, 2], [2**63], [2**70, 1], [-(2**63)], [-(2**63) - 1], [1, None], [True, False], [1, 2.5], [], [None]):
+        pandas.testing.assert_series_equal(with_symbols(cells), pandas.Series(cells))
+
+
 # -- and cost little -----------------------------------------------------------------------------------------------------
 
 
@@ -222,8 +228,17 @@ def test_a_list_takes_a_few_lines_of_python_per_operation(work, most):
 
 
 def test_json_is_what_the_json_module_would_write(monkeypatch):
-    history = tl.log_forward_pass(Residual(), torch.rand(2, 4))
+    def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
+        x = self.block(x).masked_fill(x > 2, float("nan"))
+        return torch.einsum(
+            "ij,ij->i", torch.cat([x, x], dim=-1).to(torch.float64), torch.full((2, 8), 1e-5, dtype=torch.float64)
+        )
+
+    model = Model(forward, block=MODELS["parts of tensors"][0].norm)
+    model.__class__ = type('Odd "ü" \\ %s', (Model,), {})
+    history = tl.log_forward_pass(model, torch.rand(2, 4))
     data = json_graph.graph_data(history)
+    assert data["model"]["name"] == 'Odd "ü" \\ %s'
     for size in (1, 2, 5, 1000):
         monkeypatch.setattr(json_graph, "_RECORDS_PER_PART", size)
         for indent in (None, 0, 3):

@@ -76,7 +76,6 @@ def _parts(log: Log, make: Callable[[Log, range], Columns]) -> Iterator[Columns]
 
 
 def _nodes(log: Log, entries: range) -> Columns:
-    addresses = zip(columns.input_output_address(log, entries), columns.buffer_address(log, entries), strict=True)
     dtypes = columns.tensor_dtype(log, entries)
     dtype_names = {dtype: str(dtype).removeprefix("torch.") for dtype in set(dtypes)}
     return {
@@ -86,7 +85,7 @@ def _nodes(log: Log, entries: range) -> Columns:
         "type": columns.layer_type(log, entries),
         "kind": [_KINDS.get(row.operation, "operation") for row in log.rows(entries)],
         "function": columns.func_applied_name(log, entries),
-        "address": [boundary or buffer for boundary, buffer in addresses],
+        "address": columns.address(log, entries),
         "modules": columns.containing_modules_origin_nested(log, entries),
         "modules_exited": columns.module_passes_exited(log, entries),
         "shape": _plain_lists(columns.tensor_shape(log, entries)),

@@ -1,6 +1,7 @@
 """What the calls of a recording cost, from the shapes that were noted; the formulas are in `flops/`."""
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ __all__ = [
 _CHECKPOINT = "CheckpointFunctionBackward"
 _PLAIN_SHAPES = frozenset({torch.Size, int, type(None)})
 _NOT_COUNTED = {Counting.FREE: 0, Counting.UNKNOWN: None}
+_NOT_SEEN: Any = object()
 
 
 def flops_of_all(recording: Recording, rows: Iterable[Row]) -> list[int | None]:
@@ -38,17 +40,20 @@ def flops_of_all(recording: Recording, rows: Iterable[Row]) -> list[int | None]:
             is_free = counting_of(operation.layer_type) is not Counting.COUNTED and not may_be_registered(operation.func)
             is_counted[operation] = not is_free
         key = _same_cost(recording, row) if is_counted[operation] else (operation, bool(row.output_index))
-        if key is None:
-            found.append(flops_of(recording, row))
-            continue
-        if key not in known:
-            known[key] = flops_of(recording, row)
-        found.append(known[key])
+        try:
+            cost = known.get(key, _NOT_SEEN)
+        except TypeError:  # a list among the arguments
+            key, cost = None, _NOT_SEEN
+        if cost is _NOT_SEEN:
+            cost = flops_of(recording, row)
+            if key is not None:
+                known[key] = cost
+        found.append(cost)
     return found
 
 
 def _same_cost(recording: Recording, row: Row) -> Hashable | None:
-    """What the cost of a call depends on; None where that is not told at a glance."""
+    """What the cost of a call depends on, which may have no hash; None where that is not told at a glance."""
     references, rows = row.references, recording.rows
     if row.kwargs or type(references) is not tuple:
         return None
@@ -57,12 +62,7 @@ def _same_cost(recording: Recording, row: Row) -> Hashable | None:
     if not _PLAIN_SHAPES.issuperset(map(type, shapes)) or type(row.shape) is not torch.Size:
         return None
     are_plain = tuple([recording.storages[number] >= 0 for number in references if number is not None and number >= 0])
-    key = (row.operation, row.output_index, row.args, row.shape, tuple(shapes), are_plain)
-    try:
-        hash(key)
-    except TypeError:  # a list among the arguments
-        return None
-    return key
+    return row.operation, row.output_index, row.args, row.shape, tuple(shapes), are_plain
 
 
 def flops_of(recording: Recording, row: Row) -> int | None:

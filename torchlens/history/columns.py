@@ -16,6 +16,7 @@ import torch
 from torchlens.capture.arguments import shape_of
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Row
+from torchlens.capture.symbolic import SymbolicInt
 from torchlens.graph.costs import flops_of_all
 from torchlens.graph.distances import Distances
 from torchlens.graph.edges import located
@@ -57,11 +58,9 @@ def layer_label_no_pass(log: Log, entries: Entries) -> list[str]:
 
 
 def layer_label_short(log: Log, entries: Entries) -> list[str]:
-    names = zip(
-        layer_label_no_pass_short(log, entries), layer_label_w_pass_short(log, entries), layer_passes_total(log, entries),
-        strict=True,
-    )  # fmt: skip
-    return [with_pass if num_passes > 1 else name for name, with_pass, num_passes in names]
+    names, repeats = layer_label_no_pass_short(log, entries), picked(log.repeats, picked(log.graph.layer_of, entries))
+    passes = zip(names, repeats, pass_num(log, entries), strict=True)
+    return [f"{name}:{number}" if is_repeated else name for name, is_repeated, number in passes]
 
 
 def layer_label_w_pass_short(log: Log, entries: Entries) -> list[str]:
@@ -126,8 +125,9 @@ def tensor_fsize_nice(log: Log, entries: Entries) -> list[str]:
 
 
 def _nice(sizes: list[int]) -> list[str]:
-    # With their types: a symbolic size may be equal to a number, and reads differently.
-    return _once([(type(size), size) for size in sizes], lambda key: nice_bytes(key[1]))
+    if SymbolicInt in set(map(type, sizes)):  # may be equal to a number, and reads differently
+        return list(map(nice_bytes, sizes))
+    return _once(sizes, nice_bytes)
 
 
 def grad_contents(log: Log, entries: Entries) -> list[torch.Tensor | None]:
@@ -161,14 +161,15 @@ def source(log: Log, entries: Entries) -> list[str | None]:
     """The innermost line of the user's code that led to each operation; None where there is none."""
     found: list[str | None] = []
     known: dict[tuple[int, int], str] = {}  # by id: hashing a code object means reading it all
-    for place in map(log.innermost_place, log.rows(entries)):
-        if place is None:
+    for row in log.rows(entries):
+        code, instruction = (row.code, row.instruction) if row.code is not None else log.innermost_place(row)
+        if code is None:
             found.append(None)
             continue
-        key = (id(place[0]), place[1])
-        if key not in known:
-            known[key] = str(source_line(*place))
-        found.append(known[key])
+        line = known.get((id(code), instruction))
+        if line is None:
+            line = known[id(code), instruction] = str(source_line(code, instruction))
+        found.append(line)
     return found
 
 
@@ -216,7 +217,7 @@ def _non_tensors(row: Row, arguments: Iterable[tuple[_Place, Any]]) -> list[tupl
 
 
 def function_is_inplace(log: Log, entries: Entries) -> list[bool]:
-    return [row.operation.is_inplace for row in log.rows(entries)]
+    return _once([row.operation for row in log.rows(entries)], lambda operation: operation.is_inplace)
 
 
 def gradfunc(log: Log, entries: Entries) -> list[str | None]:
@@ -292,10 +293,12 @@ def located_parents(log: Log, entries: Entries) -> list[list[tuple[Any, int]]]:
     entry_of, located_reads = log.graph.entry_of, log.graph.located_reads
     found = []
     for number, row in zip(picked(log.graph.recorded, entries), log.rows(entries), strict=True):
-        reads: Iterable[tuple[Any, int | None]] | None = located_reads.get(number)
-        if reads is None:
-            references = row.references
-            reads = references.items() if isinstance(references, dict) else enumerate(references)
+        references = row.references
+        reads: Iterable[tuple[Any, int | None]]
+        if number in located_reads:
+            reads = located_reads[number]
+        else:
+            reads = enumerate(references) if type(references) is tuple else located(references)
         found.append([(location, entry_of[parent]) for location, parent in reads if parent is not None and parent >= 0])
     return found
 
@@ -345,17 +348,20 @@ def is_buffer_layer(log: Log, entries: Entries) -> list[bool]:
     return [row.operation is BUFFER for row in log.rows(entries)]
 
 
+def address(log: Log, entries: Entries) -> list[str | None]:
+    """Of an input, an output or a buffer."""
+    addresses = log.boundary_addresses
+    return [addresses[entry][0] if entry in addresses else None for entry in entries]
+
+
 def input_output_address(log: Log, entries: Entries) -> list[str | None]:
-    addresses, are_buffers = log.boundary_addresses, is_buffer_layer(log, entries)
-    return [
-        addresses[entry][0] if entry in addresses and not is_buffer else None
-        for entry, is_buffer in zip(entries, are_buffers, strict=True)
-    ]
+    addresses = zip(entries, address(log, entries), strict=True)
+    return [None if own is None or log.row(entry).operation is BUFFER else own for entry, own in addresses]
 
 
 def buffer_address(log: Log, entries: Entries) -> list[str | None]:
-    addresses, are_buffers = log.boundary_addresses, is_buffer_layer(log, entries)
-    return [addresses[entry][0] if is_buffer else None for entry, is_buffer in zip(entries, are_buffers, strict=True)]
+    addresses = zip(entries, address(log, entries), strict=True)
+    return [own if own is not None and log.row(entry).operation is BUFFER else None for entry, own in addresses]
 
 
 def initialized_inside_model(log: Log, entries: Entries) -> list[bool]:
@@ -392,17 +398,19 @@ def _addresses(log: Log, found: dict[int, list[int]], entries: Entries) -> list[
 
 
 def _passes(log: Log, found: dict[int, list[int]], entries: Entries) -> list[list[str]]:
-    return [log.module_passes(own) if own else [] for own in map(found.get, entries)]
+    names = log.module_names
+    return [[names[call] for call in own] if own else [] for own in map(found.get, entries)]
 
 
 def containing_module_origin(log: Log, entries: Entries) -> list[str | None]:
-    calls = [row.module_call for row in log.rows(entries)]
-    return [name if call else None for call, name in zip(calls, log.module_passes(calls), strict=True)]
+    names = log.module_names
+    return [names[row.module_call] if row.module_call else None for row in log.rows(entries)]
 
 
 def containing_modules_origin_nested(log: Log, entries: Entries) -> list[list[str]]:
-    chains = log.graph.module_chains
-    return [log.module_passes(chains[row.module_call]) if row.module_call else [] for row in log.rows(entries)]
+    chains, names = log.graph.module_chains, log.module_names
+    calls = [row.module_call for row in log.rows(entries)]
+    return [[names[outer] for outer in chains[call]] if call else [] for call in calls]
 
 
 def module_nesting_depth(log: Log, entries: Entries) -> list[int]:
@@ -435,7 +443,8 @@ def is_submodule_output(log: Log, entries: Entries) -> list[bool]:
 
 
 def bottom_level_submodule_pass_exited(log: Log, entries: Entries) -> list[str | None]:
-    return [None if call is None else log.module_pass(call) for call in _bottom_calls_exited(log, entries)]
+    names = log.module_names
+    return [None if call is None else names[call] for call in _bottom_calls_exited(log, entries)]
 
 
 def is_bottom_level_submodule_output(log: Log, entries: Entries) -> list[bool]:
@@ -446,6 +455,10 @@ def _bottom_calls_exited(log: Log, entries: Entries) -> list[int | None]:
     children, records = log.graph.module_tree.children, log.recording.module_calls
     found: list[int | None] = []
     for calls in map(log.graph.modules_exited.get, entries):
-        bottom = [call for call in calls if not children[records[call].address]] if calls else None
-        found.append(bottom[0] if bottom else None)
+        for call in calls or ():
+            if not children[records[call].address]:
+                found.append(call)
+                break
+        else:
+            found.append(None)
     return found

@@ -7,7 +7,7 @@ record after the other. The text is what `json.dumps` writes.
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, islice, repeat
@@ -22,6 +22,7 @@ __all__ = ["Columns", "Lists", "records_of", "write_json"]
 # Records that have the same fields, as the values of each field, which are equally many.
 Columns: TypeAlias = "Mapping[str, Sequence[Any] | Lists]"
 
+_FIRST = 400
 _SCALARS: dict[type, Callable[[Any], str]] = {
     str: encode_basestring,
     int: int.__repr__,
@@ -129,20 +130,30 @@ class _Writer:
             members = self.records(values.members, depth + 1) if any(values.sizes) else []
             return self._gathered("[", members, values.sizes, "]", depth)
         types = set(map(type, values))
+        if not types:
+            return []
         if len(types) != 1:
             parts = {own: iter(self.texts([value for value in values if type(value) is own], depth)) for own in types}
             return [next(parts[type(value)]) for value in values]
         own = types.pop()
         if own is list:
-            members = self.texts(list(chain.from_iterable(values)), depth + 1)
-            return self._gathered("[", members, list(map(len, values)), "]", depth)
+            return self._lists(values, depth)
         if own is dict and _has_names(values):
             return self._dicts(values, depth)
-        if own is str and len(known := set(values)) < len(values) / 4:
-            return list(map({value: encode_basestring(value) for value in known}.__getitem__, values))
+        if own is str:
+            return _each_once(values, lambda strings: list(map(encode_basestring, strings)))
         if own in _SCALARS and (own is not float or all(map(math.isfinite, values))):
             return list(map(_SCALARS[own], values))
         return [self.one(value, depth) for value in values]
+
+    def _lists(self, values: Sequence[list[Any]], depth: int) -> list[str]:
+        def written(lists: Sequence[Sequence[Any]]) -> list[str]:
+            members = self.texts(list(chain.from_iterable(lists)), depth + 1)
+            return self._gathered("[", members, list(map(len, lists)), "]", depth)
+
+        if set(map(type, chain.from_iterable(values))) in ({int}, {str}):  # 1, 1.0 and True are equal, and read differently
+            return _each_once(list(map(tuple, values)), written)
+        return written(values)
 
     def _dicts(self, values: Sequence[dict[str, Any]], depth: int) -> list[str]:
         if not any(values):
@@ -169,6 +180,15 @@ class _Writer:
             first + comma.join(members[stop - size : stop]) + last if size else empty
             for size, stop in zip(sizes, accumulate(sizes), strict=True)
         ]
+
+
+def _each_once(values: Sequence[Hashable], write: Callable[[Sequence[Any]], list[str]]) -> list[str]:
+    """What `write` makes of the values; where the first of them are much the same, of those that are equal only once."""
+    if len(set(values[:_FIRST])) > len(values[:_FIRST]) / 4:
+        return write(values)
+    different = list(set(values))
+    known = dict(zip(different, write(different), strict=True))
+    return list(map(known.__getitem__, values))
 
 
 def _has_names(values: Sequence[dict[Any, Any]]) -> bool:

@@ -69,7 +69,7 @@ class Log:
         """
         if recording.branches or self.recording.branches:
             self._graph = None
-            self.__dict__.pop("_module_names", None)
+            self.__dict__.pop("module_names", None)
         freed_memory().drop(partial(setattr, self, "recording", recording))
 
     def free_values(self) -> None:
@@ -145,7 +145,7 @@ class Log:
     def labels(self, entries: Sequence[int]) -> list[str]:
         """With the pass where the layer has several."""
         layers, passes = picked(self.graph.layer_of, entries), picked(self.graph.pass_of, entries)
-        names, repeats = self.layer_labels, self._repeats
+        names, repeats = self.layer_labels, self.repeats
         return [
             f"{names[layer]}:{number}" if repeats[layer] else names[layer]
             for layer, number in zip(layers, passes, strict=True)
@@ -163,7 +163,8 @@ class Log:
         return [layer.label for layer in self.graph.layers]
 
     @cached_property
-    def _repeats(self) -> list[bool]:
+    def repeats(self) -> list[bool]:
+        """Whether each layer has several passes."""
         return [len(layer.entries) > 1 for layer in self.graph.layers]
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -225,15 +226,14 @@ class Log:
     # -- modules ---------------------------------------------------------------------------------------------------
 
     def module_pass(self, call: int) -> str:
-        return self.module_passes((call,))[0]
+        return self.module_names[call]
 
     def module_passes(self, calls: Iterable[int]) -> list[str]:
-        names = self._module_names
-        return [names[call] for call in calls]
+        return list(map(self.module_names.__getitem__, calls))
 
     @cached_property
-    def _module_names(self) -> list[str]:
-        """Of all module calls: one name stands in many columns, and for many entries."""
+    def module_names(self) -> list[str]:
+        """The names with the pass of all module calls: one stands in many columns, and for many entries."""
         return [f"{record.address}:{record.pass_num}" for record in self.recording.module_calls]
 
     def module_chain(self, entry: int) -> tuple[int, ...]:
@@ -245,9 +245,9 @@ class Log:
         """Where the user's code called the operation, then where it called the modules around it, innermost first."""
         return list(dict.fromkeys(source_line(code, instruction) for code, instruction in self._places(self.row(entry))))
 
-    def innermost_place(self, row: Row) -> tuple[CodeType, int] | None:
-        """The first of the call stack, before it is looked up in the file."""
-        return (row.code, row.instruction) if row.code is not None else next(self._places(row), None)
+    def innermost_place(self, row: Row) -> tuple[CodeType | None, int]:
+        """The first of the call stack, before it is looked up in the file; None where there is no code."""
+        return next(self._places(row), (None, 0))
 
     def _places(self, row: Row) -> Iterator[tuple[CodeType, int]]:
         calls = [self.recording.module_calls[call] for call in reversed(self.graph.module_chains[row.module_call])]

@@ -1,6 +1,7 @@
 """A history as a pandas table."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from torchlens.capture.collector import without_collector
@@ -48,6 +49,10 @@ def with_symbols(cells: list[Any]) -> "pandas.Series[Any]":
     """A column; one with symbolic numbers stays as it is, and is not made one of plain numbers."""
     import pandas
 
+    types = set(map(type, cells))
+    if types == {int}:
+        with suppress(OverflowError):  # beyond 64 bits: pandas knows what to do
+            return pandas.Series(cells, dtype="int64")  # what pandas finds as well, in three times the time
     column = pandas.Series(cells)
-    has_symbols = column.dtype.kind in "if" and SymbolicInt in set(map(type, cells))
+    has_symbols = column.dtype.kind in "if" and SymbolicInt in types
     return pandas.Series(cells, dtype=object) if has_symbols else column
