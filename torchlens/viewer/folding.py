@@ -31,6 +31,7 @@ class _Folder:
     def __init__(self, log: Log, outline: Outline) -> None:
         self.log = log
         self.boundary = {*log.graph.inputs, *log.graph.outputs}
+        self.outputs = set(log.graph.outputs)
         self.edges_in = _edges_in(outline)
         self.shapes: dict[Hashable, int] = {}
 
@@ -47,7 +48,22 @@ class _Folder:
             name = self.log.recording.module_classes.get(box.address, "") if box.kind == "module" else box.kind
             box.shape = self._known((name, box.num_passes, tuple([part.shape for part in children]), edges))
         self._fold_repeats(box)
+        if box.above is None:
+            self._fold_outputs(box)
         self._put_together(box)
+
+    def _fold_outputs(self, box: Part) -> None:
+        """Outputs of one name (the keys and values of a cache) are one thing, if they are many."""
+        groups: dict[str, list[Part]] = {}
+        for part in box.children:
+            first = part.children[0] if part.kind == "repeat" else part
+            first = first.children[0] if first.kind == "step" else first
+            if first.kind == "operation" and first.passes[0][0] in self.outputs:
+                address = self.log.boundary_addresses[first.passes[0][0]][0]
+                groups.setdefault(".".join(address.split(".")[:2]), []).append(part)
+        for own in groups.values():
+            if len(own) > 1 and sum(max(1, len(part.children)) for part in own) >= _FEWEST_REPEATED_MODULES:
+                _group(box, "range", [own])
 
     def _shape_of(self, part: Part) -> Hashable:
         entry = part.passes[0][0]

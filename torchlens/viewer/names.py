@@ -54,6 +54,8 @@ class Names:
             numbers = [self.log.graph.layers[self.log.graph.layer_of[end.passes[0][0]]].total_num for end in (first, last)]
             return f"{self._what_it_does(part)} {numbers[0]} … {numbers[1]}"
         head, tail = self.title(first), self.title(last)
+        if part.kind == "range" and first.passes and first.passes[0][0] in self.outputs:
+            return ".".join(head.split(".")[:2])
         return head if head == tail else f"{head} … {_unshared(head, tail)}"
 
     def _address(self, part: Part) -> str:

@@ -1,7 +1,7 @@
 /* Where everything that is visible stands. */
 
 import { D, FOOT, HEAD_H, N, NODE_H, P, PAD, PART, SIDE, failedUnit, isUnit, kids, scene, siblings, state } from "./outline.js";
-import { connect, links } from "./links.js";
+import { columnsIn, connect, links } from "./links.js";
 import { widthOf } from "./numbers.js";
 import { failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
 import { layoutBox, pathOf } from "./layout.js";
@@ -65,12 +65,13 @@ export function arrange() {
       put(k, { w: own.w, h: own.h, kind: "node", isSide: isUnit(k) && P.side[k] > 0 && SIDE[P.side[k]] !== "view", extra: selfLoops.has(k) ? 26 : 0 });
     }
     for (const s of l.outs) put("o" + s, { w: 8, h: 0, kind: "out" });
-    const edges = [];
+    const edges = [], columns = kids[i].filter(k => state.open[k]).length > 1 ? columnsIn(i) : null;
     for (const e of l.edges.values()) {
       const from = boxes.get(e.from), to = boxes.get(e.to);
       const isSide = typeof e.from === "number" && isUnit(e.from) && P.side[e.from] > 0 && SIDE[P.side[e.from]] !== "view";
       edges.push({
         from: index.get(e.from), to: index.get(e.to), source: e.source, ends: e.ends, isSide,
+        isAside: Boolean(columns && e.from === columns[0] && e.to === columns[1] && state.open[e.from] && state.open[e.to]),
         fromOffset: from && from.outs ? from.outs.get(e.source) || 0 : 0, toOffset: to && to.ins ? to.ins.get(e.source) || 0 : 0,
       });
     }

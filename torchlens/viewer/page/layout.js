@@ -24,14 +24,14 @@ export function layoutBox(nodes, edges, order) {
 
 function layerOf(nodes, edges) {
   const n = nodes.length, rank = new Array(n).fill(0);
-  const out = nodes.map(() => []), into = nodes.map(() => []);
-  for (const e of edges) { out[e.from].push(e.to); into[e.to].push(e.from); }
+  const out = nodes.map(() => []), into = nodes.map(() => []), beside = new Set();
+  for (const e of edges) { out[e.from].push(e.to); into[e.to].push(e.from); if (e.isAside) beside.add(e.from + "/" + e.to); }
   const order = topological(nodes, out, into);
   const hasIn = nodes.some(node => node.kind === "in");
   for (const i of order) {
     if (nodes[i].kind === "in") continue;
     let r = hasIn ? 1 : 0;
-    for (const p of into[i]) r = Math.max(r, rank[p] + 1);
+    for (const p of into[i]) r = Math.max(r, rank[p] + (beside.has(p + "/" + i) ? 0 : 1));
     rank[i] = r;
   }
   // What no main line leads to (constants, masks) stands just above its first reader.
@@ -68,6 +68,7 @@ function addDummies(items, edges) {
   };
   for (const e of edges) {
     const from = items[e.from], to = items[e.to], path = [from];
+    if (e.isAside) { paths.push([from, to]); continue; }
     const key = e.from + "/" + e.source;
     let chain = chains.get(key);
     if (!chain) chains.set(key, chain = []);
@@ -241,10 +242,12 @@ function placeAll(byRank, items, edges, paths) {
   });
   const order = new Map();
   for (const row of byRank) row.forEach(item => { if (!item.isDummy) order.set(item.node.id, item.pos); });
+  const inColumns = new Set(edges.filter(e => e.isAside).flatMap(e => [items[e.from], items[e.to]]));
   const placed = items.filter(item => !item.isDummy).map(item => ({
-    x: item.x - left, y: tops[item.rank] + (heights[item.rank] - (item.node.kind === "node" ? item.node.h : 0)) / 2, rank: item.rank,
+    x: item.x - left, y: tops[item.rank] + (inColumns.has(item) ? 0 : (heights[item.rank] - (item.node.kind === "node" ? item.node.h : 0)) / 2), rank: item.rank,
   }));
   const lines = edges.map((e, i) => {
+    if (e.isAside) return aroundColumn(placed[e.from], items[e.from].node, placed[e.to], items[e.to].node, e);
     const path = paths[i], points = [];
     path.forEach((item, k) => {
       const top = tops[item.rank], bottom = top + heights[item.rank];
@@ -266,6 +269,13 @@ function placeAll(byRank, items, edges, paths) {
     return points;
   });
   return { width: right - left, height: y, placed, lines, order };
+}
+
+/* From below one column, up between the two, into the other from above. */
+function aroundColumn(from, fromNode, to, toNode, e) {
+  const x0 = from.x + (e.fromOffset || 0), x1 = to.x + (e.toOffset || 0), bottom = from.y + fromNode.h + 9, top = to.y - 11;
+  const lane = to.x + (to.x > from.x ? -1 : 1) * (toNode.w / 2 + 13);
+  return [[x0, from.y + fromNode.h], [x0, bottom], [lane, bottom], [lane, top], [x1, top], [x1, to.y]];
 }
 
 /* How far edges below a row go sideways: rows with long slanting edges get more room. */

@@ -1,6 +1,7 @@
 /* Edges between operations; what is hidden is bridged. */
 
-import { D, N, P, SIDE, end, isOpenable, kids, state, within } from "./outline.js";
+import { D, N, P, PART, SIDE, end, isOpenable, kids, state, within } from "./outline.js";
+import { countUnits } from "./names.js";
 
 export let links = null;  // {pairs: [[a, b, is residual]], loops: [[child a, child b, of what they go round]], outOf: last operation read outside of each part, hidden}
 
@@ -44,6 +45,27 @@ export function connect() {
   }
   links = { pairs, loops, outOf, hidden };
 }
+
+/* Two modules in a box that stand beside each other, as encoder and decoder do: the second reads the first, but begins with
+something that the first does not lead to and does not read. */
+export function columnsIn(box) {
+  const reads = new Map(), total = countUnits(box);
+  for (const [a, b] of links.pairs) {
+    if (!within(a, box) || !within(b, box)) continue;
+    const x = childOf(a, box), y = childOf(b, box);
+    if (x !== y) { if (!reads.has(y)) reads.set(y, new Set()); reads.get(y).add(x); }
+  }
+  const leadsTo = (x, y) => { const seen = new Set([y]), pending = [y]; while (pending.length) for (const p of reads.get(pending.pop()) || []) { if (p === x) return true; if (!seen.has(p)) { seen.add(p); pending.push(p); } } return false; };
+  const large = kids[box].filter(k => isOpenable(k) && PART[P.part[k]] === "module" && countUnits(k) >= 0.2 * total);
+  for (const a of large) {
+    for (const b of large) {
+      if (!(reads.get(b) || new Set()).has(a)) continue;
+      if ([...reads.get(b)].some(c => c !== a && !leadsTo(a, c) && !(reads.get(a) || new Set()).has(c))) return [a, b];
+    }
+  }
+  return null;
+}
+function childOf(i, box) { while (P.parent[i] !== box) i = P.parent[i]; return i; }
 
 /* What is hidden has changed. */
 export function forgetLinks() { links = null; }

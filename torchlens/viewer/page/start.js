@@ -1,7 +1,7 @@
 /* Opening the page. */
 
 import { $, D, N, P, PART, S, depth, failedUnit, isOpenable, kids, scene, stage, started, state, timings } from "./outline.js";
-import { connect, links } from "./links.js";
+import { columnsIn, connect, links } from "./links.js";
 import { countUnits } from "./names.js";
 import { overlays } from "./overlays.js";
 import { arrange } from "./arrange.js";
@@ -22,12 +22,21 @@ function openReadable() {
   connect();
   const shown = i => kids[i].filter(k => !links.hidden[k]).length;
   const visible = () => { let n = 0; (function count(i) { for (const k of kids[i]) if (!links.hidden[k]) { if (state.open[k]) count(k); else n++; } })(0); return n; };
+  const openColumns = box => {
+    const pair = columnsIn(box);
+    if (!pair || pair.some(k => state.open[k]) || visible() - 2 + shown(pair[0]) + shown(pair[1]) > 40) return false;
+    for (const k of pair) state.open[k] = 1;
+    return true;
+  };
+  openColumns(0);
   for (let now = visible(); now < 10; now = visible()) {
     const candidates = [];
     (function look(i) { for (const k of kids[i]) if (isOpenable(k)) { if (state.open[k]) look(k); else candidates.push(k); } })(0);
     // A small loop stays one node. Large things first, modules before what is folded.
     const worth = k => countUnits(k) * (PART[P.part[k]] === "module" ? 4 : 1) / (1 + depth[k]);
     const isSmallLoop = k => (PART[P.part[k]] === "loop" || P.passes[k] > 1 && PART[P.part[k]] === "module") && countUnits(k) < 500;
+    const boxes = [...new Set(candidates.map(k => P.parent[k]))];
+    if (boxes.some(openColumns)) continue;
     const fits = candidates.filter(k => now - 1 + shown(k) <= 40 && !isSmallLoop(k));
     if (!fits.length) break;
     fits.sort((a, b) => worth(b) - worth(a) || a - b);
