@@ -54,6 +54,15 @@ class Tab:
     def run(self, script: str):
         return self.page.evaluate(script)
 
+    def until(self, fact: str) -> None:
+        """Waits for what the page does a moment later. (The page allows no evaluation inside, so it is asked from here.)"""
+        for _ in range(int(_PATIENCE / 20)):
+            assert self.complaints == []
+            if self.run(fact):
+                return
+            self.page.wait_for_timeout(20)
+        raise AssertionError(f"never came true: {fact}")
+
     def find(self, title: str) -> int:
         number = self.page.evaluate("title => torchlens.find(title)", title)
         assert number > 0, title

@@ -39,7 +39,7 @@ class Exploration:
     def _repr_html_(self) -> str:
         source = html.escape(self.html, quote=True)
         return (
-            f'<iframe srcdoc="{source}" title="Model explorer" sandbox="allow-scripts" '
+            f'<iframe srcdoc="{source}" title="Model explorer" sandbox="allow-scripts allow-downloads" '
             f'style="width:100%;height:{self.height}px;border:1px solid #8888;border-radius:6px"></iframe>'
         )
 

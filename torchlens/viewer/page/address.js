@@ -4,12 +4,16 @@ import { $, N, P, isOpenable, state } from "./outline.js";
 import { forgetLinks } from "./links.js";
 import { overlays } from "./overlays.js";
 import { arrange } from "./arrange.js";
+import { draw } from "./draw.js";
 import { applyView, fit, stageSize } from "./camera.js";
 import { search } from "./search.js";
 import { setPass, showPanel } from "./panel.js";
-import { drawCrumbs, drawSides } from "./bar.js";
+import { drawCrumbs, drawSides, drawSteps } from "./bar.js";
+import { say } from "./word.js";
 
-export let timer = 0, written = "";
+let timer = 0, at = -1;
+const steps = [];  // each place that the reader was at, as the address says it, and which of them is shown
+let hasAddress = true;
 function hashText() {
   const opened = [];
   for (let i = 1; i < N; i++) if (state.open[i]) opened.push(i.toString(36));
@@ -26,14 +30,38 @@ function hashText() {
   return "#" + bits.join("&");
 }
 export function remember() {
-  if (timer) return;
-  timer = setTimeout(() => {
-    timer = 0;
-    written = hashText();
-    try { history.replaceState(null, "", written); } catch (error) {
-      if (error.name !== "SecurityError") throw error;  // A page inside a page has no address of its own.
-    }
-  }, 150);
+  if (!timer) timer = setTimeout(writeDown, 150);
+}
+/* Opening and selecting are steps that one can go back; moving the view and typing are not. */
+const stepOf = text => text.replace(/&[vq]=[^&]*/g, "");
+function writeDown() {
+  clearTimeout(timer);
+  timer = 0;
+  const text = hashText(), isStep = at < 0 || stepOf(text) !== stepOf(steps[at]);
+  if (isStep) steps.length = ++at;
+  steps[at] = text;
+  try { history[isStep && at ? "pushState" : "replaceState"]({ at }, "", text); } catch (error) {
+    if (error.name !== "SecurityError") throw error;  // A page inside a page has no address of its own.
+    hasAddress = false;
+  }
+  drawSteps(at > 0, at < steps.length - 1);
+}
+export function goStep(by) {
+  if (timer) writeDown();
+  if (!steps[at + by]) return;
+  if (hasAddress) { history.go(by); return; }
+  at += by;
+  restore(steps[at]);
+  drawSteps(at > 0, at < steps.length - 1);
+}
+/* The browser went to another address: one of our steps, or one that somebody typed. */
+export function arrive(known) {
+  clearTimeout(timer);
+  timer = 0;
+  const text = location.hash;
+  if (known && steps[known.at] === text) at = known.at;
+  restore(text);
+  drawSteps(at > 0, at < steps.length - 1);
 }
 /* Opens what an address tells. Returns false where it tells nothing, and says so where it cannot be followed. */
 export function restore(text) {
@@ -56,6 +84,7 @@ export function restore(text) {
   for (const bit of (found.h || "").split(",")) { const [k, v] = bit.split(":"); if (Object.hasOwn(state.sides, k) && ["show", "dim", "hide"].includes(v)) state.sides[k] = v; }
   forgetLinks();
   arrange();
+  draw();
   const query = found.q ? decoded(found.q) : "";
   $("query").value = query;
   search(query);
@@ -70,7 +99,4 @@ export function restore(text) {
   if (isBroken) sayBroken();
   return true;
 }
-function sayBroken() {
-  $("notice").textContent = "The address could not be followed in full: it is damaged, or belongs to another page.";
-  $("notice").hidden = false;
-}
+const sayBroken = () => say("The address could not be followed in full: it is damaged, or belongs to another page.", true);

@@ -1,10 +1,12 @@
-/* The bar at the top: where the selection is, and what is shown. */
+/* The bar at the top: where the selection is, what is shown, and how deep. */
 
 import { $, P, S, scene, state } from "./outline.js";
 import { forgetLinks } from "./links.js";
 import { html } from "./elements.js";
 import { applyView } from "./camera.js";
 import { refresh, select } from "./actions.js";
+import { levelsIn, openTo } from "./levels.js";
+import { savePng, saveSvg } from "./picture.js";
 
 export function drawCrumbs() {
   const nav = $("crumbs"), chain = [];
@@ -26,4 +28,16 @@ export function drawSides() {
     choice.addEventListener("change", () => { state.sides[side] = choice.value; forgetLinks(); scene.orders.clear(); refresh(); applyView(); });
     return html("label", {}, names[side], choice);
   }));
+}
+export function drawSteps(hasBack, hasForward) {
+  $("back").disabled = !hasBack;
+  $("forward").disabled = !hasForward;
+}
+/* What is in the menu besides the kinds that can be hidden. */
+export function drawMenu() {
+  const most = levelsIn(0), button = (text, title, onclick) => html("button", { type: "button", title, onclick }, text);
+  const numbers = [];
+  for (let level = 2; level < Math.min(most, 9); level++) numbers.push(button(String(level), "Open to depth " + level + " (" + level + ")", () => openTo(level)));
+  $("levels").replaceChildren(button("Collapse all", "Close every box (1)", () => openTo(1)), ...numbers, button("Expand all", "Open every box (0)", () => openTo(most)));
+  $("save").replaceChildren(button("SVG", "Save the graph as it is opened now, as SVG", saveSvg), button("PNG", "Save the graph as it is opened now, as PNG", savePng));
 }

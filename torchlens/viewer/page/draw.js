@@ -28,8 +28,28 @@ export function draw(before) {
     } else edge.arrow = null;
   }
   world.replaceChildren(boxesLayer, edgesLayer, nodesLayer);
+  badges.clear();
+  markHits();
   light();
   drawLegend(range);
+}
+
+/* Marks what the search found, and changes nothing else: typing does not draw anew. */
+const badges = new Map();
+export function markHits() {
+  for (const [i, g] of elements) {
+    const isHit = state.hitSet.has(i), node = scene.nodes.get(i), old = badges.get(i);
+    g.classList.toggle("hit", isHit);
+    const inside = node.isBox ? 0 : hitsIn(i) - (isHit ? 1 : 0);
+    if (inside === (old ? old.inside : 0)) continue;
+    if (old) { old.el.remove(); badges.delete(i); }
+    if (!inside) continue;
+    const text = many(inside) + (inside === 1 ? " hit" : " hits"), w = widthOf(text) + 12;
+    const el = make("g", { class: "hit-badge", transform: `translate(${node.w - w + 6} ${-9})` }, g);
+    make("rect", { width: w, height: 17, rx: 8 }, el);
+    label(el, text, w / 2, 12.5, "", "middle");
+    badges.set(i, { inside, el });
+  }
 }
 
 function common(g, node) {
@@ -82,18 +102,16 @@ function drawNode(node, layer, range, before) {
   }
   const tip = make("title", {}, g);
   tip.textContent = describe(id);
-  const hits = hitsIn(id);
-  if (hits) {
-    if (state.hitSet.has(id)) g.classList.add("hit");
-    const inside = hits - (state.hitSet.has(id) ? 1 : 0);
-    if (inside) {
-      const text = many(inside) + (inside === 1 ? " hit" : " hits"), tw = widthOf(text) + 12;
-      const b = make("g", { class: "hit-badge", transform: `translate(${w - tw + 6} ${-9})` }, g);
-      make("rect", { width: tw, height: 17, rx: 8 }, b);
-      label(b, text, tw / 2, 12.5, "", "middle");
-    }
-  }
+  if (isOpenable(id)) drawPick(g, w + 2, h);
   common(g, node);
+}
+
+/* A button on what can be opened that only selects it; it shows under the pointer. */
+function drawPick(g, x, y) {
+  const pick = make("g", { class: "pick", transform: `translate(${x} ${y})` }, g);
+  make("circle", { r: 9 }, pick);
+  label(pick, "i", 0, 4, "", "middle");
+  make("title", {}, pick).textContent = "Select without opening or closing (Ctrl-click)";
 }
 
 function drawBox(node, layer, heads) {
@@ -110,5 +128,6 @@ function drawBox(node, layer, heads) {
   const room = w - 22 - widthOf(title, true) - widthOf(note) - 34;
   if (room > 40) label(g, clip(typeOf(id), room), 30 + widthOf(title, true), 17.5, "note");
   if (note) label(g, note, w - 10, 17.5, "note", "end");
+  drawPick(g, w + 2, HEAD_H);
   common(g, node);
 }

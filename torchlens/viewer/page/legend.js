@@ -6,14 +6,18 @@ import { html, make } from "./elements.js";
 
 const LEGEND = [["input", "input"], ["output", "output"], ["module", "module"], ["group", "folded"], ["weights", "with parameters"], ["norm", "normalisation"],
   ["activation", "activation"], ["compute", "other computation"], ["view", "view"], ["source", "buffer, constant"]];
-export function drawLegend(range) {
+let range = null;  // of the values that are shown, while the nodes are coloured by them
+export const shownRange = () => range;
+export const legendTitle = () => state.overlay + (overlays.get(state.overlay).isSum ? ", sum of what is inside" : ", mean of what is inside");
+export function drawLegend(now) {
+  range = state.overlay && now.min <= now.max ? now : null;
   const legend = $("legend");
   legend.replaceChildren();
-  if (state.overlay && range.min <= range.max) {
+  if (range) {
     const stops = SCALE.map((c, i) => css(c) + " " + (100 * i / (SCALE.length - 1)) + "%").join(",");
     const scale = html("div", { class: "scale" });
     scale.style.background = "linear-gradient(90deg," + stops + ")";
-    legend.append(html("div", {}, state.overlay + (overlays.get(state.overlay).isSum ? ", sum of what is inside" : ", mean of what is inside")), scale,
+    legend.append(html("div", {}, legendTitle()), scale,
       html("div", { class: "ends" }, html("span", {}, overlayText(range.min)), html("span", {}, overlayText(range.max))));
     return;
   }

@@ -10,6 +10,7 @@ import { draw } from "./draw.js";
 import { entriesIn } from "./light.js";
 import { select, toggle } from "./actions.js";
 import { remember } from "./address.js";
+import { levelsIn, openTo } from "./levels.js";
 import { histogram, statBlock } from "./statistics.js";
 
 function linkTo(e) {
@@ -122,7 +123,7 @@ export function showPanel() {
       ["Backward", all.some(e => E.backward[e] !== null) ? timeText(all.reduce((sum, e) => sum + (E.backward[e] || 0), leftIn(i, "backward"))) : ""],
       [state.overlay, state.overlay && overlays.get(state.overlay).isOwn && overlayValue(i) !== null ? overlayText(overlayValue(i)) : ""],
     ]));
-    if (isOpenable(i)) panel.append(html("div", { class: "passes" }, html("button", { type: "button", onclick: () => toggle(i) }, state.open[i] ? "Collapse" : "Expand")));
+    if (isOpenable(i)) panel.append(html("div", { class: "passes" }, html("button", { type: "button", onclick: () => toggle(i) }, state.open[i] ? "Collapse" : "Expand"), html("button", { type: "button", onclick: () => openTo(levelsIn(i), i) }, "Expand all inside")));
     const out = links.outOf[i], shown = out > 0 ? entriesNow(out) : [];
     if (shown.length && E.stat[shown[0]] >= 0) panel.append(statBlock(E.stat[shown[0]], "Values of its output, " + S[E.label[shown[0]]]));
     panel.append(linkList("Parents", [...ins]), linkList("Children", [...outs]));

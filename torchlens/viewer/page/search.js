@@ -2,7 +2,7 @@
 
 import { $, E, N, P, PART, S, end, isUnit, state } from "./outline.js";
 import { many } from "./numbers.js";
-import { draw } from "./draw.js";
+import { markHits } from "./draw.js";
 import { select } from "./actions.js";
 import { remember } from "./address.js";
 
@@ -38,7 +38,7 @@ export function search(query) {
   hitSums = new Int32Array(N + 1);
   for (let i = 0; i < N; i++) hitSums[i + 1] = hitSums[i] + (state.hitSet.has(i) ? 1 : 0);
   showHits();
-  draw();
+  markHits();
   remember();
 }
 export const hitsIn = i => state.hits.length ? hitSums[end[i]] - hitSums[i] : 0;

@@ -11,7 +11,9 @@ import { fit } from "./camera.js";
 import { select, toggle } from "./actions.js";
 import { search, walk } from "./search.js";
 import { showPanel } from "./panel.js";
-import { drawSides } from "./bar.js";
+import { drawMenu, drawSides } from "./bar.js";
+import { openTo } from "./levels.js";
+import { svgText } from "./picture.js";
 import { restore } from "./address.js";
 import { listen } from "./input.js";
 
@@ -48,6 +50,7 @@ function start() {
   $("name").textContent = D.title;
   $("overlay").append(html("option", { value: "" }, "kind"), ...[...overlays.keys()].map(name => html("option", { value: name }, name)));
   drawSides();
+  drawMenu();
   if (D.failure) {
     const where = D.failure.module ? " in " + D.failure.module : "";
     $("failure").append("The forward pass failed" + where + (D.failure.operation ? ", in " + D.failure.operation + "(" + D.failure.arguments + ")" : "") + ": " + D.failure.message,
@@ -69,7 +72,7 @@ function start() {
 start();
 
 window.torchlens = {
-  timings, state, scene, D, toggle, select, search, walk, fit, shown: () => [...scene.nodes.values()].filter(n => !n.isBox).length,
+  timings, state, scene, D, openTo, svgText, toggle, select, search, walk, fit, shown: () => [...scene.nodes.values()].filter(n => !n.isBox).length,
   title: i => S[P.title[i]], count: countUnits,
   find: text => { for (let i = 1; i < N; i++) if (S[P.title[i]] === text) return i; return -1; },
   screen: i => { const n = scene.nodes.get(i), v = state.view, r = stage.getBoundingClientRect(); return n ? { x: r.left + v.x + n.x * v.k, y: r.top + v.y + n.y * v.k, w: n.w * v.k, h: n.h * v.k } : null; },

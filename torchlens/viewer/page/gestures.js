@@ -1,0 +1,122 @@
+/* Mouse, fingers and wheel on the graph. As on a map: drag or scroll moves, pinch or Ctrl with the wheel zooms. */
+
+import { $, isOpenable, stage, state, svg, timings } from "./outline.js";
+import { describe } from "./names.js";
+import { elements } from "./draw.js";
+import { applyView, stageSize, zoom } from "./camera.js";
+import { map, mapScale } from "./map.js";
+import { select, toggle } from "./actions.js";
+import { drawCrumbs } from "./bar.js";
+
+const MOVED = 4, LONG_PRESS = 500, LINE = 16;
+const pointers = new Map();  // where each finger, or the mouse, is
+let drag = null, pinch = null;
+const local = event => { const r = stage.getBoundingClientRect(); return [event.clientX - r.left, event.clientY - r.top]; };
+
+function press(event) {
+  if (event.button) return;
+  pointers.set(event.pointerId, local(event));
+  svg.setPointerCapture(event.pointerId);
+  letGo();
+  if (pointers.size > 1) { startPinch(); return; }
+  const [x, y] = local(event), target = event.target.closest("[data-id]");
+  drag = {
+    x, y, vx: state.view.x, vy: state.view.y, moved: false, id: target ? +target.dataset.id : -1,
+    isShift: event.shiftKey, isPick: event.ctrlKey || event.metaKey || Boolean(event.target.closest(".pick")),
+  };
+  const held = drag;
+  if (event.pointerType === "touch" && held.id > 0) {
+    held.timer = setTimeout(() => { if (drag === held && !held.moved) { held.isDone = true; select(held.id, { isShown: false }); } }, LONG_PRESS);
+  }
+}
+function letGo() {
+  if (drag) clearTimeout(drag.timer);
+  drag = null;
+  svg.classList.remove("drag");
+}
+function fingers() {
+  const [[ax, ay], [bx, by]] = [...pointers.values()];
+  return { x: (ax + bx) / 2, y: (ay + by) / 2, apart: Math.max(1, Math.hypot(ax - bx, ay - by)) };
+}
+function startPinch() { pinch = fingers(); }
+function move(event) {
+  if (!pointers.has(event.pointerId)) return;
+  const [x, y] = local(event);
+  pointers.set(event.pointerId, [x, y]);
+  if (pointers.size > 1) {
+    const now = fingers();
+    state.view.x += now.x - pinch.x;
+    state.view.y += now.y - pinch.y;
+    zoom(now.apart / pinch.apart, now.x, now.y);
+    pinch = now;
+    return;
+  }
+  if (!drag || drag.isDone || !drag.moved && Math.hypot(x - drag.x, y - drag.y) < MOVED) return;
+  drag.moved = true;
+  svg.classList.add("drag");
+  state.view.x = drag.vx + x - drag.x;
+  state.view.y = drag.vy + y - drag.y;
+  applyView();
+}
+function release(event) {
+  if (!pointers.delete(event.pointerId)) return;
+  const now = drag;
+  letGo();
+  if (pointers.size > 1) { startPinch(); return; }
+  if (pointers.size) {  // The finger that is left goes on moving.
+    const [x, y] = pointers.values().next().value;
+    drag = { x, y, vx: state.view.x, vy: state.view.y, moved: true, id: -1 };
+    return;
+  }
+  if (event.type === "pointerup" && now && !now.moved && !now.isDone) click(now, local(event));
+}
+function click({ id, isShift, isPick }, pointer) {
+  if (id < 0) { if (state.selected > 0) select(-1); return; }
+  if (isShift && state.selected > 0) { select(id, { second: true, isShown: false }); return; }
+  const t = performance.now();
+  if (isPick || !isOpenable(id)) select(id, { isShown: false, isFocused: true });
+  else {
+    state.selected = id;
+    state.second = -1;
+    toggle(id, pointer);
+    drawCrumbs();
+    const el = elements.get(id);
+    if (el) el.focus({ preventScroll: true });
+    $("live").textContent = describe(id);
+  }
+  timings.click = performance.now() - t;
+}
+function scroll(event) {
+  event.preventDefault();
+  const unit = event.deltaMode === 1 ? LINE : event.deltaMode === 2 ? stageSize()[1] : 1;
+  let dx = event.deltaX * unit, dy = event.deltaY * unit;
+  if (event.ctrlKey || event.metaKey) { zoom(Math.exp(-Math.max(-30, Math.min(30, dy)) * 0.01), ...local(event)); return; }
+  if (event.shiftKey && !dx) [dx, dy] = [dy, 0];
+  state.view.x -= dx;
+  state.view.y -= dy;
+  applyView();
+}
+function moveByMap(event) {
+  const r = map.getBoundingClientRect(), [w, h] = stageSize(), v = state.view;
+  v.x = w / 2 - (event.clientX - r.left - map.offset[0]) / mapScale * v.k;
+  v.y = h / 2 - (event.clientY - r.top - map.offset[1]) / mapScale * v.k;
+  applyView();
+}
+export function listenToGestures() {
+  svg.addEventListener("pointerdown", press);
+  svg.addEventListener("pointermove", move);
+  svg.addEventListener("pointerup", release);
+  svg.addEventListener("pointercancel", release);
+  svg.addEventListener("wheel", scroll, { passive: false });
+  svg.addEventListener("contextmenu", event => { if (event.pointerType === "touch") event.preventDefault(); });
+  // Safari tells a pinch on a trackpad by events of its own.
+  let before = 1;
+  svg.addEventListener("gesturestart", event => { event.preventDefault(); before = 1; });
+  svg.addEventListener("gesturechange", event => { event.preventDefault(); if (pointers.size < 2) zoom(event.scale / before, ...local(event)); before = event.scale; });
+  svg.addEventListener("focusin", event => {
+    const target = event.target.closest("[data-id]");
+    if (target && +target.dataset.id !== state.selected && target.matches(":focus-visible") && !drag) select(+target.dataset.id, {});
+  });
+  map.addEventListener("pointerdown", event => { map.setPointerCapture(event.pointerId); moveByMap(event); });
+  map.addEventListener("pointermove", event => { if (event.buttons) moveByMap(event); });
+}
