@@ -78,18 +78,19 @@ class _Writer:
         parts = [(part, parent) for part, parent in chosen.walk(found.root)]
         number_of = {id(part): number for number, (part, _) in enumerate(parts)}
         entries = self._entries(chosen, failure, failed)
+        left_out = self._left_out(chosen, number_of)
         marks = [self._overlay(name, values, [part for part, _ in parts]) for name, values in overlays.items()]
         return {
             "title": title or recording.model_name,
             "model": recording.model_name,
             "tensors": len(self.log.graph.recorded),
-            "bytes": self._total_bytes(),
+            "bytes": sum(entries["bytes"]) + (sum(left_out["bytes"]) if left_out else 0),
             "params": self.history.total_params,
             "paramBytes": self.history.total_params_fsize,
             "seconds": recording.seconds_forward,
             "valueless": ", ".join(dict.fromkeys(self.valueless.values())),
             "note": self._note(),
-            "leftOut": self._left_out(chosen, number_of),
+            "leftOut": left_out,
             "failure": None if failure is None else self._failure(failure),
             "entries": entries,
             "parts": self._parts(chosen, parts),
@@ -169,9 +170,6 @@ class _Writer:
                 return size
             self.sizes[key] = size
         return self.sizes[key]
-
-    def _total_bytes(self) -> int:
-        return sum(map(self._bytes, range(len(self.log.graph.recorded))))
 
     def _micros(self, entry: int) -> float:
         if entry >= len(self.log.graph.recorded):

@@ -70,7 +70,8 @@ class _Folder:
         if entry >= len(self.log.graph.recorded):
             return self._known(("failed", entry))
         row = self.log.row(entry)
-        params = tuple([tuple(self.log.recording.params[number].shape) for number in self.log.graph.params[entry]])
+        numbers = self.log.graph.params[entry]
+        params = tuple([tuple(self.log.recording.params[number].shape) for number in numbers]) if numbers else ()
         same = (row.operation.name, row.shape, row.dtype, params, part.num_passes, len(part.passes[0]), len(part.buffers))
         return self._known((same, _hashable(row.args), _hashable(row.kwargs)))
 
@@ -110,7 +111,7 @@ class _Folder:
         """So many children that no screen holds them: first operations in a row become spans, then all becomes ranges."""
         if len(box.children) <= _MOST_CHILDREN:
             return
-        rows = self._rows_of_operations(box)
+        rows = [box.children] if box.kind == "span" else self._rows_of_operations(box)
         num_operations = sum(map(len, rows))
         groups: list[list[Part]] = []
         for row in rows:
@@ -119,8 +120,10 @@ class _Folder:
             groups += [row[start : start + size] for start in range(0, len(row), size)]
         for span in _group(box, "span", [group for group in groups if len(group) > 1]):
             self._put_together(span)
+        if len(box.children) <= _MOST_CHILDREN:
+            return
         inner = [part for part in box.children if not (part.kind == "operation" and self._is_boundary(part))]
-        if len(box.children) > _MOST_CHILDREN and len(inner) > _GROUPS_PER_BOX:
+        if len(inner) > _GROUPS_PER_BOX:
             size = -(-len(inner) // _GROUPS_PER_BOX)
             ranges = [inner[start : start + size] for start in range(0, len(inner), size)]
             for part in _group(box, "range", [own for own in ranges if len(own) > 1]):
@@ -218,6 +221,8 @@ def _edges_in(outline: Outline) -> dict[int, set[tuple[Part, Part]]]:
 
 def _hashable(value: Any) -> Hashable:
     """Equal for equal arguments."""
+    if value is None or isinstance(value, int | float | str):
+        return value
     if isinstance(value, tuple | list):
         return tuple([_hashable(one) for one in value])
     if isinstance(value, dict):

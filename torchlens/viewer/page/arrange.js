@@ -80,7 +80,7 @@ export function arrange() {
     for (const [id, pos] of made.order) if (typeof id === "number" && !order.has(id)) order.set(id, pos);
     scene.orders.set(i, order);
     const head = i === 0 ? 0 : HEAD_H + 8, foot = i === 0 ? 0 : FOOT, pad = i === 0 ? 0 : PAD;
-    const title = i === 0 ? 0 : Math.min(420, widthOf(titleOf(i), true) + widthOf(typeOf(i)) + widthOf(noteOf(i)) + 76);
+    const title = i === 0 ? 0 : Math.min(560, widthOf(titleOf(i), true) + widthOf(typeOf(i)) + widthOf(noteOf(i)) + 76);
     const loopRoom = l.loops.length ? 18 + 10 * l.loops.length : 0;
     const w = Math.max(made.width + 2 * pad + loopRoom, title), h = made.height + head + foot;
     const dx = (w - made.width - loopRoom) / 2;
