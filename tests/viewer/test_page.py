@@ -224,6 +224,28 @@ def test_loop_without_a_module_is_one_node_too(visit):
     assert tab.run("torchlens.scene.edges.filter(e => e.kind === 'loop').length") == 1
 
 
+def test_a_loop_in_a_loop_says_how_often_it_runs_each_time(visit, tmp_path):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            for _ in range(2):
+                x = self.a(x)
+                for _ in range(3):
+                    x = torch.relu(self.b(x))
+            return x
+
+    explore(tl.log_forward_pass(Twice(), torch.ones(1, 4)), tmp_path / "page.html")
+    tab = visit(tmp_path / "page.html")
+    outer = tab.run("[...torchlens.scene.nodes.keys()].find(i => torchlens.title(i).startsWith('loop'))")
+    tab.run(f"torchlens.toggle({outer})")
+    inner = tab.run(f"[...torchlens.scene.nodes.keys()].find(i => i > {outer} && torchlens.title(i).startsWith('loop'))")
+    assert "× 2" in tab.page.locator(f'[data-id="{outer}"]').text_content()
+    assert "× 3 each" in tab.page.locator(f'[data-id="{inner}"]').text_content()
+
+
 def test_search_counts_hits_on_closed_boxes_and_enter_walks_through_them(visit):
     tab = visit("gpt2")
     tab.page.keyboard.press("/")

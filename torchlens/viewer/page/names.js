@@ -1,6 +1,6 @@
 /* What the parts are called, and what is said about them. */
 
-import { D, E, P, Q, S, end, failedUnit, isOpenable, isUnit, leftIn, state } from "./outline.js";
+import { D, E, P, PART, Q, S, end, failedUnit, isOpenable, isUnit, leftIn, state } from "./outline.js";
 import { links } from "./links.js";
 import { many, short } from "./numbers.js";
 import { overlayText, overlayValue } from "./overlays.js";
@@ -40,9 +40,16 @@ export function paramsIn(i) {
   return found;
 }
 export const paramCount = i => paramsIn(i).reduce((sum, p) => sum + Q.count[p], 0);
+/* `× 6`; of a loop that runs three times in each of two passes of what is around it, `× 3 each`. */
+function timesOf(i) {
+  let around = P.parent[i];
+  while (around > 0 && P.passes[around] < 2) around = P.parent[around];
+  const each = around > 0 && PART[P.part[i]] === "loop" && PART[P.part[around]] !== "repeat" ? P.passes[i] / P.passes[around] : 0;
+  return each > 1 && Number.isInteger(each) ? "× " + many(each) + " each" : "× " + many(P.passes[i]);
+}
 export function noteOf(i) {
   const notes = [];
-  if (P.passes[i] > 1) notes.push("× " + many(P.passes[i]));
+  if (P.passes[i] > 1) notes.push(timesOf(i));
   if (state.overlay) { const v = overlayValue(i); if (v !== null) notes.push(overlayText(v)); }
   else if (paramsIn(i).length) notes.push(short(paramCount(i)) + " params");
   else if (isUnit(i) && S[P.path[i]] && S[P.path[i]] !== S[P.title[i]]) notes.push(pathNote(S[P.path[i]]));
