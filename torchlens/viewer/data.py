@@ -1,6 +1,5 @@
 """A history as the columns that the page reads. Text is kept once, in `strings`; everything else is numbers."""
 
-import inspect
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +15,7 @@ from torchlens.capture.user_code import source_text
 from torchlens.capture.valueless import why_valueless
 from torchlens.capture.wrappers import local_value
 from torchlens.graph.costs import flops_of
+from torchlens.history.argument_words import argument_words
 from torchlens.history.backward import backward_times, parameter_gradients
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log, SourceLine, source_line
@@ -31,8 +31,6 @@ __all__ = ["page_data"]
 
 # In place of the row of a tensor's statistics.
 _VALUELESS = -2
-
-_LONGEST_ARGUMENTS = 200
 
 
 def page_data(history: BaseHistory, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> dict[str, Any]:
@@ -201,12 +199,7 @@ class _Writer:
     def _arguments(self, entry: int, row: Any) -> str:
         if entry in self.log.boundary_addresses:
             return ", ".join(self.log.boundary_addresses.get(entry, []))
-        if not row.kwargs and all(arg is None for arg in row.args):
-            return ""
-        shown = [_argument_text(arg) for arg in row.args]
-        shown += [f"{name}={_argument_text(arg)}" for name, arg in (row.kwargs or {}).items()]
-        text = ", ".join(shown)
-        return text if len(text) <= _LONGEST_ARGUMENTS else f"{text[:_LONGEST_ARGUMENTS]}…"
+        return argument_words(self.log.recording, row)
 
     def _place(self, code: Any, instruction: int) -> int:
         if code is None:
@@ -394,20 +387,3 @@ def _place_text(line: SourceLine) -> str:
 
 def _shape_text(shape: Any) -> str:
     return "×".join(map(str, shape)) if len(shape) else "scalar"
-
-
-def _argument_text(value: Any) -> str:
-    """An argument as one would write it; tensors, which the log has as None, as a dot."""
-    if value is None:
-        return "·"
-    if isinstance(value, slice):
-        ends = ["" if end is None else str(end) for end in (value.start, value.stop, value.step)]
-        return ":".join(ends[:2] if not ends[2] else ends)
-    if isinstance(value, tuple | list):
-        inner = ", ".join(map(_argument_text, value))
-        return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
-    if value is Ellipsis:
-        return "…"
-    if isinstance(value, int | float | str | bool | torch.SymFloat | torch.SymBool | torch.dtype | torch.device):
-        return repr(value).removeprefix("torch.")
-    return value.__name__ if inspect.isfunction(value) or inspect.isclass(value) else type(value).__name__

@@ -19,6 +19,7 @@ export function refresh(before) {
 export function toggle(i, pointer) {
   if (!isOpenable(i) || i === 0) return;
   const t = performance.now();
+  state.edge = null;
   const old = scene.nodes.get(i), v = state.view, before = new Set(scene.nodes.keys());
   state.open[i] = state.open[i] ? 0 : 1;
   if (!state.open[i] && state.selected > i && within(state.selected, i)) state.selected = i;
@@ -47,6 +48,7 @@ function reveal(i) {
 }
 export function select(i, options) {
   const o = options || {};
+  state.edge = null;
   if (o.second) { state.second = i === state.selected ? -1 : i; } else { state.selected = i; state.second = -1; }
   if (i > 0) reveal(i);
   for (const [id, el] of elements) el.setAttribute("tabindex", id === focusable() ? "0" : "-1");
@@ -56,6 +58,13 @@ export function select(i, options) {
   showPanel();
   drawCrumbs();
   if (i > 0) $("live").textContent = describe(i);
+}
+export function selectEdge(edge) {
+  state.selected = state.second = -1;
+  state.edge = edge;
+  light();
+  showPanel();
+  drawCrumbs();
 }
 export function goUp() {
   if (state.selected <= 0) return;

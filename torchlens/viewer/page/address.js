@@ -8,7 +8,7 @@ import { draw } from "./draw.js";
 import { applyView, fit, stageSize } from "./camera.js";
 import { search } from "./search.js";
 import { setPass, showPanel } from "./panel.js";
-import { drawCrumbs, drawSides, drawSteps } from "./bar.js";
+import { drawCrumbs, drawExtras, drawSides, drawSteps } from "./bar.js";
 import { say } from "./word.js";
 
 let timer = 0, at = -1;
@@ -27,6 +27,8 @@ function hashText() {
   if (state.query) bits.push("q=" + encodeURIComponent(state.query));
   const sides = Object.entries(state.sides).filter(([, v]) => v !== "dim").map(([k, v]) => k + ":" + v);
   if (sides.length) bits.push("h=" + sides.join(","));
+  const extras = Object.keys(state.extras).filter(key => state.extras[key]);
+  if (extras.length) bits.push("x=" + extras.join(","));
   return "#" + bits.join("&");
 }
 export function remember() {
@@ -82,6 +84,7 @@ export function restore(text) {
   state.pass.clear();
   for (const bit of (found.p || "").split(".")) if (bit) { const [i, at] = bit.split(":"), part = valid(i), pass = parseInt(at, 36); if (part > 0 && pass > 0) setPass(part, pass); else isBroken = true; }
   for (const bit of (found.h || "").split(",")) { const [k, v] = bit.split(":"); if (Object.hasOwn(state.sides, k) && ["show", "dim", "hide"].includes(v)) state.sides[k] = v; }
+  for (const key in state.extras) state.extras[key] = (found.x || "").split(",").includes(key);
   forgetLinks();
   arrange();
   draw();
@@ -93,6 +96,7 @@ export function restore(text) {
   else { isBroken = true; fit(true); }
   $("overlay").value = state.overlay;
   drawSides();
+  drawExtras();
   applyView();
   showPanel();
   drawCrumbs();

@@ -1,9 +1,9 @@
 /* Where everything that is visible stands. */
 
-import { D, FOOT, HEAD_H, N, NODE_H, P, PAD, PART, SIDE, failedUnit, isUnit, kids, scene, siblings, state } from "./outline.js";
+import { D, FOOT, HEAD_H, LINE_H, N, NODE_H, P, PAD, PART, SIDE, failedUnit, isUnit, kids, scene, siblings, state } from "./outline.js";
 import { columnsIn, connect, links } from "./links.js";
 import { widthOf } from "./numbers.js";
-import { failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
+import { extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
 import { layoutBox, pathOf } from "./layout.js";
 
 function measure(i) {
@@ -12,7 +12,9 @@ function measure(i) {
   const most = 330;
   let w = Math.max(widthOf(title, true) + (note ? widthOf(note) + 18 : 0) + (isUnit(i) ? 0 : 16), widthOf(type) + widthOf(shape) + 20, 104) + 20;
   w = Math.min(w, most);
-  return { w: Math.ceil(w), h: NODE_H };
+  const lines = extraLines(i);
+  for (const line of lines) w = Math.max(w, Math.min(most, widthOf(line) + 20));
+  return { w: Math.ceil(w), h: NODE_H + LINE_H * lines.length };
 }
 
 export function arrange() {
@@ -36,8 +38,8 @@ export function arrange() {
     const s = rep[a], t = rep[b];
     if (s === t) continue;
     const key = s * N + t, known = edgeMap.get(key);
-    if (known) { known.isResidual = known.isResidual && isResidual; continue; }
-    const edge = { s, t, isResidual };
+    if (known) { known.isResidual = known.isResidual && isResidual; known.pairs.push([a, b]); continue; }
+    const edge = { s, t, isResidual, pairs: [[a, b]] };
     edgeMap.set(key, edge);
     let [x, y] = siblings(s, t) || [0, 0];
     const box = P.parent[x];
@@ -118,7 +120,7 @@ export function arrange() {
       const last = points[points.length - 1];
       const kind = e.ends.every(edge => edge.isResidual) ? "skip" : e.isSide ? "side" : "";
       if (!isOut && !isBoxed) last[1] -= 5;
-      scene.edges.push({ d: pathOf(points), kind, tip: isOut || isBoxed ? null : [last[0], last[1] + 5, 0], ends: e.ends });
+      scene.edges.push({ d: pathOf(points), kind, tip: isOut || isBoxed ? null : [last[0], last[1] + 5, 0], ends: e.ends, from: own.nodes[e.from].kind === "node" ? points[0] : null });
     });
     own.loops.forEach(([a, b], k) => {
       const from = scene.nodes.get(a), to = scene.nodes.get(b);

@@ -29,6 +29,14 @@ export function drawSides() {
     return html("label", {}, names[side], choice);
   }));
 }
+export function drawExtras() {
+  const names = { args: "Arguments on nodes", params: "Parameters on nodes", shapes: "Shapes on edges" };
+  $("extras").replaceChildren(...Object.keys(names).map(key => {
+    const box = html("input", { type: "checkbox", ...(state.extras[key] ? { checked: "" } : {}) });
+    box.addEventListener("change", () => { state.extras[key] = box.checked; refresh(); applyView(); });
+    return html("label", {}, names[key], box);
+  }));
+}
 export function drawSteps(hasBack, hasForward) {
   $("back").disabled = !hasBack;
   $("forward").disabled = !hasForward;

@@ -1,13 +1,14 @@
 /* Drawing the scene. */
 
-import { BAR_H, D, HEAD_H, P, SIDE, failedUnit, isOpenable, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
+import { BAR_H, D, HEAD_H, LINE_H, P, SIDE, failedUnit, isOpenable, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
 import { clip, many, widthOf } from "./numbers.js";
-import { describe, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
+import { describe, extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
 import { colourAt, css, inkOn, overlayRange, overlayValue } from "./overlays.js";
 import { label, make } from "./elements.js";
 import { drawLegend } from "./legend.js";
 import { light } from "./light.js";
 import { hitsIn } from "./search.js";
+import { shapesOn } from "./edges.js";
 
 export const world = make("g", { id: "world" }, svg);
 export const elements = new Map();
@@ -19,14 +20,16 @@ export function draw(before) {
   for (const node of scene.nodes.values()) {
     if (node.isBox) drawBox(node, boxesLayer, nodesLayer); else drawNode(node, nodesLayer, range, before);
   }
-  for (const edge of scene.edges) {
+  scene.edges.forEach((edge, k) => {
+    if (edge.ends[0].pairs) make("path", { class: "edge-hit", d: edge.d, "data-edge": k }, edgesLayer);
     edge.el = make("path", { class: "edge " + edge.kind, d: edge.d }, edgesLayer);
     if (edge.tip) {
       const [x, y, dir] = edge.tip;
       const d = dir ? `M${x} ${y}l7 -4v8z` : `M${x} ${y}l-4 -7h8z`;
       edge.arrow = make("path", { class: "arrow " + edge.kind, d }, edgesLayer);
     } else edge.arrow = null;
-  }
+  });
+  if (state.extras.shapes) drawShapes(edgesLayer);
   world.replaceChildren(boxesLayer, edgesLayer, nodesLayer);
   badges.clear();
   markHits();
@@ -49,6 +52,18 @@ export function markHits() {
     make("rect", { width: w, height: 17, rx: 8 }, el);
     label(el, text, w / 2, 12.5, "", "middle");
     badges.set(i, { inside, el });
+  }
+}
+
+/* The shape of what leaves a node, once for each place where edges leave it. */
+function drawShapes(layer) {
+  const seen = new Set();
+  for (const edge of scene.edges) {
+    if (!edge.from || !edge.ends[0].pairs) continue;
+    const [x, y] = edge.from, key = Math.round(x) + "/" + Math.round(y), text = shapesOn(edge);
+    if (seen.has(key) || !text) continue;
+    seen.add(key);
+    label(layer, text, x + 6, y + 14, "edge-shape");
   }
 }
 
@@ -91,6 +106,7 @@ function drawNode(node, layer, range, before) {
   const typeEl = label(g, clip(type, w - 26 - (shape ? widthOf(shapeText) : 0)), 9, 36, "type");
   if (id === failedUnit) label(g, clip(D.failure.message.split("\n")[0], w - 18), 9, 54, "error");
   const shapeEl = shape ? label(g, shapeText, w - 9, 36, "shape", "end") : null;
+  extraLines(id).forEach((line, k) => label(g, clip(line, w - 18), 9, 36 + LINE_H * (k + 1), "shape"));
   if (state.overlay) {
     const value = overlayValue(id);
     if (value !== null) {

@@ -1,11 +1,11 @@
 /* Mouse, fingers and wheel on the graph. As on a map: drag or scroll moves, pinch or Ctrl with the wheel zooms. */
 
-import { $, isOpenable, stage, state, svg, timings } from "./outline.js";
+import { $, isOpenable, scene, stage, state, svg, timings } from "./outline.js";
 import { describe } from "./names.js";
 import { elements } from "./draw.js";
 import { applyView, stageSize, zoom } from "./camera.js";
 import { map, mapScale } from "./map.js";
-import { select, toggle } from "./actions.js";
+import { select, selectEdge, toggle } from "./actions.js";
 import { drawCrumbs } from "./bar.js";
 
 const MOVED = 4, LONG_PRESS = 500, LINE = 16;
@@ -19,9 +19,9 @@ function press(event) {
   svg.setPointerCapture(event.pointerId);
   letGo();
   if (pointers.size > 1) { startPinch(); return; }
-  const [x, y] = local(event), target = event.target.closest("[data-id]");
+  const [x, y] = local(event), target = event.target.closest("[data-id]"), line = event.target.closest("[data-edge]");
   drag = {
-    x, y, vx: state.view.x, vy: state.view.y, moved: false, id: target ? +target.dataset.id : -1,
+    x, y, vx: state.view.x, vy: state.view.y, moved: false, id: target ? +target.dataset.id : -1, edge: line ? scene.edges[+line.dataset.edge] : null,
     isShift: event.shiftKey, isPick: event.ctrlKey || event.metaKey || Boolean(event.target.closest(".pick")),
   };
   const held = drag;
@@ -70,8 +70,9 @@ function release(event) {
   }
   if (event.type === "pointerup" && now && !now.moved && !now.isDone) click(now, local(event));
 }
-function click({ id, isShift, isPick }, pointer) {
-  if (id < 0) { if (state.selected > 0) select(-1); return; }
+function click({ id, edge, isShift, isPick }, pointer) {
+  if (edge) { selectEdge(edge); return; }
+  if (id < 0) { if (state.selected > 0 || state.edge) select(-1); return; }
   if (isShift && state.selected > 0) { select(id, { second: true, isShown: false }); return; }
   const t = performance.now();
   if (isPick || !isOpenable(id)) select(id, { isShown: false, isFocused: true });

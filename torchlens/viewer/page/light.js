@@ -2,6 +2,7 @@
 
 import { D, E, LEFT, N, NUM, P, children, end, isOpenable, isUnit, scene, state, unitOf, within } from "./outline.js";
 import { elements, world } from "./draw.js";
+import { sameEdge } from "./edges.js";
 
 // Along entries; in a long log, of which many are not here, along the edges between parts.
 const NUM_ENDS = LEFT ? N : NUM, partOfEnd = LEFT ? (i => i) : (e => unitOf[e]);
@@ -31,10 +32,11 @@ function repsOf(seen) {
 }
 export function light() {
   const chosen = state.selected > 0 && (!state.open[0] || state.selected !== 0);
-  world.classList.toggle("lit", chosen);
+  world.classList.toggle("lit", chosen || Boolean(state.edge));
   for (const [i, el] of elements) { el.classList.toggle("sel", i === state.selected); el.classList.toggle("second", i === state.second); el.classList.remove("off"); }
   const tint = (edge, cls) => { for (const el of [edge.el, edge.arrow]) if (el) { el.classList.remove("off", "anc", "desc", "way"); if (cls) el.classList.add(cls); } };
-  if (!chosen) { for (const edge of scene.edges) tint(edge, ""); return; }
+  if (state.edge) state.edge = sameEdge(state.edge);
+  if (!chosen) { for (const edge of scene.edges) tint(edge, edge === state.edge ? "way" : ""); return; }
   const own = endsIn(state.selected);
   const above = reach(own, upwards), below = reach(own, downwards);
   if (state.second > 0) {

@@ -1,6 +1,6 @@
 /* What the parts are called, and what is said about them. */
 
-import { D, E, P, PART, Q, S, end, failedUnit, isOpenable, isUnit, leftIn, state } from "./outline.js";
+import { D, E, P, PART, Q, S, end, failedUnit, isOpenable, isUnit, kindOf, leftIn, state } from "./outline.js";
 import { links } from "./links.js";
 import { many, short } from "./numbers.js";
 import { overlayText, overlayValue } from "./overlays.js";
@@ -69,6 +69,15 @@ export function describe(i) {
   if (P.passes[i] > 1) bits.push(P.passes[i] + " times");
   if (!isUnit(i)) bits.push(countUnits(i) + " operations");
   return bits.filter(Boolean).join(", ");
+}
+/* Lines below the shape, if asked for: what an operation was given, and its parameters. */
+export function extraLines(i) {
+  const lines = [];
+  if (!isUnit(i) || i === failedUnit) return lines;
+  const e = entriesNow(i)[0];
+  if (state.extras.args && e !== undefined && P.side[i] !== 1 && E.args[e] && !["input", "output"].includes(kindOf(i))) lines.push(S[E.args[e]]);
+  if (state.extras.params) for (const p of P.params[i].slice(0, 4)) lines.push(S[Q.address[p]].split(".").pop() + "  " + S[Q.shape[p]]);
+  return lines;
 }
 const counts = new Map();
 export function countUnits(i) {

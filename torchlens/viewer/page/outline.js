@@ -5,7 +5,7 @@ export const D = JSON.parse(document.getElementById("data").textContent);
 export const S = D.strings, E = D.entries, P = D.parts, Q = D.parameters, T = D.statistics;
 export const N = P.part.length, NUM = E.label.length;
 export const KIND = D.kinds, PART = D.partKinds, SIDE = D.sides;
-export const NODE_H = 42, BAR_H = 21, HEAD_H = 26, PAD = 16, FOOT = 14, SMALLEST_TEXT = 11, TEXT = 12;
+export const LINE_H = 17, NODE_H = 42, BAR_H = 21, HEAD_H = 26, PAD = 16, FOOT = 14, SMALLEST_TEXT = 11, TEXT = 12;
 export const $ = id => document.getElementById(id);
 export const svg = $("graph"), stage = $("stage"), panel = $("panel");
 
@@ -36,6 +36,7 @@ export const failedUnit = D.failure ? unitOf[NUM - 1] : -1;
 export const state = {
   open: new Uint8Array(N), selected: -1, second: -1, overlay: "", query: "", hits: [], hitAt: -1, pass: new Map(),
   sides: { buffer: "dim", constant: "dim", mask: "dim", view: "dim" }, view: { x: 0, y: 0, k: 1 },
+  edge: null, extras: { args: false, params: false, shapes: false },  // what nodes and edges show if asked to
 };
 export const scene = { nodes: new Map(), edges: [], orders: new Map(), width: 0, height: 0, fresh: new Set() };
 export const timings = { open: 0, render: 0 };

@@ -11,9 +11,10 @@ import { entriesIn } from "./light.js";
 import { select, toggle } from "./actions.js";
 import { remember } from "./address.js";
 import { levelsIn, openTo } from "./levels.js";
+import { showEdge } from "./edges.js";
 import { histogram, statBlock } from "./statistics.js";
 
-function linkTo(e) {
+export function linkTo(e) {
   const i = unitOf[e], text = e === NUM - 1 && D.failure ? S[P.title[i]] : S[E.label[e]];
   return html("button", { type: "button", title: S[P.path[i]] + "  " + S[E.shape[e]], onclick: () => { if (P.entries[i].length > 1 && !P.buffers[i].includes(e)) state.pass.set(i, passOfEntry[e]); select(i, { isCentred: false }); } }, text);
 }
@@ -75,6 +76,7 @@ export function showPanel() {
   const i = state.selected;
   panel.replaceChildren();
   panel.scrollTop = 0;
+  if (state.edge) { showEdge(); return; }
   if (i <= 0) { showModel(); return; }
   const kind = PART[P.part[i]];
   panel.append(html("h2", {}, S[P.title[i]]));

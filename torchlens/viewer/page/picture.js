@@ -8,7 +8,7 @@ import { legendTitle, shownRange } from "./legend.js";
 import { say } from "./word.js";
 
 const MARGIN = 20, LONGEST_SIDE = 16000, MOST_PIXELS = 120e6;  // of a PNG, which browsers make at once in memory
-const KEPT = ["fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight"];
+const KEPT = ["fill", "paint-order", "stroke", "stroke-width", "stroke-dasharray", "opacity", "font-size", "font-weight"];
 
 /* An SVG element that looks the same anywhere: no class, no variable, no style sheet. */
 export function picture() {
