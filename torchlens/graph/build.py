@@ -1,6 +1,6 @@
 """The steps from a recording to a graph, in order."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,7 +138,8 @@ def _choose_entries(recording: Recording, parents: Sequence[Sequence[int]]) -> l
 def _params_of(row: Row, num_params: int) -> tuple[int, ...]:
     references = row.references
     found = references.values() if isinstance(references, dict) else references
-    return tuple(dict.fromkeys([-1 - n for n in found if n is not None and -num_params <= n < 0]))
+    own = [-1 - number for number in found if number is not None and -num_params <= number < 0]
+    return tuple(dict.fromkeys(own)) if own else ()
 
 
 def _group(
@@ -158,7 +159,14 @@ def _group(
     steps: list[Hashable] = [
         (*key[:2], *key[4:]) if is_part else key for key, is_part in zip(keys, takes_a_part, strict=True)
     ]
-    return [start + first for first in group_into_layers(keys, has_params, kinds, shifted, steps)]
+    numbered = group_into_layers(_numbered(keys), has_params, _numbered(kinds), shifted, _numbered(steps))
+    return [start + first for first in numbered]
+
+
+def _numbered(keys: Iterable[Hashable]) -> list[int]:
+    """A number for each key, the same for the same: numbers are compared and looked up in no time, and take no memory."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> tuple[Hashable, ...]:
