@@ -461,6 +461,29 @@ def test_checkpointed_parts_are_measured_once_with_their_backward(use_reentrant)
     assert {record.num_gradients for record in p.parameters} == {2}
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("options", [{"skip": 1, "measure": 1, "every": 2}, {"max_steps": 2}], ids=str)
+def test_what_a_step_that_is_not_measured_runs_again_is_nobodys(options, use_reentrant, is_whole):
+    def forward(self, x):
+        return self.last(self.block(x) if is_whole else checkpoint(self.block, x, use_reentrant=use_reentrant))
+
+    block = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())
+    model = Model(forward, block=block, last=nn.Linear(4, 2))
+    x = torch.rand(3, 4, requires_grad=True)
+    with tl.profile(model, **options) as p:
+        for _ in range(5):
+            y = checkpoint(model, x, use_reentrant=use_reentrant) if is_whole else model(x)
+            y.sum().backward()
+    assert [step.position for step in p.steps] == ([2, 4] if "skip" in options else [1, 2])
+    assert {step.raised for step in p.steps} == {None}
+    num_passes = 2 if use_reentrant and not is_whole else 1
+    assert [step.num_backward_passes for step in p.steps] == [num_passes] * 2
+    assert {record.num_gradients for record in p.parameters} == {2}
+    found = [(call.step, call.is_recomputed) for call in p["block.0"].calls]
+    assert found == [(1, False), (1, True), (2, False), (2, True)]
+
+
 def test_wrappers_like_data_parallel_are_modules_like_others():
     model = nn.DataParallel(MLP())
     with tl.profile(model) as p:

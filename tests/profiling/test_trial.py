@@ -1,5 +1,6 @@
 """`torchlens.profile(model, x)` runs the model, measures it, and leaves it as it was."""
 
+import copy
 import pickle
 import random
 
@@ -106,10 +107,15 @@ def test_what_modules_keep_as_plain_attributes_is_put_back_too():
 
 @pytest.mark.parametrize("check", ["nonfinite", "health"])
 def test_a_profile_with_a_check_can_be_pickled(check):
-    p = tl.profile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(80, 4), check=check)
-    again = pickle.loads(pickle.dumps(p))
-    assert str(again) == str(p)
-    assert [str(finding) for finding in again.findings()] == [str(finding) for finding in p.findings()]
+    def forward(self, x):  # calls operations by itself: what is found there is known by its line
+        return torch.log(torch.relu(self.fc(x) - 100))
+
+    p = tl.profile(Model(forward, fc=nn.Linear(4, 4)), torch.rand(80, 4), check=check)
+    assert len(p.findings()) >= 1
+    for again in (pickle.loads(pickle.dumps(p)), copy.deepcopy(p)):
+        assert str(again) == str(p)
+        assert [str(finding) for finding in again.findings()] == [str(finding) for finding in p.findings()]
+        assert str(again.first_nonfinite) == str(p.first_nonfinite)
 
 
 def test_inputs_are_given_as_for_a_log():

@@ -16,6 +16,7 @@ __all__ = [
     "SourceLine",
     "code_of_line",
     "is_user_code",
+    "line_of_code",
     "source_line",
     "source_text",
     "warn_caller",
@@ -98,6 +99,12 @@ def source_text(code: CodeType, instruction: int) -> str:
 
 # Code cannot be pickled. A line can, and code that stands for it serves all who ask where something was called.
 _STANDS_FOR_LINE = "torchlens: stands for a line of somebody else's"
+
+
+def line_of_code(code: CodeType, instruction: int) -> tuple[str, int, str, str]:
+    """What `code_of_line` makes code from that stands for this instruction."""
+    line = source_line(code, instruction)
+    return line.file, line.line, line.function, source_text(code, instruction)
 
 
 def code_of_line(file: str, line: int, function: str, text: str) -> CodeType:

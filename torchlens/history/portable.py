@@ -29,7 +29,7 @@ from torch.nn import Parameter
 from torchlens.capture.functions import StandIn, found_again, reference_to
 from torchlens.capture.regions import region_of
 from torchlens.capture.symbolic import SymbolicInt, inert, inert_sizes
-from torchlens.capture.user_code import code_of_line, source_line, source_text
+from torchlens.capture.user_code import code_of_line, line_of_code
 from torchlens.capture.wrappers import copy_of
 
 __all__ = ["Packer"]
@@ -349,8 +349,7 @@ class _Code:
         self._instruction = instruction
 
     def __reduce__(self) -> tuple[Any, ...]:
-        line = source_line(self._code, self._instruction)
-        return code_of_line, (line.file, line.line, line.function, source_text(self._code, self._instruction))
+        return code_of_line, line_of_code(self._code, self._instruction)
 
 
 class _Object:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from torchlens.history.log import source_line
+from torchlens.capture.user_code import code_of_line, line_of_code, source_line
 
 __all__ = ["Checker", "Inputs", "Place"]
 
@@ -29,6 +29,16 @@ class Place(NamedTuple):
     def source(self) -> str | None:
         """The place in the user's code: 'model.py:12 in forward'. None at module level."""
         return None if self.code is None else str(source_line(self.code, self.instruction))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        line = None if self.code is None else line_of_code(self.code, self.instruction)
+        return _place, (tuple(self._replace(code=None, instruction=0)), line)
+
+
+def _place(fields: tuple[Any, ...], line: tuple[str, int, str, str] | None) -> Place:
+    """One that was pickled, which code cannot be."""
+    place = Place(*fields)
+    return place if line is None else place._replace(code=code_of_line(*line))
 
 
 class Inputs(NamedTuple):

@@ -116,9 +116,8 @@ class Watcher:
     def _begin_call(self, address: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Finds the step that the call belongs to. Returns whether it is to run in a capture session."""
         try:
-            is_recomputed = torch._C._current_graph_task_id() != -1 and self.ledger.repeated_call(address) is not None
-            if is_recomputed:
-                return False
+            if _is_in_backward() and (address or self._position):
+                return False  # run again for the backward pass of a step, be it one that is measured or one that is not
             self._step = self._begin_step(address)
             if self._step is None:
                 return False
@@ -214,7 +213,7 @@ class Watcher:
         address, module_type, _ = named
         parent = self.ledger.current
         original = None
-        if torch._C._current_graph_task_id() != -1 and (parent is None or parent.original is not None):
+        if _is_in_backward() and self.windows.step is not None and (parent is None or parent.original is not None):
             original = self.ledger.repeated_call(address)
         if original is not None:
             step, parent = original.step, parent or original.parent
@@ -306,6 +305,10 @@ class Watcher:
         """The one place where the profile's own failures end: the training goes on, and the report tells."""
         self._is_on = False
         self._problems.add_failure(error, "Measuring ended")
+
+
+def _is_in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

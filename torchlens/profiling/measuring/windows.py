@@ -55,6 +55,7 @@ class Windows:
         step = Step(len(ledger.steps) + 1)
         ledger.steps.append(step)
         self.outside.take()  # what came before it
+        self.backward.runs = _of_measured_steps(self.backward.runs)
         step.start_ns = time_ns()
         self._open = window = Window(step, len(ledger.calls))
         if ledger.options.memory:
@@ -142,6 +143,16 @@ class Windows:
         passes = {run.task for run in window.runs}
         for call in touched.values():
             _add_memory(call, memory_of([span for task, span in call.spans.items() if task in passes], timeline))
+
+
+def _of_measured_steps(runs: list[NodeRun]) -> list[NodeRun]:
+    """Of what ran between two windows, the backward passes through steps that were measured.
+
+    Those through others are seen where they give gradients to parameters: as long as somebody holds a loss, steps share
+    the nodes that do so.
+    """
+    tasks = {run.task for run in runs if run.parameter is None}
+    return [run for run in runs if run.task in tasks]
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
