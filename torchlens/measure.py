@@ -77,11 +77,18 @@ def profile(
 
 
 def compare(
-    before: Profile, after: Profile, quantity: str = "total_time", *, width: int | None = None, limit: int | None = None
+    before: Profile,
+    after: Profile,
+    quantity: str = "total_time",
+    *,
+    step_kind: str | None = None,
+    width: int | None = None,
+    limit: int | None = None,
 ) -> Comparison:
     """What changed between two profiles, module by module, matched by address; the largest change first.
 
     quantity: what is compared: 'total_time', 'forward_time', 'peak_bytes', 'flops', ...
+    step_kind: which steps, of several kinds ('training', 'evaluation', ...): unless given, those of which there are most.
 
     >>> print(torchlens.compare(before, after))
     >>> print(torchlens.compare(before, after, 'peak_bytes', limit=10))
@@ -92,4 +99,4 @@ def compare(
     for name, number in (("width", width), ("limit", limit)):
         if number is not None:
             check_count(name, number, 1)
-    return compare_measurements(before.measurements, after.measurements, quantity, width, limit)
+    return compare_measurements(before.measurements, after.measurements, quantity, width, limit, step_kind)

@@ -484,6 +484,17 @@ def test_what_a_step_that_is_not_measured_runs_again_is_nobodys(options, use_ree
     assert found == [(1, False), (1, True), (2, False), (2, True)]
 
 
+def test_a_backward_pass_after_a_step_that_is_not_measured_belongs_to_the_one_that_is():
+    model = MLP()
+    with tl.profile(model, skip=0, measure=1, every=2) as p:
+        for _ in range(3):
+            one, other = model(torch.rand(3, 4)), model(torch.rand(3, 4))
+            (one.sum() + other.sum()).backward()
+    assert [(step.position, step.num_backward_passes) for step in p.steps] == [(1, 1), (3, 1), (5, 1)]
+    assert all(call.backward_seconds is not None for call in p.calls)
+    assert {record.num_gradients for record in p.parameters} == {3}
+
+
 def test_wrappers_like_data_parallel_are_modules_like_others():
     model = nn.DataParallel(MLP())
     with tl.profile(model) as p:

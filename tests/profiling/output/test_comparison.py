@@ -6,7 +6,9 @@ from torch import nn
 
 import torchlens as tl
 from tests.profiling.profile_records import MS, call, made_up, module
+from torchlens.history.vocabulary import MEASURES
 from torchlens.profiling.output.comparison import compare_measurements
+from torchlens.profiling.output.quantities import QUANTITIES
 from torchlens.profiling.records import Measurements, TypicalSteps
 
 
@@ -44,6 +46,40 @@ def test_profiles_of_real_models_are_compared():
     assert (changes["0"].before, changes["0"].after) == (2 * 2 * 4 * 4, 2 * 2 * 4 * 400)
     assert len(tl.compare(before, after)) == 3
     assert "The first 1 of 3 modules." in str(tl.compare(before, after, limit=1))
+
+
+@pytest.mark.parametrize("word", [*MEASURES, *QUANTITIES])
+def test_every_word_is_understood(word: str):
+    p = tl.profile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(2, 4))
+    changes = tl.compare(p, p, word)
+    assert {change.ratio for change in changes} <= {None, 1.0}
+    assert "(the model)" in str(changes)
+
+
+def test_steps_are_compared_with_their_like():
+    def run(model, num_evaluations):
+        with tl.profile(model) as p:
+            model.train()(torch.rand(2, 4))
+            for _ in range(num_evaluations):
+                model.eval()(torch.rand(2, 4))
+        return p
+
+    class Switched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 400)
+
+        def forward(self, x):
+            return self.one(x) if self.training else self.other(x)
+
+    before, after = run(Switched(), 3), run(Switched(), 1)
+    changes = tl.compare(before, after, "flops")
+    assert str(changes).startswith("FLOPs of Switched in a step of evaluation: 3 steps before, 1 after")
+    assert (changes[""].before, changes[""].after) == (2 * 2 * 4 * 400,) * 2
+    changes = tl.compare(before, after, "flops", step_kind="training")
+    assert (changes[""].before, changes[""].after) == (2 * 2 * 4 * 4,) * 2
+    with pytest.raises(ValueError, match="step_kind must be 'training' or 'evaluation', got 'test'"):
+        tl.compare(before, after, step_kind="test")
 
 
 def test_wrong_calls_are_told():

@@ -55,7 +55,7 @@ class Windows:
         step = Step(len(ledger.steps) + 1)
         ledger.steps.append(step)
         self.outside.take()  # what came before it
-        self.backward.runs = _of_measured_steps(self.backward.runs)
+        self._put_late_runs()
         step.start_ns = time_ns()
         self._open = window = Window(step, len(ledger.calls))
         if ledger.options.memory:
@@ -91,6 +91,7 @@ class Windows:
 
     def settle_all(self) -> None:
         """Puts in its place what the steps that are over have left."""
+        self._put_late_runs()
         waiting, self._waiting = self._waiting, []
         for window in waiting:
             self._settle(window, self._memory.timeline(window.events, window.own_spans))
@@ -103,6 +104,13 @@ class Windows:
         for failure in self.backward.failures:
             self._ledger.problems.add(f"A look at a backward pass failed ({failure}): its numbers are incomplete")
         self.backward.failures.clear()
+
+    def _put_late_runs(self) -> None:
+        """What ran backward between two windows belongs to the first, if it ran through steps that were measured."""
+        if self._open is None:
+            late, self.backward.runs = _of_measured_steps(self.backward.runs), []
+            if self._waiting:
+                self._waiting[-1].runs += late
 
     def _settle(self, window: Window, timeline: Timeline) -> None:
         """Gives each call its share of what was measured."""
@@ -146,7 +154,7 @@ class Windows:
 
 
 def _of_measured_steps(runs: list[NodeRun]) -> list[NodeRun]:
-    """Of what ran between two windows, the backward passes through steps that were measured.
+    """The runs of backward passes through steps that were measured.
 
     Those through others are seen where they give gradients to parameters: as long as somebody holds a loss, steps share
     the nodes that do so.

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torchlens.history.grid import Column, laid_out
-from torchlens.profiling.output.quantities import QUANTITIES, Quantity, checked_quantity, module_value
+from torchlens.profiling.output.quantities import QUANTITIES, Quantity, checked_quantity, full_name, module_value
 from torchlens.profiling.output.units import text_of
 from torchlens.profiling.records import Measurements
+from torchlens.wording import check_choice
 
 if TYPE_CHECKING:
     import pandas
@@ -92,10 +93,20 @@ class Comparison:
 
 
 def compare_measurements(
-    before: Measurements, after: Measurements, quantity: str, width: int | None, limit: int | None
+    before: Measurements,
+    after: Measurements,
+    quantity: str,
+    width: int | None = None,
+    limit: int | None = None,
+    step_kind: str | None = None,
 ) -> Comparison:
-    """Matches modules by address, the largest change first; what only one of the two has comes last."""
+    """Matches modules by address, the largest change first; what only one of the two has comes last.
+
+    Steps of one kind are compared with their like: of several kinds that both have, the one with the most steps.
+    """
     wanted = checked_quantity(quantity, "quantity")
+    quantity = str(full_name(quantity))
+    before, after, kind = _alike(before, after, step_kind)
     ours, theirs = before.modules, after.modules
     changes = []
     for address in dict.fromkeys([*ours, *theirs]):
@@ -114,7 +125,19 @@ def compare_measurements(
     changes.sort(key=lambda change: float("inf") if change.difference is None else -abs(change.difference))
     models = " and ".join(dict.fromkeys([before.model_name, after.model_name]))
     steps = f"{len(before.measured_steps)} steps before, {len(after.measured_steps)} after"
-    return Comparison(quantity, changes, f"{wanted.title} of {models} in a step: {steps}", width, limit)
+    return Comparison(quantity, changes, f"{wanted.title} of {models} in a step{kind}: {steps}", width, limit)
+
+
+def _alike(before: Measurements, after: Measurements, step_kind: str | None) -> tuple[Measurements, Measurements, str]:
+    """The steps to compare, and in words of which kind they are, if there are others."""
+    ours, theirs = (each.by_kind() if each.steps else {} for each in (before, after))
+    common = [name for name in ours if name in theirs]
+    if step_kind is not None:
+        check_choice("step_kind", step_kind, tuple(common))
+    elif max(len(ours), len(theirs)) < 2 or not common:
+        return before, after, ""
+    chosen = step_kind or max(common, key=lambda name: len(ours[name].steps) + len(theirs[name].steps))
+    return ours[chosen], theirs[chosen], f" of {chosen}"
 
 
 def _text(quantity: Quantity, value: float | None, has_sign: bool = False) -> str:
