@@ -113,7 +113,7 @@ def visit(browser, pages):
 
     def visit(where: str | Path, fragment: str = "", is_counted: bool = False, **options) -> Tab:
         path = pages[where] if isinstance(where, str) else where
-        page = browser.new_page(viewport={"width": 1600, "height": 1000}, **options)
+        page = browser.new_page(**{"viewport": {"width": 1600, "height": 1000}} | options)
         tab = Tab(page, path)
         opened.append(tab)
         if is_counted:

@@ -1,6 +1,6 @@
 /* Which part of the scene is seen: pan and zoom. */
 
-import { NODE_H, SMALLEST_TEXT, TEXT, scene, stage, state } from "./outline.js";
+import { $, NODE_H, SMALLEST_TEXT, TEXT, scene, stage, state } from "./outline.js";
 import { world } from "./draw.js";
 import { drawMap } from "./map.js";
 import { remember } from "./address.js";
@@ -12,8 +12,14 @@ export function applyView() {
   remember();
 }
 export function stageSize() { return [stage.clientWidth, stage.clientHeight]; }
+/* How much of the stage can be seen: on a phone the panel may cover its lower part. */
+function seenSize() {
+  const here = stage.getBoundingClientRect(), side = $("side").getBoundingClientRect();
+  const covered = side.left <= here.left ? Math.max(0, here.bottom - side.top) : 0;
+  return [here.width, Math.max(120, here.height - covered)];
+}
 export function fit(isOpening) {
-  const [w, h] = stageSize(), margin = 24;
+  const [w, h] = seenSize(), margin = Math.min(24, stage.clientWidth / 40);
   let k = Math.min((w - 2 * margin) / scene.width, (h - 2 * margin) / scene.height, 1.35);
   let y = (h - scene.height * k) / 2, x = (w - scene.width * k) / 2;
   if (isOpening && k * TEXT < SMALLEST_TEXT) {
@@ -33,7 +39,7 @@ export function zoom(factor, cx, cy) {
 export function bringIntoView(i, isCentred) {
   const node = scene.nodes.get(i);
   if (!node) return;
-  const [w, h] = stageSize(), v = state.view, m = 50;
+  const [w, h] = seenSize(), v = state.view, m = 50;
   if (v.k * TEXT < 9) v.k = 1;
   const height = Math.min(node.h, NODE_H) * v.k;
   const x = v.x + (node.x + node.w / 2) * v.k, y = v.y + node.y * v.k;

@@ -11,6 +11,7 @@ import { showPanel } from "./panel.js";
 import { arrive, goStep } from "./address.js";
 import { levelsIn, openTo } from "./levels.js";
 import { listenToGestures } from "./gestures.js";
+import { listenToSheet } from "./sheet.js";
 
 const KEYS = [["Click, Enter", "expand or collapse"], ["Ctrl-click, long press", "select without opening"], ["Arrows", "follow the edges"], ["Backspace", "to the box around"], ["Shift-click", "paths to a second node"],
   ["1 … 9", "open everything to that depth; 1 collapses all"], ["0", "expand all"], ["Alt-←, Alt-→", "back, forward"], ["/", "search; Enter to the next hit, Shift-Enter back"],
@@ -41,6 +42,7 @@ for (let level = 1; level < 10; level++) keys[level] = () => openTo(level);
 
 export function listen() {
   listenToGestures();
+  listenToSheet();
   $("fit").addEventListener("click", () => fit(false));
   $("help").addEventListener("click", showKeys);
   $("back").addEventListener("click", () => goStep(-1));

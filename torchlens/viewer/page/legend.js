@@ -13,6 +13,7 @@ export function drawLegend(now) {
   range = state.overlay && now.min <= now.max ? now : null;
   const legend = $("legend");
   legend.replaceChildren();
+  legend.classList.toggle("is-scale", Boolean(range));
   if (range) {
     const stops = SCALE.map((c, i) => css(c) + " " + (100 * i / (SCALE.length - 1)) + "%").join(",");
     const scale = html("div", { class: "scale" });
