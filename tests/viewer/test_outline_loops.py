@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from work import lines_run
 
 import torchlens as tl
 from torchlens.viewer.folding import fold
+from torchlens.viewer.loop_tree import find_loops
 from torchlens.viewer.outline import Outline, Part, outline
 
 # A program is a list of statements: the number of a layer, or (times, program).
@@ -231,3 +233,14 @@ def test_branches_that_read_nothing_of_each_other_are_no_loop():
     check(history, found)
     assert "loop" not in {part.kind for part in _all(found.root)}
     assert all(link.around is None for link in found.links)
+
+
+def test_a_loop_that_does_something_else_each_time_is_not_taken_to_pieces():
+    def work(length):
+        chance = random.Random(0)
+        places = [chance.randrange(5) for _ in range(length)]
+        return lines_run(lambda: find_loops([places], range(5)))
+
+    chance = random.Random(0)
+    assert len(find_loops([[chance.randrange(5) for _ in range(1000)]], range(5)).loop_of_unit) < 200
+    assert work(1000) < 3 * work(500)

@@ -16,6 +16,7 @@ from typing import Protocol
 
 __all__ = ["LoopTree", "find_loops"]
 
+_FEWEST_SHARE = 20  # one part in so many
 _MOST_REMAINDERS = 60  # loops in a row that share a symbol, before they are taken for one
 
 _Pattern = tuple[int, ...]
@@ -150,8 +151,13 @@ class _Parser:
         is_plain = any(own and own[0][1] - own[0][0] > 2 for own in runs) or all(
             own and own[0][1] == len(cut) for cut, own in zip(cuts, runs, strict=True)
         )
-        if any(runs) and (is_plain or 2 * covered >= num_elements) and depth < _MOST_REMAINDERS:
-            firsts = [own[0] if own else (0, 0, 0) for own in runs]
+        firsts = [own[0] if own else (0, 0, 0) for own in runs]
+        length = sum(
+            cut[stop - 1][0] + last - cut[start][0] for cut, (start, stop, last) in zip(cuts, firsts, strict=True) if stop
+        )
+        # A few that are alike by chance, among many that are not, are no loop.
+        is_much = length * _FEWEST_SHARE >= num_elements
+        if is_much and (is_plain or 2 * covered >= num_elements) and depth < _MOST_REMAINDERS:
             return self._pieces(patterns, cuts, firsts, loop, is_fine, depth)
         if num_elements >= 2 * len(set().union(*symbols)):
             return self._loop(patterns, cuts, loop, is_fine, depth)
