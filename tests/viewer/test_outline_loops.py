@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from work import lines_run
 
 import torchlens as tl
+from tests.work import lines_run
 from torchlens.viewer.folding import fold
 from torchlens.viewer.loop_tree import find_loops
 from torchlens.viewer.outline import Outline, Part, outline
