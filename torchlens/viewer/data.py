@@ -93,6 +93,8 @@ class _Writer:
             "entries": entries,
             "parts": self._parts(chosen, parts),
             "links": _links(found, number_of, residual_links(self.log, found)),
+            "conditions": self._conditions(chosen),
+            "idle": self._idle([part for part, _ in parts]),
             "parameters": self._params(),
             "places": self.place_lines,
             "overlays": marks,
@@ -245,6 +247,33 @@ class _Writer:
             record = self.log.recording.module_calls[part.calls[0]] if part.calls and part.calls[0] else None
             columns["place"].append(self._place(record.code, record.instruction) if record else -1)
         return columns
+
+    def _conditions(self, chosen: Selection) -> dict[str, list[Any]]:
+        """What an `if` read, with its value, and the edges by which the computation of a condition begins."""
+        carried = chosen.number_of
+        edges, booleans = self.log.graph.condition_edges, self.log.graph.booleans.items()
+        if carried is None:
+            return {"edges": [list(edge) for edge in edges], "read": [[entry, int(value)] for entry, value in booleans]}
+        return {
+            "edges": [[carried[a], carried[b]] for a, b in edges if a in carried and b in carried],
+            "read": [[carried[entry], int(value)] for entry, value in booleans if entry in carried],
+        }
+
+    def _idle(self, parts: Sequence[Part]) -> list[list[Any]]:
+        """For each module that is shown, the modules in it that did not run: experts that were not chosen."""
+        recording = self.log.recording
+        called = {record.address for record in recording.module_calls}
+        holders = {address.rpartition(".")[0] for address in called} | {""}
+        box_of = {part.address: number for number, part in reversed(list(enumerate(parts))) if part.kind == "module"}
+        found: dict[int, list[int]] = {}
+        for address in recording.module_classes:
+            above = address.rpartition(".")[0]
+            if not address or address in called or above not in holders or address in holders:
+                continue
+            while above and above not in box_of:
+                above = above.rpartition(".")[0]
+            found.setdefault(box_of.get(above, 0), []).append(self.strings(address))
+        return [[number, names] for number, names in found.items()]
 
     def _left_out(self, chosen: Selection, number_of: Mapping[int, int]) -> dict[str, Any] | None:
         """How much of each part the page does not carry; None where it carries everything."""

@@ -70,7 +70,7 @@ class Statistics:
                 batch = torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
                 for row, found in zip(some, _describe(batch, bins, side), strict=True):
                     rows[row] = found
-        names = ("min", "mean", "max", "std", "zeros", "nonfinite", "low", "high", "heatlow", "heathigh")
+        names = ("min", "mean", "max", "std", "zeros", "nonfinite", "nan", "low", "high", "heatlow", "heathigh")
         columns: dict[str, Any] = {name: [_number(row[name]) for row in rows] for name in names}
         columns["sample"] = [row["sample"] for row in rows]
         columns["rows"] = [row["heat"].shape[0] for row in rows]
@@ -104,10 +104,11 @@ def _describe(batch: torch.Tensor, bins: int, side: int) -> list[dict[str, Any]]
     finite = torch.isfinite(lowest) & torch.isfinite(highest)
     if bool(finite.all()):
         variance, mean = _moments(values)
-        nonfinite = torch.zeros(len(flat))
+        nonfinite = nan = torch.zeros(len(flat))
     else:
         is_finite = torch.isfinite(flat)
         nonfinite = 1 - is_finite.float().mean(1)
+        nan = torch.isnan(flat).float().mean(1)
         kept = torch.where(is_finite, flat, torch.zeros((), dtype=flat.dtype, device=flat.device)).float()
         counts = is_finite.sum(1).clamp(min=1)
         mean = kept.sum(1) / counts
@@ -122,9 +123,10 @@ def _describe(batch: torch.Tensor, bins: int, side: int) -> list[dict[str, Any]]
     histogram = _histograms(values[:, :: max(1, values.shape[1] // _COUNTED)], lowest, highest, bins)
     heat, heat_low, heat_high = _pictures(batch, side)
     numbers = torch.stack(
-        [n.double().cpu() for n in (lowest, mean, highest, variance.sqrt(), zeros, nonfinite, heat_low, heat_high)], dim=1
+        [n.double().cpu() for n in (lowest, mean, highest, variance.sqrt(), zeros, nonfinite, nan, heat_low, heat_high)],
+        dim=1,
     ).tolist()
-    names = ("min", "mean", "max", "std", "zeros", "nonfinite", "heatlow", "heathigh")
+    names = ("min", "mean", "max", "std", "zeros", "nonfinite", "nan", "heatlow", "heathigh")
     return [
         dict(zip(names, own, strict=True))
         | {"low": own[0], "high": own[2], "histogram": histogram[row], "heat": heat[row]}

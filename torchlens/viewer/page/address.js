@@ -8,7 +8,7 @@ import { draw } from "./draw.js";
 import { applyView, fit, stageSize } from "./camera.js";
 import { search } from "./search.js";
 import { setPass, showPanel } from "./panel.js";
-import { drawCrumbs, drawExtras, drawSides, drawSteps } from "./bar.js";
+import { drawCrumbs, drawExtras, drawScaleChoice, drawSides, drawSteps } from "./bar.js";
 import { say } from "./word.js";
 
 let timer = 0, at = -1;
@@ -28,6 +28,7 @@ function hashText() {
   const sides = Object.entries(state.sides).filter(([, v]) => v !== "dim").map(([k, v]) => k + ":" + v);
   if (sides.length) bits.push("h=" + sides.join(","));
   const extras = Object.keys(state.extras).filter(key => state.extras[key]);
+  if (state.scale.kind !== "auto" || state.scale.per !== "total") bits.push("c=" + state.scale.kind + "," + state.scale.per);
   if (extras.length) bits.push("x=" + extras.join(","));
   return "#" + bits.join("&");
 }
@@ -84,6 +85,8 @@ export function restore(text) {
   state.pass.clear();
   for (const bit of (found.p || "").split(".")) if (bit) { const [i, at] = bit.split(":"), part = valid(i), pass = parseInt(at, 36); if (part > 0 && pass > 0) setPass(part, pass); else isBroken = true; }
   for (const bit of (found.h || "").split(",")) { const [k, v] = bit.split(":"); if (Object.hasOwn(state.sides, k) && ["show", "dim", "hide"].includes(v)) state.sides[k] = v; }
+  const [kind, per] = (found.c || "").split(",");
+  state.scale = { kind: ["linear", "log"].includes(kind) ? kind : "auto", per: per === "operation" ? per : "total" };
   for (const key in state.extras) state.extras[key] = (found.x || "").split(",").includes(key);
   forgetLinks();
   arrange();
@@ -97,6 +100,7 @@ export function restore(text) {
   $("overlay").value = state.overlay;
   drawSides();
   drawExtras();
+  drawScaleChoice();
   applyView();
   showPanel();
   drawCrumbs();

@@ -6,11 +6,12 @@ import { widthOf } from "./numbers.js";
 import { extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
 import { layoutBox, pathOf } from "./layout.js";
 
+const VALUE_ROOM = 76;  // for a number beside the title, when the nodes are coloured by one
 function measure(i) {
-  const title = titleOf(i), note = noteOf(i), type = typeOf(i), shape = shapeOf(i);
+  const title = titleOf(i), note = noteOf(i, true), type = typeOf(i), shape = shapeOf(i);
   if (i === failedUnit) return { w: Math.ceil(Math.min(520, Math.max(widthOf(title, true), widthOf(failedText()), widthOf(D.failure.message.split("\n")[0])) + 20)), h: NODE_H + 19 };
   const most = 330;
-  let w = Math.max(widthOf(title, true) + (note ? widthOf(note) + 18 : 0) + (isUnit(i) ? 0 : 16), widthOf(type) + widthOf(shape) + 20, 104) + 20;
+  let w = Math.max(widthOf(title, true) + Math.max(VALUE_ROOM, note ? widthOf(note) + 18 : 0) + (isUnit(i) ? 0 : 16), widthOf(type) + widthOf(shape) + 20, 104) + 20;
   w = Math.min(w, most);
   const lines = extraLines(i);
   for (const line of lines) w = Math.max(w, Math.min(most, widthOf(line) + 20));
@@ -82,7 +83,7 @@ export function arrange() {
     for (const [id, pos] of made.order) if (typeof id === "number" && !order.has(id)) order.set(id, pos);
     scene.orders.set(i, order);
     const head = i === 0 ? 0 : HEAD_H + 8, foot = i === 0 ? 0 : FOOT, pad = i === 0 ? 0 : PAD;
-    const title = i === 0 ? 0 : Math.min(560, widthOf(titleOf(i), true) + widthOf(typeOf(i)) + widthOf(noteOf(i)) + 76);
+    const title = i === 0 ? 0 : Math.min(560, widthOf(titleOf(i), true) + widthOf(typeOf(i)) + widthOf(noteOf(i, true)) + 76);
     const loopRoom = l.loops.length ? 18 + 10 * l.loops.length : 0;
     const w = Math.max(made.width + 2 * pad + loopRoom, title), h = made.height + head + foot;
     const dx = (w - made.width - loopRoom) / 2;

@@ -4,6 +4,8 @@ import { $, P, S, scene, state } from "./outline.js";
 import { forgetLinks } from "./links.js";
 import { html } from "./elements.js";
 import { applyView } from "./camera.js";
+import { draw } from "./draw.js";
+import { remember } from "./address.js";
 import { refresh, select } from "./actions.js";
 import { levelsIn, openTo } from "./levels.js";
 import { savePng, saveSvg } from "./picture.js";
@@ -35,6 +37,14 @@ export function drawExtras() {
     const box = html("input", { type: "checkbox", ...(state.extras[key] ? { checked: "" } : {}) });
     box.addEventListener("change", () => { state.extras[key] = box.checked; refresh(); applyView(); });
     return html("label", {}, names[key], box);
+  }));
+}
+export function drawScaleChoice() {
+  const choices = { kind: ["Scale", { auto: "automatic", linear: "linear", log: "logarithmic" }], per: ["Modules by", { total: "their total", operation: "mean per operation" }] };
+  $("scale").replaceChildren(...Object.entries(choices).map(([key, [name, values]]) => {
+    const choice = html("select", { "aria-label": name }, ...Object.entries(values).map(([v, text]) => html("option", v === state.scale[key] ? { value: v, selected: "" } : { value: v }, text)));
+    choice.addEventListener("change", () => { state.scale[key] = choice.value; draw(); remember(); });
+    return html("label", {}, name, choice);
   }));
 }
 export function drawSteps(hasBack, hasForward) {

@@ -3,12 +3,13 @@
 import { BAR_H, D, HEAD_H, LINE_H, P, SIDE, failedUnit, isOpenable, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
 import { clip, many, widthOf } from "./numbers.js";
 import { describe, extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
-import { colourAt, css, inkOn, overlayRange, overlayValue } from "./overlays.js";
+import { colourValue, css, inkOn, overlayColour, overlayRange, placeOn } from "./overlays.js";
 import { label, make } from "./elements.js";
 import { drawLegend } from "./legend.js";
 import { light } from "./light.js";
 import { hitsIn } from "./search.js";
-import { shapesOn } from "./edges.js";
+import { isCondition, shapesOn } from "./edges.js";
+import { badIn } from "./statistics.js";
 
 export const world = make("g", { id: "world" }, svg);
 export const elements = new Map();
@@ -18,7 +19,7 @@ export function draw(before) {
   elements.clear();
   const range = overlayRange();
   for (const node of scene.nodes.values()) {
-    if (node.isBox) drawBox(node, boxesLayer, nodesLayer); else drawNode(node, nodesLayer, range, before);
+    if (node.isBox) drawBox(node, boxesLayer, nodesLayer, range); else drawNode(node, nodesLayer, range, before);
   }
   scene.edges.forEach((edge, k) => {
     if (edge.ends[0].pairs) make("path", { class: "edge-hit", d: edge.d, "data-edge": k }, edgesLayer);
@@ -30,6 +31,7 @@ export function draw(before) {
     } else edge.arrow = null;
   });
   if (state.extras.shapes) drawShapes(edgesLayer);
+  drawConditions(edgesLayer);
   world.replaceChildren(boxesLayer, edgesLayer, nodesLayer);
   badges.clear();
   markHits();
@@ -67,6 +69,25 @@ function drawShapes(layer) {
   }
 }
 
+/* `IF` where the computation of a condition begins, as in the drawings. */
+function drawConditions(layer) {
+  for (const edge of scene.edges) {
+    if (!edge.tip || !isCondition(edge)) continue;
+    edge.el.classList.add("if");
+    label(layer, "IF", edge.tip[0] + 7, edge.tip[1] - 8, "if");
+  }
+}
+
+/* What is not finite in a part: NaN, or infinities. */
+function drawBad(g, id) {
+  const bad = badIn(id);
+  if (!bad) return;
+  const el = make("g", { class: "bad-badge " + bad, transform: "translate(-6 -9)" }, g), text = bad === "nan" ? "NaN" : "∞", w = widthOf(text, true) + 12;
+  make("rect", { width: w, height: 17, rx: 8 }, el);
+  label(el, text, w / 2, 12.5, "", "middle");
+  make("title", {}, el).textContent = bad === "nan" ? "Values are not a number" : "Values are infinite";
+}
+
 function common(g, node) {
   const i = node.id;
   g.dataset.id = i;
@@ -92,7 +113,7 @@ function drawNode(node, layer, range, before) {
     make("rect", { class: "frame", x: 2.5, y: 2.5, width: w, height: h, rx: 6 }, g);
   }
   const body = make("rect", { class: "body", width: w, height: h, rx: 6 }, g);
-  make("path", { class: "bar-fill", d: `M0 ${BAR_H}V6a6 6 0 0 1 6 -6H${w - 6}a6 6 0 0 1 6 6V${BAR_H}z` }, g);
+  const bar = make("path", { class: "bar-fill", d: `M0 ${BAR_H}V6a6 6 0 0 1 6 -6H${w - 6}a6 6 0 0 1 6 6V${BAR_H}z` }, g);
   make("rect", { class: "frame", width: w, height: h, rx: 6 }, g);
   const note = noteOf(id), lead = isUnit(id) ? 9 : 22;
   let noteText = note;
@@ -103,21 +124,21 @@ function drawNode(node, layer, range, before) {
   if (noteText) label(g, noteText, w - 9, 15, "note", "end");
   const shape = shapeOf(id), type = id === failedUnit ? failedText() : typeOf(id);
   const shapeText = clip(shape, w * 0.66);
-  const typeEl = label(g, clip(type, w - 26 - (shape ? widthOf(shapeText) : 0)), 9, 36, "type");
+  label(g, clip(type, w - 26 - (shape ? widthOf(shapeText) : 0)), 9, 36, "type");
   if (id === failedUnit) label(g, clip(D.failure.message.split("\n")[0], w - 18), 9, 54, "error");
-  const shapeEl = shape ? label(g, shapeText, w - 9, 36, "shape", "end") : null;
+  if (shape) label(g, shapeText, w - 9, 36, "shape", "end");
   extraLines(id).forEach((line, k) => label(g, clip(line, w - 18), 9, 36 + LINE_H * (k + 1), "shape"));
   if (state.overlay) {
-    const value = overlayValue(id);
+    const value = colourValue(id);
     if (value !== null) {
-      const c = colourAt(range.max > range.min ? (value - range.min) / (range.max - range.min) : 1), ink = inkOn(c);
-      body.style.fill = css(c);
-      typeEl.style.fill = ink;
-      if (shapeEl) shapeEl.style.fill = ink;
+      const c = overlayColour(placeOn(range, value)), ink = inkOn(c);
+      body.style.fill = bar.style.fill = css(c);
+      for (const text of g.querySelectorAll(":scope > text")) text.style.fill = ink;
     }
   }
   const tip = make("title", {}, g);
   tip.textContent = describe(id);
+  drawBad(g, id);
   if (isOpenable(id)) drawPick(g, w + 2, h);
   common(g, node);
 }
@@ -130,13 +151,13 @@ function drawPick(g, x, y) {
   make("title", {}, pick).textContent = "Select without opening or closing (Ctrl-click)";
 }
 
-function drawBox(node, layer, heads) {
+function drawBox(node, layer, heads, range) {
   const { id, x, y, w, h } = node;
   const hasFailed = failedUnit > 0 && within(failedUnit, id) ? " has-failed" : "";
   const box = make("g", { class: "box", transform: `translate(${x} ${y})` }, layer);
   make("rect", { class: "back", width: w, height: h, rx: 8 }, box);
   const g = make("g", { class: "box-head k-" + kindOf(id) + hasFailed, transform: `translate(${x} ${y})` }, heads);
-  make("path", { class: "bar-fill", d: `M0 ${HEAD_H}V8a8 8 0 0 1 8 -8H${w - 8}a8 8 0 0 1 8 8V${HEAD_H}z` }, g);
+  const bar = make("path", { class: "bar-fill", d: `M0 ${HEAD_H}V8a8 8 0 0 1 8 -8H${w - 8}a8 8 0 0 1 8 8V${HEAD_H}z` }, g);
   make("rect", { class: "frame", width: w, height: h, rx: 8, "pointer-events": "none", fill: "none" }, g);
   const note = noteOf(id), title = clip(titleOf(id), w - 40 - widthOf(note), true);
   label(g, "▾", 9, 17.5, "title");
@@ -144,6 +165,12 @@ function drawBox(node, layer, heads) {
   const room = w - 22 - widthOf(title, true) - widthOf(note) - 34;
   if (room > 40) label(g, clip(typeOf(id), room), 30 + widthOf(title, true), 17.5, "note");
   if (note) label(g, note, w - 10, 17.5, "note", "end");
+  const value = state.overlay ? colourValue(id) : null;
+  if (value !== null) {
+    const c = overlayColour(placeOn(range, value));
+    bar.style.fill = css(c);
+    for (const text of g.querySelectorAll(":scope > text")) text.style.fill = inkOn(c);
+  }
   drawPick(g, w + 2, HEAD_H);
   common(g, node);
 }

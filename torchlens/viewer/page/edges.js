@@ -1,6 +1,6 @@
 /* Edges: which tensors go along one, from where to where. */
 
-import { E, P, S, children, panel, scene, state, unitOf } from "./outline.js";
+import { D, E, P, S, children, panel, scene, state, unitOf } from "./outline.js";
 import { bytesText, many } from "./numbers.js";
 import { entriesNow } from "./names.js";
 import { html } from "./elements.js";
@@ -38,6 +38,8 @@ export function showEdge() {
   }
   if (found.length > 40) panel.append(html("div", { class: "sub" }, "and " + many(found.length - 40) + " more"));
 }
+const conditions = new Set(D.conditions.edges.map(([p, c]) => unitOf[p] + ">" + unitOf[c]));
+export const isCondition = edge => conditions.size > 0 && edge.ends.some(({ pairs }) => (pairs || []).some(([a, b]) => conditions.has(a + ">" + b)));
 /* Edges are made anew with every drawing; the one that is selected is found again by its ends. */
 const keyOf = edge => edge.kind + edge.ends.map(({ s, t }) => s + ">" + t).join();
 export function sameEdge(edge) { return scene.edges.find(own => own.d === edge.d && keyOf(own) === keyOf(edge)) || null; }

@@ -2,13 +2,13 @@
 
 import { $, state } from "./outline.js";
 import { html } from "./elements.js";
-import { elements, focusable } from "./draw.js";
-import { applyView, fit, stageSize, zoom } from "./camera.js";
+import { draw, elements, focusable } from "./draw.js";
+import { fit, stageSize, zoom } from "./camera.js";
 import { drawMap } from "./map.js";
-import { follow, goUp, refresh, select, toggle } from "./actions.js";
+import { follow, goUp, select, toggle } from "./actions.js";
 import { search, walk } from "./search.js";
 import { showPanel } from "./panel.js";
-import { arrive, goStep } from "./address.js";
+import { arrive, goStep, remember } from "./address.js";
 import { levelsIn, openTo } from "./levels.js";
 import { listenToGestures } from "./gestures.js";
 import { listenToSheet } from "./sheet.js";
@@ -52,7 +52,7 @@ export function listen() {
     if (event.key === "Enter") { event.preventDefault(); walk(event.shiftKey ? -1 : 1); }
     if (event.key === "Escape") { $("query").value = ""; search(""); const el = elements.get(focusable()); if (el) el.focus({ preventScroll: true }); }
   });
-  $("overlay").addEventListener("change", () => { state.overlay = $("overlay").value; refresh(); applyView(); showPanel(); });
+  $("overlay").addEventListener("change", () => { state.overlay = $("overlay").value; draw(); remember(); showPanel(); });
   document.addEventListener("keydown", event => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog, summary, #panel, #bar button")) return;
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }

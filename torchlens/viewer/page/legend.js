@@ -8,18 +8,18 @@ const LEGEND = [["input", "input"], ["output", "output"], ["module", "module"], 
   ["activation", "activation"], ["compute", "other computation"], ["view", "view"], ["source", "buffer, constant"]];
 let range = null;  // of the values that are shown, while the nodes are coloured by them
 export const shownRange = () => range;
-export const legendTitle = () => state.overlay + (overlays.get(state.overlay).isSum ? ", sum of what is inside" : ", mean of what is inside");
+export const legendTitle = () => state.overlay + (overlays.get(state.overlay).isSum ? state.scale.per === "operation" ? ", per operation" : ", sum of what is inside" : ", mean of what is inside") + (range && range.isLog ? ", logarithmic" : "");
 export function drawLegend(now) {
   range = state.overlay && now.min <= now.max ? now : null;
   const legend = $("legend");
   legend.replaceChildren();
   legend.classList.toggle("is-scale", Boolean(range));
   if (range) {
-    const stops = SCALE.map((c, i) => css(c) + " " + (100 * i / (SCALE.length - 1)) + "%").join(",");
+    const stops = SCALE.slice().reverse().map((c, i) => css(c) + " " + (100 * i / (SCALE.length - 1)) + "%").join(",");
     const scale = html("div", { class: "scale" });
     scale.style.background = "linear-gradient(90deg," + stops + ")";
     legend.append(html("div", {}, legendTitle()), scale,
-      html("div", { class: "ends" }, html("span", {}, overlayText(range.min)), html("span", {}, overlayText(range.max))));
+      html("div", { class: "ends" }, html("span", {}, overlayText(range.isLog ? range.least : range.min)), html("span", {}, overlayText(range.max))));
     return;
   }
   const used = new Set([...scene.nodes.values()].map(node => kindOf(node.id)));

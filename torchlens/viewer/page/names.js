@@ -47,10 +47,11 @@ function timesOf(i) {
   const each = around > 0 && PART[P.part[i]] === "loop" && PART[P.part[around]] !== "repeat" ? P.passes[i] / P.passes[around] : 0;
   return each > 1 && Number.isInteger(each) ? "× " + many(each) + " each" : "× " + many(P.passes[i]);
 }
-export function noteOf(i) {
+/* `isPlain` is what is said while nodes are not coloured by numbers; the layout is made for that, and does not move. */
+export function noteOf(i, isPlain) {
   const notes = [];
   if (P.passes[i] > 1) notes.push(timesOf(i));
-  if (state.overlay) { const v = overlayValue(i); if (v !== null) notes.push(overlayText(v)); }
+  if (state.overlay && !isPlain) { const v = overlayValue(i); if (v !== null) notes.push(overlayText(v)); }
   else if (paramsIn(i).length) notes.push(short(paramCount(i)) + " params");
   else if (isUnit(i) && S[P.path[i]] && S[P.path[i]] !== S[P.title[i]]) notes.push(pathNote(S[P.path[i]]));
   else if (!isUnit(i) && P.passes[i] < 2) notes.push(many(countUnits(i)) + (countUnits(i) === 1 ? " op" : " ops"));

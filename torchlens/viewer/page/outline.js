@@ -36,7 +36,7 @@ export const failedUnit = D.failure ? unitOf[NUM - 1] : -1;
 export const state = {
   open: new Uint8Array(N), selected: -1, second: -1, overlay: "", query: "", hits: [], hitAt: -1, pass: new Map(),
   sides: { buffer: "dim", constant: "dim", mask: "dim", view: "dim" }, view: { x: 0, y: 0, k: 1 },
-  edge: null, extras: { args: false, params: false, shapes: false },  // what nodes and edges show if asked to
+  scale: { kind: "auto", per: "total" }, edge: null, extras: { args: false, params: false, shapes: false },  // what nodes and edges show if asked to
 };
 export const scene = { nodes: new Map(), edges: [], orders: new Map(), width: 0, height: 0, fresh: new Set() };
 export const timings = { open: 0, render: 0 };

@@ -1,6 +1,7 @@
 /* Values to colour the model by. */
 
-import { D, E, LEFT, P, end, leftIn, scene, state } from "./outline.js";
+import { D, E, LEFT, N, P, end, isUnit, leftIn, scene, state } from "./outline.js";
+import { countUnits } from "./names.js";
 import { bytesText, numberText, short, timeText } from "./numbers.js";
 
 export const SCALE = [[0, 32, 77], [49, 68, 107], [102, 105, 112], [149, 143, 120], [202, 185, 105], [255, 234, 70]];
@@ -34,13 +35,33 @@ export function inkOn(c) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#10151d" : "#ffffff";
 }
 
+/* What a part is coloured by: its total, or what one operation in it has on average. */
+export function colourValue(i) {
+  const v = overlayValue(i), o = overlays.get(state.overlay);
+  return v !== null && o.isSum && state.scale.per === "operation" ? v / Math.max(1, countUnits(i)) : v;
+}
+/* The ends of the scale, and whether it is logarithmic. Per operation they are those of all, so that opening changes no colour. */
 export function overlayRange() {
   if (!state.overlay) return null;
-  let min = Infinity, max = -Infinity;
-  for (const node of scene.nodes.values()) {
-    if (node.isBox) continue;
-    const v = overlayValue(node.id);
-    if (v !== null) { min = Math.min(min, v); max = Math.max(max, v); }
-  }
-  return { min, max };
+  let min = Infinity, max = -Infinity, least = Infinity;
+  const look = i => {
+    const v = colourValue(i);
+    if (v === null) return;
+    min = Math.min(min, v);
+    max = Math.max(max, v);
+    if (v > 0) least = Math.min(least, v);
+  };
+  if (state.scale.per === "operation") { for (let i = 1; i < N; i++) if (isUnit(i)) look(i); }
+  else for (const node of scene.nodes.values()) if (!node.isBox) look(node.id);
+  const canLog = min >= 0 && max > 0;
+  const isLog = canLog && (state.scale.kind === "log" || state.scale.kind === "auto" && max > 100 * least);
+  return { min, max, isLog, least: Math.max(least, max / 1e6) };
 }
+/* Where on the scale a value is, from 0 to 1. */
+export function placeOn(range, v) {
+  if (!(range.max > range.min)) return 1;
+  if (range.isLog) return v <= 0 ? 0 : Math.max(0, Math.min(1, Math.log(v / range.least) / Math.log(range.max / range.least) || 0));
+  return Math.max(0, Math.min(1, (v - range.min) / (range.max - range.min)));
+}
+/* Darkest is most. */
+export const overlayColour = t => colourAt(1 - t);

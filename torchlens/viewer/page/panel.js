@@ -14,6 +14,8 @@ import { levelsIn, openTo } from "./levels.js";
 import { showEdge } from "./edges.js";
 import { histogram, statBlock } from "./statistics.js";
 
+const idleIn = new Map(D.idle);
+const booleans = new Map(D.conditions.read);
 export function linkTo(e) {
   const i = unitOf[e], text = e === NUM - 1 && D.failure ? S[P.title[i]] : S[E.label[e]];
   return html("button", { type: "button", title: S[P.path[i]] + "  " + S[E.shape[e]], onclick: () => { if (P.entries[i].length > 1 && !P.buffers[i].includes(e)) state.pass.set(i, passOfEntry[e]); select(i, { isCentred: false }); } }, text);
@@ -32,12 +34,21 @@ function facts(rows) {
   for (const [name, value] of rows) if (value !== "" && value !== null) list.append(html("dt", {}, name), html("dd", {}, value));
   return list;
 }
-function placeBlock(place) {
+/* Where the code called it, then where it called the modules around it, innermost first. */
+function placesOf(i) {
+  const found = [];
+  if (isUnit(i)) { const own = entriesNow(i)[0]; if (own !== undefined) found.push(E.place[own]); }
+  for (let u = i; u > 0; u = P.parent[u]) found.push(P.place[u]);
+  return [...new Set(found)].filter(place => place >= 0);
+}
+function placeBlock(places) {
   const out = document.createDocumentFragment();
-  if (place < 0) return out;
-  const [where, text] = D.places[place];
-  out.append(html("h3", {}, "Source"), html("div", { class: "sub" }, S[where]));
-  if (S[text]) out.append(html("code", {}, S[text]));
+  places.forEach((place, k) => {
+    const [where, text] = D.places[place];
+    if (k < 2) out.append(html("h3", {}, k ? "Called from" : "Source"));
+    out.append(html("div", { class: "sub" }, S[where]));
+    if (S[text]) out.append(html("code", {}, S[text]));
+  });
   return out;
 }
 /* Of how many passes the page carries something, and the number of one of them: the first and the last ones are there. */
@@ -72,6 +83,10 @@ function passBlock(i) {
   return html("div", { class: "passes" }, html("span", {}, "Pass"), html("button", { type: "button", "aria-label": "Previous pass", id: "pass-back", onclick: () => { change(now - 1); $("pass-back").focus(); } }, "‹"),
     slider, html("button", { type: "button", "aria-label": "Next pass", id: "pass-next", onclick: () => { change(now + 1); $("pass-next").focus(); } }, "›"), shown);
 }
+function conditionText(own) {
+  const read = own.filter(e => booleans.has(e));
+  return read.length ? "an if read it: " + (booleans.get(read[0]) ? "True" : "False") : "";
+}
 export function showPanel() {
   const i = state.selected;
   panel.replaceChildren();
@@ -105,7 +120,7 @@ export function showPanel() {
       ["Shape", isFailed ? "" : own.map(k => S[E.shape[k]]).join("; ")], ["Input shapes", E.parents[e].filter(p => !buffers.includes(p)).map(p => S[E.shape[p]]).join("; ")],
       ["Type", isFailed ? "" : S[E.dtype[e]]], ["Size", isFailed ? "" : bytesText(own.reduce((sum, k) => sum + E.bytes[k], 0))],
       ["Time", isFailed ? "" : timeText(own.reduce((sum, k) => sum + E.micros[k], 0))], ["All passes", P.passes[i] > 1 ? timeText(time) : ""],
-      ["FLOPs", E.flops[e] ? short(E.flops[e]) : ""], ["Arguments", S[E.args[e]]],
+      ["FLOPs", E.flops[e] ? short(E.flops[e]) : ""], ["Condition", conditionText(own)], ["Arguments", S[E.args[e]]],
       ["Values", !isFailed && own.some(k => E.stat[k] === VALUELESS) ? "none: the tensor is " + D.valueless : ""],
       [state.overlay, state.overlay && overlays.get(state.overlay).isOwn && overlayValue(i) !== null ? overlayText(overlayValue(i)) : ""],
       ["Backward", isFailed || E.backward[e] === null ? "" : timeText(own.reduce((sum, k) => sum + (E.backward[k] || 0), 0))],
@@ -146,7 +161,9 @@ export function showPanel() {
     for (const e of buffers) list.append(html("div", {}, html("b", {}, S[E.args[e]]), " " + S[E.shape[e]]));
     panel.append(html("h3", {}, "Buffers"), list);
   }
-  panel.append(placeBlock(isUnit(i) && P.place[i] < 0 ? E.place[entriesNow(i)[0]] : P.place[i]));
+  const idle = idleIn.get(i);
+  if (idle) panel.append(html("h3", {}, "Did not run"), html("div", { class: "idle" }, ...idle.slice(0, 60).map(name => html("span", {}, S[name])), idle.length > 60 ? "and " + many(idle.length - 60) + " more" : ""));
+  panel.append(placeBlock(placesOf(i)));
 }
 function showModel() {
   panel.append(html("h2", {}, D.title), html("div", { class: "sub" }, D.failure ? "The forward pass failed." : "One forward pass."));

@@ -42,11 +42,11 @@ function drawScale(out, x, y) {
   const range = shownRange(), ink = getComputedStyle(document.body).color;
   if (!range) return;
   const fade = make("linearGradient", { id: "scale" }, make("defs", {}, out));
-  SCALE.forEach((c, k) => make("stop", { offset: k / (SCALE.length - 1), "stop-color": css(c) }, fade));
+  SCALE.slice().reverse().forEach((c, k) => make("stop", { offset: k / (SCALE.length - 1), "stop-color": css(c) }, fade));
   const text = (t, dx, dy, anchor) => { const el = label(out, t, x + dx, y + dy, "", anchor); el.setAttribute("fill", ink); el.setAttribute("font-size", 12); el.removeAttribute("class"); };
   text(legendTitle(), 0, 8, "start");
   make("rect", { x, y: y + 14, width: 190, height: 11, fill: "url(#scale)" }, out);
-  text(overlayText(range.min), 0, 38, "start");
+  text(overlayText(range.isLog ? range.least : range.min), 0, 38, "start");
   text(overlayText(range.max), 190, 38, "end");
 }
 

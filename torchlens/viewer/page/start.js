@@ -11,7 +11,7 @@ import { fit } from "./camera.js";
 import { select, toggle } from "./actions.js";
 import { search, walk } from "./search.js";
 import { showPanel } from "./panel.js";
-import { drawExtras, drawMenu, drawSides } from "./bar.js";
+import { drawExtras, drawMenu, drawScaleChoice, drawSides } from "./bar.js";
 import { openTo } from "./levels.js";
 import { svgText } from "./picture.js";
 import { restore } from "./address.js";
@@ -51,6 +51,7 @@ function start() {
   $("overlay").append(html("option", { value: "" }, "kind"), ...[...overlays.keys()].map(name => html("option", { value: name }, name)));
   drawSides();
   drawExtras();
+  drawScaleChoice();
   drawMenu();
   if (D.failure) {
     const where = D.failure.module ? " in " + D.failure.module : "";

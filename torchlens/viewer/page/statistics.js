@@ -1,6 +1,6 @@
 /* The values of a tensor: numbers, histogram, heat map. */
 
-import { T } from "./outline.js";
+import { E, P, T, end } from "./outline.js";
 import { many, numberText, percent } from "./numbers.js";
 import { colourAt } from "./overlays.js";
 import { html, make } from "./elements.js";
@@ -35,6 +35,17 @@ function heatMap(row) {
   ctx.putImageData(img, 0, 0);
   canvas.style.height = Math.max(14, Math.min(200, 316 * rows / cols)) + "px";
   return canvas;
+}
+/* Whether a value inside a part is NaN, or else infinite. */
+export function badIn(i) {
+  let bad = "";
+  for (let u = i; u < end[i]; u++) for (const own of P.entries[u]) for (const e of own) {
+    const row = E.stat[e];
+    if (row < 0 || !T.nonfinite[row]) continue;
+    if (T.nan[row]) return "nan";
+    bad = "infinite";
+  }
+  return bad;
 }
 export function statBlock(row, heading) {
   const out = document.createDocumentFragment();
