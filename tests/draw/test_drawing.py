@@ -103,7 +103,7 @@ def test_the_source_is_the_golden_one(name: str, pytestconfig: pytest.Config):
 
 def test_a_node_says_label_shape_size_params_and_module():
     node = node_of(scene_of(MLP(), torch.rand(2, 4)), "linear_1_1")
-    assert node.lines == ("2x5 (40 B)", "params: 5x4, x5", "@fc1")
+    assert node.lines == ("2x5 (40 B)", "params: 5x4, (5,)", "@fc1")
     assert node.shape is NodeShape.MODULE_OUTPUT
     assert node.fill == "#E6E6E6"
 

@@ -61,7 +61,7 @@ def test_panel_and_nodes_show_arguments_and_parameters(visit, tmp_path):
     text = tab.node("wide").text_content()
     assert "kernel 1×3" in text
     assert "weight  8×32×1×3" in text
-    assert "bias  8" in text
+    assert "bias  (8,)" in text
     assert tab.run("""(() => {
       const nodes = [...torchlens.scene.nodes.values()];
       const apart = (a, b) => a.y + a.h <= b.y || b.y + b.h <= a.y || a.x + a.w <= b.x || b.x + b.w <= a.x;

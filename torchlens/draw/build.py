@@ -353,8 +353,8 @@ def _wrapped(text: str, width: int = 60) -> list[str]:
 
 
 def shape_text(shape: Iterable[int]) -> str:
-    """`1x384x13x13`; `x384` for one dimension, `scalar` for none."""
+    """`1x384x13x13`; `(384,)` for one dimension, for `x8` is a number of passes; `scalar` for none."""
     sizes = [str(size) if size >= 0 else "?" for size in shape]
     if not sizes:
         return "scalar"
-    return f"x{sizes[0]}" if len(sizes) == 1 else "x".join(sizes)
+    return f"({sizes[0]},)" if len(sizes) == 1 else "x".join(sizes)

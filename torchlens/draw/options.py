@@ -64,7 +64,7 @@ class DrawOptions:
     vis_save_only: bool = False
     vis_fileformat: FileFormat = "pdf"
     vis_buffer_layers: bool = False
-    vis_direction: Direction = "bottomup"
+    vis_direction: Direction = "topdown"
     vis_graph_overrides: Overrides = None
     vis_node_overrides: Overrides = None
     vis_nested_node_overrides: Overrides = None

@@ -415,4 +415,7 @@ def _place_text(line: SourceLine) -> str:
 
 
 def _shape_text(shape: Any) -> str:
+    """`1×384`; `(384,)` for one dimension, for `× 8` is a number of passes; `scalar` for none."""
+    if len(shape) == 1:
+        return f"({shape[0]},)"
     return "×".join(map(str, shape)) if len(shape) else "scalar"

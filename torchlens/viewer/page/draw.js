@@ -134,7 +134,7 @@ function drawNode(node, layer, range, before) {
       const c = overlayColour(placeOn(range, value)), ink = inkOn(c);
       body.style.fill = bar.style.fill = css(c);
       for (const text of g.querySelectorAll(":scope > text")) text.style.fill = ink;
-    }
+    } else bar.style.fill = "var(--card)";  // its kind is not what colours mean now
   }
   const tip = make("title", {}, g);
   tip.textContent = describe(id);
@@ -170,7 +170,7 @@ function drawBox(node, layer, heads, range) {
     const c = overlayColour(placeOn(range, value));
     bar.style.fill = css(c);
     for (const text of g.querySelectorAll(":scope > text")) text.style.fill = inkOn(c);
-  }
+  } else if (state.overlay) bar.style.fill = "var(--card)";
   drawPick(g, w + 2, HEAD_H);
   common(g, node);
 }
