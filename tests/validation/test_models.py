@@ -15,6 +15,7 @@ from torchlens.capture.memory import Memory
 from torchlens.capture.recorder import Recorder
 from torchlens.validation import validate_forward_pass, validate_saved_activations
 from torchlens.validation.completeness import Census
+from torchlens.validation.exemptions import CONSTANT
 from torchlens.validation.witness import Witness
 
 
@@ -336,6 +337,17 @@ def test_a_mask_that_picks_nothing_need_not_use_the_value():
     assert all("masked_fill" not in finding.expected or "argument 2" not in finding.expected for finding in report.findings)
     full = validate_forward_pass(Model(forward), torch.full((3,), 200.0))
     assert full.passed, str(full)
+
+
+def test_constants_of_legacy_constructors_are_no_strangers():
+    """torch reports nothing of `torch.IntTensor([3])`, which transformers' VITS calls in every layer."""
+
+    def forward(_, x):
+        return x[:, : torch.IntTensor([3])[0]] * torch.FloatTensor([1, 2, 3])
+
+    report = validate_forward_pass(Model(forward), torch.rand(2, 5))
+    assert report.passed, str(report)
+    assert report.exemptions["completeness", CONSTANT] == 2
 
 
 def test_nothing_is_left_that_waits_for_the_garbage_collector():

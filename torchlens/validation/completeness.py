@@ -23,7 +23,7 @@ from torchlens.capture.recording import References, Row
 from torchlens.capture.trees import plain_tensors
 from torchlens.history.log import source_line
 from torchlens.state.values import brief
-from torchlens.validation.exemptions import ASIDE, DISTRIBUTED, GRADIENT, UNLOGGED_ATEN
+from torchlens.validation.exemptions import ASIDE, CONSTANT, DISTRIBUTED, GRADIENT, UNLOGGED_ATEN
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.strangers import Strangers
 from torchlens.validation.subject import Subject
@@ -161,6 +161,8 @@ class Census(Observer):
             reason = ASIDE if self._is_aside else f"{name}: {UNLOGGED_ATEN[name]}" if name in UNLOGGED_ATEN else None
             if reason is not None:
                 self.exempt(reason)
+                if name == "aten::lift_fresh":
+                    self.strangers.note_fresh(args[0])
             else:
                 found = f"it ran outside any{_place_text(*place(2))}"
                 self._trespass(f"{name} to run inside a logged operation", found, False)
@@ -257,7 +259,9 @@ def check_completeness(subject: Subject, census: Census, steps: Sequence[Row] | 
     for number, path in subject.evidence.strangers.made_since(census.strangers):
         tensor = subject.evidence.strangers.found[number, path]
         strangers = subject.evidence.strangers
-        if (number, path) in strangers.gradients or (number, path) in strangers.distributed:
+        if (number, path) in census.strangers.constants:
+            report.exemptions["completeness", CONSTANT] += 1
+        elif (number, path) in strangers.gradients or (number, path) in strangers.distributed:
             report.exemptions["completeness", GRADIENT if (number, path) in strangers.gradients else DISTRIBUTED] += 1
         else:
             expected = "each tensor that is made in the pass to come from an entry"

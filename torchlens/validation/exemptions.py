@@ -7,6 +7,7 @@ __all__ = [
     "ASIDE",
     "CAPTURED",
     "COLLECTIVE",
+    "CONSTANT",
     "CONTENDED",
     "DEPENDENCE",
     "DISTRIBUTED",
@@ -124,6 +125,7 @@ UNLOGGED_ATEN: dict[str, str] = {
 }  # fmt: skip
 
 GRADIENT = "a gradient that a backward pass inside the model left at a parameter"
+CONSTANT = "a tensor made from Python numbers by a constructor that torch does not report, such as torch.IntTensor([3])"
 DISTRIBUTED = "a tensor that torch.distributed keeps between its own operations"
 ASIDE = "FSDP, bringing the shards of parameters together or apart: the layers that read the parameters are logged"
 

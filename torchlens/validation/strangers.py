@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+from torchlens.capture.memory import storage_of
 from torchlens.capture.recording import References
 from torchlens.capture.trees import Path as TreePath
 from torchlens.capture.trees import plain_tensors
@@ -34,6 +35,9 @@ class Strangers:
         self.gradients: set[tuple[int, TreePath]] = set()
         # Those that torch.distributed gave to an operation of its own.
         self.distributed: set[tuple[int, TreePath]] = set()
+        # Those that hold Python numbers, put there by a constructor that torch does not report (`torch.IntTensor([3])`).
+        self.constants: set[tuple[int, TreePath]] = set()
+        self._fresh: dict[int, torch.Tensor] = {}
         self._known_ids: set[int] = set()
         self._leaves: list[torch.Tensor] = []
         self._num_params = num_params
@@ -59,8 +63,14 @@ class Strangers:
                 self.found[row, path] = tensor
                 if any(leaf.grad is tensor for leaf in self._leaves):
                     self.gradients.add((row, path))
+                if storage_of(tensor) in self._fresh:
+                    self.constants.add((row, path))
                 if _DISTRIBUTED in _caller():
                     self.distributed.add((row, path))
+
+    def note_fresh(self, tensor: torch.Tensor) -> None:
+        """Python numbers became a tensor, and nobody was told."""
+        self._fresh[storage_of(tensor)] = tensor
 
     def made_since(self, other: "Strangers") -> list[tuple[int, TreePath]]:
         """Where these are others than those of another run."""
