@@ -101,6 +101,17 @@ def test_the_source_is_the_golden_one(name: str, pytestconfig: pytest.Config):
 # -- nodes -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_node_says_its_arguments_and_the_names_of_its_parameters_if_asked():
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, stride=2, padding=1), torch.nn.Softmax(-1))
+    history = tl.get_model_metadata(model, torch.rand(1, 4, 8, 8))
+    scene = make_drawing(history, DrawOptions(vis_arguments=True)).scene
+    convolution = node_of(scene, "conv2d_1_1")
+    assert convolution.lines[1:3] == ("kernel 3×3, stride 2, padding 1", "params: weight 8x4x3x3, bias (8,)")
+    assert "dim −1" in node_of(scene, "softmax_1_2").lines
+    plain = make_drawing(history, DrawOptions()).scene
+    assert "dim −1" not in node_of(plain, "softmax_1_2").lines
+
+
 def test_a_node_says_label_shape_size_params_and_module():
     node = node_of(scene_of(MLP(), torch.rand(2, 4)), "linear_1_1")
     assert node.lines == ("2x5 (40 B)", "params: 5x4, (5,)", "@fc1")

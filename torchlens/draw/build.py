@@ -24,6 +24,7 @@ from torchlens.draw.options import DrawOptions
 from torchlens.draw.scene import Box, Edge, EdgeKind, Node, NodeShape, Scene
 from torchlens.draw.simplify import group_within
 from torchlens.graph.edges import located
+from torchlens.history.argument_words import argument_words
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes
 from torchlens.wording import got
@@ -158,6 +159,11 @@ class _Builder:
             return self.log.graph.first_exit.get(item.call, item.entries[-1])
         return item.entries[-1] if item.kind is ItemKind.RUN else item.entries[0]
 
+    def _arguments_text(self, entry: int) -> str:
+        """What the operation was given besides tensors, by name."""
+        is_boundary = entry in self.log.boundary_addresses
+        return "" if is_boundary else argument_words(self.log.recording, self.log.row(entry))
+
     def _operation_text(self, item: Item) -> tuple[str, list[str], NodeShape]:
         log, entry = self.log, item.entries[0]
         title = log.label_no_pass(entry) if self.is_rolled else log.label(entry)
@@ -170,7 +176,13 @@ class _Builder:
             title += f" {copies}"
         lines = [self._tensor_text(entry)]
         params = [log.recording.params[number] for number in log.graph.params[entry]]
-        if params:
+        if self.options.vis_arguments and (given := self._arguments_text(entry)):
+            lines += _wrapped(given)
+        if params and self.options.vis_arguments:
+            addresses = [log.recording.param_addresses[number].rpartition(".")[2] for number in log.graph.params[entry]]
+            named = zip(addresses, params, strict=True)
+            lines.append(f"params: {', '.join(f'{name} {shape_text(tuple(param.shape))}' for name, param in named)}")
+        elif params:
             lines.append(f"params: {', '.join(shape_text(tuple(parameter.shape)) for parameter in params)}")
         if entry in log.graph.booleans:
             values = {log.graph.booleans[one] for one in item.entries if one in log.graph.booleans}

@@ -46,6 +46,7 @@ class DrawKeywords(TypedDict, total=False):
     vis_module_overrides: Overrides
     vis_collapse: Callable[[Any, str], bool] | None
     vis_fold_repeats: bool
+    vis_arguments: bool
     vis_color_by: ColorBy | Mapping[Any, float] | Callable[[Any], float | None] | None
     vis_max_nodes: int
 
@@ -73,6 +74,7 @@ class DrawOptions:
     vis_module_overrides: Overrides = None
     vis_collapse: Callable[[Any, str], bool] | None = None
     vis_fold_repeats: bool = False
+    vis_arguments: bool = False
     vis_color_by: ColorBy | Mapping[Any, float] | Callable[[Any], float | None] | None = None
     vis_max_nodes: int = 1500
 
@@ -80,7 +82,7 @@ class DrawOptions:
         check_choice("vis_opt", self.vis_opt, get_args(VisOpt))
         check_choice("vis_direction", self.vis_direction, get_args(Direction))
         check_choice("vis_fileformat", self.vis_fileformat, FORMATS)
-        for name in ("vis_save_only", "vis_buffer_layers", "vis_fold_repeats"):
+        for name in ("vis_save_only", "vis_buffer_layers", "vis_fold_repeats", "vis_arguments"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise TypeError(f"{name} must be True or False, got {got(value)}.")
