@@ -130,8 +130,17 @@ def test_what_did_not_run_is_told_and_the_call_stack_has_its_source(visit, tmp_p
     tab = visit(tmp_path / "page.html")
     tab.run(f"torchlens.select({tab.find('moe')})")
     assert tab.page.locator("#panel .idle span").all_text_contents() == ["moe.experts.0", "moe.experts.3"]
+    tab.run("torchlens.openTo(2)")
+    assert tab.page.locator(".idle-text").all_text_contents() == ["did not run: 0, 3"]
     tab.run(f"torchlens.select({tab.find('moe.experts.1')})")
     codes = tab.page.locator("#panel code").all_text_contents()
     assert codes[0].startswith("return self.experts[1](x)")
     assert codes[-1].startswith("return self.moe(x)")
     assert "Called from" in tab.page.locator("#panel").text_content()
+
+
+def test_a_module_whose_parameters_are_read_is_not_said_to_be_idle(tmp_path):
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    x = torch.rand(1, 3, 8)
+    page = explore(tl.log_forward_pass(attention, [x, x, x]), None)
+    assert '"idle":[]' in page.html

@@ -264,6 +264,9 @@ class _Writer:
         recording = self.log.recording
         called = {record.address for record in recording.module_calls}
         holders = {address.rpartition(".")[0] for address in called} | {""}
+        # Some modules only keep parameters, as MultiheadAttention's out_proj does; what reads those runs.
+        read = {number for own in self.log.graph.params for number in own}
+        called |= {recording.param_addresses[number].rpartition(".")[0] for number in read}
         box_of = {part.address: number for number, part in reversed(list(enumerate(parts))) if part.kind == "module"}
         found: dict[int, list[int]] = {}
         for address in recording.module_classes:

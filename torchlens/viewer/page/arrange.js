@@ -3,7 +3,7 @@
 import { D, FOOT, HEAD_H, LINE_H, N, NODE_H, P, PAD, PART, SIDE, failedUnit, isUnit, kids, scene, siblings, state } from "./outline.js";
 import { columnsIn, connect, links } from "./links.js";
 import { widthOf } from "./numbers.js";
-import { extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
+import { extraLines, failedText, idleText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
 import { layoutBox, pathOf } from "./layout.js";
 
 const VALUE_ROOM = 76;  // for a number beside the title, when the nodes are coloured by one
@@ -82,7 +82,7 @@ export function arrange() {
     const order = scene.orders.get(i) || new Map();
     for (const [id, pos] of made.order) if (typeof id === "number" && !order.has(id)) order.set(id, pos);
     scene.orders.set(i, order);
-    const head = i === 0 ? 0 : HEAD_H + 8, foot = i === 0 ? 0 : FOOT, pad = i === 0 ? 0 : PAD;
+    const head = i === 0 ? 0 : HEAD_H + 8, foot = i === 0 ? 0 : FOOT + (idleText(i) ? LINE_H + 6 : 0), pad = i === 0 ? 0 : PAD;
     const title = i === 0 ? 0 : Math.min(560, widthOf(titleOf(i), true) + widthOf(typeOf(i)) + widthOf(noteOf(i, true)) + 76);
     const loopRoom = l.loops.length ? 18 + 10 * l.loops.length : 0;
     const w = Math.max(made.width + 2 * pad + loopRoom, title), h = made.height + head + foot;

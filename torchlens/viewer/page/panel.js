@@ -3,7 +3,7 @@
 import { $, D, E, LEFT, NUM, P, PART, Q, S, T, VALUELESS, children, end, failedUnit, isOpenable, isUnit, leftIn, leftOut, panel, passOfEntry, state, unitOf, within } from "./outline.js";
 import { links } from "./links.js";
 import { bytesText, many, numberText, short, timeText } from "./numbers.js";
-import { countUnits, entriesNow, paramCount, paramsIn, shapeOf, typeOf } from "./names.js";
+import { countUnits, entriesNow, idleIn, paramCount, paramsIn, shapeOf, typeOf } from "./names.js";
 import { overlayText, overlayValue, overlays } from "./overlays.js";
 import { html } from "./elements.js";
 import { draw } from "./draw.js";
@@ -14,7 +14,6 @@ import { levelsIn, openTo } from "./levels.js";
 import { showEdge } from "./edges.js";
 import { histogram, statBlock } from "./statistics.js";
 
-const idleIn = new Map(D.idle);
 const booleans = new Map(D.conditions.read);
 export function linkTo(e) {
   const i = unitOf[e], text = e === NUM - 1 && D.failure ? S[P.title[i]] : S[E.label[e]];
@@ -82,6 +81,14 @@ function passBlock(i) {
   slider.addEventListener("change", () => { change(slider.value - 1); $("pass").focus(); });
   return html("div", { class: "passes" }, html("span", {}, "Pass"), html("button", { type: "button", "aria-label": "Previous pass", id: "pass-back", onclick: () => { change(now - 1); $("pass-back").focus(); } }, "‹"),
     slider, html("button", { type: "button", "aria-label": "Next pass", id: "pass-next", onclick: () => { change(now + 1); $("pass-next").focus(); } }, "›"), shown);
+}
+function idleBlock(i) {
+  const out = document.createDocumentFragment(), idle = idleIn.get(i) || [];
+  if (!idle.length) return out;
+  const list = html("div", { class: "idle" }, ...idle.slice(0, 60).map(name => html("span", {}, S[name])));
+  if (idle.length > 60) list.append("and " + many(idle.length - 60) + " more");
+  out.append(html("h3", {}, "Did not run"), list);
+  return out;
 }
 function conditionText(own) {
   const read = own.filter(e => booleans.has(e));
@@ -161,8 +168,7 @@ export function showPanel() {
     for (const e of buffers) list.append(html("div", {}, html("b", {}, S[E.args[e]]), " " + S[E.shape[e]]));
     panel.append(html("h3", {}, "Buffers"), list);
   }
-  const idle = idleIn.get(i);
-  if (idle) panel.append(html("h3", {}, "Did not run"), html("div", { class: "idle" }, ...idle.slice(0, 60).map(name => html("span", {}, S[name])), idle.length > 60 ? "and " + many(idle.length - 60) + " more" : ""));
+  panel.append(idleBlock(i));
   panel.append(placeBlock(placesOf(i)));
 }
 function showModel() {
@@ -174,5 +180,6 @@ function showModel() {
     ["Tensors", many(D.tensors)], ["Their size", bytesText(D.bytes)], ["Parameters", many(D.params)], ["Their size", bytesText(D.paramBytes)],
     ["Forward pass", timeText(D.seconds * 1e6)], ["FLOPs", E.flops.some(Boolean) ? short(E.flops.reduce((a, b) => a + b, leftIn(0, "flops"))) : ""],
   ]));
+  panel.append(idleBlock(0));
   panel.append(html("h3", {}, "How to"), html("div", { class: "sub" }, "Click a box to open it, again to close it. Shift-click a second one to see the paths between the two. Press ? for the keys."));
 }
