@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from tests.viewer.viewer_models import history_of
+from tests.viewer.viewer_models import LoopInLoop, history_of
 from tests.work import lines_run
 from torchlens.viewer.data import page_data
 from torchlens.viewer.folding import fold
@@ -81,19 +81,7 @@ def test_passes_of_a_module_are_one_part_and_calls_at_different_places_are_not()
 
 
 def test_loop_inside_a_loop():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x):
-            for _ in range(2):
-                x = self.a(x)
-                for _ in range(3):
-                    x = torch.relu(self.b(x))
-            return x
-
-    root = _root(tl.log_forward_pass(Twice(), torch.ones(1, 4)))
+    root = _root(tl.log_forward_pass(LoopInLoop(), torch.ones(1, 4)))
     (outer,) = [part for part in root.children if part.kind == "loop"]
     assert outer.num_passes == 2
     assert _kinds(outer) == ["operation", "loop"]

@@ -7,7 +7,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.failures import partial_history
-from tests.viewer.viewer_models import ResNet18, history_of
+from tests.viewer.viewer_models import LoopInLoop, ResNet18, history_of
 from torchlens.viewer import explore
 
 MODELS = ["resnet18", "gpt2", "recurrent", "plain_loop", "nested_loop", "failed"]
@@ -225,19 +225,7 @@ def test_loop_without_a_module_is_one_node_too(visit):
 
 
 def test_a_loop_in_a_loop_says_how_often_it_runs_each_time(visit, tmp_path):
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x):
-            for _ in range(2):
-                x = self.a(x)
-                for _ in range(3):
-                    x = torch.relu(self.b(x))
-            return x
-
-    explore(tl.log_forward_pass(Twice(), torch.ones(1, 4)), tmp_path / "page.html")
+    explore(tl.log_forward_pass(LoopInLoop(), torch.ones(1, 4)), tmp_path / "page.html")
     tab = visit(tmp_path / "page.html")
     outer = tab.run("[...torchlens.scene.nodes.keys()].find(i => torchlens.title(i).startsWith('loop'))")
     tab.run(f"torchlens.toggle({outer})")

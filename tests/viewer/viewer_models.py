@@ -204,3 +204,18 @@ def history_of(name: str) -> ModelHistory:
         case "failed":
             return failed_history()
     raise AssertionError(name)
+
+
+class LoopInLoop(nn.Module):
+    """A loop of three steps inside one of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = self.a(x)
+            for _ in range(3):
+                x = torch.relu(self.b(x))
+        return x
