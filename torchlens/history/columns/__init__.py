@@ -1,8 +1,9 @@
 """The fields of entries as columns: one function per field, which gives the values of many entries at once.
 
 A field of a `LayerEntry` is a column of one entry; tables and JSON are made of columns of a million. So what a field means
-is said once, here, and what it is for users is said at `LayerEntry` (`entry_fields/`, file by file). What is the same for all entries is looked up before
-the loop, and what is the same for many of them is made once: half a microsecond per value is half a minute per table.
+is said once, here, and what it is for users is said at the entry (`entry_fields`, whose files are named alike). What is the
+same for all entries is looked up before the loop, and what is the same for many of them is made once: half a microsecond
+per value is half a minute per table.
 
 Lists and dicts are made anew for every entry: they belong to who asked for them.
 """
