@@ -1,4 +1,4 @@
-"""The fields of a `LayerEntry` as users read them, a sentence each; what each means is in `columns`, in the file of that name."""
+"""The fields of a `LayerEntry` as users read them, a sentence each. What they mean: `columns`, in the file named alike."""
 
 from torchlens.history.entry_fields.calls import CallFields
 from torchlens.history.entry_fields.labels import LabelFields
