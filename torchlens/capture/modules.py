@@ -81,7 +81,8 @@ class ModuleTracker:
         self.recorder = recorder
         self.entries: list[tuple[int, list[int]]] = []
         self.exits: list[tuple[int, list[int]]] = []
-        # Whether a saved output was written to, through a view, between its operation and the module's return.
+        # Whether a saved output may be another than was asked for: it was written to, through a view, between its operation
+        # and the module's return; or threads called modules, and which call was the second is known when all are over.
         self.is_uncertain = False
         # Called when the model compiles something.
         self.on_compile: Callable[[], None] | None = None
@@ -170,6 +171,10 @@ class ModuleTracker:
             self.recorder.module_call = self.recorder.module_calls[call].parent
             if call in self.recorder.handed_back:
                 self.recorder.undo_handing_back(call, ())
+
+    def share(self) -> None:
+        """Other threads are going to call modules, too."""
+        self.is_uncertain = bool(self._saved_addresses)
 
     def run_scripted(self, original: Callable[..., Any], module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Runs a scripted module, which is one operation."""

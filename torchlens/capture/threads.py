@@ -212,9 +212,9 @@ def _share(tracker: Any) -> None:
     """Lets a tracker and a recorder that were alone take turns from now on."""
     recorder = tracker.recorder
     recorder.share()
+    tracker.share()
     tracker.threads = recorder.threads = threads = _Threads()
     tracker.branch = recorder.branch = 0
-    tracker.is_uncertain = bool(tracker._saved_addresses)  # which call of a module is the second is known when all are over
     threads.rows.append(Branch(-1, 0, list(range(len(recorder.rows)))))
     threads.module_calls.append(Branch(-1, 0, list(range(len(recorder.module_calls)))))
     recorder.__class__ = _taking_turns(_RecorderTakingTurns, type(recorder))
