@@ -43,7 +43,7 @@ fuzz: $(VENV)/tested  ## ten minutes of random programs
 	$(BIN)/python tests/fuzz/run.py --minutes 10 $(ARGS)
 
 soak: $(VENV)/tested  ## threads, interrupts, failures, a thousand logs in a row, memory after a hundred models
-	$(BIN)/python benchmarks/soak.py $(ARGS)
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 pictures: $(VENV)/tested  ## make all pictures in images/ anew
 	$(BIN)/python examples/draw_gallery.py
