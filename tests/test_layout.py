@@ -16,6 +16,8 @@ PACKAGE = Path(tl.__file__).parent
 
 # Every public name, once. A new one is added here, on purpose.
 PUBLIC_NAMES = [
+    "CannotCompareError",
+    "Diff",
     "DifferentGraphError",
     "DrawingError",
     "Finding",
@@ -28,6 +30,7 @@ PUBLIC_NAMES = [
     "ValidationReport",
     "ValueChangedError",
     "compare",
+    "diff",
     "get_model_metadata",
     "log_forward_pass",
     "profile",
@@ -42,7 +45,7 @@ GROUND = [
     *("errors", "lazy_import", "wording", "foreign_names", "options"),
     *("capture", "state", "graph", "nonfinite", "history"),
 ]
-FACADE = ["model_history", "api", "measure", "__init__"]
+FACADE = ["model_history", "api", "measure", "differences", "__init__"]
 
 # Slow to import or not always there: imported where they are needed.
 OPTIONAL = {"pandas", "graphviz", "pygraphviz", "networkx", "IPython", "jax", "transformers"}

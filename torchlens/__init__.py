@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchlens.api import get_model_metadata, log_forward_pass, show_model_graph
 from torchlens.errors import (
+    CannotCompareError,
     DifferentGraphError,
     DrawingError,
     NestedLogError,
@@ -21,11 +22,15 @@ from torchlens.history.layer_entry import LayerEntry
 from torchlens.model_history import ModelHistory
 
 if TYPE_CHECKING:
+    from torchlens.comparing import Diff
+    from torchlens.differences import diff
     from torchlens.measure import compare, profile
     from torchlens.profiling import Finding, Profile
     from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
 
 __all__ = [
+    "CannotCompareError",
+    "Diff",
     "DifferentGraphError",
     "DrawingError",
     "Finding",
@@ -38,6 +43,7 @@ __all__ = [
     "ValidationReport",
     "ValueChangedError",
     "compare",
+    "diff",
     "get_model_metadata",
     "log_forward_pass",
     "profile",
@@ -50,10 +56,12 @@ __version__ = "0.1.0"
 
 # Rooms that not every program enters are imported when one of their names is first asked for.
 _LATER = {
+    "Diff": "torchlens.comparing",
     "Finding": "torchlens.profiling",
     "Profile": "torchlens.profiling",
     "ValidationReport": "torchlens.validation",
     "compare": "torchlens.measure",
+    "diff": "torchlens.differences",
     "profile": "torchlens.measure",
     "validate_forward_pass": "torchlens.validation",
     "validate_saved_activations": "torchlens.validation",

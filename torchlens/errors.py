@@ -1,6 +1,7 @@
 """The exceptions torchlens raises on its own account.
 
     TorchLensError
+    ├── CannotCompareError      two histories cannot be compared: nothing was saved, or they had other inputs
     ├── NestedLogError          a log was started inside a log of the same thread
     ├── DifferentGraphError     a second run of the model did not do what the first one did
     ├── DrawingError            no picture could be made of a graph
@@ -11,11 +12,23 @@ Bad arguments are plain ``TypeError`` and ``ValueError``; unknown layers are pla
 exception of the model's own comes through as it is.
 """
 
-__all__ = ["DifferentGraphError", "DrawingError", "NestedLogError", "NonFiniteError", "TorchLensError", "ValueChangedError"]
+__all__ = [
+    "CannotCompareError",
+    "DifferentGraphError",
+    "DrawingError",
+    "NestedLogError",
+    "NonFiniteError",
+    "TorchLensError",
+    "ValueChangedError",
+]
 
 
 class TorchLensError(Exception):
     """Whatever torchlens itself has to complain about."""
+
+
+class CannotCompareError(TorchLensError):
+    """Two histories of which nobody can say where they part."""
 
 
 class NestedLogError(TorchLensError):

@@ -1,0 +1,267 @@
+"""The steps of a comparison, in order: weights, pairs, where they part, each error by itself, reasons."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from torchlens.comparing.diff import Diff, Divergence, Outputs, Pair, Unmatched
+from torchlens.comparing.distances import numbers
+from torchlens.comparing.divergence import Analysis, analyse
+from torchlens.comparing.evidence import Evidence
+from torchlens.comparing.inputs import paired_inputs
+from torchlens.comparing.isolation import Origin, grouped, isolate
+from torchlens.comparing.layouts import best_layout
+from torchlens.comparing.mapping import fixed_by_name
+from torchlens.comparing.matching import Matched, Pairing, Subject
+from torchlens.comparing.reasons import reasons_for
+from torchlens.comparing.replay import Replay
+from torchlens.comparing.side import Side, dense
+from torchlens.comparing.weights import WeightMatch, match_weights
+from torchlens.errors import CannotCompareError
+from torchlens.history.base_history import BaseHistory
+
+__all__ = ["compare_histories"]
+
+Tensor = torch.Tensor
+
+
+def compare_histories(
+    reference: BaseHistory,
+    candidate: BaseHistory,
+    tolerance: float = 16.0,
+    mapping: Mapping[str, str] | None = None,
+    isolates: bool = False,
+) -> Diff:
+    """Where `candidate` parts from `reference`; raises CannotCompareError where that cannot be told."""
+    sides = Side(reference._log), Side(candidate._log)
+    for name, side in zip(("reference", "candidate"), sides, strict=True):
+        _check_saved(name, side)
+    named, named_weights = fixed_by_name(mapping or {}, *sides)
+    used = _used(sides[0]), _used(sides[1])
+    weights = match_weights(sides[0].weights, sides[1].weights, used, named_weights)
+    shared = sorted(_groups(weights.groups[0], used[0]) & _groups(weights.groups[1], used[1]))
+    ours, theirs = (Subject(side, weights.groups[place], shared) for place, side in enumerate(sides))
+    inputs = paired_inputs(ours, theirs)
+    outputs = _paired_outputs(ours, theirs)
+    fixed = [(ours.root[r], theirs.root[c]) for r, c in [*inputs, *named, *outputs]]
+    pairing = Pairing(ours, theirs, fixed)
+    analysis = analyse(ours, theirs, pairing.run(), tolerance)
+    error, units = _output_error(sides, outputs, pairing)
+    replay = Replay(sides[1])
+    notes: list[str] = []
+    own: dict[int, float] = {}
+    mended = None
+    subject, before = theirs, analysis
+    if isolates:
+        _check_live(replay)
+
+        def error_of(values: dict[int, Tensor | None]) -> float | None:
+            return _mended_error(sides, outputs, values)
+
+        found = isolate(ours, theirs, replay, fixed, tolerance, (pairing, analysis), error_of)
+        origins, analysis, own, mended = found.origins, found.analysis, found.own_units, found.output_error
+        subject = found.subject
+        notes += _pinned_notes(sides[1], found.pinned)
+    else:
+        regions = analysis.regions
+        origins = grouped([Origin(p, *regions[p.reference]) for p in analysis.origins], ours, theirs)
+    evidence = Evidence(ours, subject, weights, replay if replay.is_live else None, pairing)
+    culprits = [_divergence(origin, ours, subject, tolerance, isolates, evidence) for origin in origins]
+    largest = max((u for number, u in own.items() if number in analysis.agreeing and u <= tolerance), default=0.0)
+    notes += _precision_notes(sides)
+    return Diff(
+        reference_name=_name(reference, sides[0]),
+        candidate_name=_name(candidate, sides[1]),
+        ok=not culprits,
+        pairs=[_pair(pair, ours, theirs, before) for pair in before.pairs],
+        culprits=culprits,
+        unmatched=_unmatched(ours, theirs, before),
+        outputs=Outputs(error, units, units <= _output_limit(outputs, ours, before, tolerance), mended),
+        weights=_weights_text(weights, sides),
+        layers=_layers_text(ours, theirs, before),
+        tolerance=tolerance,
+        is_isolated=isolates,
+        notes=tuple(notes),
+        num_replayed=sum(map(sides[1].is_operation, range(sides[1].size))),
+        largest_own=largest,
+        _histories=(reference, candidate),
+    )
+
+
+# -- what can be compared ----------------------------------------------------------------------------------------------
+
+
+def _check_saved(name: str, side: Side) -> None:
+    operations = [entry for entry in range(side.size) if side.is_operation(entry)]
+    if not operations:
+        raise CannotCompareError(f"The {name} has no operations: there is nothing to compare.")
+    if not any(side.value(entry) is not None for entry in operations):
+        raise CannotCompareError(
+            f"The {name} has no saved values: there is nothing to compare. Log it with layers_to_save='all'."
+        )
+
+
+def _check_live(replay: Replay) -> None:
+    if not replay.is_live:
+        raise CannotCompareError(
+            "isolate needs the live candidate, because its operations run again: this one has no functions or no weights "
+            "to run with. Give the history that log_forward_pass returned, not a file."
+        )
+
+
+def _used(side: Side) -> set[int]:
+    return {weight for own in side.own_weights for weight in own}
+
+
+def _groups(groups: dict[int, int], used: set[int]) -> set[int]:
+    return {group for weight, group in groups.items() if weight in used}
+
+
+def _name(history: BaseHistory, side: Side) -> str:
+    return history.model_name
+
+
+# -- outputs -----------------------------------------------------------------------------------------------------------
+
+
+def _paired_outputs(ours: Subject, theirs: Subject) -> list[tuple[int, int]]:
+    """Outputs in their order; those of equal size first where their numbers differ."""
+    first, second = list(ours.side.graph.outputs), list(theirs.side.graph.outputs)
+    if len(first) == len(second):
+        return list(zip(first, second, strict=True))
+    found = []
+    for r in first:
+        print_ = ours.prints[r]
+        sizes = [c for c in second if print_ is not None and theirs.prints[c] is not None]
+        near = [c for c in sizes if theirs.prints[c].size == print_.size]  # type: ignore[union-attr]
+        if near:
+            best = min(near, key=lambda c: print_.apart(theirs.prints[c]))  # type: ignore[union-attr, arg-type]
+            found.append((r, best))
+            second.remove(best)
+    return found
+
+
+def _output_error(sides: tuple[Side, Side], outputs: Sequence[tuple[int, int]], pairing: Pairing) -> tuple[float, float]:
+    """The largest error of an output, relative and in units of rounding."""
+    found = [pairing.compared(r, c, True) for r, c in outputs]
+    known = [pair for pair in found if pair.error == pair.error]
+    if not known:
+        return float("nan"), float("nan")
+    worst = max(known, key=lambda pair: pair.units)
+    return worst.error, worst.units
+
+
+def _output_limit(outputs: Sequence[tuple[int, int]], ours: Subject, analysis: Analysis, tolerance: float) -> float:
+    return max((analysis.limits.get(ours.root[r], tolerance) for r, _ in outputs), default=tolerance)
+
+
+def _mended_error(
+    sides: tuple[Side, Side], outputs: Sequence[tuple[int, int]], values: dict[int, Tensor | None]
+) -> float | None:
+    errors = []
+    for r, c in outputs:
+        a, b = sides[0].value(r), dense(values.get(c))
+        if a is not None and b is not None:
+            errors.append(best_layout(numbers(a), numbers(b), 1e-12)[0])
+    return max(errors, default=None)
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+def _pair(pair: Matched, ours: Subject, theirs: Subject, analysis: Analysis) -> Pair:
+    layout = "" if pair.layout is None or pair.layout.is_plain else str(pair.layout)
+    return Pair(
+        ours.side.label(pair.reference),
+        theirs.side.label(pair.candidate),
+        ours.side.module_of(pair.reference),
+        theirs.side.module_of(pair.candidate),
+        pair.error,
+        pair.units,
+        pair.reference in analysis.agreeing,
+        layout,
+    )
+
+
+def _divergence(
+    origin: Origin, ours: Subject, theirs: Subject, tolerance: float, is_own: bool, evidence: Evidence
+) -> Divergence:
+    r, c = origin.pair.reference, origin.pair.candidate
+    a, b = ours.side, theirs.side
+    reasons, constants = reasons_for(origin, evidence)
+    return Divergence(
+        reference=a.label(r),
+        candidate=b.label(c),
+        reference_module=a.module_of(r),
+        candidate_module=b.module_of(c),
+        reference_line=a.place_of(r),
+        candidate_line=b.place_of(c),
+        reference_type=a.type_of(r),
+        candidate_type=b.type_of(c),
+        reference_shape=tuple(a.rows[r].shape),
+        candidate_shape=tuple(b.rows[c].shape),
+        error=origin.pair.error,
+        units=origin.pair.units,
+        tolerance=tolerance,
+        input_units=0.0 if is_own else evidence.input_units(origin),
+        is_own=is_own,
+        reference_operations=tuple(a.label(e) for e in origin.reference.entries if a.is_operation(e)),
+        candidate_operations=tuple(b.label(e) for e in origin.candidate.entries if b.is_operation(e)),
+        constants=constants,
+        reasons=tuple(reasons),
+        also=tuple(b.label(pair.candidate) for pair in origin.others),
+    )
+
+
+def _unmatched(ours: Subject, theirs: Subject, analysis: Analysis) -> Unmatched:
+    known = {pair.reference for pair in analysis.pairs}, {pair.candidate for pair in analysis.pairs}
+    found = []
+    for subject, paired in zip((ours, theirs), known, strict=True):
+        left = [entry for entry in subject.computed if entry not in paired and subject.side.is_operation(entry)]
+        found.append(tuple(subject.side.label(entry) for entry in left))
+    return Unmatched(*found)
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _weights_text(weights: WeightMatch, sides: tuple[Side, Side]) -> str:
+    text = weights.summary(sides[0].weights, sides[1].weights)
+    for missing, side, whose in zip(weights.missing, sides, ("reference", "candidate"), strict=True):
+        names = [side.weights[number].name for number in missing]
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            text += f"; only in the {whose}: {', '.join(names[:3])}{more}"
+    odd = weights.odd_ones(sides[0].weights)
+    if odd:
+        names = [sides[1].weights[pair.candidate].name for pair in odd]
+        text += f"; {len(odd)} stand{'s' * (len(odd) == 1)} out: {', '.join(names[:3])}"
+    return text
+
+
+def _layers_text(ours: Subject, theirs: Subject, analysis: Analysis) -> str:
+    total = sum(ours.side.is_operation(entry) for entry in ours.computed)
+    paired = [pair for pair in analysis.pairs if ours.side.is_operation(pair.reference)]
+    text = f"{len(paired)} of {total} matched by value, weights and order"
+    layouts = Counter(str(pair.layout) for pair in paired if pair.layout is not None and not pair.layout.is_plain)
+    if layouts:
+        text += f"; layouts: {', '.join(f'{count} {name}' for name, count in layouts.most_common(3))}"
+    return text
+
+
+def _pinned_notes(side: Side, pinned: dict[int, str]) -> list[str]:
+    if not pinned:
+        return []
+    reasons = Counter(pinned.values())
+    told = "; ".join(f"{count}: {reason}" for reason, count in reasons.most_common(3))
+    return [f"{len(pinned)} operations of the candidate could not run again and kept their values ({told})."]
+
+
+def _precision_notes(sides: tuple[Side, Side]) -> list[str]:
+    eps = max(side.epsilon for side in sides)
+    if eps < 1e-4:
+        return []
+    name = "bfloat16" if eps > 2e-3 else "float16"
+    told = f"In {name} a mistake smaller than its rounding ({eps:.1e}) is invisible: an eps, or gelu's tanh form."
+    return [f"{told} To see those, compare in float32."]

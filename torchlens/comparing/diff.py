@@ -1,0 +1,179 @@
+"""What a comparison found, as the user holds it."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchlens.comparing.text import diff_text
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Diff", "Divergence", "Pair", "Unmatched"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One side of a pair."""
+
+    label: str
+    type: str
+    module: str
+    line: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A layer of the reference and the one of the candidate that computes the same.
+
+    `error` is relative, normwise; `units` is the same in units of rounding. `layout` tells how the candidate's axes lie.
+    """
+
+    reference: str
+    candidate: str
+    reference_module: str
+    candidate_module: str
+    error: float
+    units: float
+    agrees: bool
+    layout: str = ""
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A place where the two compute something else from the same inputs.
+
+    `reference_operations` and `candidate_operations` are the steps from the inputs that agree to the result that does not.
+    `reasons` are guesses, the best first; `reason` is that one, or "".
+    """
+
+    reference: str
+    candidate: str
+    reference_module: str
+    candidate_module: str
+    reference_line: str
+    candidate_line: str
+    reference_type: str
+    candidate_type: str
+    reference_shape: tuple[int, ...]
+    candidate_shape: tuple[int, ...]
+    error: float
+    units: float
+    tolerance: float
+    input_units: float
+    is_own: bool
+    reference_operations: tuple[str, ...] = ()
+    candidate_operations: tuple[str, ...] = ()
+    constants: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    reasons: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """What it may be, in a few words."""
+        return self.reasons[0] if self.reasons else ""
+
+
+@dataclass(frozen=True)
+class Unmatched:
+    """Labels of the layers that have no counterpart: steps in between that only one of the two takes."""
+
+    reference: tuple[str, ...]
+    candidate: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """How far the outputs are apart: the largest relative error, in numbers and in units of rounding."""
+
+    error: float
+    units: float
+    agree: bool
+    mended: float | None = None  # the error that is left with the reference's values at all culprits
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Where two histories part. Print it.
+
+    >>> diff = torchlens.diff(reference, candidate)
+    >>> diff.ok, diff.first, diff.culprits
+    """
+
+    reference_name: str
+    candidate_name: str
+    ok: bool
+    pairs: list[Pair]
+    culprits: list[Divergence]
+    unmatched: Unmatched
+    outputs: Outputs
+    weights: str
+    layers: str
+    tolerance: float
+    is_isolated: bool
+    notes: tuple[str, ...] = ()
+    num_replayed: int = 0
+    largest_own: float = 0.0
+    _histories: tuple[Any, Any] = field(default=(None, None), repr=False, compare=False)
+
+    @property
+    def first(self) -> Divergence | None:
+        """The first divergence: inputs agree, outputs do not. None if there is none."""
+        return self.culprits[0] if self.culprits else None
+
+    def __str__(self) -> str:
+        return diff_text(self)
+
+    def __repr__(self) -> str:
+        state = "agrees" if self.ok else f"{len(self.culprits)} divergence{'s' * (len(self.culprits) != 1)}"
+        return f"<Diff of {self.reference_name} and {self.candidate_name}: {state}; print() it to see more>"
+
+    def text(self, width: int | None = None, color: bool = False) -> str:
+        """What printing shows, for a terminal of a given width."""
+        return diff_text(self, width, color)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
+        """Everything as JSON: returned, or written to `path`."""
+        text = json.dumps(_finite(self._facts()), indent=indent)
+        if path is None:
+            return text
+        Path(path).expanduser().write_text(text, encoding="utf-8")
+        return None
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "reference": self.reference_name,
+            "candidate": self.candidate_name,
+            "ok": self.ok,
+            "tolerance": self.tolerance,
+            "isolated": self.is_isolated,
+            "weights": self.weights,
+            "layers": self.layers,
+            "outputs": asdict(self.outputs),
+            "culprits": [{**asdict(culprit), "reason": culprit.reason} for culprit in self.culprits],
+            "pairs": [asdict(pair) for pair in self.pairs],
+            "unmatched": asdict(self.unmatched),
+            "notes": list(self.notes),
+        }
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per pair, in the order of the reference."""
+        import pandas
+
+        columns = list(Pair.__dataclass_fields__)
+        return pandas.DataFrame([asdict(pair) for pair in self.pairs], columns=columns)
+
+
+def _finite(tree: Any) -> Any:
+    """With text in place of numbers that JSON has no word for."""
+    if isinstance(tree, dict):
+        return {key: _finite(item) for key, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(item) for item in tree]
+    if isinstance(tree, float) and (tree != tree or tree in (float("inf"), -float("inf"))):
+        return str(tree)
+    return tree

@@ -1,0 +1,130 @@
+"""Where two histories part: the pairs whose inputs agree and whose outputs do not."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchlens.comparing.matching import Found, Matched, Subject
+
+__all__ = ["Analysis", "Region", "analyse"]
+
+# How much larger than that of its inputs the error of a correct layer may be.
+_GROWTH = 6.0
+# An error that much larger than that of all that is computed from it was none: two steps in between were taken for one.
+_VANISHED = 20.0
+
+
+@dataclass(frozen=True)
+class Region:
+    """What lies between a pair and the pairs above it, on one side: what goes in, and what is computed."""
+
+    inputs: tuple[int, ...]
+    entries: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All pairs in the order of the reference, those that agree, and those at which an error begins, with their regions."""
+
+    pairs: list[Matched]
+    agreeing: set[int]  # by entry of the reference
+    origins: list[Matched]
+    regions: dict[int, tuple[Region, Region]]  # of the pairs that do not agree, by entry of the reference
+    limits: dict[int, float]  # the largest error, in units of rounding, that counts as rounding
+
+
+def analyse(
+    reference: Subject, candidate: Subject, found: Found, tolerance: float, trusted: set[int] | None = None
+) -> Analysis:
+    """Sorts the pairs. Pairs that turn out to be none (all that is computed from them agrees) are taken out of `found`.
+
+    `trusted`, by entry of the reference, are pairs whose error is known to be put right.
+    """
+    for _ in range(4):
+        analysis = _sorted(reference, candidate, found, tolerance, trusted or set())
+        false = [pair for pair in analysis.pairs if _is_false(pair, candidate, found, analysis)]
+        if not false:
+            break
+        for pair in false:
+            found.remove(pair)
+    return analysis
+
+
+def _sorted(reference: Subject, candidate: Subject, found: Found, tolerance: float, trusted: set[int]) -> Analysis:
+    stops = (_stops(reference, found.of_reference, found.twins[0]), _stops(candidate, found.of_candidate, found.twins[1]))
+    agreeing: set[int] = set(trusted)
+    limits: dict[int, float] = {}
+    regions: dict[int, tuple[Region, Region]] = {}
+    origins, waiting = [], []
+    pairs = found.pairs()
+    for pair in pairs:
+        if pair.reference in trusted:
+            limits[pair.reference] = tolerance
+            continue
+        ours = _region(reference, pair.reference, stops[0])
+        theirs = _region(candidate, pair.candidate, stops[1])
+        above = [_pair_at(found, 0, end) for end in ours.inputs] + [_pair_at(found, 1, end) for end in theirs.inputs]
+        known = [p for p in above if p is not None]
+        # An input that the candidate reads and that comes later in the reference is judged by itself.
+        good = [p for p in known if p.reference in agreeing or (p.reference >= pair.reference and p.units <= tolerance)]
+        largest = max((p.error for p in good if p.reference not in trusted), default=0.0)
+        limits[pair.reference] = limit = tolerance + _GROWTH * largest / pair.eps
+        if pair.units <= limit:
+            agreeing.add(pair.reference)
+            continue
+        regions[pair.reference] = (ours, theirs)
+        if len(good) == len(known):
+            origins.append(pair)
+        else:
+            waiting.append(pair)
+    if not origins and waiting:  # each waits for another: the order of the reference decides
+        origins = waiting[:1]
+    return Analysis(pairs, agreeing, origins, regions, limits)
+
+
+def _stops(subject: Subject, paired: dict[int, Matched], twins: dict[int, Matched]) -> list[bool]:
+    return [root in paired or root in twins for root in subject.root]
+
+
+def _region(subject: Subject, entry: int, stops: Sequence[bool]) -> Region:
+    ends, passed = subject.side.above(entry, stops)
+    return Region(tuple(dict.fromkeys(subject.root[end] for end in ends)), tuple(passed))
+
+
+def _pair_at(found: Found, side: int, entry: int) -> Matched | None:
+    own = (found.of_reference, found.of_candidate)[side].get(entry)
+    return own if own is not None else found.twins[side].get(entry)
+
+
+def _is_false(pair: Matched, candidate: Subject, found: Found, analysis: Analysis) -> bool:
+    """Whether a pair that was found by structure differs while all that is computed from it agrees."""
+    if pair.by_value or pair.reference not in analysis.regions:
+        return False
+    below = _below(candidate, pair.candidate, found)
+    if not below:
+        return not _leads_on(candidate, pair.candidate)
+    if any(p.reference not in analysis.agreeing for p in below):
+        return False
+    return pair.units > _VANISHED * max(p.units for p in below)
+
+
+def _below(subject: Subject, entry: int, found: Found) -> list[Matched]:
+    """The first pairs that one comes to going down from an entry of the candidate."""
+    pairs: dict[int, Matched] = {}
+    seen = {entry}
+    waiting = [entry]
+    while waiting:
+        for child in subject.side.children[waiting.pop()]:
+            if child in seen:
+                continue
+            seen.add(child)
+            root = subject.root[child]
+            pair = None if root == entry else _pair_at(found, 1, root)
+            if pair is None:
+                waiting.append(child)
+            else:
+                pairs[pair.reference] = pair
+    return list(pairs.values())
+
+
+def _leads_on(subject: Subject, entry: int) -> bool:
+    return subject.side.graph.is_output_ancestor[entry]

@@ -1,0 +1,162 @@
+"""Every error by itself: where the candidate goes wrong, the reference's value is put in and the rest runs again."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from torchlens.comparing.distances import distance, numbers
+from torchlens.comparing.divergence import Analysis, Region, analyse
+from torchlens.comparing.matching import Matched, Pairing, Subject
+from torchlens.comparing.replay import Replay
+from torchlens.comparing.side import dense
+
+__all__ = ["Isolated", "Origin", "grouped", "isolate"]
+
+Tensor = torch.Tensor
+_MOST_ROUNDS = 200
+
+
+@dataclass
+class Origin:
+    """A pair at which an error begins, and the regions that it lies in. `others` are results of the same computation."""
+
+    pair: Matched
+    reference: Region
+    candidate: Region
+    others: list[Matched] = field(default_factory=list)
+
+
+@dataclass
+class Isolated:
+    """All origins, the pairs of the last round, the own errors of those that agree, and what could not run again."""
+
+    origins: list[Origin]
+    analysis: Analysis
+    own_units: dict[int, float]
+    output_error: float | None
+    pinned: dict[int, str]
+    subject: Subject
+
+
+def isolate(
+    reference: Subject,
+    candidate: Subject,
+    replay: Replay,
+    fixed: Sequence[tuple[int, int]],
+    tolerance: float,
+    first: tuple[Pairing, Analysis],
+    output_error: Callable[[dict[int, Tensor | None]], float | None],
+) -> Isolated:
+    """Puts the reference's values in until nothing differs any more."""
+    pairing, analysis = first
+    origins: dict[int, Origin] = {}
+    banned: set[tuple[int, int]] = set()
+    own_units: dict[int, float] = {}
+    trusted: dict[int, Matched] = {}
+    subject = candidate
+    for _ in range(_MOST_ROUNDS):
+        found = [pair for pair in analysis.origins if pair.reference not in trusted]
+        for pair in found:
+            ours, theirs = analysis.regions[pair.reference]
+            origins[pair.reference] = Origin(pair, ours, theirs)
+            trusted[pair.reference] = pair
+        for pair in analysis.pairs:
+            if pair.reference in analysis.agreeing:
+                trusted[pair.reference] = pair
+        own_units = {}
+        values = replay.run(_put_in(reference, trusted, pairing, own_units))
+        hidden = [
+            pair
+            for number, pair in trusted.items()
+            if number not in origins and own_units.get(number, 0.0) > tolerance and _runs(pair, replay)
+        ]
+        for pair in hidden:
+            ours, theirs = _regions(reference, subject, pairing, pair)
+            origins[pair.reference] = Origin(pair, ours, theirs)
+        if not found:
+            break
+        changed = {entry: value for entry, value in values.items() if entry not in subject.side._buffers}
+        subject = candidate.again(changed)
+        known = [*fixed, *((pair.reference, pair.candidate) for pair in trusted.values())]
+        pairing = Pairing(reference, subject, known, banned)
+        analysis = analyse(reference, subject, pairing.run(), tolerance, set(trusted))
+    for number, origin in origins.items():
+        origin.pair.error = own_units.get(number, origin.pair.units) * origin.pair.eps
+    kept = sorted(origins.values(), key=lambda origin: origin.pair.reference)
+    only = {origin.pair.reference: origin.pair for origin in kept}
+    mended = replay.run(_put_in(reference, only, None, {}))
+    return Isolated(
+        grouped(kept, reference, subject), analysis, own_units, output_error(mended), dict(replay.pinned), subject
+    )
+
+
+def _runs(pair: Matched, replay: Replay) -> bool:
+    return pair.candidate not in replay.pinned
+
+
+def _regions(reference: Subject, candidate: Subject, pairing: Pairing, pair: Matched) -> tuple[Region, Region]:
+    found = pairing.found
+    regions = []
+    for subject, entry, paired, twins in (
+        (reference, pair.reference, found.of_reference, found.twins[0]),
+        (candidate, pair.candidate, found.of_candidate, found.twins[1]),
+    ):
+        stops = [root in paired or root in twins for root in subject.root]
+        ends, passed = subject.side.above(entry, stops)
+        regions.append(Region(tuple(dict.fromkeys(subject.root[end] for end in ends)), tuple(passed)))
+    return regions[0], regions[1]
+
+
+def _put_in(
+    reference: Subject, pairs: dict[int, Matched], pairing: Pairing | None, own_units: dict[int, float]
+) -> Callable[[int, Tensor], Tensor | None]:
+    """Gives, for each entry of the candidate that is one of `pairs`, the reference's value, and notes the own error.
+
+    Other entries that hold what one of the reference holds get that, too.
+    """
+    by_candidate = {pair.candidate: pair for pair in pairs.values()}
+    twins = {} if pairing is None else pairing.found.twins[1]
+
+    def put_in(entry: int, value: Tensor) -> Tensor | None:
+        pair = by_candidate.get(entry) or twins.get(entry)
+        if pair is None or not value.dtype.is_floating_point:
+            return None
+        target = reference.side.value(pair.reference)
+        if target is None:
+            return None
+        if pair.layout is None:
+            if tuple(target.shape) != tuple(value.shape) and target.dim() != value.dim():
+                return None
+            own_units[pair.reference] = float("inf")
+            return target.to(value.dtype)
+        own = dense(value)
+        if own is None or own.numel() != target.numel():
+            return None
+        if entry in by_candidate:
+            back = pair.layout.to_reference(numbers(own), tuple(target.shape))
+            own_units[pair.reference] = distance(numbers(target), back) / pair.eps
+        return pair.layout.to_candidate(target, tuple(own.shape)).to(value.dtype)
+
+    return put_in
+
+
+def grouped(origins: Sequence[Origin], reference: Subject, candidate: Subject) -> list[Origin]:
+    """Origins that share a computation become one: q, k and v of one `qkv` go wrong together."""
+    found: list[Origin] = []
+    for origin in origins:
+        for known in found:
+            ours = _computed(reference, known.reference) & _computed(reference, origin.reference)
+            theirs = _computed(candidate, known.candidate) & _computed(candidate, origin.candidate)
+            if ours or theirs:
+                known.others.append(origin.pair)
+                break
+        else:
+            found.append(origin)
+    return found
+
+
+def _computed(subject: Subject, region: Region) -> set[int]:
+    """The entries of a region that compute something, from the input on."""
+    from_input = subject.side.graph.has_input_ancestor
+    return {e for e in region.entries if from_input[e] and subject.side.is_operation(e) and subject.root[e] == e}

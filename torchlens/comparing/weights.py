@@ -1,0 +1,331 @@
+"""Which weight of the one model is which of the other: as it is, transposed, permuted, a part of a larger one."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from torchlens.comparing.distances import distance, epsilon_of, numbers
+from torchlens.comparing.fingerprints import Fingerprint, fingerprint
+from torchlens.comparing.layouts import SAME, Layout, layouts_between
+from torchlens.comparing.side import Weight
+
+__all__ = ["WeightMatch", "WeightPair", "match_weights"]
+
+Tensor = torch.Tensor
+# Of float32, rounded once: copying a weight loses nothing, storing it in a shorter type loses half a unit of that.
+_CLOSE = 4.0
+_MOST_PARTS = 64
+
+
+class WeightPair(NamedTuple):
+    """A weight of the reference and what it is in the candidate.
+
+    `how` is 'same', 'transposed', 'permuted', 'reshaped' or 'part' (of which `part` tells which of how many).
+    """
+
+    reference: int
+    candidate: int
+    how: str
+    layout: Layout = SAME
+    part: tuple[int, int] | None = None
+    is_of_reference: bool = False  # whether it is the reference's weight that has the parts
+
+
+@dataclass(frozen=True)
+class WeightMatch:
+    """All pairs, and to which group each weight belongs: weights that are parts of one another are one group."""
+
+    pairs: list[WeightPair]
+    groups: tuple[dict[int, int], dict[int, int]]
+    missing: tuple[list[int], list[int]]
+    has_values: bool
+
+    def partners(self, reference: int) -> list[WeightPair]:
+        return [pair for pair in self.pairs if pair.reference == reference]
+
+    def odd_ones(self, reference: Sequence[Weight]) -> list[WeightPair]:
+        """Square weights that are as they are, where others of their kind are transposed, or the other way round."""
+        kinds: dict[str, list[WeightPair]] = {}
+        for pair in self.pairs:
+            shape = reference[pair.reference].shape
+            if pair.how in ("same", "transposed") and len(shape) == 2 and shape[0] == shape[1]:
+                kinds.setdefault(_kind(reference[pair.reference].name), []).append(pair)
+        found = []
+        for pairs in kinds.values():
+            counts = Counter(pair.how for pair in pairs)
+            usual, number = counts.most_common(1)[0]
+            if number > 1 and number > len(pairs) / 2:
+                found += [pair for pair in pairs if pair.how != usual]
+        return found
+
+    def summary(self, reference: Sequence[Weight], candidate: Sequence[Weight]) -> str:
+        """`53 of 53 found: 26 as they are, 9 transposed, 18 as thirds of `qkv``."""
+        if not self.has_values:
+            return "not saved: matched by shape and order of use"
+        total, found = len(reference), len(self.groups[0])
+        if not total:
+            return "none"
+        words = {
+            "same": "as they are",
+            "transposed": "transposed",
+            "permuted": "with permuted axes",
+            "reshaped": "reshaped",
+        }
+        counts = Counter(pair.how for pair in self.pairs if pair.how != "part")
+        said = [f"{counts[how]} {text}" for how, text in words.items() if counts[how]]
+        said += self._part_words(reference, candidate)
+        start = f"{found} of {total} found"
+        return f"{start}: {', '.join(said)}" if said else start
+
+    def _part_words(self, reference: Sequence[Weight], candidate: Sequence[Weight]) -> list[str]:
+        parts = [pair for pair in self.pairs if pair.part is not None]
+        kinds: Counter[tuple[int, bool, str]] = Counter()
+        for pair in parts:
+            assert pair.part is not None
+            whole = reference[pair.reference].name if pair.is_of_reference else candidate[pair.candidate].name
+            kinds[pair.part[1], pair.is_of_reference, _stem(whole)] += 1
+        merged: dict[tuple[int, bool], list[tuple[str, int]]] = {}
+        for (count, is_of_reference, stem), number in kinds.items():
+            merged.setdefault((count, is_of_reference), []).append((stem, number))
+        found = []
+        for (count, is_of_reference), named in merged.items():
+            total = sum(number for _, number in named)
+            names = ", ".join(f"`{stem}`" for stem, _ in named[:3])
+            whose = "" if not is_of_reference else " of the reference"
+            found.append(f"{total} as {_fraction(count)} of {names}{whose}")
+        return found
+
+
+def _stem(name: str) -> str:
+    """`qkv` for `h.0.attn.qkv.weight`."""
+    parts = [part for part in name.split(".") if not part.isdigit()]
+    return parts[-2] if len(parts) > 1 and parts[-1] in ("weight", "bias", "kernel", "w", "b", "scale") else parts[-1]
+
+
+def _kind(name: str) -> str:
+    """The address without its numbers."""
+    return ".".join("" if part.isdigit() else part for part in name.split("."))
+
+
+def _fraction(count: int) -> str:
+    return {2: "halves", 3: "thirds", 4: "quarters"}.get(count, f"one of {count} parts")
+
+
+def match_weights(
+    reference: Sequence[Weight],
+    candidate: Sequence[Weight],
+    used: tuple[set[int], set[int]],
+    forced: Sequence[tuple[int, int]] = (),
+) -> WeightMatch:
+    """Pairs of weights. Those that are `used` come first where several hold the same numbers, then the order counts."""
+    if not any(w.value is not None for w in reference) or not any(w.value is not None for w in candidate):
+        return _by_shape(reference, candidate, used, forced)
+    finder = _Finder(reference, candidate)
+    pairs: list[WeightPair] = [finder.forced(a, b) for a, b in forced]
+    taken = {pair.candidate for pair in pairs}
+    known = {pair.reference for pair in pairs}
+    order = sorted(range(len(reference)), key=lambda number: (number not in used[0], number))
+    for number in order:
+        if number not in known:
+            pair = finder.whole(number, taken, used[1])
+            if pair is not None:
+                pairs.append(pair)
+                taken.add(pair.candidate)
+                known.add(number)
+    for number in order:
+        if number not in known:
+            found = finder.parts_of_reference(number, taken)
+            if found:
+                pairs += found
+                known.add(number)
+                taken.update(pair.candidate for pair in found)
+    for number in range(len(candidate)):
+        if number not in taken:
+            found = finder.parts_of_candidate(number, known)
+            if found:
+                pairs += found
+                known.update(pair.reference for pair in found)
+                taken.add(number)
+    for number in order:  # one weight in two places: tied here, copied there
+        if number not in known:
+            pair = finder.whole(number, set(), used[1])
+            if pair is not None:
+                pairs.append(pair)
+                known.add(number)
+    for number in range(len(candidate)):
+        if number not in taken:
+            pair = finder.again(number)
+            if pair is not None:
+                pairs.append(pair)
+                taken.add(number)
+    return _grouped(sorted(pairs), reference, candidate, used, True)
+
+
+def _grouped(
+    pairs: list[WeightPair],
+    reference: Sequence[Weight],
+    candidate: Sequence[Weight],
+    used: tuple[set[int], set[int]],
+    has_values: bool,
+) -> WeightMatch:
+    groups: tuple[dict[int, int], dict[int, int]] = ({}, {})
+    for pair in pairs:
+        a, b = groups[0].get(pair.reference), groups[1].get(pair.candidate)
+        group = pair.reference if a is None and b is None else min(x for x in (a, b) if x is not None)
+        for own in groups:
+            for number, old in list(own.items()):
+                if old in (a, b):
+                    own[number] = group
+        groups[0][pair.reference] = groups[1][pair.candidate] = group
+    missing = (
+        [n for n in range(len(reference)) if n in used[0] and n not in groups[0] and _counts(reference[n])],
+        [n for n in range(len(candidate)) if n in used[1] and n not in groups[1] and _counts(candidate[n])],
+    )
+    return WeightMatch(pairs, groups, missing, has_values)
+
+
+def _counts(weight: Weight) -> bool:
+    """Whether one would miss it: a mask or a table of positions is made anew in every port."""
+    return not weight.is_buffer
+
+
+def _by_shape(
+    reference: Sequence[Weight],
+    candidate: Sequence[Weight],
+    used: tuple[set[int], set[int]],
+    forced: Sequence[tuple[int, int]],
+) -> WeightMatch:
+    """Without values: each with the next one of its shape, in any order of the axes."""
+    pairs = [WeightPair(a, b, "same") for a, b in forced]
+    taken, known = {pair.candidate for pair in pairs}, {pair.reference for pair in pairs}
+    waiting: dict[tuple[int, ...], list[int]] = {}
+    for number, weight in enumerate(candidate):
+        if number in used[1] and number not in taken:
+            waiting.setdefault(tuple(sorted(weight.shape)), []).append(number)
+    for number, weight in enumerate(reference):
+        same = waiting.get(tuple(sorted(weight.shape)))
+        if number in used[0] and number not in known and same:
+            pairs.append(WeightPair(number, same.pop(0), "same"))
+    return _grouped(sorted(pairs), reference, candidate, used, False)
+
+
+class _Finder:
+    def __init__(self, reference: Sequence[Weight], candidate: Sequence[Weight]) -> None:
+        self._sides = (reference, candidate)
+        self._numbers = tuple([None if w.value is None else numbers(w.value) for w in side] for side in self._sides)
+        self._prints = tuple([None if value is None else fingerprint(value) for value in side] for side in self._numbers)
+        self._by_size: dict[int, list[int]] = {}
+        for number, print_ in enumerate(self._prints[1]):
+            if print_ is not None:
+                self._by_size.setdefault(print_.size, []).append(number)
+
+    def _close(self, a: int, b: int) -> float:
+        first, second = self._sides[0][a].value, self._sides[1][b].value
+        assert first is not None
+        assert second is not None
+        return _CLOSE * epsilon_of(first.dtype, second.dtype)
+
+    def forced(self, a: int, b: int) -> WeightPair:
+        return self._pair(a, b) or WeightPair(a, b, "same")
+
+    def whole(self, number: int, taken: set[int], used: set[int]) -> WeightPair | None:
+        """The candidate's weight that holds the same numbers: the first of those that are used and not yet taken."""
+        own = self._prints[0][number]
+        if own is None:
+            return None
+        near = [n for n in self._by_size.get(own.size, ()) if n not in taken]
+        found = []
+        for other in near:
+            pair = self._pair(number, other) if self._may_be(own, self._prints[1][other], number, other) else None
+            if pair is not None:
+                rank = (
+                    other not in used,
+                    pair.how != "same",
+                    _unlike(self._sides[0][number].name, self._sides[1][other].name),
+                )
+                found.append((rank, other, pair))
+        return min(found)[2] if found else None
+
+    def again(self, number: int) -> WeightPair | None:
+        """A weight of the candidate that holds what another holds that was taken before."""
+        own = self._prints[1][number]
+        for other, print_ in enumerate(self._prints[0]):
+            if own is not None and print_ is not None and self._may_be(print_, own, other, number):
+                pair = self._pair(other, number)
+                if pair is not None:
+                    return pair
+        return None
+
+    def _may_be(self, own: Fingerprint, other: Fingerprint | None, a: int, b: int) -> bool:
+        return other is not None and own.apart(other) <= 16 * self._close(a, b)
+
+    def _pair(self, a: int, b: int) -> WeightPair | None:
+        first, second = self._numbers[0][a], self._numbers[1][b]
+        if first is None or second is None:
+            return None
+        shape = tuple(first.shape)
+        for layout in layouts_between(shape, tuple(second.shape)):
+            if distance(first, layout.to_reference(second, shape)) <= self._close(a, b):
+                return WeightPair(a, b, _how(layout, shape, tuple(second.shape)), layout)
+        return None
+
+    def parts_of_reference(self, number: int, taken: set[int]) -> list[WeightPair]:
+        """Weights of the candidate that are thirds, say, of one of the reference."""
+        return self._parts(0, number, taken)
+
+    def parts_of_candidate(self, number: int, taken: set[int]) -> list[WeightPair]:
+        return self._parts(1, number, taken)
+
+    def _parts(self, side: int, number: int, taken: set[int]) -> list[WeightPair]:
+        whole = self._numbers[side][number]
+        if whole is None or whole.dim() < 1 or whole.numel() < 2:
+            return []
+        free = [n for n, value in enumerate(self._numbers[1 - side]) if value is not None and n not in taken]
+        for axis, count in _divisions(whole, self._sides[1 - side], free):
+            pieces = whole.chunk(count, dim=axis)
+            found = [self._piece(side, number, piece, place, count, free) for place, piece in enumerate(pieces)]
+            pairs = [pair for pair in found if pair is not None]
+            if len(pairs) > 1 or (pairs and count == 2):
+                return pairs
+        return []
+
+    def _piece(
+        self, side: int, number: int, piece: Tensor, place: int, count: int, free: Sequence[int]
+    ) -> WeightPair | None:
+        shape = tuple(piece.shape)
+        for other in free:
+            value = self._numbers[1 - side][other]
+            if value is None or value.numel() != piece.numel():
+                continue
+            limit = self._close(number, other) if side == 0 else self._close(other, number)
+            for layout in layouts_between(shape, tuple(value.shape)):
+                if distance(piece, layout.to_reference(value, shape)) <= limit:
+                    a, b = (number, other) if side == 0 else (other, number)
+                    return WeightPair(a, b, "part", SAME, (place, count), side == 0)
+        return None
+
+
+def _divisions(whole: Tensor, others: Sequence[Weight], free: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(axis, number of parts) for which there are weights of the size of a part."""
+    sizes = Counter(prod(others[number].shape) for number in free)
+    for axis in range(whole.dim()):
+        for count in range(2, min(whole.shape[axis], _MOST_PARTS) + 1):
+            if whole.shape[axis] % count == 0 and sizes[whole.numel() // count] >= 2:
+                yield axis, count
+
+
+def _how(layout: Layout, reference: tuple[int, ...], candidate: tuple[int, ...]) -> str:
+    if layout.is_plain:
+        return "same" if reference == candidate else "reshaped"
+    return "transposed" if len(layout.axes) == 2 and len(reference) == len(candidate) == 2 else "permuted"
+
+
+def _unlike(first: str, second: str) -> int:
+    """How little two addresses have in common: the numbers in them, then the words."""
+    a, b = first.replace("_", ".").split("."), second.replace("_", ".").split(".")
+    numbers_differ = [x for x in a if x.isdigit()] != [x for x in b if x.isdigit()]
+    return 8 * numbers_differ - len(set(a) & set(b))
