@@ -14,7 +14,7 @@ from torchlens.graph.loops import TAKING_A_PART, group_into_layers
 from torchlens.graph.modules import ModuleTree, call_chains, module_tree
 from torchlens.graph.order import order_of_rows
 
-__all__ = ["Graph", "build_graph", "key_of"]
+__all__ = ["Decisions", "Graph", "assemble_graph", "build_graph", "decided", "key_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +52,56 @@ class Graph:
     is_exact: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What has to be found out about a recording; all else in its graph follows from these and the rows.
+
+    By entry: its number in the recording, the entries it reads, the first entry of its layer. The rest is as in `Graph`.
+    """
+
+    recorded: list[int]
+    reads: list[tuple[int, ...]]
+    first_of_layer: list[int]
+    located_reads: dict[int, list[tuple[Any, int]]]
+    is_exact: bool = True
+
+
 def build_graph(recording: Recording) -> Graph:
     """Edges, then what belongs to the log, then layers and their numbers, then modules and conditions."""
     edges = find_edges(recording)
     recorded = _choose_entries(recording, edges.parents)
     entry_of = {number: entry for entry, number in enumerate(recorded)}
     reads = [tuple([entry_of[parent] for parent in edges.parents[number]]) for number in recorded]
-    parents = [read if len(read) < 2 else tuple(dict.fromkeys(read)) for read in reads]
+    rows = [recording.rows[number] for number in recorded]
+    sources = sum(row.operation is INPUT or row.operation is BUFFER for row in rows)
+    operations = range(sources, len(rows) - sum(row.operation is OUTPUT for row in rows))
+    first_of_layer = list(range(len(rows)))
+    params = [_params_of(row, len(recording.params)) for row in rows]
+    first_of_layer[operations.start : operations.stop] = _group(recording, rows, reads, params, operations)
+    decisions = Decisions(recorded, reads, first_of_layer, edges.located_reads, edges.is_exact)
+    return assemble_graph(recording, decisions, params)
+
+
+def decided(graph: Graph) -> Decisions:
+    """What `assemble_graph` makes this graph of."""
+    first_of_layer = [graph.layers[layer].entries[0] for layer in graph.layer_of]
+    return Decisions(graph.recorded, graph.parents, first_of_layer, graph.located_reads, graph.is_exact)
+
+
+def assemble_graph(recording: Recording, decisions: Decisions, params: list[tuple[int, ...]] | None = None) -> Graph:
+    """The graph that follows from what was decided. `params`, by entry, where they are known already."""
+    recorded = decisions.recorded
+    entry_of = {number: entry for entry, number in enumerate(recorded)}
+    parents = [read if len(read) < 2 else tuple(dict.fromkeys(read)) for read in decisions.reads]
     rows = [recording.rows[number] for number in recorded]
     kinds = [row.operation for row in rows]
     inputs = [entry for entry, kind in enumerate(kinds) if kind is INPUT]
     buffers = [entry for entry, kind in enumerate(kinds) if kind is BUFFER]
     outputs = [entry for entry, kind in enumerate(kinds) if kind is OUTPUT]
     num_before = len(inputs) + len(buffers)
-    params = [_params_of(row, len(recording.params)) for row in rows]
-
-    operations = range(num_before, len(rows) - len(outputs))
-    first_of_layer = list(range(len(rows)))
-    first_of_layer[operations.start : operations.stop] = _group(recording, rows, reads, params, operations)
     types = [row.operation.layer_type for row in rows]
-    layers, layer_of = number_layers(types, first_of_layer, [entry < num_before for entry in range(len(rows))])
+    is_before = [entry < num_before for entry in range(len(rows))]
+    layers, layer_of = number_layers(types, decisions.first_of_layer, is_before)
     pass_of = [1] * len(rows)
     for layer in layers:
         if len(layer.entries) > 1:
@@ -89,8 +119,8 @@ def build_graph(recording: Recording) -> Graph:
         entry_of=entry_of,
         parents=parents,
         children=children_of(parents),
-        located_reads=edges.located_reads,
-        params=params,
+        located_reads=decisions.located_reads,
+        params=[_params_of(row, len(recording.params)) for row in rows] if params is None else params,
         layers=layers,
         layer_of=layer_of,
         pass_of=pass_of,
@@ -110,7 +140,7 @@ def build_graph(recording: Recording) -> Graph:
         num_left_out=sum(
             row.operation is not BUFFER for number, row in enumerate(recording.rows) if number not in entry_of
         ),
-        is_exact=edges.is_exact,
+        is_exact=decisions.is_exact,
     )
 
 
