@@ -27,11 +27,13 @@ PUBLIC_NAMES = [
     "NonFiniteError",
     "Profile",
     "TorchLensError",
+    "TraceError",
     "ValidationReport",
     "ValueChangedError",
     "compare",
     "diff",
     "get_model_metadata",
+    "load",
     "log_forward_pass",
     "profile",
     "show_model_graph",
@@ -45,7 +47,7 @@ GROUND = [
     *("errors", "lazy_import", "wording", "foreign_names", "options"),
     *("capture", "state", "graph", "nonfinite", "history"),
 ]
-FACADE = ["model_history", "api", "measure", "differences", "__init__"]
+FACADE = ["model_history", "api", "measure", "traces", "differences", "__init__", "cli", "__main__"]
 
 # Slow to import or not always there: imported where they are needed.
 OPTIONAL = {"pandas", "graphviz", "pygraphviz", "networkx", "IPython", "jax", "transformers"}

@@ -15,6 +15,7 @@ from torchlens.errors import (
     NestedLogError,
     NonFiniteError,
     TorchLensError,
+    TraceError,
     ValueChangedError,
 )
 from torchlens.foreign_names import FUNCTION_NAMES, no_such_name
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torchlens.differences import diff
     from torchlens.measure import compare, profile
     from torchlens.profiling import Finding, Profile
+    from torchlens.traces import load
     from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
 
 __all__ = [
@@ -40,11 +42,13 @@ __all__ = [
     "NonFiniteError",
     "Profile",
     "TorchLensError",
+    "TraceError",
     "ValidationReport",
     "ValueChangedError",
     "compare",
     "diff",
     "get_model_metadata",
+    "load",
     "log_forward_pass",
     "profile",
     "show_model_graph",
@@ -62,6 +66,7 @@ _LATER = {
     "ValidationReport": "torchlens.validation",
     "compare": "torchlens.measure",
     "diff": "torchlens.differences",
+    "load": "torchlens.traces",
     "profile": "torchlens.measure",
     "validate_forward_pass": "torchlens.validation",
     "validate_saved_activations": "torchlens.validation",

@@ -6,6 +6,7 @@
     ├── DifferentGraphError     a second run of the model did not do what the first one did
     ├── DrawingError            no picture could be made of a graph
     ├── NonFiniteError          a profile was to stop at the first NaN or Inf, and there was one
+    ├── TraceError              a file is no trace, or is damaged
     └── ValueChangedError       a saved tensor was changed in place after it was saved
 
 Bad arguments are plain ``TypeError`` and ``ValueError``; unknown layers are plain ``KeyError`` and ``IndexError``; an
@@ -19,6 +20,7 @@ __all__ = [
     "NestedLogError",
     "NonFiniteError",
     "TorchLensError",
+    "TraceError",
     "ValueChangedError",
 ]
 
@@ -45,6 +47,10 @@ class DrawingError(TorchLensError):
 
 class NonFiniteError(TorchLensError):
     """An operation made NaN or Inf, forward or backward."""
+
+
+class TraceError(TorchLensError):
+    """A file cannot be read as a trace: it is none, it is damaged, or what is asked for is not in it."""
 
 
 class ValueChangedError(TorchLensError):

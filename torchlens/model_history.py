@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torchlens.draw.options import DrawKeywords, VisOpt
     from torchlens.export.json_graph import to_json
     from torchlens.export.networkx_graph import to_networkx
+    from torchlens.trace import save_history
     from torchlens.viewer import Exploration, explore
 else:
     render_graph = lazy_function("torchlens.draw.drawing", "render_graph")
@@ -21,6 +22,7 @@ else:
     to_json = lazy_function("torchlens.export.json_graph", "to_json")
     to_networkx = lazy_function("torchlens.export.networkx_graph", "to_networkx")
     explore = lazy_function("torchlens.viewer", "explore")
+    save_history = lazy_function("torchlens.trace", "save_history")
 
 __all__ = ["ModelHistory"]
 
@@ -63,6 +65,18 @@ class ModelHistory(BaseHistory):
     def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
         """The graph as JSON: returned, or written to `path`."""
         return to_json(self, path, indent)
+
+    def save(
+        self, path: str | os.PathLike[str], params: bool = False, *, max_shard_bytes: int = 5_000_000_000
+    ) -> None:
+        """Writes the history to a safetensors file; `torchlens.load(path)` gives it back.
+
+        `params` puts the values of the model's parameters in, too. Beyond `max_shard_bytes` the tensors are divided among
+        several files, with an index beside them.
+
+        >>> history.save('trace.safetensors')
+        """
+        save_history(self._log, path, params, max_shard_bytes)
 
     def to_networkx(self) -> "networkx.MultiDiGraph":
         """The graph for networkx, which must be installed."""

@@ -19,6 +19,7 @@ import torch
 from torchlens.capture.functions import Reference, found_again, reference_to
 
 __all__ = [
+    "BOUNDARIES",
     "BUFFER",
     "IDENTITY",
     "INPUT",
@@ -76,7 +77,7 @@ class Operation:
         return self.argument_names[position] if position < len(self.argument_names) else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if _BOUNDARIES.get(self.name) is self:
+        if BOUNDARIES.get(self.name) is self:
             return _boundary, (self.name,)
         rest = (self.kind.value, self.written, self.argument_names, self.writes_if, self.has_output)
         return _restored_operation, (reference_to(self.func), self.name, self.layer_type, *rest)
@@ -104,11 +105,11 @@ INPUT = named_operation("input", _unchanged)
 BUFFER = named_operation("buffer", _unchanged)
 OUTPUT = named_operation("output", _unchanged)
 IDENTITY = named_operation("identity", _unchanged)
-_BOUNDARIES = {operation.name: operation for operation in (INPUT, BUFFER, OUTPUT, IDENTITY)}
+BOUNDARIES = {operation.name: operation for operation in (INPUT, BUFFER, OUTPUT, IDENTITY)}
 
 
 def _boundary(name: str) -> Operation:
-    return _BOUNDARIES[name]
+    return BOUNDARIES[name]
 
 
 def _restored_operation(reference: Reference, name: str, layer: str, kind: str, *rest: Any) -> Operation:

@@ -98,7 +98,7 @@ def _given(log: Log, entry: int) -> list[Given]:
     ]
     for number in log.graph.params[entry]:
         name = f"parameter {recording.param_addresses[number]}"
-        found.append(Given(-1 - number, name, recording.params[number], is_parameter=True))
+        found.append(Given(-1 - number, name, log.parameter(number), is_parameter=True))
     if _reads_elsewhere(log.row(entry), len(recording.params)):
         found.append(Given(None, "a tensor that is no part of the log", None))
     return found

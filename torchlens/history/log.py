@@ -13,6 +13,7 @@ from torchlens.capture.freed_memory import freed_memory
 from torchlens.capture.gradients import Gradients
 from torchlens.capture.interrupts import finalize
 from torchlens.capture.recording import Recording, Row
+from torchlens.capture.stored import StoredParams, opened
 from torchlens.capture.symbolic import SymbolicInt
 from torchlens.capture.user_code import SourceLine, source_line, warn_caller
 from torchlens.capture.valueless import why_valueless
@@ -30,12 +31,19 @@ _Value = TypeVar("_Value")
 class Log:
     """A recording, the graph made of it at the first look, and what is derived from the two on demand."""
 
-    def __init__(self, recording: Recording, graph: Graph | None = None, marks_distances: bool = False) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        graph: Graph | None = None,
+        marks_distances: bool = False,
+        make_graph: Callable[[Recording], Graph] = build_graph,
+    ) -> None:
         self.recording = recording
         self.keeps_unsaved = True
         self._graph = graph
+        self._make_graph = make_graph
         self._visible: Sequence[int] | None = None
-        self._marks_distances = marks_distances
+        self.marks_distances = marks_distances
         # The history that holds it, which may be gone, and how to make another; for those who come from an entry.
         self.history: Callable[[], Any] = lambda: None
         self.history_type: type | None = None
@@ -45,18 +53,20 @@ class Log:
 
     def __reduce__(self) -> tuple[Any, ...]:
         graph = self.graph  # made before anything is left behind that it depends on
-        kept = (self._marks_distances, self.keeps_unsaved, self.history_type, portable_options(self.options))
+        kept = (self.marks_distances, self.keeps_unsaved, self.history_type, portable_options(self.options))
         return _unpickled_log, (Format(), packed(self.recording), graph, *kept)
 
     def __copy__(self) -> "Log":
-        return self._around(copied(self.recording), self._graph)
+        copy = self._around(copied(self.recording), self._graph)
+        copy._make_graph = self._make_graph
+        return copy
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Log":
         return self._around(copied_deeply(self.recording, memo), self.graph)
 
     def _around(self, recording: Recording, graph: Graph | None) -> "Log":
         """A log like this one, of another recording."""
-        return _log(recording, graph, self._marks_distances, self.keeps_unsaved, self.history_type, self.options)
+        return _log(recording, graph, self.marks_distances, self.keeps_unsaved, self.history_type, self.options)
 
     def __del__(self) -> None:
         """Frees the tensors, then looks how much memory lies free."""
@@ -68,7 +78,7 @@ class Log:
         Where threads took turns, its rows have other numbers.
         """
         if recording.branches or self.recording.branches:
-            self._graph = None
+            self._graph, self._make_graph = None, build_graph
             self.__dict__.pop("module_names", None)
         freed_memory().drop(partial(setattr, self, "recording", recording))
 
@@ -88,7 +98,7 @@ class Log:
     @property
     def graph(self) -> Graph:
         if self._graph is None:
-            self._graph = without_collector(lambda: build_graph(self.recording))
+            self._graph = without_collector(lambda: self._make_graph(self.recording))
             if not self._graph.is_exact:
                 warn_caller(
                     "torchlens: parts of a tensor were written in too irregular a pattern to follow (as_strided, or a huge "
@@ -119,11 +129,11 @@ class Log:
 
     @cached_property
     def from_input(self) -> Distances | None:
-        return distances_from_inputs(self.graph.inputs, self.graph.parents) if self._marks_distances else None
+        return distances_from_inputs(self.graph.inputs, self.graph.parents) if self.marks_distances else None
 
     @cached_property
     def to_output(self) -> Distances | None:
-        return distances_to_outputs(self.graph.outputs, self.graph.children) if self._marks_distances else None
+        return distances_to_outputs(self.graph.outputs, self.graph.children) if self.marks_distances else None
 
     def row(self, entry: int) -> Row:
         return self.recording.rows[self.graph.recorded[entry]]
@@ -182,7 +192,12 @@ class Log:
                 f"The saved tensor of layer {self.label(entry)!r} was changed in place after the forward pass, so its "
                 "value at the time is lost. Clone a saved tensor before changing it."
             )
-        return value
+        return opened(value)
+
+    def parameter(self, number: int) -> torch.nn.Parameter:
+        """A parameter with its values, where they are known; `recording.params` may hold no more than shapes."""
+        params = self.recording.params
+        return params.read(number) if isinstance(params, StoredParams) else params[number]
 
     def valueless_entries(self) -> dict[int, str]:
         """The entries whose saved tensor has no values, and why."""
@@ -193,6 +208,10 @@ class Log:
     def gradient(self, entry: int) -> torch.Tensor | None:
         number = self.graph.recorded[entry]
         return None if self.missing_gradient(entry) is not None else self.recording.gradients.get(number)
+
+    def has_gradient(self, entry: int) -> bool:
+        gradients = self.recording.gradients
+        return self.graph.recorded[entry] in gradients and self.missing_gradient(entry) is None
 
     def missing_gradient(self, entry: int) -> str | None:
         gradients = self.recording.gradients
@@ -217,7 +236,7 @@ class Log:
 
     def _held_bytes(self, entry: int) -> int:
         """Of a nested tensor of varying sizes, which only the value knows."""
-        value = self.recording.values[self.graph.recorded[entry]]
+        value = opened(self.recording.values[self.graph.recorded[entry]])
         if not isinstance(value, torch.Tensor):
             return 0
         held = value.values() if value.layout is torch.jagged else value

@@ -22,6 +22,7 @@ from torchlens.capture.operations import Operation
 from torchlens.capture.recording import Failure, ModuleCall, Recording, Row, Write
 from torchlens.capture.regions import Region
 from torchlens.capture.session import CaptureOptions
+from torchlens.capture.stored import opened, opened_params
 from torchlens.errors import TorchLensError
 from torchlens.graph.build import Graph
 from torchlens.graph.labels import Layer
@@ -29,14 +30,14 @@ from torchlens.graph.modules import ModuleTree
 from torchlens.history.portable import Packer
 from torchlens.options import Transform
 
-__all__ = ["Format", "copied", "copied_deeply", "packed", "portable_options", "unpacked"]
+__all__ = ["CHANGED", "Format", "changed_entries", "copied", "copied_deeply", "packed", "portable_options", "unpacked"]
 
 _NUMBER = 1  # raised when something is kept that means something else than before under the same name
 _KEPT: tuple[Any, ...] = (
     Recording, Row, ModuleCall, Region, Write, Failure, NodeRun, Operation, Reference, Graph, Layer, ModuleTree,
 )  # fmt: skip
 # No live log has a version this high, so a value that was changed since it was saved stays one.
-_CHANGED = 1 << 62
+CHANGED = 1 << 62
 # What a log holds of a live autograd graph.
 _LIVE = ("watch", "_reaching", "_sent")
 
@@ -96,15 +97,15 @@ def copied(recording: Recording) -> Recording:
 
 def copied_deeply(recording: Recording, memo: dict[int, Any]) -> Recording:
     """A recording with tensors of its own. What nobody changes, like the rows, is shared."""
-    packer = Packer(recording.params)
+    packer = Packer(opened_params(recording.params))
     held = _packed_tensors(recording, packer)
     packer.finish()
-    return _settled(replace(recording, **copy.deepcopy(held, memo)), _changed(recording))
+    return _settled(replace(recording, **copy.deepcopy(held, memo)), changed_entries(recording))
 
 
 def packed(recording: Recording) -> dict[str, Any]:
     """The fields of a recording, ready to be pickled; `unpacked` makes one of them again."""
-    packer = Packer(recording.params)
+    packer = Packer(opened_params(recording.params))
     kept = {field.name: getattr(recording, field.name) for field in fields(recording)}
     kept |= _packed_tensors(recording, packer)
     pack, code = packer.pack, packer.code
@@ -119,7 +120,7 @@ def packed(recording: Recording) -> dict[str, Any]:
     for name in ("inputs", "outputs"):  # with paths, which may have anything for keys
         kept[name] = pack(kept[name])
     packer.finish()
-    return {"recording": kept, "changed": _changed(recording)}
+    return {"recording": kept, "changed": changed_entries(recording)}
 
 
 def unpacked(parts: dict[str, Any]) -> Recording:
@@ -129,8 +130,8 @@ def unpacked(parts: dict[str, Any]) -> Recording:
 def _packed_tensors(recording: Recording, packer: Packer) -> dict[str, Any]:
     gradients = recording.gradients
     return {
-        "params": [packer.pack(param) for param in recording.params],
-        "values": [packer.pack(value) for value in recording.values],
+        "params": [packer.pack(param) for param in packer.params],
+        "values": [packer.pack(opened(value)) for value in recording.values],
         "saved_args": {number: packer.pack(arguments) for number, arguments in recording.saved_args.items()},
         "gradients": _Gradients(gradients, packer) if isinstance(gradients, Gradients) else packer.pack(gradients),
         "slices": [],
@@ -138,7 +139,7 @@ def _packed_tensors(recording: Recording, packer: Packer) -> dict[str, Any]:
     }
 
 
-def _changed(recording: Recording) -> set[int]:
+def changed_entries(recording: Recording) -> set[int]:
     """Entries whose value was changed in place since it was saved."""
     pairs = enumerate(zip(recording.values, recording.versions, strict=True))
     return {number for number, (value, version) in pairs if version >= 0 and value._version != version}
@@ -147,7 +148,7 @@ def _changed(recording: Recording) -> set[int]:
 def _settled(recording: Recording, changed: set[int]) -> Recording:
     """Takes the versions anew: these are other tensors."""
     recording.versions = [
-        _CHANGED if number in changed else version_of(value) if isinstance(value, Tensor) else -1
+        CHANGED if number in changed else version_of(value) if isinstance(value, Tensor) else -1
         for number, value in enumerate(recording.values)
     ]
     return recording
@@ -159,7 +160,7 @@ class _Gradients:
     def __init__(self, gradients: Gradients, packer: Packer) -> None:
         own = {number: packer.pack(gradient) for number, gradient in gradients.items()}
         facts = {name: value for name, value in vars(gradients).items() if name not in _LIVE}
-        facts["parameters"] = packer.pack(gradients.parameters)
+        facts["parameters"] = packer.pack(dict(gradients.parameters.items()))
         self._parts = (own, facts, list(gradients.watch.runs))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -32,7 +32,7 @@ from torchlens.capture.symbolic import SymbolicInt, inert, inert_sizes
 from torchlens.capture.user_code import code_of_line, line_of_code
 from torchlens.capture.wrappers import copy_of
 
-__all__ = ["Packer"]
+__all__ = ["Packer", "text_of"]
 
 _ATOMS = frozenset({
     int, float, bool, complex, str, bytes, type(None), type(Ellipsis), range, torch.dtype, torch.device, torch.layout,
@@ -53,8 +53,9 @@ class Packer:
     """Packs the values of one log, so that what is one object, or one piece of memory, stays one."""
 
     def __init__(self, params: Iterable[Parameter] = ()) -> None:
+        self.params = list(params)
         # By id: what was packed (so that the id stays its own), and what stands for it.
-        self._packed: dict[int, tuple[Any, Any]] = {id(param): (param, _packed_parameter(param)) for param in params}
+        self._packed: dict[int, tuple[Any, Any]] = {id(param): (param, _packed_parameter(param)) for param in self.params}
         self._storages: dict[int, _Storage] = {}
         self._codes: dict[tuple[int, int], _Code] = {}
 
@@ -360,7 +361,7 @@ class _Object:
         self._instead = instead
 
     def __reduce__(self) -> tuple[Any, ...]:
-        text = _text_of(self._value)
+        text = text_of(self._value)
         if isinstance(self._value, torch.nn.Module):
             return _stand_in, (text, "models are left where they are.", self._instead)
         try:
@@ -388,7 +389,8 @@ def _stand_in(text: str, reason: str, instead: Any) -> Any:
     return StandIn(text, reason) if instead is None else instead
 
 
-def _text_of(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """How it prints, cut where that is long."""
     try:
         text = repr(value)
     except Exception:  # somebody else's `__repr__`

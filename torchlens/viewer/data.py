@@ -10,6 +10,7 @@ import torch
 
 from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.recording import Failure, References
+from torchlens.capture.stored import opened, opened_params
 from torchlens.capture.symbolic import SymbolicInt
 from torchlens.capture.user_code import source_text
 from torchlens.capture.valueless import why_valueless
@@ -196,7 +197,7 @@ class _Writer:
         value, version = self.log.recording.values[number], self.log.recording.versions[number]
         if value is not None and version >= 0 and value._version != version:
             return None
-        return value
+        return opened(value)
 
     def _arguments(self, entry: int, row: Any) -> str:
         if entry in self.log.boundary_addresses:
@@ -314,7 +315,7 @@ class _Writer:
             "count": [param.numel() for param in params],
             "bytes": [param.numel() * param.element_size() for param in params],
             "trained": [int(param.requires_grad) for param in params],
-            "stat": [self.statistics.add(param) for param in params],
+            "stat": [self.statistics.add(param) for param in opened_params(params)],
             "grad": [self.statistics.add(gradient) for gradient in gradients],
         }
 

@@ -26,7 +26,7 @@ def _option(name: str, owner: Any) -> Any:
     if name == "keep_unsaved_layers":
         return log.keeps_unsaved
     if name == "mark_input_output_distances":
-        return log._marks_distances
+        return log.marks_distances
     if name == "save_function_args":
         return getattr(log.options, "keeps_args", False)
     if name == "save_gradients":

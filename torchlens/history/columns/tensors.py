@@ -33,7 +33,7 @@ def grad_contents(log: Log, entries: Entries) -> list[torch.Tensor | None]:
 
 
 def has_saved_grad(log: Log, entries: Entries) -> list[bool]:
-    return [gradient is not None for gradient in grad_contents(log, entries)]
+    return [log.has_gradient(entry) for entry in entries] if log.recording.gradients else [False] * len(entries)
 
 
 def grad_shape(log: Log, entries: Entries) -> list[tuple[int, ...] | None]:

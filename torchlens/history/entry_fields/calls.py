@@ -108,7 +108,7 @@ class CallFields(EntryReading):
     @property
     def parent_params(self) -> list[torch.nn.Parameter]:
         """The parameters it was computed with."""
-        return [self._log.recording.params[number] for number in self._log.graph.params[self._entry]]
+        return [self._log.parameter(number) for number in self._log.graph.params[self._entry]]
 
     @property
     def parent_param_addresses(self) -> list[str]:

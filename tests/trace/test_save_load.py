@@ -1,0 +1,105 @@
+"""`load(save(h))` is `h` in every field but the live ones, which say so."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchlens as tl
+from tests.history.facts import differences, facts_of
+from tests.history.test_pickling import HISTORIES, partial, saved_grad, writes
+from tests.networks import MLP, ConvNet, Model, Recurrent, Residual
+from torchlens.capture.functions import StandIn
+
+
+def odd_types(self, x):
+    halves = [x.to(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)]
+    whole = [(x * 10).to(dtype) for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16)]
+    truths = x > 0.5
+    return {
+        "halves": [half.float() for half in halves],
+        "whole": [number.float() for number in whole],
+        "complex": (torch.complex(x, x).conj() * 2, torch.complex(x.double(), x.double()).conj()),
+        "fnuz": x.to(torch.float8_e4m3fnuz).float(),
+        "truths": truths,
+        "none": None,
+        "number": 3,
+    }
+
+
+def odd_shapes(self, x):
+    empty = x[:0] * 2
+    scalar = x.sum()
+    columns = (x + 1)[:, ::2]
+    wide = scalar.expand(50, 60)
+    turned = (x * 2).t()
+    windows = x.flatten().mul(3).unfold(0, 4, 1)
+    last = x.reshape(1, 1, *x.shape).to(memory_format=torch.channels_last) + 1
+    halves = (x * 5).chunk(2, dim=1)
+    real = torch.view_as_real(torch.complex(x, x))
+    negative = torch.complex(x, x).conj().imag
+    return empty, scalar, columns * 1, wide + 1, turned, windows.sum(), last, *halves, real, negative * 1
+
+
+def sparse(self, x):
+    csr = x.to_sparse_csr()
+    jagged = torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged)
+    channel = torch.quantize_per_channel(x, torch.ones(x.shape[0]), torch.zeros(x.shape[0]), 0, torch.quint8)
+    return csr.to_dense() + channel.dequantize(), (jagged * 2).values()
+
+
+def several_passes(self, x):
+    for _ in range(3):
+        x = self.fc(x).relu_()
+    return x, x[0]
+
+
+MORE: dict[str, Callable[[], Any]] = {
+    "odd types": lambda: tl.log_forward_pass(Model(odd_types), torch.rand(3, 4), save_function_args=True),
+    "odd shapes": lambda: tl.log_forward_pass(Model(odd_shapes), torch.rand(3, 4), save_function_args=True),
+    "odd shapes, some saved": lambda: tl.log_forward_pass(
+        Model(odd_shapes), torch.rand(3, 4), layers_to_save=["chunk", "unfold", "expand", "getitem"]
+    ),
+    "several passes, on the page": lambda: tl.log_forward_pass(
+        Model(several_passes, fc=nn.Linear(4, 4)), torch.rand(2, 4), mark_input_output_distances=True
+    ),
+    "sparse": lambda: tl.log_forward_pass(Model(sparse), torch.rand(3, 4)),
+    "transformer, trained": lambda: saved_grad(
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.rand(2, 5, 8), save_function_args=True
+    ),
+    "keywords": lambda: tl.log_forward_pass(
+        nn.MultiheadAttention(8, 2), [torch.rand(3, 1, 8)] * 3, {"need_weights": False, "attn_mask": None}
+    ),
+}
+
+
+def loaded(history: Any, folder: Path, **options: Any) -> Any:
+    history.save(folder / "trace.safetensors", params=True, **options)
+    return tl.load(folder / "trace.safetensors")
+
+
+def facts_without_functions(history: Any) -> dict[str, Any]:
+    """What is live is told by name: in the file it is nothing else."""
+    facts = facts_of(history)
+    for name, fact in facts.items():
+        if isinstance(fact, StandIn):
+            facts[name] = f"function {fact.__name__}"
+    return facts
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*HISTORIES, *MORE])
+def test_a_loaded_history_is_the_same_in_every_field(name: str, tmp_path: Path):
+    torch.manual_seed(0)
+    history = (HISTORIES | MORE)[name]()
+    expected = facts_without_functions(history)
+    found = facts_without_functions(loaded(history, tmp_path))
+    changed = differences(found, expected)
+    if name == "odd types":  # torch cannot compare all of these
+        changed = {fact: pair for fact, pair in changed.items() if "not implemented for 'Float8" not in str(pair[1])}
+    if name == "subclass":  # a class that the file does not know
+        changed = {fact: pair for fact, pair in changed.items() if repr(pair[0]) != repr(pair[1]).replace("Marked", "Tensor")}
+    assert changed == {}

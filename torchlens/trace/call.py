@@ -1,0 +1,205 @@
+"""One call of a model as JSON and back: its values, gradients, arguments and times, beside the graph that calls may share."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torchlens.capture.backward import NodeRun
+from torchlens.capture.gradients import Gradients
+from torchlens.capture.recording import Recording
+from torchlens.capture.session import CaptureOptions
+from torchlens.capture.stored import StoredMapping, StoredParams, StoredValue, opened, opened_params
+from torchlens.errors import TraceError
+from torchlens.history.pickling import CHANGED, changed_entries
+from torchlens.options import Transform
+from torchlens.trace.names import param_name
+from torchlens.trace.plain_text import shown
+from torchlens.trace.python_values import PythonReader, PythonWriter
+from torchlens.trace.tensors import Note, Tensors
+
+__all__ = ["StoredGradients", "call_document", "fill_recording", "options_form", "options_of", "value_form"]
+
+_TIMES = ("seconds_forward", "seconds_total", "seconds_setup", "started_at")
+_GRADIENT_SETS = ("uncertain", "complete")
+
+
+def value_form(value: Any, name: str, writer: PythonWriter, tensors: Tensors) -> Any:
+    """What stands for a saved value: the note of a tensor, None, or any other value as {"value": ...}."""
+    value = opened(value)
+    if value is None:
+        return None
+    form = writer.write(value, name)
+    return form["tensor"] if type(form) is dict and "tensor" in form else {"value": form}
+
+
+def call_document(
+    recording: Recording, names: list[str], writer: PythonWriter, tensors: Tensors, params: bool
+) -> dict[str, Any]:
+    """What one call left behind, ready for JSON once the tensors are settled."""
+    gradients = recording.gradients
+    changed = changed_entries(recording)
+    pairs = enumerate(zip(recording.values, names, strict=True))
+    return {
+        "values": [value_form(value, name, writer, tensors) if n not in changed else None for n, (value, name) in pairs],
+        "changed": sorted(changed),
+        "arguments": [
+            (number, writer.write(arguments, f"{names[number]}/args")) for number, arguments in recording.saved_args.items()
+        ],
+        "gradients": _gradients_form(gradients, recording, names, tensors),
+        "params": _params_form(recording, tensors) if params else None,
+        "seconds": [row.seconds for row in recording.rows],
+        **{name: getattr(recording, name) for name in _TIMES},
+        "random_seed": recording.random_seed,
+        "warnings": recording.warnings,
+    }
+
+
+def _params_form(recording: Recording, tensors: Tensors) -> list[Note]:
+    own = zip(opened_params(recording.params), recording.param_addresses, strict=False)
+    return [tensors.add(param, param_name(address)) for param, address in own]
+
+
+def _gradients_form(gradients: Any, recording: Recording, names: list[str], tensors: Tensors) -> Any:
+    if not isinstance(gradients, Gradients):
+        return [(number, tensors.add(gradient, f"{names[number]}/grad")) for number, gradient in gradients.items()] or None
+    addresses = recording.param_addresses
+    return {
+        "own": [(number, tensors.add(gradient, f"{names[number]}/grad")) for number, gradient in gradients.items()],
+        "parameters": [
+            (number, tensors.add(gradient, f"{param_name(addresses[number])}/grad"))
+            for number, gradient in gradients.parameters.items()
+        ],
+        "arrivals": gradients.arrivals,
+        "owners": list(gradients.owners.items()),
+        **{name: sorted(getattr(gradients, name)) for name in _GRADIENT_SETS},
+        "has_checkpoint": gradients.has_checkpoint,
+        "missing": list(gradients.missing.items()),
+        "outside": gradients.outside,
+        "runs": gradients.watch.runs,
+    }
+
+
+def options_form(options: CaptureOptions | None, writer: PythonWriter) -> Any:
+    """What was asked for, as far as it matters to a log that is done."""
+    if options is None:
+        return None
+    transform = options.transform
+    form: dict[str, Any] = {"keeps_args": options.keeps_args, "keeps_gradients": options.keeps_gradients}
+    if isinstance(transform, Transform):
+        postfunc = transform.activation_postfunc
+        form["transform"] = {
+            "detach": transform.detach_saved_tensors,
+            "device": str(transform.output_device),
+            "postfunc": None if postfunc is None else writer.function(postfunc),
+        }
+    elif transform is not None:
+        form["transform"] = writer.function(transform)
+    return form
+
+
+def options_of(form: Any, random_seed: int | None, reader: PythonReader) -> CaptureOptions:
+    """The way back."""
+    if form is None:
+        return CaptureOptions(random_seed=random_seed)
+    transform: Any = form.get("transform")
+    if isinstance(transform, dict) and "detach" in transform:
+        postfunc = reader.read(transform["postfunc"])
+        transform = Transform(bool(transform["detach"]), str(transform["device"]), postfunc)
+    elif transform is not None:
+        transform = reader.read(transform)
+    return CaptureOptions(
+        transform=transform,
+        keeps_args=bool(form["keeps_args"]),
+        keeps_gradients=bool(form["keeps_gradients"]),
+        random_seed=random_seed,
+    )
+
+
+# -- back --------------------------------------------------------------------------------------------------------------
+
+
+class StoredGradients(StoredMapping, Gradients):
+    """The gradients of a history that was loaded."""
+
+    def __init__(self) -> None:
+        Gradients.__init__(self)
+
+
+class _Decoded(StoredValue):
+    """A value that is made of JSON when somebody asks for it."""
+
+    __slots__ = ("_make",)
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+
+    def read(self) -> Any:
+        return self._make()
+
+
+def fill_recording(recording: Recording, document: dict[str, Any], tensor: Callable[[Any], Any], reader: PythonReader) -> None:
+    """Puts what one call left behind into its recording. `tensor` makes of a note what stands for the tensor."""
+    count = len(recording.rows)
+    values, seconds = document["values"], document["seconds"]
+    if len(values) != count or len(seconds) != count or not all(type(one) in (float, int) for one in seconds):
+        raise TraceError("A call must have a value and a time for each row of its graph.")
+    recording.values = [_value_of(form, tensor, reader) for form in values]
+    for number in document["changed"]:
+        recording.values[number] = _Decoded(lambda: None)
+        recording.versions[number] = CHANGED
+    recording.rows = [row._replace(seconds=own) for row, own in zip(recording.rows, seconds, strict=True)]
+    recording.saved_args = StoredMapping(
+        {_number(number, count): _Decoded(partial(reader.read, form)) for number, form in document["arguments"]}
+    )
+    if document["params"] is not None:
+        stored = {number: tensor(note) for number, note in enumerate(document["params"])}
+        recording.params = StoredParams(recording.params, _of_shape(stored, recording))
+    _fill_gradients(recording, document["gradients"], tensor, count)
+    for name in _TIMES:
+        setattr(recording, name, float(document[name]))
+    seed = document["random_seed"]
+    recording.random_seed = seed if isinstance(seed, int) else None
+    recording.warnings = [str(message) for message in document["warnings"]]
+
+
+def _value_of(form: Any, tensor: Callable[[Any], Any], reader: PythonReader) -> Any:
+    if form is None:
+        return None
+    if type(form) is dict and "value" in form:
+        return _Decoded(partial(reader.read, form["value"]))
+    return tensor(form)
+
+
+def _of_shape(stored: dict[int, Any], recording: Recording) -> dict[int, StoredValue]:
+    """The parameters that are in the file; one without values is what `recording.params` has."""
+    return {number: value for number, value in stored.items() if isinstance(value, StoredValue) and number < len(recording.params)}
+
+
+def _fill_gradients(recording: Recording, form: Any, tensor: Callable[[Any], Any], count: int) -> None:
+    if form is None:
+        return
+    if isinstance(form, list):
+        recording.gradients = StoredMapping({_number(number, count): tensor(note) for number, note in form})
+        return
+    gradients = StoredGradients()
+    dict.update(gradients, {_number(number, count): tensor(note) for number, note in form["own"]})
+    gradients.parameters = StoredMapping(
+        {_number(number, len(recording.params)): tensor(note) for number, note in form["parameters"]}
+    )
+    gradients.arrivals = [(task, _number(number, count)) for task, number in form["arrivals"]]
+    gradients.owners = {node: _number(entry, count) for node, entry in form["owners"]}
+    for name in _GRADIENT_SETS:
+        setattr(gradients, name, set(form[name]))
+    gradients.has_checkpoint = bool(form["has_checkpoint"])
+    gradients.missing = {_number(number, count): str(why) for number, why in form["missing"]}
+    gradients.outside = [NodeRun(*run) for run in form["outside"]]
+    gradients.watch.runs = [NodeRun(*run) for run in form["runs"]]
+    recording.gradients = gradients
+
+
+def _number(number: Any, count: int) -> int:
+    if type(number) is not int or not 0 <= number < count:
+        raise TraceError(f"There is no row {shown(number)} among {count}.")
+    return number
+
+

@@ -1,0 +1,400 @@
+"""A recording and its graph as JSON, and back, apart from values.
+
+What a log says stands in columns, and what stands in many places (operations, arguments, lines of code, shapes) stands
+once, in a list, and is told by its number. A file may come from a stranger: whatever is a number of something is compared with
+how many there are, and nothing refers to what comes after it, so that no graph goes round in a circle.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+
+from torchlens.capture.operations import BOUNDARIES, Kind, Operation
+from torchlens.capture.recording import Failure, ModuleCall, Recording, References, Row
+from torchlens.capture.branches import Branch
+from torchlens.capture.user_code import code_of_line, line_of_code
+from torchlens.errors import TraceError
+from torchlens.graph.build import Decisions, Graph, decided
+from torchlens.graph.edges import located
+from torchlens.trace.plain_text import shown
+from torchlens.trace.python_values import PythonReader, PythonWriter, function_of, reference_parts
+from torchlens.trace.tensors import word_of
+from torchlens.trace.format import dtype_named
+
+__all__ = ["decisions_of", "document_of", "recording_of"]
+
+_FAR = 1 << 40  # no log has as many of anything
+
+
+class _Table:
+    """Things that stand in many places, each once."""
+
+    def __init__(self, write: Callable[..., Any]) -> None:
+        self.forms: list[Any] = []
+        self._write = write
+        self._numbers: dict[Hashable, int] = {}
+        self._kept: list[Any] = []  # so that ids stay their own
+
+    def number(self, key: Hashable, *parts: Any) -> int:
+        """The number of the thing that `key` tells apart from others, which is made of `parts`."""
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.forms)
+            self.forms.append(self._write(*parts))
+            self._kept.append(parts)
+        return found
+
+
+def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dict[str, Any]:
+    """All of a log that is not a value or a time, ready for JSON."""
+    rows = recording.rows
+    operations = _Table(_operation_form)
+    places = _Table(lambda code, instruction: (*line_of_code(code, instruction), instruction))
+    arguments = _Table(lambda args, kwargs: [writer.write(args), writer.write(kwargs)])
+    shapes = _Table(lambda shape: writer.write(tuple(shape)))
+    words = _Table(lambda word: word)
+
+    def place(code: CodeType | None, instruction: int) -> int:
+        return -1 if code is None else places.number((id(code), instruction), code, instruction)
+
+    def argument(row: Row) -> int:
+        if not row.args and not row.kwargs:
+            return -1
+        return arguments.number(_key_of(row), row.args, row.kwargs)
+
+    failure = recording.failure
+    decisions = decided(graph)
+    columns = {
+        "operation": [operations.number(id(row.operation), row.operation) for row in rows],
+        "argument": [argument(row) for row in rows],
+        "references": [_references_form(row.references) for row in rows],
+        "module_call": [row.module_call for row in rows],
+        "place": [place(row.code, row.instruction) for row in rows],
+        "output_index": [row.output_index for row in rows],
+        "shape": [shapes.number((tuple(row.shape), *map(type, row.shape)), row.shape) for row in rows],
+        "dtype": [words.number(row.dtype, word_of(row.dtype)) for row in rows],
+        "gradfunc": [-1 if row.gradfunc is None else words.number(row.gradfunc, row.gradfunc) for row in rows],
+    }
+    return {
+        "model": recording.model_name,
+        "rows": columns,
+        "storages": _renumbered(recording.storages),
+        "module_calls": [
+            (call.address, call.pass_num, call.parent, place(call.code, call.instruction)) for call in recording.module_calls
+        ],
+        "module_classes": recording.module_classes,
+        "module_entries": recording.module_entries,
+        "module_exits": recording.module_exits,
+        "module_params": recording.module_params,
+        "inputs": [(writer.write(path), number) for path, number in recording.inputs],
+        "outputs": [(writer.write(path), number) for path, number in recording.outputs],
+        "buffers": recording.buffers,
+        "params": [
+            (address, word_of(param.dtype), _param_shape(param), param.requires_grad)
+            for param, address in zip(recording.params, recording.param_addresses, strict=False)
+        ],
+        "booleans": list(recording.booleans.items()),
+        "reads": sorted(recording.reads),
+        "leaves": sorted(recording.leaves),
+        "received": sorted(recording.received),
+        "sent": sorted(recording.sent),
+        "joint_params": sorted(recording.joint_params),
+        "returns_data": recording.returns_data,
+        "branches": recording.branches,
+        "failure": None if failure is None else _failure_form(failure, operations, place),
+        "graph": {
+            "recorded": decisions.recorded,
+            "reads": decisions.reads,
+            "first_of_layer": decisions.first_of_layer,
+            "located_reads": [(number, [(_location(at), read) for at, read in reads]) for number, reads in decisions.located_reads.items()],
+            "is_exact": decisions.is_exact,
+        },
+        # Last, since they grow while the others are made.
+        "operations": operations.forms,
+        "arguments": arguments.forms,
+        "places": places.forms,
+        "shapes": shapes.forms,
+        "words": words.forms,
+    }  # fmt: skip
+
+
+def _key_of(row: Row) -> Hashable:
+    """What tells arguments apart from others: how they print, if that says all; otherwise which objects they are."""
+    if _is_told(row.args) and _is_told(row.kwargs):
+        return repr(row.args), repr(row.kwargs)
+    return id(row.args), id(row.kwargs)
+
+
+_TOLD = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device})
+
+
+def _is_told(value: Any) -> bool:
+    kind = type(value)
+    if kind in _TOLD:
+        return True
+    if kind is tuple or kind is list:
+        return all(map(_is_told, value))
+    return kind is dict and all(type(key) is str and _is_told(item) for key, item in value.items())
+
+
+def _operation_form(operation: Operation) -> Any:
+    if BOUNDARIES.get(operation.name) is operation:
+        return operation.name
+    rest = [operation.kind.value, operation.written, operation.argument_names, operation.writes_if, operation.has_output]
+    return [reference_parts(operation.func), operation.name, operation.layer_type, *rest]
+
+
+def _references_form(references: References) -> Any:
+    if isinstance(references, dict):
+        return {"at": [(_location(place), number) for place, number in references.items()]}
+    return references
+
+
+def _location(place: Any) -> Any:
+    return list(place) if isinstance(place, tuple) else place
+
+
+def _param_shape(param: torch.nn.Parameter) -> Any:
+    return None if isinstance(param, torch.nn.UninitializedParameter) else [int(size) for size in param.shape]
+
+
+def _failure_form(failure: Failure, operations: _Table, place: Callable[[CodeType | None, int], int]) -> list[Any]:
+    operation = -1 if failure.operation is None else operations.number(id(failure.operation), failure.operation)
+    where = place(failure.code, failure.instruction)
+    return [failure.message, failure.module_call, where, operation, failure.arguments, _references_form(failure.references)]
+
+
+def _renumbered(storages: Iterable[int]) -> list[int]:
+    """The numbers of memory, small; what has none of its own keeps a negative one."""
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(storage, len(numbers) if storage >= 0 else -1 - len(numbers)) for storage in storages]
+
+
+# -- back --------------------------------------------------------------------------------------------------------------
+
+
+def recording_of(document: dict[str, Any], reader: PythonReader) -> Recording:
+    """The recording, without values and times."""
+    operations = [_operation_of(form) for form in document["operations"]]
+    arguments = [(reader.read(args), reader.read(kwargs)) for args, kwargs in document["arguments"]]
+    codes = [(None, 0), *map(_code_of, document["places"])]  # the first is for -1: nowhere
+    shapes = [_shape_of(reader.read(form)) for form in document["shapes"]]
+    words = document["words"]
+    _check_words(words)
+    dtypes = {number: dtype_named(words[number]) for number in set(document["rows"]["dtype"])}
+    calls = [
+        ModuleCall(str(address), pass_num, parent, *_at(codes, place + 1))
+        for address, pass_num, parent, place in document["module_calls"]
+    ]
+    _check_numbers([call.pass_num for call in calls], _FAR)
+    _check_numbers([call.parent for call in calls], len(calls), -1)
+    if not calls or any(not 0 <= call.parent < number for number, call in enumerate(calls) if number):
+        raise TraceError("A call of a module must be inside one that came before it.")
+    columns = document["rows"]
+    count = len(columns["operation"])
+    _check_numbers(columns["module_call"], len(calls))
+    _check_numbers([index for index in columns["output_index"] if index is not None], _FAR)
+    references = [_references_of(form, number) for number, form in enumerate(columns["references"])]
+    nothing: tuple[Any, Any] = ((), None)
+    own_arguments = [nothing if number == -1 else _at(arguments, number) for number in columns["argument"]]
+    rows = [
+        Row(operation, args, kwargs, refers, call, *code, 0.0, index, shape, dtype, gradfunc)
+        for operation, (args, kwargs), refers, call, code, index, shape, dtype, gradfunc in zip(
+            [_at(operations, number) for number in columns["operation"]],
+            own_arguments,
+            references,
+            columns["module_call"],
+            [_at(codes, number + 1) for number in columns["place"]],
+            columns["output_index"],
+            [_at(shapes, number) for number in columns["shape"]],
+            map(dtypes.__getitem__, columns["dtype"]),
+            [_at(words, number) for number in columns["gradfunc"]],
+            strict=True,
+        )
+    ]
+    _check_numbers(document["storages"], _FAR, -_FAR)
+    if len(document["storages"]) != count:
+        raise TraceError("There must be as many numbers of memory as there are rows.")
+    params = [_param_of(*form[1:]) for form in document["params"]]
+    failure = document["failure"]
+    return Recording(
+        model_name=str(document["model"]),
+        rows=rows,
+        values=[None] * count,
+        versions=[-1] * count,
+        storages=document["storages"],
+        regions={},
+        writes=[],
+        inputs=_paths(document["inputs"], reader, count),
+        outputs=_paths(document["outputs"], reader, count),
+        buffers=[(str(address), number) for address, number in _pairs(document["buffers"], count)],
+        params=params,
+        param_addresses=[str(form[0]) for form in document["params"]],
+        module_params={
+            address: tuple(_checked(numbers, len(params))) for address, numbers in document["module_params"].items()
+        },
+        outside_storages=[],
+        module_calls=calls,
+        module_classes=_classes(document["module_classes"], calls),
+        module_entries=_of_calls(document["module_entries"], len(calls), count),
+        module_exits=_of_calls(document["module_exits"], len(calls), count),
+        booleans={number: bool(value) for number, value in document["booleans"] if _checked([number], count)},
+        leaves=set(_checked(document["leaves"], count)),
+        saved_args={},
+        gradients={},
+        failure=None if failure is None else _failure_of(failure, operations, codes, len(calls), count),
+        reads=set(_checked(document["reads"], count)),
+        branches=[Branch(parent, at, _checked(own, count)) for parent, at, own in document["branches"]],
+        returns_data=bool(document["returns_data"]),
+        joint_params=set(_checked(document["joint_params"], _FAR)),
+        received=set(_checked(document["received"], count)),
+        sent=set(_checked(document["sent"], count)),
+        is_copy=True,
+    )
+
+
+def decisions_of(document: dict[str, Any]) -> Decisions:
+    """What was decided about the graph."""
+    form, count = document["graph"], len(document["rows"]["operation"])
+    recorded = _checked(form["recorded"], count)
+    reads = [tuple(_checked(own, entry)) for entry, own in enumerate(form["reads"])]
+    firsts = form["first_of_layer"]
+    if len(set(recorded)) != len(recorded) or not len(recorded) == len(reads) == len(firsts):
+        raise TraceError("Each entry of a graph must be one row, with what it reads and its layer.")
+    for entry, first in enumerate(firsts):
+        if type(first) is not int or not 0 <= first <= entry or firsts[first] != first:
+            raise TraceError("A layer must begin with its first entry.")
+    entry_of = set(recorded)
+    located_reads = {
+        number: [(_place_of(at), read) for at, read in own if _is_read(read, entry_of)] for number, own in form["located_reads"]
+    }
+    return Decisions(recorded, reads, firsts, located_reads, bool(form["is_exact"]))
+
+
+def check_reads(recording: Recording, decisions: Decisions) -> None:
+    """Sees that what operations were given is in the graph, where they are."""
+    known = set(decisions.recorded)
+    for number in decisions.recorded:
+        if number not in decisions.located_reads:
+            for _, read in located(recording.rows[number].references):
+                if read >= 0 and read not in known:
+                    raise TraceError("An operation of the graph reads a row that is not in it.")
+
+
+def _is_read(read: Any, known: set[int]) -> bool:
+    if type(read) is not int or (read >= 0 and read not in known):
+        raise TraceError("An operation of the graph reads a row that is not in it.")
+    return True
+
+
+def _operation_of(form: Any) -> Operation:
+    if isinstance(form, str):
+        if form not in BOUNDARIES:
+            raise TraceError(f"There is no operation {shown(form)} without a function.")
+        return BOUNDARIES[form]
+    parts, name, layer_type, kind, written, names, writes_if, has_output = form
+    if not isinstance(name, str) or not isinstance(layer_type, str) or not isinstance(writes_if, int | None):
+        raise TraceError(f"An operation must have a name and a type, not {shown(form)}.")
+    return Operation(
+        function_of(parts), name, layer_type, Kind(kind), tuple(_checked(written, _FAR)), tuple(map(str, names)), writes_if,
+        bool(has_output),
+    )  # fmt: skip
+
+
+def _code_of(form: Any) -> tuple[CodeType, int]:
+    file, line, function, text, instruction = form
+    _check_numbers([line, instruction], 1 << 31)
+    return code_of_line(str(file), line, str(function), str(text)), instruction
+
+
+def _shape_of(shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
+        raise TraceError(f"A shape must consist of whole numbers, not {shown(shape)}.")
+    return torch.Size(shape) if all(type(size) is int and 0 <= size < 1 << 62 for size in shape) else shape
+
+
+def _check_words(words: Any) -> None:
+    if type(words) is not list or not all(type(word) is str for word in words):
+        raise TraceError("The words of a log must be text.")
+
+
+def _param_of(dtype: str, shape: Any, needs_grad: Any) -> torch.nn.Parameter:
+    sizes = _checked(shape or [], 1 << 40)
+    kind = dtype_named(dtype)
+    size = kind.itemsize
+    for one in sizes:
+        size *= max(one, 1)
+    if size >= 1 << 62:
+        raise TraceError(f"A parameter cannot have the shape {shown(shape)}.")
+    can_learn = kind.is_floating_point or kind.is_complex
+    return torch.nn.Parameter(torch.empty(sizes, dtype=kind, device="meta"), needs_grad is True and can_learn)
+
+
+def _classes(form: Any, calls: Sequence[ModuleCall]) -> dict[str, str]:
+    classes = {str(address): str(kind) for address, kind in form.items()}
+    for call in calls:
+        if call.address not in classes:
+            raise TraceError(f"Nothing says of which class the module {shown(call.address)} is.")
+    return classes
+
+
+def _paths(form: Any, reader: PythonReader, count: int) -> list[tuple[Any, int]]:
+    return [(reader.read(path), number) for path, number in _pairs(form, count)]
+
+
+def _pairs(form: Any, count: int) -> list[tuple[Any, int]]:
+    _check_numbers([number for _, number in form], count)
+    return form
+
+
+def _of_calls(form: Any, num_calls: int, count: int) -> list[tuple[int, list[int]]]:
+    _check_numbers([call for call, _ in form], num_calls)
+    _check_numbers([number for _, numbers in form for number in numbers], count, -_FAR)
+    return [(call, numbers) for call, numbers in form]
+
+
+def _failure_of(form: Any, operations: list[Operation], codes: list[Any], num_calls: int, count: int) -> Failure:
+    message, call, place, operation, arguments, references = form
+    _check_numbers([call], num_calls)
+    return Failure(
+        str(message), call, *_at(codes, place + 1), _at(operations, operation), str(arguments), _references_of(references, count)
+    )
+
+
+def _references_of(form: Any, number: int) -> References:
+    """What a row was given: rows before it, or what is outside the log."""
+    if type(form) is list:
+        for one in form:
+            if one is not None and (type(one) is not int or not -_FAR < one < number):
+                raise TraceError(f"Row {number} refers to {shown(one)}, which does not come before it.")
+        return tuple(form)
+    given = {_place_of(place): one for place, one in form["at"]}
+    _check_numbers(list(given.values()), number, -_FAR)
+    return given
+
+
+def _place_of(form: Any) -> Any:
+    place = tuple(form) if type(form) is list else form
+    hash(place)
+    return place
+
+
+def _at(things: Sequence[Any], number: Any) -> Any:
+    """The thing with a number; None for -1."""
+    if type(number) is not int or not -1 <= number < len(things):
+        raise TraceError(f"There are {len(things)} things to refer to, and no number {shown(number)} among them.")
+    return None if number == -1 else things[number]
+
+
+def _checked(numbers: Any, end: int, start: int = 0) -> list[int]:
+    _check_numbers(numbers, end, start)
+    return list(numbers)
+
+
+def _check_numbers(numbers: Sequence[Any], end: int, start: int = 0) -> None:
+    if not numbers:
+        return
+    if set(map(type, numbers)) != {int} or min(numbers) < start or max(numbers) >= end:
+        raise TraceError(f"Numbers must be from {start} to {end - 1}, not {shown(list(numbers))}.")

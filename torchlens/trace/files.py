@@ -1,0 +1,199 @@
+"""The files of a trace, for reading: one safetensors file, several with an index, or what an unfinished one left behind."""
+
+import json
+import os
+import stat
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlens.errors import TraceError, ValueChangedError
+from torchlens.trace.format import HEADER_LIMIT, Header, Place, parse_header
+from torchlens.trace.plain_text import printable, shown
+
+__all__ = ["INDEX_SUFFIX", "OpenFile", "TraceFiles", "open_trace"]
+
+INDEX_SUFFIX = ".index.json"
+_MOST_SHARDS = 100_000
+
+
+class OpenFile:
+    """One file that is open for reading, at most as long as somebody holds this.
+
+    What is replaced by another file of the same name stays readable. What is changed while it is open is an error.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        try:
+            self._number = os.open(path, flags)
+        except OSError as error:
+            raise _could_not_open(path, error) from None
+        weakref.finalize(self, os.close, self._number).atexit = False
+        self._state = self._look()
+        if not stat.S_ISREG(self._state[0]):
+            raise TraceError(f"{printable(str(path))} is no file that could be read from any place.")
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._state[1]
+
+    def _look(self) -> tuple[int, int, int]:
+        found = os.fstat(self._number)
+        return found.st_mode, found.st_size, found.st_mtime_ns
+
+    def read(self, start: int, end: int) -> Tensor:
+        """The bytes from `start` to `end`, in memory of their own. There must be as many."""
+        memory = torch.empty(end - start, dtype=torch.uint8)
+        rest = memoryview(memory.numpy())
+        self._check()
+        while rest:
+            count = self._read_into(rest[: 1 << 30], start)
+            if not count:
+                raise self._changed()
+            start, rest = start + count, rest[count:]
+        self._check()
+        return memory
+
+    def _read_into(self, memory: memoryview, start: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self._number, [memory], start)
+        with self._lock:  # Windows
+            os.lseek(self._number, start, os.SEEK_SET)
+            piece = os.read(self._number, min(len(memory), 1 << 20))
+        memory[: len(piece)] = piece
+        return len(piece)
+
+    def _check(self) -> None:
+        if self._look() != self._state:
+            raise self._changed()
+
+    def _changed(self) -> ValueChangedError:
+        return ValueChangedError(
+            f"The file {printable(str(self.path))} was changed after it was opened, so what it held is lost. Load it again."
+        )
+
+
+def _could_not_open(path: Path, error: OSError) -> Exception:
+    if isinstance(error, FileNotFoundError):
+        others = sorted(other.name for other in path.parent.glob("*.safetensors*"))[:5] if path.parent.is_dir() else []
+        there = f" There are: {', '.join(map(printable, others))}." if others else ""
+        return FileNotFoundError(f"There is no file {printable(str(path))}.{there}")
+    if path.is_dir():
+        return TraceError(f"{printable(str(path))} is a folder; name a file in it, such as trace.safetensors.")
+    return error
+
+
+def read_header(file: OpenFile) -> Header:
+    """The header of a safetensors file."""
+    try:
+        if file.num_bytes < 10:
+            raise TraceError(f"It has {file.num_bytes} bytes, fewer than the shortest header.")
+        length = int.from_bytes(file.read(0, 8).numpy().tobytes(), "little")
+        if length > HEADER_LIMIT:
+            raise TraceError(f"Its header would take {length} bytes; at most {HEADER_LIMIT} are read.")
+        if length > file.num_bytes - 8:
+            raise TraceError(f"Its header would take {length} bytes, and the file has {file.num_bytes}.")
+        return parse_header(file.read(8, 8 + length).numpy().tobytes(), file.num_bytes - 8 - length)
+    except TraceError as error:
+        raise TraceError(f"{printable(str(file.path))} is no safetensors file that can be read. {error}") from None
+
+
+class TraceFiles:
+    """All tensors of a trace by name, in the order in which they were written."""
+
+    def __init__(self, path: Path, places: dict[str, tuple[OpenFile, int, Place]], metadata: dict[str, str]) -> None:
+        self.path = path
+        self.metadata = metadata
+        self._places = places  # the file, where in it the data starts, and the place therein
+        self.missing: list[str] = []  # what an unfinished trace lacks, in words
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(place.end - place.start for _, _, place in self._places.values())
+
+    def place(self, name: Any) -> Place:
+        """Where a tensor lies."""
+        if type(name) is not str or name not in self._places:
+            raise TraceError(f"{printable(self.path.name)} has no tensor {shown(name)}.")
+        return self._places[name][2]
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> Tensor:
+        """The bytes of a tensor, or some of them."""
+        place = self.place(name)
+        file, data, _ = self._places[name]
+        last = place.end if end is None else place.start + end
+        return file.read(data + place.start + start, data + last)
+
+    def text(self, name: str) -> Any:
+        """What JSON says that was written as a tensor of bytes."""
+        try:
+            return json.loads(self.read(name).numpy().tobytes())
+        except (ValueError, RecursionError) as error:
+            raise TraceError(f"{printable(self.path.name)} is damaged: {shown(name)} is no JSON ({shown(str(error))}).") from None
+
+
+def open_trace(path: str | os.PathLike[str]) -> TraceFiles:
+    """Opens a file of one's own or of a stranger's; reads nothing but headers."""
+    target = Path(path).expanduser()
+    index = target if target.name.endswith(INDEX_SUFFIX) else target.with_name(target.name + INDEX_SUFFIX)
+    if not target.exists() and index.exists():
+        target = index
+    if target == index:
+        return _open_shards(index)
+    file = OpenFile(target)
+    header = read_header(file)
+    return TraceFiles(target, {name: (file, header.data, place) for name, place in header.places.items()}, header.metadata)
+
+
+def _open_shards(index: Path) -> TraceFiles:
+    file = OpenFile(index)
+    where = printable(str(index))
+    if file.num_bytes > HEADER_LIMIT:
+        raise TraceError(f"{where} has {file.num_bytes} bytes; at most {HEADER_LIMIT} are read of an index.")
+    try:
+        content = json.loads(file.read(0, file.num_bytes).numpy().tobytes())
+        shards: dict[str, str] = content["weight_map"]
+        names = dict.fromkeys(shards.values())
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise TraceError(f"{where} is no index of safetensors files: {shown(str(error))}.") from None
+    if len(names) > _MOST_SHARDS:
+        raise TraceError(f"{where} names {len(names)} files; at most {_MOST_SHARDS} are read.")
+    found: dict[str, tuple[OpenFile, int, Place]] = {}
+    metadata: dict[str, str] = {}
+    for name in names:
+        shard = OpenFile(_shard_path(index, name))
+        header = read_header(shard)
+        metadata |= header.metadata
+        for key, place in header.places.items():
+            if shards.get(key) != name:
+                raise TraceError(f"{where} does not say that {shown(key)} is in {shown(name)}; the files do not belong together.")
+            found[key] = (shard, header.data, place)
+    if len(found) != len(shards):
+        lost = next(key for key in shards if key not in found)
+        raise TraceError(f"{where} names {shown(lost)}, which is in no file; the files do not belong together.")
+    return TraceFiles(index, found, metadata)
+
+
+def _shard_path(index: Path, name: Any) -> Path:
+    """The path of a file that an index names: one beside it, and nowhere else."""
+    is_plain = type(name) is str and name not in ("", ".", "..") and not any(sign in name for sign in "/\\:\0")
+    path = index.with_name(name) if is_plain else index
+    if not is_plain or path.resolve().parent not in (index.parent.resolve(), index.resolve().parent):
+        raise TraceError(f"An index must name files beside it; {printable(str(index))} names {shown(name)}.")
+    if not path.exists():
+        raise TraceError(f"{printable(str(index))} names {shown(name)}, which is not there. Copy the files together.")
+    return path

@@ -1,0 +1,61 @@
+"""A history into a file."""
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchlens.history.log import Log
+from torchlens.trace.call import call_document, options_form
+from torchlens.trace.document import document_of
+from torchlens.trace.names import OWN_PREFIX, Names, names_of_rows
+from torchlens.trace.python_values import PythonWriter
+from torchlens.trace.tensors import Blob, Tensors
+from torchlens.trace.writing import SHARD_BYTES, write_files
+from torchlens.wording import check_count, checked_file, got
+
+__all__ = ["FORMAT", "json_blob", "save_history", "trace_metadata"]
+
+FORMAT = "1"  # raised when something in the JSON means something else than before
+
+
+def trace_metadata() -> dict[str, str]:
+    """What the header of each file says about it."""
+    return {"format": "pt", "torchlens": FORMAT, "torch": torch.__version__}
+
+
+def json_blob(name: str, document: Any) -> Blob:
+    """JSON as a tensor of bytes."""
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=True).encode("utf-8", "surrogatepass")
+    flat = torch.from_numpy(np.frombuffer(bytearray(text), np.uint8)) if text else torch.empty(0, dtype=torch.uint8)
+    return Blob(name, "U8", (len(text),), flat)
+
+
+def save_history(
+    log: Log, path: str | os.PathLike[str], params: bool = False, max_shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Writes a log to `path`. See `ModelHistory.save`."""
+    target = checked_file("path", path, "trace.safetensors")
+    if not isinstance(params, bool):
+        raise TypeError(f"params must be True or False, got {got(params)}.")
+    check_count("max_shard_bytes", max_shard_bytes, 1)
+    names = Names()
+    tensors = Tensors(names.claim)
+    writer = PythonWriter(tensors.add)
+    recording = log.recording
+    graph = document_of(recording, log.graph, writer)
+    call = call_document(recording, names_of_rows(recording, 1), writer, tensors, params)
+    call["graph"] = 1
+    call["listing"] = {"keeps_unsaved": log.keeps_unsaved, "marks_distances": log.marks_distances}
+    call["options"] = options_form(log.options, writer)
+    blobs = tensors.settle()
+    call["values"] = list(map(short_note, call["values"]))
+    blobs += [json_blob(f"{OWN_PREFIX}graph/1", graph), json_blob(f"{OWN_PREFIX}call/1", call)]
+    write_files(target, blobs, trace_metadata(), max_shard_bytes)
+
+
+def short_note(note: Any) -> Any:
+    """A note that says nothing but where the tensor is, as that alone."""
+    return note["key"] if type(note) is dict and len(note) == 1 and "key" in note else note
