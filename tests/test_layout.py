@@ -47,10 +47,10 @@ GROUND = [
     *("errors", "lazy_import", "wording", "foreign_names", "options"),
     *("capture", "state", "graph", "nonfinite", "history"),
 ]
-FACADE = ["model_history", "api", "measure", "traces", "differences", "__init__", "cli", "__main__"]
+FACADE = ["model_history", "api", "measure", "traces", "differences", "__init__", "commands", "cli", "__main__"]
 
 # Slow to import or not always there: imported where they are needed.
-OPTIONAL = {"pandas", "graphviz", "pygraphviz", "networkx", "IPython", "jax", "transformers"}
+OPTIONAL = {"pandas", "graphviz", "pygraphviz", "networkx", "IPython", "jax", "safetensors", "sympy", "transformers"}
 
 
 def place(module: str) -> str:

@@ -265,7 +265,7 @@ def test_a_field_that_a_history_has_not(history: tl.ModelHistory, name: str, wor
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("trace", "has no attribute 'trace'. Use log_forward_pass(model, x)."),
+        ("log", "has no attribute 'log'. Use log_forward_pass(model, x)."),
         ("save", "has no attribute 'save'. Use "),
         ("log_forwad_pass", "has no attribute 'log_forwad_pass'. Did you mean 'log_forward_pass'?"),
         ("qqq", "has no attribute 'qqq'. There are: DifferentGraphError,"),

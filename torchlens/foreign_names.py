@@ -20,7 +20,6 @@ __all__ = [
 
 # torchlens.<name>
 FUNCTION_NAMES = {
-    "trace": "log_forward_pass(model, x)",
     "record": "log_forward_pass(model, x, layers_to_save=...)",
     "log": "log_forward_pass(model, x)",
     "log_forward": "log_forward_pass(model, x)",
@@ -43,8 +42,7 @@ FUNCTION_NAMES = {
     "show_backward_graph": "history.log_backward(loss), then history.render_graph()",
     "explore": "history.explore('model.html')",
     "to_pandas": "history.to_pandas()",
-    "save": "torch.save(history, path), or history.to_json(path)",
-    "load": "torch.load(path, weights_only=False)",
+    "save": "history.save(path)",
     "validate": "validate_saved_activations(model, x), or validate_forward_pass(model, x)",
     "validate_batch_of_models_and_inputs": "validate_forward_pass(model, x) in a loop over the models",
     "save_new_activations": "history.save_new_activations(model, x)",
@@ -68,7 +66,6 @@ HISTORY_NAMES = {
     "visualize": "render_graph()",
     "draw_backward": "log_backward(loss), then render_graph()",
     "draw_combined": "log_backward(loss), then render_graph()",
-    "save": "torch.save(history, path), or to_json(path)",
     "to_dataframe": "to_pandas()",
     "to_df": "to_pandas()",
     "to_agent_json": "to_json()",

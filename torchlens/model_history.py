@@ -66,9 +66,7 @@ class ModelHistory(BaseHistory):
         """The graph as JSON: returned, or written to `path`."""
         return to_json(self, path, indent)
 
-    def save(
-        self, path: str | os.PathLike[str], params: bool = False, *, max_shard_bytes: int = 5_000_000_000
-    ) -> None:
+    def save(self, path: str | os.PathLike[str], params: bool = False, *, max_shard_bytes: int = 5_000_000_000) -> None:
         """Writes the history to a safetensors file; `torchlens.load(path)` gives it back.
 
         `params` puts the values of the model's parameters in, too. Beyond `max_shard_bytes` the tensors are divided among

@@ -33,5 +33,7 @@ def load(path: str | os.PathLike[str], call: int | None = None) -> ModelHistory:
             )
     check_count("call", call, 1)
     if call not in calls:
-        raise ValueError(f"call must be one of those in {printable(files.path.name)}, {calls[0]} to {calls[-1]}, got {call}.")
+        raise ValueError(
+            f"call must be one of those in {printable(files.path.name)}, {calls[0]} to {calls[-1]}, got {call}."
+        )
     return load_call(files, call, ModelHistory)

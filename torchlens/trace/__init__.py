@@ -2,7 +2,19 @@
 
 from torchlens.trace.files import TraceFiles, open_trace
 from torchlens.trace.load import calls_of, load_call
+from torchlens.trace.overview import Overview, overview
 from torchlens.trace.plain_text import printable
+from torchlens.trace.reading import read_pattern
 from torchlens.trace.save import save_history
 
-__all__ = ["TraceFiles", "calls_of", "load_call", "open_trace", "printable", "save_history"]
+__all__ = [
+    "Overview",
+    "TraceFiles",
+    "calls_of",
+    "load_call",
+    "open_trace",
+    "overview",
+    "printable",
+    "read_pattern",
+    "save_history",
+]

@@ -1,4 +1,4 @@
-"""One call of a model as JSON and back: its values, gradients, arguments and times, beside the graph that calls may share."""
+"""One call of a model as JSON and back: values, gradients, arguments and times, beside the graph that calls may share."""
 
 from collections.abc import Callable
 from functools import partial
@@ -137,7 +137,9 @@ class _Decoded(StoredValue):
         return self._make()
 
 
-def fill_recording(recording: Recording, document: dict[str, Any], tensor: Callable[[Any], Any], reader: PythonReader) -> None:
+def fill_recording(
+    recording: Recording, document: dict[str, Any], tensor: Callable[[Any], Any], reader: PythonReader
+) -> None:
     """Puts what one call left behind into its recording. `tensor` makes of a note what stands for the tensor."""
     count = len(recording.rows)
     values, seconds = document["values"], document["seconds"]
@@ -172,7 +174,11 @@ def _value_of(form: Any, tensor: Callable[[Any], Any], reader: PythonReader) -> 
 
 def _of_shape(stored: dict[int, Any], recording: Recording) -> dict[int, StoredValue]:
     """The parameters that are in the file; one without values is what `recording.params` has."""
-    return {number: value for number, value in stored.items() if isinstance(value, StoredValue) and number < len(recording.params)}
+    return {
+        number: value
+        for number, value in stored.items()
+        if isinstance(value, StoredValue) and number < len(recording.params)
+    }
 
 
 def _fill_gradients(recording: Recording, form: Any, tensor: Callable[[Any], Any], count: int) -> None:
@@ -201,5 +207,3 @@ def _number(number: Any, count: int) -> int:
     if type(number) is not int or not 0 <= number < count:
         raise TraceError(f"There is no row {shown(number)} among {count}.")
     return number
-
-

@@ -1,8 +1,8 @@
 """A recording and its graph as JSON, and back, apart from values.
 
 What a log says stands in columns, and what stands in many places (operations, arguments, lines of code, shapes) stands
-once, in a list, and is told by its number. A file may come from a stranger: whatever is a number of something is compared with
-how many there are, and nothing refers to what comes after it, so that no graph goes round in a circle.
+once, in a list, and is told by its number. A file may come from a stranger: whatever is a number of something is compared
+with how many there are, and nothing refers to what comes after it, so that no graph goes round in a circle.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.branches import Branch
 from torchlens.capture.operations import BOUNDARIES, Kind, Operation
 from torchlens.capture.recording import Failure, ModuleCall, Recording, References, Row
-from torchlens.capture.branches import Branch
 from torchlens.capture.user_code import code_of_line, line_of_code
 from torchlens.errors import TraceError
 from torchlens.graph.build import Decisions, Graph, decided
 from torchlens.graph.edges import located
+from torchlens.trace.format import dtype_named
 from torchlens.trace.plain_text import shown
 from torchlens.trace.python_values import PythonReader, PythonWriter, function_of, reference_parts
 from torchlens.trace.tensors import word_of
-from torchlens.trace.format import dtype_named
 
 __all__ = ["decisions_of", "document_of", "recording_of"]
 
@@ -82,7 +82,8 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
         "rows": columns,
         "storages": _renumbered(recording.storages),
         "module_calls": [
-            (call.address, call.pass_num, call.parent, place(call.code, call.instruction)) for call in recording.module_calls
+            (call.address, call.pass_num, call.parent, place(call.code, call.instruction))
+            for call in recording.module_calls
         ],
         "module_classes": recording.module_classes,
         "module_entries": recording.module_entries,
@@ -108,7 +109,9 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
             "recorded": decisions.recorded,
             "reads": decisions.reads,
             "first_of_layer": decisions.first_of_layer,
-            "located_reads": [(number, [(_location(at), read) for at, read in reads]) for number, reads in decisions.located_reads.items()],
+            "located_reads": [
+                (number, [(_location(at), read) for at, read in own]) for number, own in decisions.located_reads.items()
+            ],
             "is_exact": decisions.is_exact,
         },
         # Last, since they grow while the others are made.
@@ -200,8 +203,8 @@ def recording_of(document: dict[str, Any], reader: PythonReader) -> Recording:
     nothing: tuple[Any, Any] = ((), None)
     own_arguments = [nothing if number == -1 else _at(arguments, number) for number in columns["argument"]]
     rows = [
-        Row(operation, args, kwargs, refers, call, *code, 0.0, index, shape, dtype, gradfunc)
-        for operation, (args, kwargs), refers, call, code, index, shape, dtype, gradfunc in zip(
+        Row(operation, args, kwargs, refers, call, code, instruction, 0.0, index, shape, dtype, gradfunc)
+        for operation, (args, kwargs), refers, call, (code, instruction), index, shape, dtype, gradfunc in zip(
             [_at(operations, number) for number in columns["operation"]],
             own_arguments,
             references,
@@ -268,7 +271,8 @@ def decisions_of(document: dict[str, Any]) -> Decisions:
             raise TraceError("A layer must begin with its first entry.")
     entry_of = set(recorded)
     located_reads = {
-        number: [(_place_of(at), read) for at, read in own if _is_read(read, entry_of)] for number, own in form["located_reads"]
+        number: [(_place_of(at), read) for at, read in own if _is_read(read, entry_of)]
+        for number, own in form["located_reads"]
     }
     return Decisions(recorded, reads, firsts, located_reads, bool(form["is_exact"]))
 
@@ -358,8 +362,15 @@ def _of_calls(form: Any, num_calls: int, count: int) -> list[tuple[int, list[int
 def _failure_of(form: Any, operations: list[Operation], codes: list[Any], num_calls: int, count: int) -> Failure:
     message, call, place, operation, arguments, references = form
     _check_numbers([call], num_calls)
+    code, instruction = _at(codes, place + 1)
     return Failure(
-        str(message), call, *_at(codes, place + 1), _at(operations, operation), str(arguments), _references_of(references, count)
+        str(message),
+        call,
+        code,
+        instruction,
+        _at(operations, operation),
+        str(arguments),
+        _references_of(references, count),
     )
 
 

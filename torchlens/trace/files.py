@@ -51,7 +51,7 @@ class OpenFile:
     def read(self, start: int, end: int) -> Tensor:
         """The bytes from `start` to `end`, in memory of their own. There must be as many."""
         memory = torch.empty(end - start, dtype=torch.uint8)
-        rest = memoryview(memory.numpy())
+        rest = memoryview(memory.numpy())  # type: ignore[arg-type]
         self._check()
         while rest:
             count = self._read_into(rest[: 1 << 30], start)
@@ -143,7 +143,9 @@ class TraceFiles:
         try:
             return json.loads(self.read(name).numpy().tobytes())
         except (ValueError, RecursionError) as error:
-            raise TraceError(f"{printable(self.path.name)} is damaged: {shown(name)} is no JSON ({shown(str(error))}).") from None
+            raise TraceError(
+                f"{printable(self.path.name)} is damaged: {shown(name)} is no JSON ({shown(str(error))})."
+            ) from None
 
 
 def open_trace(path: str | os.PathLike[str]) -> TraceFiles:
@@ -180,7 +182,9 @@ def _open_shards(index: Path) -> TraceFiles:
         metadata |= header.metadata
         for key, place in header.places.items():
             if shards.get(key) != name:
-                raise TraceError(f"{where} does not say that {shown(key)} is in {shown(name)}; the files do not belong together.")
+                raise TraceError(
+                    f"{where} does not say that {shown(key)} is in {shown(name)}; the files do not belong together."
+                )
             found[key] = (shard, header.data, place)
     if len(found) != len(shards):
         lost = next(key for key in shards if key not in found)

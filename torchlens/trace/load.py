@@ -34,8 +34,8 @@ def calls_of(files: TraceFiles) -> list[int]:
         )
     if files.metadata["torchlens"] != FORMAT:
         raise TraceError(
-            f"{printable(str(files.path))} is of format {shown(files.metadata['torchlens'])}, and this torchlens reads format "
-            f"{FORMAT}. Load it with the version that wrote it, or log the model again."
+            f"{printable(str(files.path))} is of format {shown(files.metadata['torchlens'])}, and this torchlens reads "
+            f"format {FORMAT}. Load it with the version that wrote it, or log the model again."
         )
     start = f"{OWN_PREFIX}call/"
     words = [name.removeprefix(start) for name in files.names if name.startswith(start)]
@@ -73,5 +73,3 @@ def _load_call(files: TraceFiles, number: int, kind: type[_History]) -> _History
     log = Log(recording, marks_distances=bool(listing["marks_distances"]), make_graph=make_graph)
     options = options_of(document["options"], recording.random_seed, reader)
     return kind(log, options, bool(listing["keeps_unsaved"]))
-
-

@@ -1,7 +1,7 @@
 """What tensors are called in a file: `1/features.0/conv2d` is what the first call of the model made in that module.
 
 `1/block:2/relu:3` is the third `relu` in the second pass of the module `block`. What the model itself computes, outside any
-module, is `1/add`. Inputs, outputs and buffers go by their address: `1/input.x`, `1/output.logits`, `1/buffer.bn.running_mean`.
+module, is `1/add`. Inputs, outputs and buffers go by their address: `1/input.x`, `1/output.logits`, `1/buffer.bn.mean`.
 """
 
 import re

@@ -1,7 +1,8 @@
 """Python values as JSON and back: the arguments of calls, paths, whatever a history holds beside tensors.
 
 Numbers, text, None and tuples are what they are in JSON; anything else is an object with one name that says what it is. No
-code runs when a file is read: a function, a class or an object of some class comes back as a `StandIn` that tells what it was.
+code runs when a file is read: a function, a class or an object of some class comes back as a `StandIn`, which tells what it
+was.
 """
 
 import base64
@@ -29,7 +30,7 @@ __all__ = ["FunctionStandIn", "PythonReader", "PythonWriter", "function_of", "re
 _DEEPEST = 100
 _PLAIN = frozenset({bool, str, type(None)})
 _FUNCTIONS = (
-    FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType, type,
+    StandIn, FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType, type,
     torch._ops.OpOverload, torch._ops.OpOverloadPacket,
 )  # fmt: skip
 _LIVE = "functions are live things, and a file holds no more than their name; ask for it in a history of the model itself."
@@ -58,7 +59,9 @@ class PythonWriter:
         if kind is list or kind is set or kind is frozenset:
             return {kind.__name__: self._items(value, name, depth)}
         if kind is dict:
-            return {"dict": [(self.write(k, "", depth + 1), self.write(v, f"{name}.{k}", depth + 1)) for k, v in value.items()]}
+            return {
+                "dict": [(self.write(k, "", depth + 1), self.write(v, f"{name}.{k}", depth + 1)) for k, v in value.items()]
+            }
         simple = _simple(value, kind)
         if simple is not None:
             return simple
@@ -72,7 +75,7 @@ class PythonWriter:
             return self._array(value, name)
         if isinstance(value, torch.SymInt):
             return self.write(inert(value), name, depth)
-        if isinstance(value, StandIn) or isinstance(value, _FUNCTIONS):
+        if isinstance(value, _FUNCTIONS):
             return self.function(value)
         return {"object": text_of(value), "why": f"it is {_a_kind(value)}, and a file holds no objects."}
 
@@ -81,7 +84,7 @@ class PythonWriter:
 
     def _named_tuple(self, value: tuple[Any, ...], name: str, depth: int) -> Any:
         items = self._items(value, name, depth)
-        fields = getattr(value, "_fields", None) or getattr(value, "__match_args__", ())
+        fields: Any = getattr(value, "_fields", None) or getattr(value, "__match_args__", ())
         if len(fields) != len(items):
             return items
         return {"named": type(value).__name__, "fields": list(fields), "items": items}
@@ -230,7 +233,7 @@ class PythonReader:
 def _named(reader: PythonReader, form: Any) -> Any:
     items = tuple(map(reader.read, form["items"]))
     try:
-        return namedtuple(form["named"], form["fields"])(*items)  # type: ignore[misc]
+        return namedtuple(form["named"], form["fields"])(*items)
     except (TypeError, ValueError):  # names that no such tuple can have
         return items
 

@@ -33,9 +33,7 @@ def json_blob(name: str, document: Any) -> Blob:
     return Blob(name, "U8", (len(text),), flat)
 
 
-def save_history(
-    log: Log, path: str | os.PathLike[str], params: bool = False, max_shard_bytes: int = SHARD_BYTES
-) -> None:
+def save_history(log: Log, path: str | os.PathLike[str], params: bool = False, max_shard_bytes: int = SHARD_BYTES) -> None:
     """Writes a log to `path`. See `ModelHistory.save`."""
     target = checked_file("path", path, "trace.safetensors")
     if not isinstance(params, bool):

@@ -155,9 +155,7 @@ def _view_of(files: TraceFiles, note: Note, dtype: torch.dtype) -> Tensor:
     return tensor
 
 
-def _over(
-    memory: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int], strides: Sequence[int] | None
-) -> Tensor:
+def _over(memory: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int], strides: Sequence[int] | None) -> Tensor:
     """A tensor that looks at memory."""
     if strides is None:
         strides = torch.empty(shape, device="meta").stride()
@@ -182,8 +180,9 @@ def _coo(files: TraceFiles, note: Note) -> Tensor:
 
 def _compressed(one: str, other: str, layout: torch.layout) -> Callable[[TraceFiles, Note], Tensor]:
     def make(files: TraceFiles, note: Note) -> Tensor:
-        parts = [_part(files, note, word) for word in (one, other, "values")]
-        return torch.sparse_compressed_tensor(*parts, size=_sizes(note["shape"]), layout=layout, check_invariants=True)
+        outer, inner, values = (_part(files, note, word) for word in (one, other, "values"))
+        sizes = _sizes(note["shape"])
+        return torch.sparse_compressed_tensor(outer, inner, values, sizes, layout=layout, check_invariants=True)
 
     return make
 

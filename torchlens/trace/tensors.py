@@ -1,8 +1,8 @@
 """Tensors on their way into a file: what is written, and what is noted so that each comes out as it was.
 
-The file has the numbers of a tensor in the order of its shape, so that any reader of safetensors gets it right. What looks at
-the memory of another tensor is not written again: the note says where in it to look. Data types that the format does not
-have are written as bytes, and sparse, nested and quantized tensors as the tensors that they consist of.
+The file has the numbers of a tensor in the order of its shape, so that any reader of safetensors gets it right. What looks
+at the memory of another tensor is not written again: the note says where in it to look. Data types that the format does
+not have are written as bytes, and sparse, nested and quantized tensors as the tensors that they consist of.
 """
 
 import math
@@ -55,7 +55,7 @@ class Blob(NamedTuple):
             flat = torch.empty(0, dtype=torch.uint8)
             start = tensor.storage_offset() * tensor.element_size()
             flat.set_(tensor.untyped_storage(), start, (self.num_bytes,), (1,))
-            return memoryview(flat.numpy())
+            return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 class _Held(NamedTuple):
@@ -142,7 +142,7 @@ class Tensors:
         own = {word: self.add(part.detach(), f"{name}.{word}") for word, part in parts.items()}
         note.update(kind=kind, parts=own, shape=list(tensor.shape))
 
-    def _fill_nested(self, tensor: Tensor, name: str, note: Note) -> None:
+    def _fill_nested(self, tensor: Any, name: str, note: Note) -> None:
         if tensor.layout is torch.jagged:
             parts = {"values": tensor.values(), "offsets": tensor.offsets()}
             if tensor.lengths() is not None:

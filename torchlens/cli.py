@@ -1,0 +1,65 @@
+"""The command `torchlens`: parses arguments, then calls the same functions as everybody else.
+
+Exit codes: 0 all is well (or agrees), 1 something differs, 2 it could not be done; what was wrong stands on stderr.
+"""
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torchlens
+from torchlens.errors import TorchLensError
+from torchlens.trace import printable
+
+__all__ = ["COMMANDS", "main"]
+
+# The commands, in the order in which the help lists them. Each is a file in `commands/`.
+COMMANDS = ("show",)
+# What a command may raise because of what it was given.
+_EXPECTED = (TorchLensError, ValueError, TypeError, LookupError, OSError, ImportError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit code."""
+    modules = {name: import_module(f"torchlens.commands.{name}") for name in COMMANDS}
+    parser = argparse.ArgumentParser(
+        prog="torchlens", description="What a model really does: logs of forward passes, in files and compared."
+    )
+    parser.add_argument("--version", action="version", version=f"torchlens {torchlens.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, module in modules.items():
+        own = commands.add_parser(name, help=module.HELP, description=module.__doc__)
+        module.add_arguments(own)
+    given = parser.parse_args(arguments)
+    return _run(modules[given.command], given)
+
+
+def _run(command: Any, given: argparse.Namespace) -> int:
+    with warnings.catch_warnings():
+        warnings.showwarning = _say_warning
+        try:
+            code: int = command.run(given)
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:  # whoever read the output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except KeyboardInterrupt:
+            return 130
+        except _EXPECTED as error:
+            reason = error.args[0] if isinstance(error, LookupError) and error.args else error
+            lines = str(reason).splitlines() or [type(error).__name__]
+            print(f"torchlens {given.command}: {chr(10).join(map(printable, lines))}", file=sys.stderr)  # noqa: T201
+            return 2
+
+
+def _say_warning(message: Any, category: Any, *_: Any, **__: Any) -> None:
+    print(printable(str(message)), file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

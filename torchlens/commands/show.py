@@ -1,0 +1,35 @@
+"""`torchlens show FILE [KEY]`: what is in a trace."""
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from torchlens.commands.terminal import paint, say, width
+from torchlens.trace import open_trace, overview, printable
+from torchlens.traces import load
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "show what is in a trace: modules, operations, what their numbers are like"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a .safetensors file, or the .index.json of several")
+    parser.add_argument(
+        "key", metavar="KEY", nargs="?", help="a module (h.0.attn), a layer (conv2d_1_1) or a name in the file"
+    )
+    parser.add_argument(
+        "--depth", type=int, default=1, metavar="N", help="how deep in modules to look (default 1; 0: operations)"
+    )
+    parser.add_argument("--call", type=int, metavar="N", help="which call of the model, where the trace holds several")
+    parser.add_argument("--html", metavar="F", type=Path, help="write the page to explore to F")
+
+
+def run(arguments: Namespace) -> int:
+    files = open_trace(arguments.file)
+    found = overview(files, arguments.key, arguments.depth, arguments.call)
+    say(found.text(width(), paint))
+    if arguments.html is not None:
+        history = load(arguments.file, call=arguments.call)
+        history.explore(arguments.html)
+        say(f"Wrote {printable(str(arguments.html))}")
+    return 0

@@ -1,0 +1,27 @@
+"""What the commands know of the terminal they print to."""
+
+import os
+import shutil
+import sys
+
+__all__ = ["paint", "say", "width"]
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+
+def width() -> int:
+    """How many letters fit into a line; where nobody says, 100."""
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def paint(text: str, style: str) -> str:
+    """The text in a style ('bold', 'dim', 'red', ...), if it goes to a terminal and nobody asked for none (NO_COLOR)."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+
+
+def say(text: str) -> None:
+    """Prints, also where the terminal cannot show every letter."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")

@@ -1,0 +1,58 @@
+"""Finding things in a trace by name: tensors by the names they have in the file, entries by any key that people write."""
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torchlens.capture.stored import opened
+from torchlens.history.base_history import BaseHistory
+from torchlens.trace.files import TraceFiles
+from torchlens.trace.load import calls_of, load_call
+from torchlens.trace.names import names_of_rows, without_own
+from torchlens.trace.stored_tensors import stored_tensor
+
+__all__ = ["entry_named", "read_named", "read_pattern"]
+
+
+def read_named(files: TraceFiles, name: str) -> Any:
+    """A tensor as it stands in the file, whether torchlens wrote it or not."""
+    return opened(stored_tensor(files, name))
+
+
+def entry_named(history: BaseHistory, key: str, call: int) -> int | None:
+    """The entry that a key means: a name in the file, with the call or without it, a label, a module, an address."""
+    log = history._log
+    names = names_of_rows(log.recording, call)
+    for entry, number in enumerate(log.graph.recorded):
+        if key in (names[number], names[number].partition("/")[2]):
+            return entry
+    return history[key]._entry if key in history else None
+
+
+def read_pattern(files: TraceFiles, pattern: str | None) -> Iterator[tuple[str, Any]]:
+    """Names and values in the order in which they were made, those that fit the pattern.
+
+    What is a view of another tensor, and so is no tensor of the file's own, is among them.
+    """
+    given = set()
+    if "torchlens" in files.metadata:
+        for call in calls_of(files):
+            log = load_call(files, call, BaseHistory)._log
+            names = names_of_rows(log.recording, call)
+            for number in log.graph.recorded:
+                given.add(names[number])
+                if log.recording.values[number] is not None and _fits(names[number], pattern):
+                    yield names[number], opened(log.recording.values[number])
+    for name in without_own(files.names):
+        if name not in given and _fits(name, pattern):
+            yield name, read_named(files, name)
+
+
+def _fits(name: str, pattern: str | None) -> bool:
+    """Whether a name fits: as a whole, without its call, or as a part where there is nothing to fill in."""
+    if pattern is None:
+        return True
+    rest = name.partition("/")[2]
+    if any(sign in pattern for sign in "*?["):
+        return fnmatchcase(name, pattern) or fnmatchcase(rest, pattern)
+    return pattern in name
