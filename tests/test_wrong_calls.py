@@ -268,7 +268,7 @@ def test_a_field_that_a_history_has_not(history: tl.ModelHistory, name: str, wor
         ("log", "has no attribute 'log'. Use log_forward_pass(model, x)."),
         ("save", "has no attribute 'save'. Use "),
         ("log_forwad_pass", "has no attribute 'log_forwad_pass'. Did you mean 'log_forward_pass'?"),
-        ("qqq", "has no attribute 'qqq'. There are: DifferentGraphError,"),
+        ("qqq", f"has no attribute 'qqq'. There are: {tl.__all__[0]},"),
     ],
 )
 def test_a_function_that_is_none(module: str, name: str, words: str):
