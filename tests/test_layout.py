@@ -32,6 +32,7 @@ PUBLIC_NAMES = [
     "ValueChangedError",
     "compare",
     "diff",
+    "explore_together",
     "get_model_metadata",
     "load",
     "log_forward_pass",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torchlens.profiling import Finding, Profile
     from torchlens.traces import load
     from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
+    from torchlens.viewer import explore_together
 
 __all__ = [
     "CannotCompareError",
@@ -47,6 +48,7 @@ __all__ = [
     "ValueChangedError",
     "compare",
     "diff",
+    "explore_together",
     "get_model_metadata",
     "load",
     "log_forward_pass",
@@ -66,6 +68,7 @@ _LATER = {
     "ValidationReport": "torchlens.validation",
     "compare": "torchlens.measure",
     "diff": "torchlens.differences",
+    "explore_together": "torchlens.viewer",
     "load": "torchlens.traces",
     "profile": "torchlens.measure",
     "validate_forward_pass": "torchlens.validation",

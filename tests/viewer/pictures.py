@@ -1,14 +1,17 @@
-"""Takes the pictures of the viewer that the docs show: python -m tests.viewer.pictures"""
+"""Takes the pictures of the viewer that the docs show: python -m tests.viewer.pictures [name ...]"""
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Literal
 
+import torch
 from playwright.sync_api import sync_playwright
 
+import torchlens as tl
 from tests.viewer.conftest import _FLAGS, Tab, chromium
-from tests.viewer.viewer_models import history_of
-from torchlens.viewer import explore
+from tests.viewer.viewer_models import ResNet18, history_of
+from torchlens.viewer import explore, explore_together
 
 IMAGES = Path(__file__).parents[2] / "images"
 
@@ -30,6 +33,7 @@ def _look_for(query: str) -> list[str]:
     return [f"document.getElementById('query').value = '{query}'", f"torchlens.search('{query}')"]
 
 
+_INTO_LAYER2 = [f"torchlens.panes[0].toggle(torchlens.panes[0].find('{title}'))" for title in ("layer2", "layer2.0")]
 _BLOCKS = "transformer.h.0 … 11"
 _ATTENTION = "transformer.h.0.attn"
 PICTURES: dict[str, tuple[str, Literal["light", "dark"], list[str]]] = {
@@ -56,15 +60,30 @@ PICTURES: dict[str, tuple[str, Literal["light", "dark"], list[str]]] = {
     ),
     "ten-thousand": ("nested_loop", "light", _open("sin, add 418 … 834")),
     "failed": ("failed", "light", []),
+    "together": ("together", "light", [*_INTO_LAYER2, "torchlens.goTo(1)"]),
 }
+
+
+def _write_two(path: Path) -> None:
+    """ResNet-18, and the same with another stride in its second stage."""
+    logs = []
+    for stride in (2, 1):
+        torch.manual_seed(0)
+        model = ResNet18().eval()
+        model.layer2[0].conv1.stride = model.layer2[0].downsample[0].stride = (stride, stride)
+        logs.append(tl.log_forward_pass(model, torch.randn(1, 3, 64, 64)))
+    explore_together(logs[0], logs[1], path, names=("ResNet-18", "stride 1 in layer2"))
 
 
 def main() -> None:
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=chromium(), args=_FLAGS)
-        for name, (model, scheme, steps) in PICTURES.items():
+        for name in sys.argv[1:] or PICTURES:
+            model, scheme, steps = PICTURES[name]
             path = Path(folder) / f"{model}.html"
-            if not path.exists():
+            if model == "together":
+                _write_two(path)
+            elif not path.exists():
                 explore(history_of(model), path)
             page = browser.new_page(viewport={"width": 1600, "height": 1000}, color_scheme=scheme)
             tab = Tab(page, path)

@@ -10,13 +10,13 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", r
 
 
 def bundle(folder: Path, start: str) -> str:
-    """The script `start` and what it imports, in the order in which a browser would run them, as one function.
+    """The script `start` and what it imports, in the order in which a browser would run them, as the body of one function.
 
-    They share one scope there: no two files define the same name.
+    They share one scope there: no two files define the same name. Whoever calls the function twice has two of everything.
     """
     scripts: dict[str, str] = {}
     _add(folder, start, scripts, set())
-    return '"use strict";\n(() => {\n' + "\n".join(scripts.values()) + "})();\n"
+    return "given => {\n" + "\n".join(scripts.values()) + "}"
 
 
 def _add(folder: Path, name: str, scripts: dict[str, str], begun: set[str]) -> None:

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,14 +28,27 @@ from torchlens.viewer.residuals import residual_links
 from torchlens.viewer.selection import Selection, select
 from torchlens.viewer.statistics import Statistics
 
-__all__ = ["page_data"]
+__all__ = ["Carried", "carried_data", "page_data"]
 
 # In place of the row of a tensor's statistics.
 _VALUELESS = -2
 
 
+class Carried(NamedTuple):
+    """What the page is given, the parts that it shows, by their numbers in it, and the number of the part of each entry."""
+
+    data: dict[str, Any]
+    parts: list[Part]
+    part_of: dict[int, int]
+
+
 def page_data(history: BaseHistory, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> dict[str, Any]:
     """Everything the page knows."""
+    return carried_data(history, overlays, title).data
+
+
+def carried_data(history: BaseHistory, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> Carried:
+    """Everything the page knows, and where each entry is in it."""
     user = object()
     try:
         pause_collector(user)  # nothing of the outline is garbage before the page is written, and it is large
@@ -65,7 +78,7 @@ class _Writer:
         self.flops: dict[Any, int] = {}
         self.backward_seconds = backward_times(log).seconds
 
-    def write(self, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> dict[str, Any]:
+    def write(self, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> Carried:
         recording = self.log.recording
         failure = recording.failure
         failed = None if failure is None else self._failed_call(failure)
@@ -79,7 +92,7 @@ class _Writer:
         entries = self._entries(chosen, failure, failed)
         left_out = self._left_out(chosen, number_of)
         marks = [self._overlay(name, values, [part for part, _ in parts]) for name, values in overlays.items()]
-        return {
+        data = {
             "title": title or recording.model_name,
             "model": recording.model_name,
             "tensors": len(self.log.graph.recorded),
@@ -105,6 +118,7 @@ class _Writer:
             "statistics": self.statistics.columns(),
             "strings": list(self.strings.found),
         }
+        return Carried(data, [part for part, _ in parts], _part_of_entries(found.root, number_of))
 
     def _note(self) -> str:
         """What is to be said of the numbers on the page where sizes are symbolic."""
@@ -365,14 +379,31 @@ class _Writer:
         }
 
 
+def _shown(part: Part, number_of: Mapping[int, int]) -> int:
+    """The number of the part that the page carries for one: itself, or what it is closed in."""
+    while id(part) not in number_of:
+        assert part.above is not None
+        part = part.above
+    return number_of[id(part)]
+
+
+def _part_of_entries(root: Part, number_of: Mapping[int, int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    pending = [root]
+    while pending:
+        part = pending.pop()
+        pending += part.children
+        for own in (*part.passes, part.buffers):
+            for entry in own:
+                found[entry] = _shown(part, number_of)
+    return found
+
+
 def _links(found: Outline, number_of: Mapping[int, int], residual: Collection[int]) -> dict[str, list[int]]:
     """The edges between the parts that the page carries, each once; `around` is -1 for those that go round nothing."""
 
     def shown(part: Part) -> int:
-        while id(part) not in number_of:
-            assert part.above is not None
-            part = part.above
-        return number_of[id(part)]
+        return _shown(part, number_of)
 
     is_residual: dict[tuple[int, int, int], bool] = {}
     for number, (source, target, around) in enumerate(found.links):

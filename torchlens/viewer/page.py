@@ -4,7 +4,7 @@ import html
 import json
 import os
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from torchlens.viewer.bundle import bundle
 from torchlens.viewer.data import page_data
 from torchlens.wording import checked_file, got
 
-__all__ = ["Exploration", "explore"]
+__all__ = ["PAGE", "Exploration", "explore", "filled_template", "write_page"]
 
-_PAGE = Path(__file__).parent / "page"
+PAGE = Path(__file__).parent / "page"
 _FRAME_HEIGHT = 720
 
 
@@ -72,24 +72,39 @@ def explore(
     target = None if path is None else checked_file("path", path, "model.html")
     with outside_fake_mode():
         text = page_text(page_data(history, overlays or {}, title))
-    if target is not None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
-    return Exploration(text, target)
+    return write_page(text, target)
 
 
 def page_text(data: dict[str, Any]) -> str:
-    """The page: the template with style, scripts and data put in their places."""
-    template = (_PAGE / "page.html").read_text(encoding="utf-8")
+    """The page of one history."""
+    script = (
+        f"({bundle(PAGE, 'start.js')})("
+        "{ root: document, data: JSON.parse(document.getElementById('data').textContent) });"
+    )
+    return filled_template(data["title"], data, (PAGE / "pane.html").read_text(encoding="utf-8"), ["page.css"], script)
+
+
+def filled_template(title: str, data: dict[str, Any], body: str, styles: Sequence[str], script: str) -> str:
+    """A page: the template with style, body, scripts and data put in their places."""
+    template = (PAGE / "page.html").read_text(encoding="utf-8")
     pieces = {
-        "TITLE": html.escape(data["title"]),
-        "STYLE": (_PAGE / "page.css").read_text(encoding="utf-8"),
+        "TITLE": html.escape(title),
+        "STYLE": "".join((PAGE / name).read_text(encoding="utf-8") for name in styles),
+        "BODY": body,
         "DATA": _safe_json(data),
-        "SCRIPT": bundle(_PAGE, "start.js"),
+        "SCRIPT": f'"use strict";\n{script}\n',
     }
     # Split first, so that nothing in one piece is taken for the place of another.
     parts = template.split("%%")
     return "".join(pieces[part] if index % 2 else part for index, part in enumerate(parts))
+
+
+def write_page(text: str, target: Path | None) -> Exploration:
+    """Writes a page to its file, if it is to have one."""
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    return Exploration(text, target)
 
 
 def _safe_json(data: Any) -> str:

@@ -1,6 +1,6 @@
 /* What the reader can do: open, close, select, follow an edge. */
 
-import { $, HEAD_H, NODE_H, P, SIDE, isOpenable, kids, scene, state, timings, within } from "./outline.js";
+import { $, HEAD_H, NODE_H, P, SIDE, isOpenable, kids, scene, state, tell, timings, within } from "./outline.js";
 import { forgetLinks, links } from "./links.js";
 import { describe } from "./names.js";
 import { arrange } from "./arrange.js";
@@ -39,6 +39,7 @@ export function toggle(i, pointer) {
   applyView();
   showPanel();
   timings.toggle = performance.now() - t;
+  tell("toggled", i, state.open[i]);
 }
 function reveal(i) {
   let changed = false;
@@ -58,6 +59,7 @@ export function select(i, options) {
   showPanel();
   drawCrumbs();
   if (i > 0) $("live").textContent = describe(i);
+  if (!o.second) tell("selected", i);
 }
 export function selectEdge(edge) {
   state.selected = state.second = -1;
@@ -65,6 +67,7 @@ export function selectEdge(edge) {
   light();
   showPanel();
   drawCrumbs();
+  tell("selected", -1);
 }
 export function goUp() {
   if (state.selected <= 0) return;

@@ -1,6 +1,6 @@
 /* The state of the page in its address, so that a link opens what was seen. */
 
-import { $, N, P, isOpenable, state } from "./outline.js";
+import { $, N, P, isOpenable, state, tell } from "./outline.js";
 import { forgetLinks } from "./links.js";
 import { overlays } from "./overlays.js";
 import { arrange } from "./arrange.js";
@@ -13,7 +13,7 @@ import { say } from "./word.js";
 
 let timer = 0, at = -1;
 const steps = [];  // each place that the reader was at, as the address says it, and which of them is shown
-let hasAddress = true;
+let hasAddress = !given.tell;  // a page beside another shares its address
 function hashText() {
   const opened = [];
   for (let i = 1; i < N; i++) if (state.open[i]) opened.push(i.toString(36));
@@ -40,10 +40,11 @@ const stepOf = text => text.replace(/&[vq]=[^&]*/g, "");
 function writeDown() {
   clearTimeout(timer);
   timer = 0;
+  tell("remembered", hashText());
   const text = hashText(), isStep = at < 0 || stepOf(text) !== stepOf(steps[at]);
   if (isStep) steps.length = ++at;
   steps[at] = text;
-  try { history[isStep && at ? "pushState" : "replaceState"]({ at }, "", text); } catch (error) {
+  if (hasAddress) try { history[isStep && at ? "pushState" : "replaceState"]({ at }, "", text); } catch (error) {
     if (error.name !== "SecurityError") throw error;  // A page inside a page has no address of its own.
     hasAddress = false;
   }

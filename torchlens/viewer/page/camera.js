@@ -1,6 +1,6 @@
 /* Which part of the scene is seen: pan and zoom. */
 
-import { $, NODE_H, SMALLEST_TEXT, TEXT, scene, stage, state } from "./outline.js";
+import { $, NODE_H, SMALLEST_TEXT, TEXT, scene, stage, state, tell } from "./outline.js";
 import { world } from "./draw.js";
 import { drawMap } from "./map.js";
 import { remember } from "./address.js";
@@ -11,11 +11,16 @@ export function applyView() {
   drawMap();
   remember();
 }
+/* The reader moved the view from where it was before. */
+export function moved(before) {
+  applyView();
+  tell("moved", before, state.view);
+}
 export function stageSize() { return [stage.clientWidth, stage.clientHeight]; }
 /* How much of the stage can be seen: on a phone the panel may cover its lower part. */
 function seenSize() {
   const here = stage.getBoundingClientRect(), side = $("side").getBoundingClientRect();
-  const covered = side.left <= here.left ? Math.max(0, here.bottom - side.top) : 0;
+  const covered = side.height && side.left <= here.left ? Math.max(0, here.bottom - side.top) : 0;
   return [here.width, Math.max(120, here.height - covered)];
 }
 export function fit(isOpening) {
@@ -34,7 +39,7 @@ export function fit(isOpening) {
 export function zoom(factor, cx, cy) {
   const v = state.view, k = Math.max(0.05, Math.min(4, v.k * factor));
   state.view = { k, x: cx - (cx - v.x) * k / v.k, y: cy - (cy - v.y) * k / v.k };
-  applyView();
+  moved(v);
 }
 export function bringIntoView(i, isCentred) {
   const node = scene.nodes.get(i);

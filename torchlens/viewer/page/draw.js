@@ -7,6 +7,7 @@ import { colourValue, css, inkOn, overlayColour, overlayRange, placeOn } from ".
 import { label, make } from "./elements.js";
 import { drawLegend } from "./legend.js";
 import { light } from "./light.js";
+import { drawMark } from "./marks.js";
 import { hitsIn } from "./search.js";
 import { isCondition, shapesOn } from "./edges.js";
 import { badIn } from "./statistics.js";
@@ -139,6 +140,7 @@ function drawNode(node, layer, range, before) {
   const tip = make("title", {}, g);
   tip.textContent = describe(id);
   drawBad(g, id);
+  drawMark(g, node);
   if (isOpenable(id)) drawPick(g, w + 2, h);
   common(g, node);
 }
@@ -176,6 +178,7 @@ function drawBox(node, layer, heads, range) {
     bar.style.fill = css(c);
     for (const text of g.querySelectorAll(":scope > text")) text.style.fill = inkOn(c);
   } else if (state.overlay) bar.style.fill = "var(--card)";
+  drawMark(g, node);
   drawPick(g, w + 2, HEAD_H);
   common(g, node);
 }

@@ -1,9 +1,9 @@
 /* Mouse, fingers and wheel on the graph. As on a map: drag or scroll moves, pinch or Ctrl with the wheel zooms. */
 
-import { $, isOpenable, scene, stage, state, svg, timings } from "./outline.js";
+import { $, isOpenable, scene, stage, state, svg, tell, timings } from "./outline.js";
 import { describe } from "./names.js";
 import { elements } from "./draw.js";
-import { applyView, stageSize, zoom } from "./camera.js";
+import { moved, stageSize, zoom } from "./camera.js";
 import { map, mapScale } from "./map.js";
 import { select, selectEdge, toggle } from "./actions.js";
 import { drawCrumbs } from "./bar.js";
@@ -44,9 +44,10 @@ function move(event) {
   const [x, y] = local(event);
   pointers.set(event.pointerId, [x, y]);
   if (pointers.size > 1) {
-    const now = fingers();
+    const now = fingers(), before = { ...state.view };
     state.view.x += now.x - pinch.x;
     state.view.y += now.y - pinch.y;
+    moved(before);
     zoom(now.apart / pinch.apart, now.x, now.y);
     pinch = now;
     return;
@@ -54,9 +55,7 @@ function move(event) {
   if (!drag || drag.isDone || !drag.moved && Math.hypot(x - drag.x, y - drag.y) < MOVED) return;
   drag.moved = true;
   svg.classList.add("drag");
-  state.view.x = drag.vx + x - drag.x;
-  state.view.y = drag.vy + y - drag.y;
-  applyView();
+  moveTo(drag.vx + x - drag.x, drag.vy + y - drag.y);
 }
 function release(event) {
   if (!pointers.delete(event.pointerId)) return;
@@ -84,6 +83,7 @@ function click({ id, edge, isShift, isPick }, pointer) {
     const el = elements.get(id);
     if (el) el.focus({ preventScroll: true });
     $("live").textContent = describe(id);
+    tell("selected", id);
   }
   timings.click = performance.now() - t;
 }
@@ -93,15 +93,16 @@ function scroll(event) {
   let dx = event.deltaX * unit, dy = event.deltaY * unit;
   if (event.ctrlKey || event.metaKey) { zoom(Math.exp(-Math.max(-30, Math.min(30, dy)) * 0.01), ...local(event)); return; }
   if (event.shiftKey && !dx) [dx, dy] = [dy, 0];
-  state.view.x -= dx;
-  state.view.y -= dy;
-  applyView();
+  moveTo(state.view.x - dx, state.view.y - dy);
+}
+function moveTo(x, y) {
+  const before = state.view;
+  state.view = { ...before, x, y };
+  moved(before);
 }
 function moveByMap(event) {
   const r = map.getBoundingClientRect(), [w, h] = stageSize(), v = state.view;
-  v.x = w / 2 - (event.clientX - r.left - map.offset[0]) / mapScale * v.k;
-  v.y = h / 2 - (event.clientY - r.top - map.offset[1]) / mapScale * v.k;
-  applyView();
+  moveTo(w / 2 - (event.clientX - r.left - map.offset[0]) / mapScale * v.k, h / 2 - (event.clientY - r.top - map.offset[1]) / mapScale * v.k);
 }
 export function listenToGestures() {
   svg.addEventListener("pointerdown", press);

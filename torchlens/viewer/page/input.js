@@ -1,9 +1,9 @@
 /* Keyboard, search field and buttons. */
 
-import { $, state } from "./outline.js";
+import { $, root, state } from "./outline.js";
 import { html } from "./elements.js";
 import { draw, elements, focusable } from "./draw.js";
-import { fit, stageSize, zoom } from "./camera.js";
+import { bringIntoView, fit, stageSize, zoom } from "./camera.js";
 import { drawMap } from "./map.js";
 import { follow, goUp, select, toggle } from "./actions.js";
 import { search, walk } from "./search.js";
@@ -42,7 +42,7 @@ for (let level = 1; level < 10; level++) keys[level] = () => openTo(level);
 
 export function listen() {
   listenToGestures();
-  listenToSheet();
+  listenToSheet($("side"), $("grip"), () => { if (state.selected > 0) bringIntoView(state.selected); });
   $("fit").addEventListener("click", () => fit(false));
   $("help").addEventListener("click", showKeys);
   $("back").addEventListener("click", () => goStep(-1));
@@ -54,11 +54,13 @@ export function listen() {
   });
   $("overlay").addEventListener("change", () => { state.overlay = $("overlay").value; draw(); remember(); showPanel(); });
   document.addEventListener("keydown", event => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog, summary, #panel, #bar button")) return;
+    const path = event.composedPath();
+    if (event.ctrlKey || event.metaKey || event.altKey || !path.includes(root) || path[0].closest("input, select, textarea, dialog, summary, #panel, #bar button")) return;
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
-  document.addEventListener("pointerdown", event => { if (!event.target.closest("#options")) $("options").open = false; });
+  document.addEventListener("pointerdown", event => { if (!event.composedPath().includes($("options"))) $("options").open = false; });
   window.addEventListener("resize", drawMap);
-  window.addEventListener("popstate", event => arrive(event.state));
+  if (given.tell) { delete keys["/"]; delete keys["?"]; }  // there is one search for both pages
+  else window.addEventListener("popstate", event => arrive(event.state));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMap);
 }

@@ -3,6 +3,7 @@
 import { $, kindOf, scene, state } from "./outline.js";
 import { SCALE, css, overlayText, overlays } from "./overlays.js";
 import { html, make } from "./elements.js";
+import { markRows } from "./marks.js";
 
 const LEGEND = [["input", "input"], ["output", "output"], ["module", "module"], ["group", "folded"], ["weights", "with parameters"], ["norm", "normalisation"],
   ["activation", "activation"], ["compute", "other computation"], ["view", "view"], ["source", "buffer, constant"]];
@@ -27,8 +28,9 @@ export function drawLegend(now) {
     if (!used.has(kind)) continue;
     const swatch = html("i");
     swatch.style.background = `var(--k-${kind})`;
-    legend.append(html("div", { class: "row" }, swatch, text));
+    legend.append(html("div", { class: "row kind" }, swatch, text));
   }
+  legend.append(...markRows());
   for (const [kind, text] of [["skip", "residual"], ["loop", "loop"]]) {
     if (!scene.edges.some(e => e.kind === kind)) continue;
     const line = make("svg", { viewBox: "0 0 22 10" });

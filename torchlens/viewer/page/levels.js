@@ -1,6 +1,6 @@
 /* Opening and closing everything, down to a depth. */
 
-import { P, depth, end, isOpenable, kids, scene, state } from "./outline.js";
+import { P, depth, end, isOpenable, kids, scene, state, tell } from "./outline.js";
 import { connect, links } from "./links.js";
 import { many } from "./numbers.js";
 import { applyView, bringIntoView, fit } from "./camera.js";
@@ -41,6 +41,7 @@ export function openTo(level, box = 0) {
   if (box > 0 || state.selected > 0) { bringIntoView(box || state.selected); applyView(); } else fit(true);
   showPanel();
   drawCrumbs();
+  tell("levelled", level, box);
   say(now < wanted ? "Open to depth " + now + ": at depth " + wanted + " there would be " + many(shownAt(box, wanted)) + " nodes. Open single boxes to go deeper." : "");
 }
 function isShown(i) {

@@ -2,6 +2,7 @@
 
 import { D, E, P, PART, Q, S, end, failedUnit, isOpenable, isUnit, kindOf, leftIn, state } from "./outline.js";
 import { links } from "./links.js";
+import { markOf } from "./marks.js";
 import { many, short } from "./numbers.js";
 import { overlayText, overlayValue } from "./overlays.js";
 
@@ -69,6 +70,8 @@ export function describe(i) {
   const bits = [S[P.title[i]], typeOf(i), shapeOf(i).replace(/×/g, " by ")];
   if (P.passes[i] > 1) bits.push(P.passes[i] + " times");
   if (!isUnit(i)) bits.push(countUnits(i) + " operations");
+  const mark = markOf(i);
+  if (mark) bits.push(mark.text);
   return bits.filter(Boolean).join(", ");
 }
 /* Lines below the shape, if asked for: what an operation was given, and its parameters. */

@@ -1,12 +1,15 @@
 /* What the page was given: the model as a tree of parts, with operations as its leaves. */
 
 export const started = performance.now();
-export const D = JSON.parse(document.getElementById("data").textContent);
+/* Whoever opens a page gives it `root`, the document or a shadow root with the elements of pane.html, and `data`; beside another
+page also `address`, what is to be open, and `tell`, which hears what the reader does. It finds `page`, the way to drive it. */
+export const root = given.root, D = given.data;
+export const tell = (what, ...facts) => { if (given.tell) given.tell(what, ...facts); };
 export const S = D.strings, E = D.entries, P = D.parts, Q = D.parameters, T = D.statistics;
 export const N = P.part.length, NUM = E.label.length;
 export const KIND = D.kinds, PART = D.partKinds, SIDE = D.sides;
 export const LINE_H = 17, NODE_H = 42, BAR_H = 21, HEAD_H = 26, PAD = 16, FOOT = 14, SMALLEST_TEXT = 11, TEXT = 12;
-export const $ = id => document.getElementById(id);
+export const $ = id => root.getElementById(id);
 export const svg = $("graph"), stage = $("stage"), panel = $("panel");
 
 export const kids = Array.from({ length: N }, () => []), end = new Int32Array(N), depth = new Int32Array(N);

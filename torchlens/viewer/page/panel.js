@@ -1,6 +1,6 @@
 /* The panel: details of what is selected. */
 
-import { $, D, E, LEFT, NUM, P, PART, Q, S, T, VALUELESS, children, end, failedUnit, isOpenable, isUnit, leftIn, leftOut, panel, passOfEntry, state, unitOf, within } from "./outline.js";
+import { $, D, E, LEFT, NUM, P, PART, Q, S, T, VALUELESS, children, end, failedUnit, isOpenable, isUnit, leftIn, leftOut, panel, passOfEntry, state, tell, unitOf, within } from "./outline.js";
 import { links } from "./links.js";
 import { bytesText, many, numberText, short, timeText } from "./numbers.js";
 import { countUnits, entriesNow, idleIn, paramCount, paramsIn, shapeOf, typeOf } from "./names.js";
@@ -76,7 +76,7 @@ function passBlock(i) {
   if (most < 2 || !isUnit(i) && !["loop", "module"].includes(PART[P.part[i]])) return null;
   const now = Math.min(state.pass.get(i) || 0, most - 1);
   const shown = html("span", {}, many(passNumber(i, now)) + " / " + many(P.passes[i]));
-  const change = to => { setPass(i, to); draw(); showPanel(); remember(); };
+  const change = to => { setPass(i, to); draw(); showPanel(); remember(); tell("passed", i, state.pass.get(i)); };
   const slider = html("input", { type: "range", min: 1, max: most, value: now + 1, "aria-label": "Pass", id: "pass" });
   slider.addEventListener("change", () => { change(slider.value - 1); $("pass").focus(); });
   return html("div", { class: "passes" }, html("span", {}, "Pass"), html("button", { type: "button", "aria-label": "Previous pass", id: "pass-back", onclick: () => { change(now - 1); $("pass-back").focus(); } }, "‹"),

@@ -1,18 +1,14 @@
 /* On a phone the panel is a sheet that is drawn up from below. */
 
-import { $, state } from "./outline.js";
-import { bringIntoView } from "./camera.js";
-
 const SIZES = ["", "half", "high"];  // how far it is up
-function setSize(size) {
-  const side = $("side");
+function setSize(side, grip, size, halfUp) {
   if (size) side.dataset.size = size; else delete side.dataset.size;
   side.style.height = "";
-  $("grip").setAttribute("aria-expanded", String(Boolean(size)));
-  if (size === "half" && state.selected > 0) bringIntoView(state.selected);
+  grip.setAttribute("aria-expanded", String(Boolean(size)));
+  if (size === "half") halfUp();
 }
-export function listenToSheet() {
-  const side = $("side"), grip = $("grip");
+/* `halfUp` is called when the sheet comes to cover the lower half. */
+export function listenToSheet(side, grip, halfUp) {
   let from = null;
   grip.addEventListener("pointerdown", event => { from = { y: event.clientY, height: side.offsetHeight, moved: false }; grip.setPointerCapture(event.pointerId); });
   grip.addEventListener("pointermove", event => {
@@ -25,10 +21,10 @@ export function listenToSheet() {
     if (!from) return;
     const moved = from.moved, share = side.offsetHeight / side.parentElement.offsetHeight;
     from = null;
-    if (moved) setSize(share < 0.3 ? "" : share < 0.72 ? "half" : "high");
+    if (moved) setSize(side, grip, share < 0.3 ? "" : share < 0.72 ? "half" : "high", halfUp);
     else next();
   };
-  const next = () => setSize(SIZES[(SIZES.indexOf(side.dataset.size || "") + 1) % SIZES.length]);
+  const next = () => setSize(side, grip, SIZES[(SIZES.indexOf(side.dataset.size || "") + 1) % SIZES.length], halfUp);
   grip.addEventListener("pointerup", end);
   grip.addEventListener("pointercancel", end);
   grip.addEventListener("keydown", event => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); next(); } });

@@ -1,6 +1,6 @@
 /* Opening the page. */
 
-import { $, D, N, P, PART, S, depth, failedUnit, isOpenable, kids, scene, stage, started, state, timings } from "./outline.js";
+import { $, D, N, P, PART, S, depth, failedUnit, isOpenable, kids, root, scene, stage, started, state, timings } from "./outline.js";
 import { columnsIn, connect, links } from "./links.js";
 import { countUnits } from "./names.js";
 import { overlays } from "./overlays.js";
@@ -16,6 +16,7 @@ import { openTo } from "./levels.js";
 import { svgText } from "./picture.js";
 import { restore } from "./address.js";
 import { listen } from "./input.js";
+import { drive } from "./drive.js";
 
 /* Expands, largest first, until at least 10 and at most 40 nodes show. */
 function openReadable() {
@@ -60,7 +61,7 @@ function start() {
     $("failure").hidden = false;
   }
   listen();
-  if (!restore(location.hash)) {
+  if (!restore(given.address === undefined ? location.hash : given.address)) {
     openReadable();
     arrange();
     draw();
@@ -73,9 +74,11 @@ function start() {
 }
 start();
 
-window.torchlens = {
+given.page = {
   timings, state, scene, D, openTo, svgText, toggle, select, search, walk, fit, shown: () => [...scene.nodes.values()].filter(n => !n.isBox).length,
   title: i => S[P.title[i]], count: countUnits,
   find: text => { for (let i = 1; i < N; i++) if (S[P.title[i]] === text) return i; return -1; },
   screen: i => { const n = scene.nodes.get(i), v = state.view, r = stage.getBoundingClientRect(); return n ? { x: r.left + v.x + n.x * v.k, y: r.top + v.y + n.y * v.k, w: n.w * v.k, h: n.h * v.k } : null; },
+  drive,
 };
+if (root === document) window.torchlens = given.page;
