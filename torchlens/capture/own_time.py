@@ -15,13 +15,16 @@ class OwnTime:
     somebody looks, and calling us) is not in them, and is about the same each time: that is what the numbers are for.
     """
 
-    __slots__ = ("coldness", "num_modules", "num_nodes", "num_operations", "num_reads", "seconds", "short_seconds")
+    __slots__ = (
+        "coldness", "num_cells", "num_modules", "num_nodes", "num_operations", "num_reads", "seconds", "short_seconds",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.num_operations = 0  # calls that left a row
         self.short_seconds = 0.0  # what those took, each no more than SHORT
         self.coldness = 0.0  # how many of those had not run for a WHILE; one that ran not long ago counts in part
+        self.num_cells = 0  # how many of those are cells of recurrent networks: a dozen short operations in one
         self.num_reads = 0  # calls that left none
         self.num_modules = 0
         self.num_nodes = 0  # of autograd's graph, that ran

@@ -13,6 +13,8 @@ from torchlens.capture.recording import MadeCall, References
 
 __all__ = ["TimedRecorder"]
 
+_CELLS = frozenset({torch.lstm_cell, torch.gru_cell})
+
 
 class TimedRecorder(Recorder):
     """Records as ever, and adds to `own_time` what handling a call took beside the call itself."""
@@ -42,6 +44,8 @@ class TimedRecorder(Recorder):
             self._last_runs[id(func)] = number
             own.coldness += others / WHILE if others < WHILE else 1.0
             own.short_seconds += self._seconds if self._seconds < SHORT else SHORT
+            if func in _CELLS:
+                own.num_cells += 1
         else:
             own.num_reads += 1
         own.seconds += perf_counter() - enter - self._seconds

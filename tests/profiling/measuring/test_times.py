@@ -13,7 +13,7 @@ from tests.profiling import profile_records
 from torchlens.capture import backward, current, recorder, timed_recorder, trees
 from torchlens.capture.backward import NodeRun
 from torchlens.capture.modules import ModuleTracker
-from torchlens.capture.own_time import WHILE
+from torchlens.capture.own_time import WHILE, OwnTime
 from torchlens.nonfinite.quick_look import has_nonfinite
 from torchlens.profiling import profile as profile_module
 from torchlens.profiling.measuring import (
@@ -336,6 +336,83 @@ def test_what_coldness_costs_is_taken_off():
         step.signature = True, has_grad, ()
         found = times.call_times([call], {True: residuals, False: calibration.NOTHING})
         assert found[0].forward == pytest.approx(expected)
+
+
+class Disturbed:
+    """Work whose runs others disturb, all but one in each turn: of the seen ones by much, of the others by little."""
+
+    def __init__(self, clock, own, plain, seen, num_operations=1, num_modules=0, short=0.0, coldness=0.0):
+        self.clock, self.own, self.seconds = clock, own, (plain, seen)
+        self.counts = num_operations, num_modules, short, coldness
+        self.is_seen, self.number = False, 0
+
+    def __call__(self, x):
+        self.number += 1
+        is_quiet = self.number % calibration._ROUNDS == 3
+        self.clock.now += self.seconds[self.is_seen] + (0 if is_quiet else (2 + self.number % 7) * 10 * US)
+        if self.is_seen:
+            num_operations, num_modules, short, coldness = self.counts
+            self.own.num_operations += num_operations
+            self.own.num_modules += num_modules
+            self.own.short_seconds += short
+            self.own.coldness += coldness
+            self.own.seconds += 5 * US
+            self.clock.now += 5 * US
+
+    def excess(self):
+        """What is found of it."""
+        found = calibration._Excess(self)
+        for _ in range(calibration._TURNS):
+            self.is_seen = False
+            found.run_plain(torch.zeros(1))
+            self.is_seen = True
+            found.run_seen(torch.zeros(1), self.own)
+            self.seconds = self.seconds[0], self.seconds[1] + 30 * US  # a machine that gets busier
+        return found
+
+
+def test_calibration_charges_nobody_with_what_others_do_to_the_machine(monkeypatch):
+    clock, own = Clock(), OwnTime()
+    monkeypatch.setattr(calibration, "perf_counter", clock.read)
+    model = calibration._Measured()
+    model.of_views = Disturbed(clock, own, 10 * US, 30 * US, 10, short=10 * US).excess()  # 2 each
+    model.of_sums = Disturbed(clock, own, 20 * US, 50 * US, 10, short=30 * US).excess()  # 3 each
+    model.of_modules = Disturbed(clock, own, 6 * US, 18 * US, 0, len(model.nothings)).excess()  # 2 each
+    # 40 operations: 60 by number, 100 by what they take, 10 for the modules, and 44 that are left.
+    model.of_layers = Disturbed(clock, own, 200 * US, 414 * US, 40, 5, 200 * US, 22.0).excess()
+    model.of_cells = Disturbed(clock, own, 60 * US, 60 * US + 6 * (1.5 + 5 + 2 + 7) * US, 6, 6, 60 * US).excess()
+    model.of_reads = Disturbed(clock, own, 1 * US, 2 * US).excess()
+    model.of_listening = Disturbed(clock, own, 20 * US, 50 * US, 10, short=30 * US).excess()
+    found = model.found()
+    assert found.operation == pytest.approx(1.5 * US)
+    assert found.short_operation_share == pytest.approx(0.5)
+    assert found.module + found.module_around == pytest.approx(2 * US)
+    assert found.cold_operation == pytest.approx(2 * US)
+    assert found.cell == pytest.approx(7 * US)
+
+
+def test_cells_of_recurrent_networks_are_counted_and_charged():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.long, self.gated, self.simple = nn.LSTMCell(4, 4), nn.GRUCell(4, 4), nn.RNNCell(4, 4)
+
+        def forward(self, x):
+            state = self.long(x)
+            for _ in range(2):
+                state = self.long(x, state)
+            return self.gated(x, state[0]) + self.simple(x)
+
+    measuring = watcher.Watcher(model := Net(), ProfileOptions(level="operation"), None, Problems())
+    try:
+        measuring.start()
+        model(torch.rand(2, 4))
+    finally:
+        measuring.stop()
+    counts = {call.address: call.clock.num_cells for call in measuring.ledger.calls}
+    assert counts == {"": 4, "long": 1, "gated": 1, "simple": 0}
+    root = call_of(0, None, 0.0, 100 * US, num_cells=4)
+    assert times.call_times([root], {False: calibration.Residuals(cell=10 * US)})[0].forward == pytest.approx(60 * US)
 
 
 def test_calibration_can_be_had_in_inference_mode_too():

@@ -44,15 +44,19 @@ class TensorFacts:
 class Clock:
     """How much of what we took for ourselves, and how many of the things we looked at, lie in a span."""
 
-    __slots__ = ("coldness", "num_modules", "num_operations", "num_reads", "own_seconds", "seconds_at_end", "short_seconds")
+    __slots__ = (
+        "coldness", "num_cells", "num_modules", "num_operations", "num_reads", "own_seconds", "seconds_at_end",
+        "short_seconds",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.own_seconds = self.seconds_at_end = self.short_seconds = self.coldness = 0.0
-        self.num_operations = self.num_reads = self.num_modules = 0
+        self.num_operations = self.num_cells = self.num_reads = self.num_modules = 0
 
     def begin(self, own: OwnTime) -> None:
         """The span begins."""
         self.num_operations, self.num_reads, self.num_modules = own.num_operations, own.num_reads, own.num_modules
+        self.num_cells = own.num_cells
         self.short_seconds, self.coldness, self.own_seconds = own.short_seconds, own.coldness, own.seconds
 
     def end(self, own: OwnTime) -> None:
@@ -62,6 +66,7 @@ class Clock:
         self.short_seconds = own.short_seconds - self.short_seconds
         self.coldness = own.coldness - self.coldness
         self.num_operations = own.num_operations - self.num_operations
+        self.num_cells = own.num_cells - self.num_cells
         self.num_reads = own.num_reads - self.num_reads
         self.num_modules = own.num_modules - self.num_modules
 

@@ -74,6 +74,7 @@ def _unseen(call: Call, residuals: Residuals) -> float:
         + clock.num_operations * residuals.operation
         + clock.short_seconds * residuals.short_operation_share
         + clock.coldness * residuals.cold_operation
+        + clock.num_cells * residuals.cell
         + clock.num_reads * residuals.read
         + call.num_events * (residuals.logged_event if clock.num_operations else residuals.event)
     )
