@@ -27,7 +27,7 @@ from torchlens.capture.sharding import hand_on, is_bookkeeping
 from torchlens.capture.trees import plain_tensors
 from torchlens.capture.whole_calls import record_made, record_opaque, tie_function
 
-__all__ = ["PATCHES", "Patch", "opaque", "quiet"]
+__all__ = ["MODULE_PATCHES", "PATCHES", "Patch", "opaque", "quiet"]
 
 
 class Patch(NamedTuple):
@@ -333,9 +333,12 @@ _TRACERS: dict[Any, tuple[str, ...]] = {
     torch._C.ScriptModule: ("_create_method_from_trace", "_create_method_from_trace_with_dict"),
 }
 
-PATCHES: tuple[Patch, ...] = (
+# All that is needed to see the modules that are called.
+MODULE_PATCHES: tuple[Patch, ...] = (
     Patch(torch_modules, "_torchlens_current", CURRENT),
     Patch(MODULE_CALL, "__code__", patched_call_impl.__code__),
+)
+PATCHES: tuple[Patch, ...] = (
     Patch(torch, "compile", _patched_compile),
     *(Patch(torch.Tensor, name, _patched_operator(name)) for name in OPERATOR_NAMES),
     *(patch for owner in (torch.overrides, torch.nn.functional, torch.functional, torch.nn.init) for patch in quiet(owner)),

@@ -1,0 +1,73 @@
+"""What the caller of `monitor` asked for, checked once."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torchlens.monitoring.series import KINDS
+from torchlens.wording import check_choice, check_count, did_you_mean, got, one_of
+
+__all__ = ["MonitorOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorOptions:
+    """The options of `torchlens.monitor`; see there."""
+
+    every: int = 1
+    log: Any = KINDS
+    modules: Any = None
+    seconds: float | None = None
+    budget: int = 64 << 20
+    graph: str = "operations"
+    compiled: str = "boundary"
+    step: int | None = None
+    evaluation: bool = False
+
+    def __post_init__(self) -> None:
+        check_count("every", self.every, 1, "1 records every step")
+        check_count("budget", self.budget, 1 << 20, "bytes of the run's files")
+        if self.step is not None:
+            check_count("step", self.step, 0, "where the training goes on")
+        check_choice("graph", self.graph, ("operations", "modules"))
+        check_choice("compiled", self.compiled, ("boundary", "eager"))
+        if not isinstance(self.evaluation, bool):
+            raise TypeError(f"evaluation must be True or False, got {got(self.evaluation)}.")
+        seconds = self.seconds
+        if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0):
+            raise ValueError(f"seconds must be a number above 0, or None for no limit, got {got(seconds)}.")
+        object.__setattr__(self, "log", _checked_kinds(self.log))
+        object.__setattr__(self, "modules", _checked_modules(self.modules))
+
+    def wants(self, address: str) -> bool:
+        """Whether a module is to be recorded."""
+        return self.modules is None or any(re.fullmatch(pattern, address) for pattern in self.modules)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the file."""
+        return {
+            "every": self.every, "log": sorted(self.log), "seconds": self.seconds, "budget": self.budget,
+            "graph": self.graph, "compiled": self.compiled, "evaluation": self.evaluation,
+        }  # fmt: skip
+
+
+def _checked_kinds(log: Any) -> frozenset[str]:
+    kinds = [log] if isinstance(log, str) else list(log) if isinstance(log, Iterable) else None
+    if kinds is None:
+        raise TypeError(f"log must be a list of {one_of(KINDS)}, got {got(log)}.")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ValueError(f"log must be made of {one_of(KINDS)}, got {got(kind)}. {did_you_mean(kind, KINDS)}".rstrip())
+    return frozenset(kinds)
+
+
+def _checked_modules(modules: Any) -> tuple[str, ...] | None:
+    """Patterns for `re.fullmatch`: an address means the module alone, `*` anything, `layer1.*` all that is inside."""
+    if modules is None:
+        return None
+    given = [modules] if isinstance(modules, str) else list(modules) if isinstance(modules, Iterable) else [modules]
+    for each in given:
+        if not isinstance(each, str):
+            raise TypeError(f"modules must be addresses such as 'layer1.0.conv1' or 'layer1.*', got {got(each)}.")
+    return tuple(re.escape(each).replace(r"\*", ".*") for each in given)

@@ -1,0 +1,102 @@
+"""Takes note of parameters, their gradients and what a step of the optimizer does to them."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from torchlens.capture.parts import named_modules
+from torchlens.monitoring.collector import Collector
+from torchlens.monitoring.options import MonitorOptions
+from torchlens.monitoring.samples import Sample
+from torchlens.monitoring.statistics import Observation
+
+__all__ = ["ParameterWatch"]
+
+
+class ParameterWatch:
+    """Knows the parameters of a model by their ids, each by the first of its addresses."""
+
+    def __init__(self, options: MonitorOptions, collector: Collector) -> None:
+        self._options = options
+        self._collector = collector
+        self._parameters: dict[int, tuple[str, str, torch.nn.Parameter]] = {}
+        self._before: dict[int, tuple[torch.nn.Parameter, Sample]] = {}
+        # Optimizers that hold none of the parameters, with the number of theirs, as they were when that was found out.
+        self._strangers: dict[int, int] = {}
+
+    def refresh(self, model: torch.nn.Module) -> None:
+        """Looks at the model as it is now."""
+        found: dict[int, tuple[str, str, torch.nn.Parameter]] = {}
+        for address, module in named_modules(model):
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    found.setdefault(id(parameter), (address, name, parameter))
+        self._parameters = found
+        self._strangers.clear()
+
+    def forget(self) -> None:
+        """Lets go of the model."""
+        self._parameters, self._before = {}, {}
+
+    def is_in(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> bool:
+        """Whether an optimizer holds a parameter of the model."""
+        if any(id(parameter) in self._parameters for parameter in _held_by(optimizer)):
+            return True
+        count = sum(1 for _ in _held_by(optimizer))
+        if self._strangers.get(id(optimizer)) == count:
+            return False
+        self.refresh(model)  # the parameters may be others by now: FSDP puts its own in their places
+        if any(id(parameter) in self._parameters for parameter in _held_by(optimizer)):
+            return True
+        self._strangers[id(optimizer)] = count
+        return False
+
+    def note_before(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Samples parameters and gradients before a step of the optimizer; of all, if there is none. Call it quietly."""
+        log, collector = self._options.log, self._collector
+        self._before.clear()
+        for module, name, parameter in self._of(optimizer):
+            if "parameters" in log or "updates" in log:
+                sample = collector.sampler.take(parameter, "parameters" in log)
+                if sample is None:
+                    continue
+                if "parameters" in log:
+                    number = collector.names.number(module, "parameters", name, parameter)
+                    collector.pending.append(Observation(number, sample))
+                if "updates" in log:
+                    self._before[id(parameter)] = parameter, sample
+            self._note_gradient(module, name, parameter)
+
+    def note_after(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Samples what changed since `note_before`. Call it quietly."""
+        collector = self._collector
+        for module, name, parameter in self._of(optimizer):
+            before = self._before.pop(id(parameter), None)
+            if before is not None:
+                after = collector.sampler.take(parameter, False)
+                if after is not None and after.plan is before[1].plan:
+                    number = collector.names.number(module, "updates", name, parameter)
+                    collector.pending.append(Observation(number, after, before[1]))
+        self._before.clear()
+
+    def _note_gradient(self, module: str, name: str, parameter: torch.nn.Parameter) -> None:
+        gradient = parameter.grad
+        if gradient is not None and "parameter_gradients" in self._options.log:
+            sample = self._collector.sampler.take(gradient)
+            if sample is not None:
+                number = self._collector.names.number(module, "parameter_gradients", name, gradient)
+                self._collector.pending.append(Observation(number, sample))
+
+    def _of(self, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
+        wants = self._options.wants
+        if optimizer is None:
+            found: Iterator[Any] = iter(self._parameters.values())
+        else:
+            found = (self._parameters.get(id(parameter)) for parameter in _held_by(optimizer))
+        return (each for each in found if each is not None and wants(each[0]))
+
+
+def _held_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    return itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)

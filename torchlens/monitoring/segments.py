@@ -1,0 +1,209 @@
+"""Writes the segments of one rank, and keeps them within their budget."""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchlens.monitoring.columns import merged
+from torchlens.monitoring.folder import segment_files, segment_path
+from torchlens.monitoring.frames import (
+    Frame,
+    Kind,
+    Step,
+    frame_bytes,
+    json_frame,
+    pack_step,
+    parse_json,
+    read_frames,
+    unpack_step,
+)
+
+__all__ = ["SegmentWriter"]
+
+# A budget is this many segments.
+_SEGMENTS_IN_BUDGET = 16
+
+
+class _Closed(NamedTuple):
+    """A segment that is not written to any more."""
+
+    first: int
+    number: int
+    level: int  # how many times its steps were merged
+    session: str
+    size: int
+    can_merge: bool = True
+
+
+class SegmentWriter:
+    """Appends frames. Each call of `write` is one `write` of the system: what it returned from survives the process."""
+
+    def __init__(self, folder: Path, rank: int, session: str, budget: int, names: Callable[[], Iterable[Any]]) -> None:
+        self.folder, self.rank, self.session = folder, rank, session
+        self._budget = budget
+        self._segment_bytes = max(budget // _SEGMENTS_IN_BUDGET, 1 << 14)
+        self._names = names  # all that are known so far, for the beginning of a segment
+        folder.mkdir(parents=True, exist_ok=True)
+        existing = [each for each in segment_files(folder) if each.rank == rank]
+        self._closed = [_described(each.path, each.first, each.number) for each in existing]
+        self._number = existing[-1].number if existing else 0
+        self._file = -1
+        self._size = 0
+        self._begin()
+
+    @property
+    def total_bytes(self) -> int:
+        """What the files of this rank take."""
+        return self._size + sum(each.size for each in self._closed)
+
+    def write(self, frames: bytes) -> None:
+        """Appends frames, and begins a new segment if this one is large enough."""
+        if self._size > self._segment_bytes:
+            self._end()
+            self._begin()
+        self._append(frames)
+        while self.total_bytes > self._budget and self._merge_once():
+            pass
+
+    def close(self) -> None:
+        """No more is written. May be called again."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _begin(self) -> None:
+        while True:  # somebody else may have begun one meanwhile
+            self._number += 1
+            path = segment_path(self.folder, self.rank, self._number, self._number)
+            try:
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+                break
+            except FileExistsError:
+                continue
+        self._size = 0
+        head = _segment_frame(self.rank, self._number, self._number, 0, self.session)
+        self._append(head + json_frame(Kind.NAMES, list(self._names())))
+
+    def _end(self) -> None:
+        self.close()
+        self._closed.append(_Closed(self._number, self._number, 0, self.session, self._size))
+
+    def _append(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.write(self._file, view)
+            self._size += written
+            view = view[written:]
+
+    # -- the budget ----------------------------------------------------------------------------------------------------
+
+    def _merge_once(self) -> bool:
+        """Merges two neighbours, the oldest of those merged least; or the steps of one. False if nothing is left to merge."""
+        pairs = [
+            (one.level + two.level, place)
+            for place, (one, two) in enumerate(zip(self._closed, self._closed[1:], strict=False))
+            if one.session == two.session and one.can_merge and two.can_merge
+        ]
+        singles = [(each.level, place) for place, each in enumerate(self._closed) if each.can_merge]
+        if pairs:
+            place, count = min(pairs)[1], 2
+        elif singles:
+            place, count = min(singles)[1], 1
+        else:
+            return False
+        chosen = self._closed[place : place + count]
+        self._closed[place : place + count] = [self._merged(chosen)]
+        return True
+
+    def _merged(self, chosen: list[_Closed]) -> _Closed:
+        first, number = chosen[0].first, chosen[-1].number
+        level = max(each.level for each in chosen) + 1
+        frames: list[Frame] = []
+        paths = [segment_path(self.folder, self.rank, each.first, each.number) for each in chosen]
+        for path in paths:
+            frames += [frame for frame in read_frames(path.read_bytes()) if isinstance(frame, Frame)]
+        head = _segment_frame(self.rank, first, number, level, chosen[0].session)
+        num_steps = sum(frame.kind == Kind.STEP for frame in frames)
+        data = head + b"".join(merged_frames(frames))
+        target = segment_path(self.folder, self.rank, first, number)
+        beside = target.with_name(f"{target.name}.tmp")
+        beside.write_bytes(data)
+        beside.replace(target)
+        for path in paths:
+            if path != target:
+                path.unlink(missing_ok=True)
+        return _Closed(first, number, level, chosen[0].session, len(data), can_merge=num_steps > 1)
+
+
+def _segment_frame(rank: int, first: int, number: int, level: int, session: str) -> bytes:
+    head = {"format": 1, "rank": rank, "first": first, "number": number, "level": level, "session": session}
+    return json_frame(Kind.SEGMENT, head)
+
+
+def _described(path: Path, first: int, number: int) -> _Closed:
+    """A segment that an earlier process left."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(4096)
+    head = next(read_frames(start), None)
+    try:
+        told = parse_json(head.payload, dict) if isinstance(head, Frame) and head.kind == Kind.SEGMENT else {}
+    except ValueError:
+        told = {}
+    level, session = told.get("level"), told.get("session")
+    is_ours = isinstance(level, int) and isinstance(session, str)
+    return _Closed(first, number, level if is_ours else 0, session if is_ours else "", size, can_merge=is_ours)
+
+
+def merged_frames(frames: Iterable[Frame]) -> Iterable[bytes]:
+    """The same with half the steps, and half the numbers of each scalar: neighbours become one. Counts stay exact."""
+    names: dict[Any, Any] = {}
+    others: list[bytes] = []
+    steps: list[Step] = []
+    scalars: dict[str, list[list[Any]]] = {}
+    dropped: list[dict[str, int]] = []
+    for kind, payload, _ in frames:
+        if kind == Kind.STEP:
+            steps.append(unpack_step(payload))
+        elif kind == Kind.NAMES:
+            names.update({row[0]: row for row in parse_json(payload, list)})
+        elif kind == Kind.SCALARS:
+            for row in parse_json(payload, list):
+                scalars.setdefault(row[0], []).append(row)
+        elif kind == Kind.DROPPED:
+            dropped.append(parse_json(payload, dict))
+        elif kind != Kind.SEGMENT:
+            others.append(frame_bytes(kind, payload))
+    yield json_frame(Kind.NAMES, list(names.values()))
+    yield from others
+    rows = [row for own in scalars.values() for row in _merged_scalars(own)]
+    if rows:
+        yield json_frame(Kind.SCALARS, rows)
+    if dropped:
+        total = sum(each["observations"] for each in dropped)
+        yield json_frame(Kind.DROPPED, {"step": dropped[-1]["step"], "observations": total})
+    for place in range(0, len(steps), 2):
+        yield frame_bytes(Kind.STEP, pack_step(merged_steps(steps[place : place + 2])))
+
+
+def merged_steps(steps: list[Step]) -> Step:
+    """One step that stands for several neighbours."""
+    last = steps[-1]
+    return Step(
+        first=min(step.first for step in steps),
+        last=max(step.last for step in steps),
+        count=sum(step.count for step in steps),
+        time=last.time,
+        offered=last.offered,
+        dropped=last.dropped,
+        columns=merged([step.columns for step in steps]),
+    )
+
+
+def _merged_scalars(rows: list[list[Any]]) -> Iterable[list[Any]]:
+    for place in range(0, len(rows), 2):
+        pair = rows[place : place + 2]
+        count = sum(row[5] for row in pair)
+        mean = sum(row[2] * row[5] for row in pair) / count
+        yield [pair[0][0], pair[-1][1], mean, min(row[3] for row in pair), max(row[4] for row in pair), count]

@@ -1,0 +1,235 @@
+"""Sees the calls of a model's modules during a recorded step, on the same chain as the log and the profile.
+
+The model gets no hook and no attribute: `nn.Module._call_impl` tells (see capture/modules.py), for as long as a step is
+recorded. What the modules are given and return is sampled then and there, before anything can be written over it.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from torchlens.capture.current import CURRENT
+from torchlens.capture.parts import named_modules
+from torchlens.capture.trees import named_tensors, plain_tensors
+from torchlens.monitoring.collector import Collector
+from torchlens.monitoring.graph import GraphMaker
+from torchlens.monitoring.options import MonitorOptions
+from torchlens.monitoring.quiet import quietly
+
+__all__ = ["ModuleInfo", "ModuleWatcher"]
+
+# Of so many tensors that a module is given or returns, samples are taken: a cache of keys and values is not looked through.
+_MOST_TENSORS = 8
+_Tensor = torch.Tensor
+# How much is recorded of a call: all, nothing, or gradients alone: a checkpoint runs its part again for the backward pass.
+_NOTHING, _GRADIENTS, _ALL = 0, 1, 2
+# The limits of activations that have some, with the margin within which a value lies at one.
+_LIMITS = {"Sigmoid": (0.0, 1.0), "Hardsigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Hardtanh": (-1.0, 1.0)}
+
+
+class ModuleInfo:
+    """A module of the model, by the first of its addresses."""
+
+    __slots__ = ("address", "input_number", "is_wanted", "kind", "output_number")
+
+    def __init__(self, address: str, kind: str, is_wanted: bool) -> None:
+        self.address = address
+        self.kind = kind
+        self.is_wanted = is_wanted
+        self.input_number = self.output_number = -1  # of the series, where there is one tensor; -1: not known yet
+
+
+class Call:
+    """A call that is running."""
+
+    __slots__ = ("info", "number", "parent", "takes")
+
+    def __init__(self, info: ModuleInfo, parent: "Call | None", takes: int) -> None:
+        self.info = info
+        self.parent = parent
+        self.takes = takes
+        self.number = -1  # in the graph, while that is made
+
+
+class ModuleWatcher:
+    """A `Watcher` as capture/watchers.py describes it."""
+
+    def __init__(
+        self, model: torch.nn.Module, options: MonitorOptions, collector: Collector, margin: float, graph: GraphMaker | None
+    ) -> None:
+        self.collector = collector
+        self.infos: dict[int, ModuleInfo] = {}
+        self.num_calls = 0  # since the last time somebody set it to 0
+        self.graph = graph
+        self._options = options
+        self._margin = margin
+        self._known: dict[tuple[str, str], ModuleInfo] = {}
+        self._modules: list[torch.nn.Module] = []  # alive, so that no other gets their ids
+        self._has_inputs, self._has_outputs = "inputs" in options.log, "outputs" in options.log
+        self._has_gradients = "gradients" in options.log
+        self._current: Call | None = None
+        self._model: torch.nn.Module | None = model
+        self.refresh(model)
+
+    def refresh(self, model: torch.nn.Module) -> None:
+        """Looks at the model as it is now: it may have changed since the last recorded step."""
+        self._model, self._current = model, None
+        modules = named_modules(model)
+        if len(modules) == len(self._modules) and all(own is known for (_, own), known in zip(modules, self._modules, strict=True)):
+            return
+        self.infos, self._modules = {}, [module for _, module in modules]
+        addresses: set[str] = set()
+        for address, module in modules:
+            if address in addresses and type(module).__name__ != "OptimizedModule":
+                # The source of a compiled module has the same address, and runs inside it.
+                continue
+            addresses.add(address)
+            kind = type(module).__name__
+            info = self._known.get((address, kind))
+            if info is None:
+                info = self._known[address, kind] = ModuleInfo(address, kind, self._options.wants(address))
+            self.infos[id(module)] = info
+
+    def forget(self) -> None:
+        """Lets go of the model."""
+        self.infos, self._modules, self._model, self._current = {}, [], None, None
+
+    # -- the chain -----------------------------------------------------------------------------------------------------
+
+    def begins_with(self, module: Any) -> bool:
+        """Whether this call is to be logged, operation by operation, for the graph."""
+        graph = self.graph
+        return (
+            graph is not None
+            and graph.wants_log
+            and self._current is None
+            and module is self._model
+            and self.collector.is_armed
+            and CURRENT.tracker is None
+            and self._takes() == _ALL
+        )
+
+    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model once in a log, which gives the graph."""
+        assert self.graph is not None
+        return self.graph.run_logged(module, args, kwargs)
+
+    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], time: float) -> Call | None:
+        """A module is going to run: what it is given is sampled."""
+        collector = self.collector
+        if not collector.is_armed:
+            return None
+        info = self.infos.get(id(module))
+        if info is None:
+            return None
+        parent = self._current
+        call = Call(info, parent, self._takes() if parent is None else parent.takes)
+        self._current = call
+        self.num_calls += 1
+        if call.takes == _ALL:
+            try:
+                if self.graph is not None:
+                    self.graph.enter(call, args, kwargs)
+                if self._has_inputs and info.is_wanted:
+                    quietly(self._note_inputs, info, args, kwargs)
+            except Exception as error:  # the training must not notice
+                collector.problems.add_failure(error, f"What {info.address or 'the model'!r} was given was not recorded")
+        return call
+
+    def end(self, watched: Call) -> None:
+        """A module has run, or raised."""
+        self._current = watched.parent
+
+    def leave(self, watched: Call, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module returned: what it returns is sampled, and its gradient will be."""
+        takes, info = watched.takes, watched.info
+        if takes == _NOTHING or not self.collector.is_armed:
+            return
+        try:
+            if takes == _ALL and self.graph is not None:
+                self.graph.leave(watched, result)
+            if info.is_wanted:
+                quietly(self._note_outputs, info, takes, result)
+        except Exception as error:  # the training must not notice
+            self.collector.problems.add_failure(error, f"What {info.address or 'the model'!r} returned was not recorded")
+
+    def fail(self, watched: Call, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module raised: there is nothing to record."""
+
+    def _takes(self) -> int:
+        """How much is recorded of a call from outside."""
+        if torch._C._current_graph_task_id() != -1:
+            return _GRADIENTS
+        if not torch.is_grad_enabled() and not self._options.evaluation:
+            model = self._model
+            if model is not None and not model.training:
+                return _NOTHING
+        return _ALL
+
+    # -- tensors -------------------------------------------------------------------------------------------------------
+
+    def _note_inputs(self, info: ModuleInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        collector = self.collector
+        if len(args) == 1 and not kwargs and isinstance(args[0], _Tensor):
+            if info.input_number < 0:
+                info.input_number = collector.note(info.address, "inputs", "", args[0])
+            else:
+                collector.note_again(info.input_number, args[0])
+            return
+        for name, tensor in itertools.islice(_named(args, kwargs), _MOST_TENSORS):
+            collector.note(info.address, "inputs", name, tensor)
+
+    def _note_outputs(self, info: ModuleInfo, takes: int, result: Any) -> None:
+        collector, address = self.collector, info.address
+        if isinstance(result, _Tensor):
+            if self._has_outputs and takes == _ALL:
+                if info.output_number < 0:
+                    info.output_number = number = collector.note(address, "outputs", "", result)
+                    self._describe(number, info)
+                else:
+                    collector.note_again(info.output_number, result)
+            if self._has_gradients:
+                collector.follow_gradient(address, "", result)
+            return
+        for name, tensor in itertools.islice(_named_results(result), _MOST_TENSORS):
+            if self._has_outputs and takes == _ALL:
+                self._describe(collector.note(address, "outputs", name, tensor), info)
+            if self._has_gradients:
+                collector.follow_gradient(address, name, tensor)
+
+    def _describe(self, number: int, info: ModuleInfo) -> None:
+        """Tells the statistics what to look for in a series."""
+        if number < 0:
+            return
+        names = self.collector.names
+        names.counts_units.add(number)
+        if info.kind in _LIMITS:
+            low, high = _LIMITS[info.kind]
+            margin = self._margin * (high - low)
+            names.limits[number] = low + margin, high - margin
+
+
+def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Tensor]]:
+    """Tensors among arguments: '0', '1', 'mask', 'states.0'."""
+    for path, tensor in plain_tensors(args):
+        yield _text(path), tensor
+    for name, value in kwargs.items():
+        for path, tensor in plain_tensors(value):
+            yield _text((name, *path)), tensor
+
+
+def _named_results(result: Any) -> Iterator[tuple[str, _Tensor]]:
+    if result is None:
+        return
+    if isinstance(result, list | tuple | Mapping):
+        for path, tensor in plain_tensors(result):
+            yield _text(path), tensor
+    else:
+        for path, tensor in named_tensors(result):
+            yield _text(path), tensor
+
+
+def _text(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))
