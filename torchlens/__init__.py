@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from torchlens.comparing import Diff
     from torchlens.differences import diff
     from torchlens.measure import compare, profile
+    from torchlens.monitoring import Run, RunReader
     from torchlens.profiling import Finding, Profile
+    from torchlens.runs import monitor, open_run
     from torchlens.traces import load
     from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
     from torchlens.viewer import explore_together
@@ -42,6 +44,8 @@ __all__ = [
     "NestedLogError",
     "NonFiniteError",
     "Profile",
+    "Run",
+    "RunReader",
     "TorchLensError",
     "TraceError",
     "ValidationReport",
@@ -52,6 +56,8 @@ __all__ = [
     "get_model_metadata",
     "load",
     "log_forward_pass",
+    "monitor",
+    "open_run",
     "profile",
     "show_model_graph",
     "validate_forward_pass",
@@ -65,11 +71,15 @@ _LATER = {
     "Diff": "torchlens.comparing",
     "Finding": "torchlens.profiling",
     "Profile": "torchlens.profiling",
+    "Run": "torchlens.monitoring",
+    "RunReader": "torchlens.monitoring",
     "ValidationReport": "torchlens.validation",
     "compare": "torchlens.measure",
     "diff": "torchlens.differences",
     "explore_together": "torchlens.viewer",
     "load": "torchlens.traces",
+    "monitor": "torchlens.runs",
+    "open_run": "torchlens.runs",
     "profile": "torchlens.measure",
     "validate_forward_pass": "torchlens.validation",
     "validate_saved_activations": "torchlens.validation",

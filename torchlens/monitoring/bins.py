@@ -1,8 +1,8 @@
 """The bins that numbers are counted in: two an octave, by the bits of the number itself.
 
-A bin is a number of 10 bits, the upper 10 bits of a float32: sign, exponent, and the first bit of the mantissa. So the bins of
-a power of two are [1, 1.5) and [1.5, 2) times it, the same in every histogram of every run, and histograms merge by addition. Zero,
-+Inf, −Inf and NaN have bins of their own.
+A bin is a number of 10 bits, the upper 10 bits of a float32: sign, exponent, and the first bit of the mantissa. So the bins
+of a power of two are [1, 1.5) and [1.5, 2) times it, the same in every histogram of every run, and histograms merge by
+addition. Zero, +Inf, −Inf and NaN have bins of their own.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ def bins_of(values: np.ndarray) -> np.ndarray:
 
 
 def bin_edges(bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each bin begins and ends; the same twice for zero and infinity, NaN for NaN. The end is the next bin's beginning."""
+    """Where each bin begins and ends; the same twice for zero and infinity, NaN for NaN."""
     codes = np.asarray(bins, np.uint32)
     magnitudes = codes & np.uint32(511)
     near = (magnitudes << np.uint32(22)).view(np.float32).astype(np.float64)

@@ -9,9 +9,9 @@ __all__ = ["StepClock"]
 class StepClock:
     """Counts steps by what optimizers do.
 
-    With one optimizer, each step of it ends one. Several (a generator's and a discriminator's, or one for matrices and one for
-    the rest) take their turns: the step is over when each that is known has had its own, or before one has its second. One
-    that is seen for the first time belongs to the step that the others have just ended.
+    With one optimizer, each step of it ends one. Several (a generator's and a discriminator's, or one for matrices and one
+    for the rest) take their turns: the step is over when each that is known has had its own, or before one has its second.
+    One that is seen for the first time belongs to the step that the others have just ended.
     """
 
     def __init__(self, step: int) -> None:

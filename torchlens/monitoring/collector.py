@@ -1,21 +1,23 @@
 """Takes note of tensors in the training thread: a sample of each, and of its gradient when that comes."""
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torchlens.capture.backward import node_of
-from torchlens.monitoring.problems import Problems
 from torchlens.monitoring.quiet import quietly
 from torchlens.monitoring.samples import Sample, Sampler
 from torchlens.monitoring.series import SeriesNames
 from torchlens.monitoring.statistics import Observation
+from torchlens.problems import Problems
 
 __all__ = ["Collector"]
 
 # Of so many tensors the samples are remembered: what one module returns, its parent returns, and the next is given.
 _MOST_SEEN = 16
+_MOST_PENDING = 4_000
 # torch overflows its stack when it frees a chain of tens of thousands of nodes that were looked at from Python.
 _MOST_HOOKS = 5_000
 # Python's own references die with the Python object, which may come and go while the tensor lives.
@@ -44,6 +46,8 @@ class Collector:
         self.pending: list[Observation] = []
         self.is_armed = False
         self.sampler = Sampler()
+        # What is done when so much is pending that it should not wait for the end of the step.
+        self.on_full: Callable[[], None] | None = None
         self._seen: dict[int, _Seen] = {}
         self._hooks: list[weakref.ref[GradientHook]] = []
 
@@ -51,6 +55,11 @@ class Collector:
         """What was seen since the last time."""
         found, self.pending = self.pending, []
         return found
+
+    def check_size(self) -> None:
+        """To be called now and then."""
+        if len(self.pending) > _MOST_PENDING and self.on_full is not None:
+            self.on_full()
 
     def note(self, module: str, kind: str, name: str, tensor: _Tensor) -> int:
         """Takes a sample for a series and returns its number; -1 if there is nothing to sample. Call it quietly."""
@@ -85,8 +94,8 @@ class Collector:
     def follow_gradient(self, module: str, name: str, tensor: _Tensor) -> None:
         """Will take a sample of the gradient of a tensor, as it is now, when a backward pass computes it.
 
-        By a hook on the node of autograd's graph that made the tensor: the tensor gets none, and what is done to it in place
-        later makes other nodes.
+        By a hook on the node of autograd's graph that made the tensor: the tensor gets none, and what is done to it in
+        place later makes other nodes.
         """
         if not tensor.requires_grad or len(self._hooks) >= _MOST_HOOKS:
             return
@@ -128,7 +137,7 @@ class Collector:
 
 
 class GradientHook:
-    """Stands before a node of autograd's graph. It knows the collector weakly, so that a graph that lives on does not keep it."""
+    """Stands before a node of autograd's graph. It knows the collector weakly: a graph that lives on does not keep it."""
 
     __slots__ = ("__weakref__", "_collector", "_output", "handle", "series")
 

@@ -138,7 +138,7 @@ def parse_json(payload: bytes, kind: type) -> Any:
 
 
 def pack_step(step: Step) -> bytes:
-    """A header (first, last, count, time, offered, dropped, rows, bins, width of counts), then one column after the other."""
+    """A header (first, last, count, time, offered, dropped, rows, bins, width of counts), then column after column."""
     columns = step.columns
     largest = int(columns.counts.max()) if len(columns.counts) else 0
     width = 0 if largest < 1 << 16 else 1 if largest < 1 << 32 else 2
@@ -172,7 +172,9 @@ def unpack_step(payload: bytes) -> Step:
         found[name] = np.frombuffer(payload, kind, number, place)
         place += number * kind.itemsize
     found["quantiles"] = found["quantiles"].reshape(rows, 9)
-    if int(found["num_bins"].sum(dtype=np.int64)) != bins or (rows and bool((np.diff(found["series"].astype("i8")) <= 0).any())):
+    if int(found["num_bins"].sum(dtype=np.int64)) != bins or (
+        rows and bool((np.diff(found["series"].astype("i8")) <= 0).any())
+    ):
         raise ValueError("a step whose rows do not fit its bins")
     if bins and int(found["codes"].max()) >= 1024:
         raise ValueError("a step with bins that do not exist")

@@ -10,11 +10,12 @@ graph.json holds
     "page"     what the viewer's page knows of the operations (viewer/data.py), or null: see "note"
     "note"     why there is no page, or ""
 
-The operations come from a log of that one call of the model, which returns exactly what a plain call returns. A model that is
-compiled is not logged: its source would give other roundings.
+The operations come from a log of that one call of the model, which returns exactly what a plain call returns. A model that
+is compiled is not logged: its source would give other roundings.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from torchlens.capture.session import CaptureOptions, Session
 from torchlens.capture.trees import named_tensors, plain_tensors
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log
-from torchlens.monitoring.problems import Problems
+from torchlens.problems import Problems
 from torchlens.viewer.data import page_data
 
 __all__ = ["GraphMaker", "module_rows"]
@@ -125,7 +126,8 @@ class GraphMaker:
     def finished(self, model: torch.nn.Module) -> Callable[[], dict[str, Any]]:
         """What makes the graph, anywhere and at any time. The maker is of no use after that."""
         modules = module_rows(model, {each["module"] for each in self._calls})
-        recording, note, calls, edges = self._recording, self.note, self._calls, list(self._edges)
+        recording = None if self._recording is None else _without_tensors(self._recording)
+        note, calls, edges = self.note, self._calls, list(self._edges)
         history_type, problems, name = self._history_type, self._problems, type(model).__name__
         self._recording, self._result, self._makers = None, _NOT_RUN, {}
 
@@ -140,6 +142,16 @@ class GraphMaker:
             return {"model": name, "modules": modules, "calls": calls, "edges": edges, "page": page, "note": why}
 
         return make
+
+
+def _without_tensors(recording: Recording) -> Recording:
+    """With tensors that have no values in place of the parameters: others train them while the graph is made."""
+    params = [
+        torch.nn.Parameter(torch.empty(param.shape, dtype=param.dtype, device="meta"), param.requires_grad)
+        for param in recording.params
+    ]
+    values = [None] * len(recording.values)
+    return replace(recording, params=params, values=values, param_stand_ins=[], slices=[], gradients={}, saved_args={})
 
 
 class _GraphSession(Session):

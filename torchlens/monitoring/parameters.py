@@ -1,8 +1,8 @@
 """Takes note of parameters, their gradients and what a step of the optimizer does to them."""
 
 import itertools
+import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -21,18 +21,19 @@ class ParameterWatch:
     def __init__(self, options: MonitorOptions, collector: Collector) -> None:
         self._options = options
         self._collector = collector
-        self._parameters: dict[int, tuple[str, str, torch.nn.Parameter]] = {}
-        self._before: dict[int, tuple[torch.nn.Parameter, Sample]] = {}
+        # By id, weakly: a run that nobody finishes does not keep the model.
+        self._parameters: dict[int, tuple[str, str, weakref.ref[torch.nn.Parameter]]] = {}
+        self._before: dict[int, Sample] = {}
         # Optimizers that hold none of the parameters, with the number of theirs, as they were when that was found out.
         self._strangers: dict[int, int] = {}
 
     def refresh(self, model: torch.nn.Module) -> None:
         """Looks at the model as it is now."""
-        found: dict[int, tuple[str, str, torch.nn.Parameter]] = {}
+        found: dict[int, tuple[str, str, weakref.ref[torch.nn.Parameter]]] = {}
         for address, module in named_modules(model):
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    found.setdefault(id(parameter), (address, name, parameter))
+                    found.setdefault(id(parameter), (address, name, weakref.ref(parameter)))
         self._parameters = found
         self._strangers.clear()
 
@@ -66,8 +67,17 @@ class ParameterWatch:
                     number = collector.names.number(module, "parameters", name, parameter)
                     collector.pending.append(Observation(number, sample))
                 if "updates" in log:
-                    self._before[id(parameter)] = parameter, sample
+                    self._before[id(parameter)] = sample
             self._note_gradient(module, name, parameter)
+
+    def remember(self) -> None:
+        """Keeps samples of all parameters, from which `note_after` tells the changes. Call it quietly."""
+        self._before.clear()
+        if "updates" in self._options.log:
+            for _, _, parameter in self._of(None):
+                sample = self._collector.sampler.take(parameter, False)
+                if sample is not None:
+                    self._before[id(parameter)] = sample
 
     def note_after(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Samples what changed since `note_before`. Call it quietly."""
@@ -76,9 +86,9 @@ class ParameterWatch:
             before = self._before.pop(id(parameter), None)
             if before is not None:
                 after = collector.sampler.take(parameter, False)
-                if after is not None and after.plan is before[1].plan:
+                if after is not None and after.plan is before.plan:
                     number = collector.names.number(module, "updates", name, parameter)
-                    collector.pending.append(Observation(number, after, before[1]))
+                    collector.pending.append(Observation(number, after, before))
         self._before.clear()
 
     def _note_gradient(self, module: str, name: str, parameter: torch.nn.Parameter) -> None:
@@ -90,12 +100,11 @@ class ParameterWatch:
                 self._collector.pending.append(Observation(number, sample))
 
     def _of(self, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
-        wants = self._options.wants
-        if optimizer is None:
-            found: Iterator[Any] = iter(self._parameters.values())
-        else:
-            found = (self._parameters.get(id(parameter)) for parameter in _held_by(optimizer))
-        return (each for each in found if each is not None and wants(each[0]))
+        wants, known = self._options.wants, self._parameters
+        for number in list(known) if optimizer is None else map(id, _held_by(optimizer)):
+            named = known.get(number)
+            if named is not None and wants(named[0]) and (parameter := named[2]()) is not None:
+                yield named[0], named[1], parameter
 
 
 def _held_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:

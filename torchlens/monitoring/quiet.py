@@ -11,9 +11,10 @@ __all__ = ["quietly"]
 
 
 def quietly(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function with autograd, `__torch_function__` and dispatch modes off; inside a transform of torch.func, not at all.
+    """Calls a function with autograd, `__torch_function__` and dispatch modes off.
 
-    A dispatch mode may be one that counts what runs, and expects as much when it runs again: selective checkpointing.
+    Inside a transform of torch.func it is not called: tensors have no values there. A dispatch mode may be one
+    that counts what runs, and expects as much when it runs again: selective checkpointing.
     """
     if peek_interpreter_stack() is not None:
         return None

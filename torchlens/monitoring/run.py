@@ -15,19 +15,20 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.current import add_watcher, remove_watcher
 from torchlens.capture.patching import apply_module_patches, undo_patches
 from torchlens.capture.session import CaptureOptions
+from torchlens.health.thresholds import THRESHOLDS
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log
 from torchlens.monitoring.clock import StepClock
 from torchlens.monitoring.collector import Collector
 from torchlens.monitoring.folder import FORMAT, GRAPH_FILE, RUN_FILE, is_run, write_json_file
 from torchlens.monitoring.graph import GraphMaker
-from torchlens.monitoring.health import THRESHOLDS, Health
+from torchlens.monitoring.health import Health
 from torchlens.monitoring.options import MonitorOptions
 from torchlens.monitoring.parameters import ParameterWatch
-from torchlens.monitoring.problems import Problems
 from torchlens.monitoring.quiet import quietly
 from torchlens.monitoring.reader import last_step_of
 from torchlens.monitoring.samples import to_host
@@ -35,13 +36,15 @@ from torchlens.monitoring.series import WATCHED, SeriesNames
 from torchlens.monitoring.statistics import Observation
 from torchlens.monitoring.watcher import ModuleWatcher
 from torchlens.monitoring.writer import Counts, Part, RecordedStep, Writer
-from torchlens.wording import got
+from torchlens.problems import Problems
+from torchlens.wording import check_count, got
 
 __all__ = ["Run"]
 
-# What is seen before a step ends (a model that is only evaluated has no steps) is handed over in parts of this size.
-_MOST_PENDING = 4_000
 _MOST_SCALARS = 100_000
+# Scalars of steps that are not recorded otherwise are handed over so often (in seconds), or when there are so many.
+_SCALARS_EVERY = 0.2
+_MANY_SCALARS = 500
 
 
 class Run:
@@ -70,7 +73,9 @@ class Run:
         first = options.step if options.step is not None else last_step_of(folder) + 1 if is_resumed else 0
         self._clock = StepClock(first)
         self._names = SeriesNames()
-        self._writer = Writer(folder, self.rank, self._session(first), options.budget, self._names, Health(self._names, model))
+        self._writer = Writer(
+            folder, self.rank, self._session(first), options.budget, self._names, Health(self._names, model)
+        )
         self._collector = Collector(self._names, self.problems)
         self._parameters = ParameterWatch(options, self._collector)
         wants_graph = self.rank == 0 and not (folder / GRAPH_FILE).exists()
@@ -85,8 +90,12 @@ class Run:
         self._pid = os.getpid()
         self._thread = 0
         self._is_manual = False  # steps are told by `step()`
+        self._has_optimizer = False  # one was seen in this step
+        self._has_ended_step = False
+        self._logs_after = self._logs_after_known = False
+        self._last_offer = 0.0
         self._is_on = True
-        self._is_finished = False
+        self._is_finished = self._is_ending = False
         self._start = monotonic()
         self._lock = threading.RLock()
         if self.rank == 0 and not is_resumed:
@@ -105,7 +114,7 @@ class Run:
         ]
         multiprocessing_util.register_after_fork(self, Run._forget_in_fork)
         atexit.register(self.finish)
-        self._parameters.refresh(model)
+        self._collector.on_full = self._hand_over_part
         self._arm_or_disarm()
         return self
 
@@ -135,15 +144,21 @@ class Run:
     def __repr__(self) -> str:
         counts = self.counts
         state = "finished" if self._is_finished else "recording" if self._is_on else "paused"
-        return f"<Run {str(self.folder)!r}, {state}, step {self._clock.step}: {counts.recorded:,} tensors recorded, {counts.dropped:,} dropped>"
+        numbers = f"{counts.recorded:,} tensors recorded, {counts.dropped:,} dropped"
+        return f"<Run {str(self.folder)!r}, {state}, step {self._clock.step}: {numbers}>"
 
     # -- what the user tells -------------------------------------------------------------------------------------------
 
-    def log(self, **scalars: Any) -> None:
-        """Records numbers of the current step: `run.log(loss=loss, accuracy=0.9)`. Numbers or tensors of one element.
+    def log(self, *, step: int | None = None, **scalars: Any) -> None:
+        """Records numbers of a step: `run.log(loss=loss, accuracy=0.9)`. Numbers or tensors of one element.
 
-        A tensor on another device is not waited for.
+        Unless `step` says which, it is the step that is running, or the one that has just ended if the loop logs after the
+        optimizer's step. A tensor on another device is not waited for.
         """
+        if step is not None:
+            check_count("step", step, 0)
+        elif scalars:
+            step = self._step_of_log()
         for name, value in scalars.items():
             if isinstance(value, torch.Tensor):
                 if value.numel() != 1:
@@ -153,11 +168,19 @@ class Run:
                 raise TypeError(f"{name} must be a number or a tensor of one element, got {got(value)}.")
             else:
                 value = float(value)
-            if not self._is_finished and value is not None:
-                self._scalars.append((name, self._clock.step, value))
+            if not self._is_finished and value is not None and step is not None:
+                self._scalars.append((name, step, value))
         if len(self._scalars) > _MOST_SCALARS:
             del self._scalars[: len(self._scalars) - _MOST_SCALARS]
             self.problems.add(f"More than {_MOST_SCALARS:,} scalars were logged in one step: only the last are kept")
+
+    def _step_of_log(self) -> int:
+        """A loop logs before the optimizer's step or after: in a recorded step one sees whether the model has run yet."""
+        if self._collector.is_armed or not self._logs_after_known:
+            has_run = self._collector.is_armed and (self._watcher.num_calls > 0 or not self._has_ended_step)
+            self._logs_after = not has_run and self._has_ended_step
+            self._logs_after_known = True
+        return self._clock.step - 1 if self._logs_after else self._clock.step
 
     def watch(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Records any tensor and its gradient under a name, in the steps that are recorded. Returns the tensor.
@@ -246,6 +269,7 @@ class Run:
         if not self._is_manual and self._clock.begins_new(optimizer):
             self._end_step()
         if self._records_now():
+            self._has_optimizer = True
             quietly(self._parameters.note_before, optimizer)
 
     def _note_after_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -271,12 +295,9 @@ class Run:
         return self._late_step is not None if self._clock.is_late else self._collector.is_armed
 
     def _step_by_hand(self) -> None:
-        model = self._model()
-        if self._collector.is_armed and model is not None:
-            self._parameters.refresh(model)
+        if self._collector.is_armed and not self._has_optimizer:
             quietly(self._parameters.note_after, None)
             quietly(self._parameters.note_before, None)
-            # What `note_before` keeps is what the next step's changes are told from.
         self._settled += self._collector.take_all()
         self._end_step()
 
@@ -289,27 +310,31 @@ class Run:
         settled, self._settled = self._settled, []
         self._offer(step, settled if was_armed else [])
         self._clock.advance()
-        if was_armed and self._watcher.graph is not None and self._watcher.num_calls:
+        self._has_ended_step, self._has_optimizer = True, False
+        if was_armed:
             self._write_graph()
         self._arm_or_disarm()
 
     def _end_last_step(self) -> None:
+        self._is_ending = True
         self._settled += self._collector.take_all()
         settled, self._settled = self._settled, []
         self._offer(self._clock.step, settled)
-        if self._watcher.graph is not None and self._watcher.num_calls:
-            self._write_graph()
+        self._write_graph()
 
     def _offer(self, step: int, observations: list[Observation], is_end: bool = True) -> None:
-        if not observations and not self._scalars:
+        now = monotonic()
+        is_soon = now - self._last_offer < _SCALARS_EVERY and len(self._scalars) < _MANY_SCALARS and not self._is_ending
+        if not observations and (not self._scalars or is_soon):
             return
+        self._last_offer = now
         scalars, self._scalars = self._scalars, []
         quietly(_start_copies, observations, scalars)
         if not self._writer.offer(Part(step, observations, scalars, is_end)):
             self._scalars = scalars + self._scalars  # they are small, and wait for the next step
 
     def _hand_over_part(self) -> None:
-        """So much was seen that it does not wait for the end of the step."""
+        """So much was seen of a step that has not ended (a model that is only evaluated has none) that it does not wait."""
         self._settled += self._collector.take_all()
         settled, self._settled = self._settled, []
         self._offer(self._clock.step, settled, is_end=False)
@@ -328,8 +353,13 @@ class Run:
         if model is None:
             return
         self._watcher.refresh(model)
+        self._watcher.num_calls = 0
         self._parameters.refresh(model)
+        if self.options.compiled == "eager" and is_compiler_there():
+            begin_eager(self)
         self._collector.is_armed = True
+        if self._is_manual or not self._has_ended_step:
+            quietly(self._parameters.remember)
         apply_module_patches(self)
         add_watcher(self._watcher)
 
@@ -338,6 +368,7 @@ class Run:
         self._collector.pending.clear()
         remove_watcher(self._watcher)
         undo_patches(self)
+        end_eager(self)
 
     def _take_away(self) -> None:
         """Leaves nothing behind in torch. May be called again."""
@@ -393,9 +424,10 @@ class Run:
         )  # fmt: skip
 
     def _write_graph(self) -> None:
+        """As soon as a recorded step has called the model."""
         model, graph = self._model(), self._watcher.graph
-        self._watcher.graph = None
-        if model is not None and graph is not None:
+        if model is not None and graph is not None and self._watcher.num_calls:
+            self._watcher.graph = None
             make = graph.finished(model)
             path = self.folder / GRAPH_FILE
             self._writer.do(lambda: write_json_file(path, make()))

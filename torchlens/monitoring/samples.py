@@ -51,6 +51,10 @@ class Plan:
         return self.units, self.shape[axis]
 
 
+# In place of a plan that was not made yet.
+_UNKNOWN = Plan((), (), 0, None, False, False, False)
+
+
 class Sample:
     """A few elements of a tensor, and the range of all (None if only the sample's own is known)."""
 
@@ -78,14 +82,13 @@ class Sampler:
             tensor = plain
         device = tensor.device
         key = (tensor.shape, tensor.stride(), None if device.type == "cpu" else device)
-        plan = self._plans.get(key, self)  # type: ignore[arg-type]
-        if plan is self:
+        plan = self._plans.get(key, _UNKNOWN)
+        if plan is _UNKNOWN:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = _plan(tensor)
         if plan is None:
             return None
-        assert isinstance(plan, Plan)
         flat = tensor if plan.is_contiguous or not plan.is_flat else tensor.as_strided((plan.num_elements,), (1,))
         values = flat.flatten().clone() if plan.places is None else torch.take(flat, plan.places)
         if not wants_range or not plan.has_range or plan.places is None:

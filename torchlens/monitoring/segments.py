@@ -99,7 +99,7 @@ class SegmentWriter:
     # -- the budget ----------------------------------------------------------------------------------------------------
 
     def _merge_once(self) -> bool:
-        """Merges two neighbours, the oldest of those merged least; or the steps of one. False if nothing is left to merge."""
+        """Merges two neighbours, the oldest of those merged least; or the steps of one. False if nothing is left."""
         pairs = [
             (one.level + two.level, place)
             for place, (one, two) in enumerate(zip(self._closed, self._closed[1:], strict=False))
@@ -152,8 +152,9 @@ def _described(path: Path, first: int, number: int) -> _Closed:
     except ValueError:
         told = {}
     level, session = told.get("level"), told.get("session")
-    is_ours = isinstance(level, int) and isinstance(session, str)
-    return _Closed(first, number, level if is_ours else 0, session if is_ours else "", size, can_merge=is_ours)
+    if not isinstance(level, int) or not isinstance(session, str):
+        return _Closed(first, number, 0, "", size, can_merge=False)
+    return _Closed(first, number, level, session, size)
 
 
 def merged_frames(frames: Iterable[Frame]) -> Iterable[bytes]:

@@ -1,6 +1,6 @@
 """Samples → columns: bins, ranges, sums and quantiles. Runs in a thread of its own, on numpy alone."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,10 +10,7 @@ from torchlens.monitoring.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bins_of, n
 from torchlens.monitoring.columns import HAS_NAN, QUANTILES, RANGE_IS_EXACT, Columns, merged
 from torchlens.monitoring.samples import Plan, Sample, value_of
 
-__all__ = ["Observation", "summarized"]
-
-# Units are said to be dead in a step only where so many elements of each were sampled on average.
-_LEAST_PER_UNIT = 1.0
+__all__ = ["Observation", "UnitActivity", "nonfinite_counts", "summarized"]
 
 
 class Observation(NamedTuple):
@@ -24,10 +21,45 @@ class Observation(NamedTuple):
     before: Sample | None = None
 
 
+class UnitActivity:
+    """Which units of a series ever gave something other than zero, over as many steps as it takes to tell.
+
+    A sample has few elements of each unit. They are counted until `least` of each were seen; then it is known which units
+    are dead, and counting begins anew: a unit may die later.
+    """
+
+    def __init__(self, series: Collection[int], least: float) -> None:
+        self.series = series  # those that are counted; may grow
+        self._least = least
+        self._windows: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # how many elements of each unit were seen, which live
+        self._shares: dict[int, float] = {}
+
+    def dead_share(self, series: int, values: np.ndarray, plan: Plan, has_zeros: bool) -> float:
+        """The share of units that were dead when that was last known; NaN before. A series without any zero has no such."""
+        if not has_zeros and series not in self._windows and series not in self._shares:
+            return float("nan")
+        units = plan.unit_of_each()
+        if units is None:
+            return float("nan")
+        unit_of, count = units
+        seen, alive = self._windows.get(series) or (np.zeros(count, np.int64), np.zeros(count, bool))
+        if len(seen) != count:  # the number of its units changed
+            seen, alive = np.zeros(count, np.int64), np.zeros(count, bool)
+        seen += np.bincount(unit_of, minlength=count)
+        alive[unit_of[values != 0]] = True
+        known = seen >= self._least
+        if known.mean() > 0.9:  # of a few units the fixed places may have nothing
+            self._shares[series] = float(1 - alive[known].mean())
+            self._windows.pop(series, None)
+        else:
+            self._windows[series] = seen, alive
+        return self._shares.get(series, float("nan"))
+
+
 def summarized(
-    observations: Sequence[Observation], limits: Mapping[int, tuple[float, float]], counts_units: frozenset[int] | set[int]
+    observations: Sequence[Observation], limits: Mapping[int, tuple[float, float]], activity: UnitActivity | None = None
 ) -> Columns:
-    """One row for each series. `limits` are those of activations that have some; of `counts_units`, dead units are counted."""
+    """One row for each series. `limits` are those of activations that have some; `activity` counts dead units."""
     rows: dict[tuple[int, int], int] = {}
     arrays: list[np.ndarray] = []
     sources: list[Observation] = []
@@ -42,7 +74,7 @@ def summarized(
         fan_out.append((observation.series, row))
     if not arrays:
         return merged([])
-    return merged([_fanned_out(fan_out, _rows(arrays, sources), arrays, sources, limits, counts_units)])
+    return merged([_fanned_out(fan_out, _rows(arrays, sources), arrays, sources, limits, activity)])
 
 
 def _values(observation: Observation) -> np.ndarray:
@@ -108,11 +140,11 @@ def _fill(found: _Rows, rows: np.ndarray, values: np.ndarray) -> None:
         found.quantiles[rows] = lower + (upper - lower) * (places - below)
     found.floats[rows, 0], found.floats[rows, 1] = ordered[:, 0], ordered[:, -1]
     for place in np.flatnonzero(~is_finite):
-        row = rows[place]
+        own_row = rows[place]
         real = ordered[place][~np.isnan(ordered[place])]
-        found.floats[row, :2] = (real[0], real[-1]) if len(real) else np.nan
+        found.floats[own_row, :2] = (real[0], real[-1]) if len(real) else np.nan
         finite = real[np.isfinite(real)]
-        found.quantiles[row] = np.quantile(finite.astype(np.float64), QUANTILES) if len(finite) else np.nan
+        found.quantiles[own_row] = np.quantile(finite.astype(np.float64), QUANTILES) if len(finite) else np.nan
     codes = bins_of(narrowed(ordered))
     is_first = np.ones(codes.shape, bool)
     is_first[:, 1:] = codes[:, 1:] != codes[:, :-1]
@@ -120,9 +152,9 @@ def _fill(found: _Rows, rows: np.ndarray, values: np.ndarray) -> None:
     counts = np.diff(np.append(starts, codes.size))
     codes = codes.reshape(-1)[starts]
     bounds = np.searchsorted(starts, np.arange(len(rows) + 1) * length)
-    for place, row in enumerate(rows):
-        own = slice(bounds[place], bounds[place + 1])
-        found.bins[row] = codes[own], counts[own]
+    for line, number in enumerate(rows.tolist()):
+        own = slice(bounds[line], bounds[line + 1])
+        found.bins[number] = codes[own], counts[own]
 
 
 def _add_ranges(found: _Rows, sources: list[Observation]) -> None:
@@ -158,14 +190,15 @@ def _fanned_out(
     arrays: list[np.ndarray],
     sources: list[Observation],
     limits: Mapping[int, tuple[float, float]],
-    counts_units: frozenset[int] | set[int],
+    activity: UnitActivity | None,
 ) -> Columns:
     series, place = (np.array(each) for each in zip(*fan_out, strict=True))
     dead = np.full(len(fan_out), np.nan, np.float32)
     saturated = np.full(len(fan_out), np.nan, np.float32)
     for number, (own, row) in enumerate(fan_out):
-        if own in counts_units and ZERO in rows.bins[row][0]:
-            dead[number] = _dead_share(arrays[row], sources[row].sample.plan)
+        if activity is not None and own in activity.series:
+            has_zeros = ZERO in rows.bins[row][0]
+            dead[number] = activity.dead_share(own, arrays[row], sources[row].sample.plan, has_zeros)
         if own in limits:
             saturated[number] = _saturated_share(arrays[row], *limits[own])
     bins = [rows.bins[row] for row in place]
@@ -188,18 +221,6 @@ def _fanned_out(
     )
 
 
-def _dead_share(values: np.ndarray, plan: Plan) -> float:
-    """The share of units, among those that were sampled, of which everything sampled is zero."""
-    units = plan.unit_of_each()
-    if units is None or len(values) < _LEAST_PER_UNIT * units[1]:
-        return float("nan")
-    unit_of, count = units
-    seen, alive = np.zeros(count, bool), np.zeros(count, bool)
-    seen[unit_of] = True
-    alive[unit_of[values != 0]] = True
-    return float(1 - alive.sum() / max(seen.sum(), 1))
-
-
 def _saturated_share(values: np.ndarray, low: float, high: float) -> float:
     return float(((values <= low) | (values >= high)).mean())
 
@@ -210,5 +231,3 @@ def nonfinite_counts(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
     nan = np.bincount(rows, weights=columns.counts * (columns.codes == NAN), minlength=len(columns))
     is_inf = (columns.codes == PLUS_INF) | (columns.codes == MINUS_INF)
     return nan, np.bincount(rows, weights=columns.counts * is_inf, minlength=len(columns))
-
-

@@ -5,6 +5,7 @@ recorded. What the modules are given and return is sampled then and there, befor
 """
 
 import itertools
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -66,20 +67,22 @@ class ModuleWatcher:
         self._options = options
         self._margin = margin
         self._known: dict[tuple[str, str], ModuleInfo] = {}
-        self._modules: list[torch.nn.Module] = []  # alive, so that no other gets their ids
+        # Weakly: a run that nobody finishes does not keep the model.
+        self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._has_inputs, self._has_outputs = "inputs" in options.log, "outputs" in options.log
         self._has_gradients = "gradients" in options.log
         self._current: Call | None = None
-        self._model: torch.nn.Module | None = model
+        self._model = weakref.ref(model)
         self.refresh(model)
 
     def refresh(self, model: torch.nn.Module) -> None:
         """Looks at the model as it is now: it may have changed since the last recorded step."""
-        self._model, self._current = model, None
+        self._current = None
         modules = named_modules(model)
-        if len(modules) == len(self._modules) and all(own is known for (_, own), known in zip(modules, self._modules, strict=True)):
+        known = self._modules
+        if len(modules) == len(known) and all(own is last() for (_, own), last in zip(modules, known, strict=True)):
             return
-        self.infos, self._modules = {}, [module for _, module in modules]
+        self.infos, self._modules = {}, [weakref.ref(module) for _, module in modules]
         addresses: set[str] = set()
         for address, module in modules:
             if address in addresses and type(module).__name__ != "OptimizedModule":
@@ -94,7 +97,7 @@ class ModuleWatcher:
 
     def forget(self) -> None:
         """Lets go of the model."""
-        self.infos, self._modules, self._model, self._current = {}, [], None, None
+        self.infos, self._modules, self._current = {}, [], None
 
     # -- the chain -----------------------------------------------------------------------------------------------------
 
@@ -105,7 +108,7 @@ class ModuleWatcher:
             graph is not None
             and graph.wants_log
             and self._current is None
-            and module is self._model
+            and module is self._model()
             and self.collector.is_armed
             and CURRENT.tracker is None
             and self._takes() == _ALL
@@ -152,6 +155,8 @@ class ModuleWatcher:
                 self.graph.leave(watched, result)
             if info.is_wanted:
                 quietly(self._note_outputs, info, takes, result)
+            if watched.parent is None:
+                self.collector.check_size()
         except Exception as error:  # the training must not notice
             self.collector.problems.add_failure(error, f"What {info.address or 'the model'!r} returned was not recorded")
 
@@ -163,7 +168,7 @@ class ModuleWatcher:
         if torch._C._current_graph_task_id() != -1:
             return _GRADIENTS
         if not torch.is_grad_enabled() and not self._options.evaluation:
-            model = self._model
+            model = self._model()
             if model is not None and not model.training:
                 return _NOTHING
         return _ALL

@@ -1,7 +1,7 @@
 """The thread that turns samples into statistics and writes them: whatever the training does not have to wait for.
 
-The training thread hands over what it has seen (`offer`) and never waits. If the writer is too far behind, what is offered is
-refused and counted: recorded + dropped = offered.
+The training thread hands over what it has seen (`offer`) and never waits. If the writer is too far behind, what is offered
+is refused and counted: recorded + dropped = offered.
 """
 
 import threading
@@ -12,15 +12,15 @@ from queue import SimpleQueue
 from time import time
 from typing import Any
 
-
+from torchlens.health.thresholds import THRESHOLDS
 from torchlens.monitoring.columns import Columns, merged
 from torchlens.monitoring.frames import Kind, Step, frame_bytes, json_frame, pack_step
 from torchlens.monitoring.health import Health, RunFinding
-from torchlens.monitoring.problems import Problems
 from torchlens.monitoring.samples import value_of
 from torchlens.monitoring.segments import SegmentWriter
 from torchlens.monitoring.series import SeriesNames
-from torchlens.monitoring.statistics import Observation, summarized
+from torchlens.monitoring.statistics import Observation, UnitActivity, summarized
+from torchlens.problems import Problems
 
 __all__ = ["Counts", "Part", "RecordedStep", "Writer"]
 
@@ -68,11 +68,12 @@ class Writer:
     def __init__(
         self, folder: Path, rank: int, session: dict[str, Any], budget: int, names: SeriesNames, health: Health | None
     ) -> None:
-        self.problems = Problems()
+        self.problems = Problems("the monitor")
         self.listeners: list[Callable[[RecordedStep], None]] = []
         self.last_step: int | None = None  # the last step that is in the file
         self._names = names
         self._health = health
+        self._activity = UnitActivity(names.counts_units, THRESHOLDS["min_values"])
         self._num_names = 0
         self._segments = SegmentWriter(folder, rank, session["session"], budget, names.as_json)
         self._segments.write(json_frame(Kind.SESSION, session))
@@ -154,7 +155,7 @@ class Writer:
         size = len(part.observations)
         try:
             if size:
-                self._parts.append(summarized(part.observations, self._names.limits, self._names.counts_units))
+                self._parts.append(summarized(part.observations, self._names.limits, self._activity))
                 self._part_size += size
                 self._open_step = part.step
             part.observations = []
@@ -213,5 +214,3 @@ class Writer:
 def _scalars_frame(scalars: list[tuple[str, int, float]]) -> bytes:
     rows = [[name, step, value, value, value, 1] for name, step, value in scalars]
     return json_frame(Kind.SCALARS, rows)
-
-

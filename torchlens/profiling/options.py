@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from torchlens.profiling.health.thresholds import checked_thresholds
+from torchlens.health.thresholds import checked_thresholds
 from torchlens.wording import check_choice, check_count, got
 
 __all__ = ["CHECKS", "LEVELS", "Check", "Level", "ProfileOptions", "Role"]

@@ -12,6 +12,7 @@ from torchlens.capture.session import CaptureOptions
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log
 from torchlens.history.overlay import Overlay
+from torchlens.problems import Problems
 from torchlens.profiling.checking import Checker
 from torchlens.profiling.health.checker import make_checker
 from torchlens.profiling.health.findings import Findings, find
@@ -24,7 +25,6 @@ from torchlens.profiling.output.data_frames import to_pandas
 from torchlens.profiling.output.json_form import to_json
 from torchlens.profiling.output.overlay import overlay
 from torchlens.profiling.output.table import Table, summary
-from torchlens.profiling.problems import Problems
 from torchlens.profiling.records import (
     CallRecord,
     Measurements,

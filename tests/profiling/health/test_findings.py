@@ -11,9 +11,9 @@ from torch import nn
 import torchlens as tl
 from tests.networks import TinyGPT
 from tests.profiling.profile_records import made_up, parameter
-from torchlens.profiling.health.finding import Finding, Findings
+from torchlens.health.finding import Finding, Findings
+from torchlens.health.thresholds import THRESHOLDS
 from torchlens.profiling.health.findings import find
-from torchlens.profiling.health.thresholds import THRESHOLDS
 
 
 def trained(

@@ -15,6 +15,7 @@ from torchlens.capture.backward import NodeRun
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.own_time import WHILE, OwnTime
 from torchlens.nonfinite.quick_look import has_nonfinite
+from torchlens.problems import Problems
 from torchlens.profiling import profile as profile_module
 from torchlens.profiling.measuring import (
     backward_times,
@@ -29,7 +30,6 @@ from torchlens.profiling.measuring import (
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.output import table
-from torchlens.profiling.problems import Problems
 from torchlens.profiling.records import StepRecord, TypicalSteps
 
 US = 1e-6

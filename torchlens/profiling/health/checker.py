@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from torchlens.health.thresholds import checked_thresholds
 from torchlens.nonfinite import NonFinite
 from torchlens.profiling.checking import Inputs, Place
 from torchlens.profiling.health.activations import ActivationStatistics, Activity
 from torchlens.profiling.health.origins import Origins
-from torchlens.profiling.health.thresholds import checked_thresholds
 from torchlens.wording import check_choice
 
 __all__ = ["CHECKS", "Health", "make_checker"]

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torchlens.health.finding import Finding, Findings
+from torchlens.health.thresholds import checked_thresholds
 from torchlens.nonfinite import NonFinite
 from torchlens.profiling.health.activations import Activity
 from torchlens.profiling.health.checker import Health
-from torchlens.profiling.health.finding import Finding, Findings
 from torchlens.profiling.health.gradient_findings import gradient_findings
 from torchlens.profiling.health.parameter_findings import frozen_findings, unused_findings
-from torchlens.profiling.health.thresholds import checked_thresholds
 from torchlens.profiling.records import Measurements
 
 __all__ = ["Finding", "Findings", "find"]

@@ -1,7 +1,7 @@
 """Parameters that do not learn: unused ones and frozen ones."""
 
+from torchlens.health.finding import Finding
 from torchlens.history.units import count_text
-from torchlens.profiling.health.finding import Finding
 from torchlens.profiling.records import Measurements, ParameterRecord
 
 __all__ = ["frozen_findings", "unused_findings"]

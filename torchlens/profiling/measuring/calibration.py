@@ -18,12 +18,12 @@ from torchlens.capture.backward import BackwardWatch, NodeInfo
 from torchlens.capture.current import CURRENT
 from torchlens.capture.own_time import SHORT, OwnTime
 from torchlens.nonfinite import has_nonfinite
+from torchlens.problems import Problems
 from torchlens.profiling.health.checker import make_checker
 from torchlens.profiling.measuring.allocators import AllocatorWatch
 from torchlens.profiling.measuring.calibration_work import REPEATS, Cells, Layers, make_views, read_facts, sum_up
 from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.options import ProfileOptions
-from torchlens.profiling.problems import Problems
 
 __all__ = ["NOTHING", "NO_RESIDUALS", "Residuals", "measure_residuals"]
 

@@ -8,12 +8,12 @@ from bisect import bisect_right
 import torch
 
 from torchlens.capture.own_time import OwnTime
+from torchlens.problems import Problems
 from torchlens.profiling.measuring.backward_times import Owners
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.measuring.model_modules import ModelModules
 from torchlens.profiling.measuring.operations import Operation
 from torchlens.profiling.options import ProfileOptions
-from torchlens.profiling.problems import Problems
 
 __all__ = ["Ledger"]
 

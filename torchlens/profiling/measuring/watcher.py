@@ -19,6 +19,7 @@ from torchlens.capture.current import add_watcher, remove_watcher
 from torchlens.capture.patching import apply_patches, undo_patches
 from torchlens.capture.trees import named_tensors, plain_tensors
 from torchlens.errors import NonFiniteError
+from torchlens.problems import Problems
 from torchlens.profiling.checking import Checker
 from torchlens.profiling.measuring.calls import Call, Step, note_tensors
 from torchlens.profiling.measuring.checks import Checks
@@ -28,7 +29,6 @@ from torchlens.profiling.measuring.logged_steps import NO_RESULT, LoggedSteps
 from torchlens.profiling.measuring.model_modules import NamedModule
 from torchlens.profiling.measuring.windows import Windows
 from torchlens.profiling.options import ProfileOptions
-from torchlens.profiling.problems import Problems
 
 __all__ = ["Watcher"]
 

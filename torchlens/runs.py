@@ -1,0 +1,79 @@
+"""The public functions that record a training run and read it again: check the options, then the monitoring room."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchlens.model_history import ModelHistory
+from torchlens.monitoring import MonitorOptions, Run, RunReader
+from torchlens.monitoring import open_run as _open_run
+from torchlens.monitoring.series import KINDS
+from torchlens.options import check_model
+from torchlens.wording import got
+
+__all__ = ["monitor", "open_run"]
+
+
+def monitor(
+    model: torch.nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    every: int = 1,
+    log: str | Iterable[str] = KINDS,
+    modules: str | Iterable[str] | None = None,
+    seconds: float | None = None,
+    step: int | None = None,
+    budget: int = 64 << 20,
+    graph: str = "operations",
+    compiled: str = "boundary",
+    evaluation: bool = False,
+) -> Run:
+    """Records the distributions of what a model's modules compute over a training run, at almost no cost.
+
+    >>> run = torchlens.monitor(model, 'runs/a', every=10)
+    >>> for x, y in batches:                       # the training loop, unchanged
+    ...     loss = loss_of(model(x), y)
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     run.log(loss=loss)
+    >>> run.finish()                               # or `with`; also at exit
+    >>> r = torchlens.open_run('runs/a')           # while it is written, or later
+
+    Losses and weights are bit for bit what they are without it. A step ends with the step of an optimizer that holds the
+    model's parameters; where there is none, call `run.step()`. A folder that holds a run already is continued.
+
+    every: record every so many steps.
+    log: what to record: 'inputs', 'outputs', 'gradients' (of outputs), 'parameters', 'parameter_gradients', 'updates'.
+    modules: record only modules with these addresses; '*' stands for anything ('layer1.*').
+    seconds: record for so long, then let the training go on alone.
+    step: the number of the first step, where a training goes on from a checkpoint: it supersedes what was recorded there.
+    budget: bytes that the files may take for each process. Beyond, the oldest steps are merged pairwise.
+    graph: 'operations' logs the first recorded call for the graph, 'modules' only notes who called whom.
+    compiled: what torch.compile made is seen from outside ('boundary'), or runs as its source in recorded steps ('eager').
+    evaluation: also record calls in eval mode without gradients.
+    """
+    check_model(model)
+    options = MonitorOptions(
+        every=every, log=log, modules=modules, seconds=seconds, step=step, budget=budget, graph=graph, compiled=compiled,
+        evaluation=evaluation,
+    )  # fmt: skip
+    if not isinstance(folder, str | os.PathLike) or not str(folder):
+        raise TypeError(f"folder must name a folder, such as 'runs/a', got {got(folder)}.")
+    path = Path(folder).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"folder must name a folder, got the file {str(path)!r}.")
+    return Run(model, path, options, ModelHistory).start()
+
+
+def open_run(folder: Any) -> RunReader:
+    """Opens a run that `monitor` recorded, or is recording.
+
+    >>> r = torchlens.open_run('runs/a')
+    >>> r['layer1.0.conv1'].outputs.histogram()
+    >>> r.scalars['loss'].values, r.findings, r.problems, r.counts
+    >>> r.to_pandas()
+    """
+    return _open_run(folder)
