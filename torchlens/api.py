@@ -8,15 +8,23 @@ import torch
 
 from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.memory_watch import expected_bytes, warn_of_size
-from torchlens.capture.session import CaptureOptions, Session, generator_states, restore_generators
+from torchlens.capture.session import (
+    CaptureOptions,
+    Runnable,
+    Session,
+    generator_states,
+    restore_generators,
+    session_of,
+)
 from torchlens.capture.trees import named_tensors
 from torchlens.capture.user_code import warn_caller
 from torchlens.foreign_names import OPTION_NAMES, classic_drawing_options, no_such_name
+from torchlens.frameworks import Model, OtherModel, as_model, title_of
 from torchlens.history.base_history import LayersToSave
 from torchlens.history.failure import explain
 from torchlens.history.log import Log
 from torchlens.history.lookup import Lookup
-from torchlens.history.rerun import rerun, select_numbers
+from torchlens.history.rerun import keep_only, rerun, select_numbers
 from torchlens.lazy_import import lazy_function
 from torchlens.model_history import ModelHistory
 from torchlens.options import LogOptions, check_inputs, check_model, forward_names, inputs_note
@@ -32,7 +40,7 @@ __all__ = ["get_model_metadata", "log_forward_pass", "show_model_graph"]
 
 
 def log_forward_pass(
-    model: torch.nn.Module,
+    model: Model,
     input_args: Any = None,
     input_kwargs: Mapping[str, Any] | None = None,
     layers_to_save: LayersToSave = "all",
@@ -56,7 +64,8 @@ def log_forward_pass(
     >>> history['conv2d_3_7'].tensor_contents
 
     Args:
-        model: Any `nn.Module`.
+        model: Any `nn.Module`; or, where JAX is in use, a function of JAX, a module of Equinox or nnx, the `apply` of a
+            linen module, or a dict of layers.
         input_args: A tensor, or a list or tuple of positional arguments. A tuple is one argument where the model's
             `forward` takes no more than one; a single argument that is a list: `[the_list]`.
         input_kwargs: Keyword arguments of the model.
@@ -77,6 +86,7 @@ def log_forward_pass(
         **vis_options: The other drawing options: `vis_outpath`, `vis_fileformat`, `vis_nesting_depth`, ...; all are in
             `torchlens.draw.options.DrawOptions`.
     """
+    model = as_model(model, input_args, input_kwargs)
     given = classic_drawing_options("log_forward_pass()", by_position, vis_options)
     random_seed = given.pop("random_seed", random_seed)
     vis_opt = vis_opt or ("unrolled" if given else "none")
@@ -93,6 +103,11 @@ def log_forward_pass(
         save_gradients=save_gradients,
         random_seed=random_seed,
     )
+    if isinstance(model, OtherModel) and options.save_gradients:
+        raise ValueError(
+            "save_gradients=True is for PyTorch, whose backward pass comes later. In JAX gradients are what a function "
+            "computes: log jax.grad(f) or jax.value_and_grad(f), and they are entries of the log."
+        )
     capture = CaptureOptions(
         transform=options.transform,
         keeps_args=options.save_function_args,
@@ -126,9 +141,7 @@ def log_forward_pass(
     return history
 
 
-def get_model_metadata(
-    model: torch.nn.Module, input_args: Any = None, input_kwargs: Mapping[str, Any] | None = None
-) -> ModelHistory:
+def get_model_metadata(model: Model, input_args: Any = None, input_kwargs: Mapping[str, Any] | None = None) -> ModelHistory:
     """Runs one forward pass and returns a log of every operation in it, without saving a tensor.
 
     >>> get_model_metadata(model, x).module_nparams
@@ -137,7 +150,7 @@ def get_model_metadata(
 
 
 def show_model_graph(
-    model: torch.nn.Module,
+    model: Model,
     input_args: Any = None,
     input_kwargs: Mapping[str, Any] | None = None,
     vis_opt: "VisOpt" = "unrolled",
@@ -149,6 +162,7 @@ def show_model_graph(
 
     >>> show_model_graph(model, x, vis_opt='rolled', vis_outpath='model.svg')
     """
+    model = as_model(model, input_args, input_kwargs)
     given = classic_drawing_options("show_model_graph()", by_position, vis_options)
     random_seed = given.pop("random_seed", random_seed)
     drawing = _drawing_options("show_model_graph()", model, vis_opt, given)
@@ -156,9 +170,7 @@ def show_model_graph(
     _draw(history, drawing)
 
 
-def _drawing_options(
-    function: str, model: torch.nn.Module, vis_opt: "VisOpt", given: dict[str, Any]
-) -> "DrawOptions | None":
+def _drawing_options(function: str, model: Any, vis_opt: "VisOpt", given: dict[str, Any]) -> "DrawOptions | None":
     """The options that were given, after seeing that they are some; None where nothing is to be drawn."""
     check_model(model)
     if vis_opt == "none" and not given:
@@ -169,7 +181,7 @@ def _drawing_options(
             continue
         if name in forward_names(model):
             raise TypeError(
-                f"{function} has no option {name!r}. It is an argument of {type(model).__name__}.forward: give it as "
+                f"{function} has no option {name!r}. It is an argument of {title_of(model)}: give it as "
                 f"input_kwargs={{{name!r}: ...}}."
             )
         if function == "show_model_graph()" and OPTION_NAMES.get(name, name) in own:
@@ -196,15 +208,12 @@ def _draw(history: ModelHistory, options: "DrawOptions | None") -> None:
         draw(history, options)
 
 
-def _run(
-    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
-) -> Log:
-    session = Session(model, capture)
-    return _run_session(session, args, kwargs, options, capture)
+def _run(model: Any, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions) -> Log:
+    return _run_session(session_of(model, capture), args, kwargs, options, capture)
 
 
 def _run_session(
-    session: Session, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
+    session: Runnable, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
 ) -> Log:
     try:
         session.run(args, kwargs)
@@ -215,9 +224,18 @@ def _run_session(
 
 
 def _run_selecting(
-    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
+    model: Any, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
 ) -> Log:
-    """Saves the layers that were named: at once if they are modules, otherwise in a second run."""
+    """Saves the layers that were named: at once if they are modules, otherwise in a second run.
+
+    What another framework runs is not put back as it was, so it runs once: all is saved, and what was not named let go of.
+    """
+    if isinstance(model, OtherModel):
+        log = _run(model, args, kwargs, options, replace(capture, saves=True))
+        chosen = select_numbers(log, Lookup(log), options.layers_to_save, ModelHistory(log, capture).layer_list)
+        if not isinstance(chosen, bool):
+            keep_only(chosen, log.recording)
+        return log
     states = generator_states()
     # Which operation a module's output comes from is known when the module returns: too late to keep its arguments.
     modules = frozenset() if options.save_function_args else _named_modules(model, options.layers_to_save)

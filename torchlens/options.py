@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchlens.frameworks import OtherModel, is_for_jax, title_of
 from torchlens.wording import got, is_whole
 
 __all__ = [
@@ -139,7 +140,7 @@ def _check_device(device: Any) -> None:
 
 def check_model(model: Any) -> None:
     """Sees that the model is one."""
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, torch.nn.Module | OtherModel):
         hint = ""
         if isinstance(model, type):
             hint = "Make an instance of it."
@@ -147,6 +148,8 @@ def check_model(model: Any) -> None:
             hint = "The model comes first, then its input: log_forward_pass(model, x)."
         elif callable(model):
             hint = "To log a function, call it in the forward of a module."
+            if is_for_jax(model):
+                hint = "A JAX function can be logged, drawn and validated; this is for PyTorch alone."
         raise TypeError(f"model must be a torch.nn.Module, got {got(model)}. {hint}".rstrip())
 
 
@@ -164,7 +167,7 @@ def check_inputs(model: Any, input_args: Any, input_kwargs: Any) -> tuple[list[A
     else:
         args = [input_args]
     kwargs = dict(input_kwargs or {})
-    if not model._forward_pre_hooks:
+    if isinstance(model, OtherModel) or not model._forward_pre_hooks:
         args = _bound(model, args, kwargs, input_args)
     return args, kwargs
 
@@ -180,16 +183,16 @@ def _check_kwargs(model: torch.nn.Module, input_kwargs: Any) -> None:
     raise TypeError(f"{message} To give the model several arguments, make a list of them: [{several}].")
 
 
-def inputs_note(model: torch.nn.Module, input_args: Any, args: list[Any]) -> str | None:
+def inputs_note(model: Any, input_args: Any, args: list[Any]) -> str | None:
     """What to add to an exception of the model's where its inputs may have been meant otherwise than they were taken."""
     if len(args) != 1 or args[0] is not input_args:
         return None
-    name = type(model).__name__
+    name = title_of(model)
     if isinstance(input_args, tuple):
-        return f"torchlens: {name}.forward takes one argument, so the tuple in input_args was given to it as that argument."
+        return f"torchlens: {name} takes one argument, so the tuple in input_args was given to it as that argument."
     if isinstance(input_args, Mapping) and input_args and set(forward_names(model)) >= set(input_args):
         return (
-            f"torchlens: the {type(input_args).__name__} in input_args was given to {name}.forward as one argument. "
+            f"torchlens: the {type(input_args).__name__} in input_args was given to {name} as one argument. "
             "To give its items by name: input_kwargs=..."
         )
     return None
@@ -234,7 +237,7 @@ def _bound(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], inpu
             return [input_args]
         given = [type(arg).__name__ for arg in args] + [f"{name}={type(arg).__name__}" for name, arg in kwargs.items()]
         raise TypeError(
-            f"{type(model).__name__}.forward{signature} cannot be called with ({', '.join(given)}): {error}. "
+            f"{title_of(model)}{signature} cannot be called with ({', '.join(given)}): {error}. "
             f"{_inputs_hint(signature, args)}"
         ) from None
     return args

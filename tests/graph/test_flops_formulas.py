@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from jax.extend.core import Primitive, primitives
 
 import torchlens as tl
 from tests.networks import Model
+from torchlens.capture.operations import layer_type
 from torchlens.graph.flops.free import FREE
 from torchlens.graph.flops.registry import FORMULAS, Counting, counting_of
 
@@ -114,8 +116,9 @@ def test_a_registered_layer_type_is_the_name_of_something_in_torch():
     """A formula under a misspelt name would never be used."""
     operators = {schema.name.partition("::")[2] for schema in torch._C._jit_get_all_schemas()}
     known = {name.replace("_", "").lower() for name in operators}
-    # Of torchvision, of torch's quantized operators, and of Python alone.
-    elsewhere = {"deformconv2d", "flexattention", "rmatmul", "vecdot", "multidot", "lineardynamic"}
+    # Of torchvision, of torch's quantized operators, of Python alone, and of JAX, which lists most of its primitives.
+    elsewhere = {"deformconv2d", "flexattention", "rmatmul", "vecdot", "multidot", "lineardynamic", "raggeddotgeneral"}
+    elsewhere |= {layer_type(value.name) for value in vars(primitives).values() if isinstance(value, Primitive)}
     assert {name for name in FORMULAS if name not in known} <= elsewhere
 
 

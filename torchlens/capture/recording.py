@@ -128,4 +128,5 @@ class Recording:
     joint_params: set[int] = field(default_factory=set)  # numbers of parameters that were put together from several
     received: set[int] = field(default_factory=set)  # entries that came from another process, and from nobody here
     sent: set[int] = field(default_factory=set)  # entries that went to another process, and to nobody here
+    framework: str = "torch"  # that ran it, by the name of its package
     is_copy: bool = False  # pickled or copied deeply: its tensors are part of no autograd graph

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -35,9 +35,18 @@ from torchlens.capture.threads import end_branches, is_over, order_module_calls,
 from torchlens.capture.timed_recorder import TimedRecorder
 from torchlens.capture.trees import Path, holds_data, named_tensors
 from torchlens.errors import NestedLogError
+from torchlens.frameworks import OtherModel
 from torchlens.options import positional_names
 
-__all__ = ["CaptureOptions", "Session", "generator_states", "restore_generators", "seed_generators"]
+__all__ = [
+    "CaptureOptions",
+    "Runnable",
+    "Session",
+    "generator_states",
+    "restore_generators",
+    "seed_generators",
+    "session_of",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +275,23 @@ class Session:
             received=recorder.received,
             sent=recorder.sent,
         )
+
+
+class Runnable(Protocol):
+    """What runs a model once, of whatever framework, and holds what was recorded."""
+
+    def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+
+    @property
+    def recording(self) -> Recording: ...
+
+
+def session_of(model: Any, options: CaptureOptions) -> Runnable:
+    """The session that records this model."""
+    if isinstance(model, OtherModel):
+        session: Runnable = model.session(options)
+        return session
+    return Session(model, options)
 
 
 def _named_inputs(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[Path, torch.Tensor]]:

@@ -201,8 +201,10 @@ def _numbered(keys: Iterable[Hashable]) -> list[int]:
 
 def key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> tuple[Hashable, ...]:
     """What an operation does: see `loops.py`."""
-    name = row.operation.name
+    name: Hashable = row.operation.name
     if params and recording.joint_params.isdisjoint(params):
+        if recording.framework != "torch":  # where the same primitive also computes a gradient, in another way
+            return row.operation, row.output_index, params, _hashable(row.kwargs)
         return name, row.output_index, params
     shapes = tuple([recording.rows[number].shape for _, number in located(row.references) if number >= 0])
     module = recording.module_calls[row.module_call].address

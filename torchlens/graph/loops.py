@@ -17,7 +17,9 @@ from torchlens.graph.operation_kinds import INDEXING
 __all__ = ["TAKING_A_PART", "group_into_layers"]
 
 # What a loop does with an index of its own in each step.
-TAKING_A_PART = INDEXING | {"chunk", "getitem", "narrow", "select", "split", "splitwithsizes", "tensorsplit", "unbind"}
+TAKING_A_PART = INDEXING | {
+    *("chunk", "getitem", "narrow", "select", "slice", "split", "splitwithsizes", "tensorsplit", "unbind"),
+}
 
 
 def group_into_layers(

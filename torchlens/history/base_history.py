@@ -11,6 +11,7 @@ import torch
 
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.valueless import outside_fake_mode
+from torchlens.frameworks import Model
 from torchlens.history.backward import BackwardPass, backward_passes, parameter_gradients
 from torchlens.history.first_nonfinite import first_nonfinite
 from torchlens.history.history_fields import LayerFields, ModuleFields, TotalFields
@@ -131,7 +132,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
 
     def save_new_activations(
         self,
-        model: torch.nn.Module,
+        model: Model,
         input_args: Any = None,
         input_kwargs: Mapping[str, Any] | None = None,
         layers_to_save: LayersToSave = "all",

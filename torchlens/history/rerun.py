@@ -1,15 +1,15 @@
 """Running a model again to save tensors of a graph that is known already."""
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from torchlens.capture.functions import StandIn
 from torchlens.capture.recording import Recording, Row
-from torchlens.capture.session import CaptureOptions, Session
+from torchlens.capture.session import CaptureOptions, session_of
 from torchlens.errors import DifferentGraphError
+from torchlens.frameworks import as_model
 from torchlens.graph.edges import find_edges, located
 from torchlens.graph.order import order_of_rows
 from torchlens.history.failure import explain
@@ -17,7 +17,7 @@ from torchlens.history.log import Log, source_line
 from torchlens.history.lookup import Lookup
 from torchlens.options import Transform, check_inputs, checked_layers
 
-__all__ = ["rerun", "select_numbers"]
+__all__ = ["keep_only", "rerun", "select_numbers"]
 
 
 def select_numbers(log: Log, lookup: Lookup, layers_to_save: Any, entries: list[Any]) -> bool | frozenset[int]:
@@ -36,7 +36,7 @@ def select_numbers(log: Log, lookup: Lookup, layers_to_save: Any, entries: list[
 def rerun(
     log: Log,
     options: CaptureOptions,
-    model: torch.nn.Module,
+    model: Any,
     input_args: Any,
     input_kwargs: Mapping[str, Any] | None,
     saves: bool | frozenset[int],
@@ -50,13 +50,14 @@ def rerun(
             f"New tensors cannot be saved as the old ones were, by activation_postfunc. {postfunc.explanation} Log the "
             "model anew: log_forward_pass(model, ..., activation_postfunc=...)."
         )
+    model = as_model(model, input_args, input_kwargs)
     args, kwargs = check_inputs(model, input_args, input_kwargs)
     # Numbers of entries are those of the run where threads took turns: what is saved must be chosen afterwards.
     saves_all = saves if isinstance(saves, bool) else bool(log.recording.branches)
     options = replace(
         options, saves=saves_all or saves, saved_modules=frozenset(), keeps_undo=False, random_seed=random_seed
     )
-    session = Session(model, options)
+    session = session_of(model, options)
     try:
         session.run(args, kwargs)
     except BaseException as error:
@@ -66,7 +67,7 @@ def rerun(
     before, after = _order_of(log.recording), _order_of(recording)
     _check_same(log.recording, recording, before, after)
     if saves_all and not isinstance(saves, bool):
-        _keep_only({new for old, new in zip(before, after, strict=True) if old in saves}, recording)
+        keep_only({new for old, new in zip(before, after, strict=True) if old in saves}, recording)
     return recording
 
 
@@ -77,8 +78,9 @@ def _order_of(recording: Recording) -> Sequence[int]:
     return order_of_rows(recording, find_edges(recording).parents)
 
 
-def _keep_only(numbers: set[int], recording: Recording) -> None:
-    for number in set(range(len(recording.rows))) - numbers:
+def keep_only(numbers: AbstractSet[int], recording: Recording) -> None:
+    """Lets go of the saved values of all other entries."""
+    for number in set(range(len(recording.rows))).difference(numbers):
         recording.values[number] = None
         recording.versions[number] = -1
         recording.saved_args.pop(number, None)

@@ -3,14 +3,14 @@
 What such a call costs backward is taken to be what it costs forward, for each argument that wants a gradient.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from math import log2, prod
 from typing import Any
 
 from torchlens.graph.flops.call import Call, Formula, Operand, Product, Shape, named
 
-__all__ = ["LINALG"]
+__all__ = ["LINALG", "transform_flops"]
 
 _MATRIX = ("A", "input", "self", "LU", "B")
 
@@ -41,6 +41,11 @@ def _system(factor: Callable[[int], Any], per_column: int, matrix: int = 0) -> F
         yield Product(per_column * size**2 * columns, ((left,), right))
 
     return formula
+
+
+def _triangular(call: Call) -> Iterable[Product]:
+    """torch's function takes the matrix second, JAX's primitive first."""
+    return _system(lambda n: 0, 1, matrix=0 if "left_side" in (call.kwargs or {}) else 1)(call)
 
 
 def _least_squares(call: Call) -> Iterator[Product]:
@@ -100,12 +105,12 @@ def _transform(num_dims: int | None, real: str = "") -> Formula:
             given = call.value(1, "n" if num_dims == 1 else "s")
             wanted = given[-1] if isinstance(given, list | tuple) else given
             shape[dims[-1]] = wanted or call.shapes[location][dims[-1]]
-        yield Product(_transform_flops(tuple(shape), prod(shape[dim] for dim in dims), bool(real)), ((location,),))
+        yield Product(transform_flops(tuple(shape), prod(shape[dim] for dim in dims), bool(real)), ((location,),))
 
     return formula
 
 
-def _transform_flops(shape: Shape, num_points: int, is_real: bool) -> int:
+def transform_flops(shape: Shape, num_points: int, is_real: bool) -> int:
     """Of the numbers in `shape`, each transform taking `num_points` of them."""
     return int((2.5 if is_real else 5) * prod(shape) * log2(num_points)) if num_points > 1 else 0
 
@@ -125,37 +130,37 @@ def _short_time(call: Call) -> Iterator[Product]:
     num_points = call.value(1, "n_fft")
     is_split = call.value(8, "return_complex") is False and call.output[-1] == 2
     *batch, _, frames = call.output[:-1] if is_split else call.output
-    yield Product(_transform_flops((prod(batch), frames, num_points), num_points, True), ((location,),))
+    yield Product(transform_flops((prod(batch), frames, num_points), num_points, True), ((location,),))
 
 
 def _inverse_short_time(call: Call) -> Iterator[Product]:
     location = call.locate(0, "input", "self")
     num_points = call.value(1, "n_fft")
     *batch, _, frames = call.shapes[location]
-    yield Product(_transform_flops((prod(batch), frames, num_points), num_points, True), ((location,),))
+    yield Product(transform_flops((prod(batch), frames, num_points), num_points, True), ((location,),))
 
 
 LINALG: dict[str, Formula] = {
     **named("linalgcholesky linalgcholeskyex cholesky", _matrix(lambda m, n: _cholesky(n))),
-    **named("linalglufactor linalglufactorex linalglu luwithinfo linalgldlfactor linalgldlfactorex", _matrix(
+    **named("linalglufactor linalglufactorex linalglu lu luwithinfo linalgldlfactor linalgldlfactorex", _matrix(
         lambda m, n: m * n**2 - Fraction(1, 3) * n**3)),
     **named("linalgdet det linalgslogdet slogdet logdet", _matrix(lambda m, n: _lu(n))),
     **named("linalginv linalginvex inverse linalgtensorinv", _matrix(lambda m, n: 2 * n**3)),
     **named("choleskyinverse", _matrix(lambda m, n: Fraction(2, 3) * n**3)),
     **named("linalgqr qr", _matrix(lambda m, n: 2 * _qr(m, n))),
-    **named("geqrf linalghouseholderproduct orgqr", _matrix(_qr)),
+    **named("geqrf householderproduct linalghouseholderproduct orgqr", _matrix(_qr)),
     **named("linalgsvdvals linalgcond linalgmatrixrank nuclearnorm", _matrix(_singular_values)),
     **named("linalgsvd svd", _matrix(lambda m, n: 6 * m * n**2 + 20 * n**3)),
     **named("linalgpinv pinverse", _matrix(lambda m, n: 8 * m * n**2 + 20 * n**3)),
-    **named("linalgeigh", _matrix(lambda m, n: 9 * n**3)),
+    **named("linalgeigh eigh", _matrix(lambda m, n: 9 * n**3)),
     **named("linalgeigvalsh", _matrix(lambda m, n: Fraction(4, 3) * n**3)),
-    **named("linalgeig", _matrix(lambda m, n: 25 * n**3)),
+    **named("linalgeig eig", _matrix(lambda m, n: 25 * n**3)),
     **named("linalgeigvals", _matrix(lambda m, n: 10 * n**3)),
     **named("linalgsolve linalgsolveex", _system(_lu, 2)),
     **named("linalglusolve", _system(lambda n: 0, 2)),
     **named("choleskysolve lusolve", _system(lambda n: 0, 2, matrix=1)),
     **named("linalgsolvetriangular", _system(lambda n: 0, 1)),
-    **named("triangularsolve", _system(lambda n: 0, 1, matrix=1)),
+    **named("triangularsolve", _triangular),
     **named("linalglstsq", _least_squares),
     **named("linalgmatrixpower matrixpower", _power),
     **named("linalgmatrixnorm linalgnorm", _matrix_norm),

@@ -7,13 +7,14 @@ from torchlens.graph.flops.attention import ATTENTION
 from torchlens.graph.flops.call import Call, Formula, Location, Product
 from torchlens.graph.flops.einsum import einsum
 from torchlens.graph.flops.free import FREE
+from torchlens.graph.flops.jax_primitives import JAX_PRIMITIVES
 from torchlens.graph.flops.linalg import LINALG
 from torchlens.graph.flops.products import PRODUCTS
 from torchlens.graph.flops.recurrent import RECURRENT
 
 __all__ = ["FORMULAS", "Counting", "backward_flops", "counting_of", "forward_flops", "products_of"]
 
-FORMULAS: dict[str, Formula] = {**PRODUCTS, **ATTENTION, **RECURRENT, **LINALG, "einsum": einsum}
+FORMULAS: dict[str, Formula] = {**PRODUCTS, **ATTENTION, **RECURRENT, **LINALG, **JAX_PRIMITIVES, "einsum": einsum}
 
 
 class Counting(Enum):

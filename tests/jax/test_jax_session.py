@@ -1,0 +1,174 @@
+"""What a log of JAX leaves behind: nothing in JAX; on failure, an explanation."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax._src import core
+from jax._src.array import ArrayImpl
+
+import torchlens as tl
+from tests.jax.models import Block, Linear, X, blocks, dense, layers
+
+
+def patched_names() -> list[Any]:
+    return [
+        core.EvalTrace.process_primitive, ArrayImpl.__bool__, ArrayImpl.item, ArrayImpl.__array__, Block.__call__,
+        Linear.__call__, jax.config.jax_disable_jit,
+    ]  # fmt: skip
+
+
+def test_jax_is_as_before_after_a_log_an_error_and_an_interrupt():
+    before = patched_names()
+
+    def stop(x: Any) -> Any:
+        assert patched_names() != before
+        raise KeyboardInterrupt
+
+    tl.log_forward_pass(blocks(), X[0])
+    assert patched_names() == before
+    with pytest.raises(KeyboardInterrupt):
+        tl.log_forward_pass(lambda x: stop(jnp.sin(x)), X)
+    assert patched_names() == before
+    with pytest.raises(TypeError, match="dot_general"):
+        tl.log_forward_pass(lambda x: layers()["dense1"](x @ x), X)
+    assert patched_names() == before
+
+
+def test_an_error_tells_where_and_holds_the_log_so_far():
+    with pytest.raises(TypeError) as caught:
+        tl.log_forward_pass({"dense1": layers()["dense1"], "dense2": layers()["dense1"]}, X)
+    (note,) = (note for note in caught.value.__notes__ if note.startswith("torchlens"))
+    assert "module 'dense2' (Linear)" in note
+    assert "models.py" in note
+    history = caught.value.partial_history  # type: ignore[attr-defined]
+    assert history.layer_labels[:2] == ["input_1_0", "transpose_1_1"]
+
+
+def test_other_threads_are_not_logged_and_jit_stays_on_there():
+    seen: list[Any] = []
+
+    def other() -> None:
+        seen.append(jax.config.jax_disable_jit)
+        seen.append(jnp.cos(X).sum())
+
+    def run(x: Any) -> Any:
+        x = jnp.sin(x)
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return jnp.tanh(x)
+
+    history = tl.log_forward_pass(run, X)
+    assert history.layer_labels == ["input_1_0", "sin_1_1", "tanh_1_2", "output_1_3"]
+    assert not seen[0]
+
+
+def test_a_log_in_a_log_is_an_error():
+    with pytest.raises(tl.NestedLogError):
+        tl.log_forward_pass(lambda x: tl.log_forward_pass(jnp.sin, jnp.cos(x)), X)
+
+
+def test_a_log_is_never_silently_empty():
+    with pytest.raises(tl.TorchLensError, match="ran no JAX operation"):
+        tl.log_forward_pass(lambda x: np.sin(np.asarray(x)), X)
+
+
+def test_what_is_for_torch_alone_says_so():
+    with pytest.raises(ValueError, match=r"log jax.grad\(f\)"):
+        tl.log_forward_pass(jnp.sin, X, save_gradients=True)
+    with pytest.raises(TypeError, match="this is for PyTorch alone"):
+        tl.profile(jax.jit(jnp.sin), X)
+    with pytest.raises(TypeError, match="must be a torch"):
+        tl.log_forward_pass(jnp.sin, torch.ones(2))
+
+
+def test_what_was_saved_is_protected_and_shares_memory():
+    history = tl.log_forward_pass(lambda x: jnp.tanh(jnp.sin(x)), X)
+    assert history["input_1"].tensor_contents.data_ptr() == X.unsafe_buffer_pointer()
+    history["sin_1"].tensor_contents.add_(1)
+    with pytest.raises(tl.ValueChangedError):
+        history["sin_1"].tensor_contents  # noqa: B018 (it raises)
+
+
+def test_layers_are_chosen_by_name_in_one_run_and_filled_anew():
+    calls = []
+
+    def run(x: Any) -> Any:
+        calls.append(1)
+        return jnp.tanh(jnp.sin(x) * 2)
+
+    history = tl.log_forward_pass(run, X, layers_to_save=["sin", "tanh"], save_function_args=True)
+    assert history.layers_with_saved_activations == ["sin_1_1", "tanh_1_3"]
+    assert len(calls) == 1
+    np.testing.assert_array_equal(history["sin_1"].creation_args[0], X)
+    history.save_new_activations(run, X + 1, layers_to_save="mul")
+    assert history.layers_with_saved_activations == ["mul_1_2"]
+    with pytest.raises(tl.DifferentGraphError):
+        history.save_new_activations(jnp.cos, X)
+
+
+def test_a_condition_in_python_and_in_lax_marks_what_it_reads():
+    history = tl.log_forward_pass(lambda x: jnp.sin(x) if x.sum() > 0 else x, X)
+    assert [history[label].atomic_bool_val for label in history.internally_terminated_bool_layers] == [True]
+    history = tl.log_forward_pass(lambda x: jax.lax.cond(x.sum() > 9, jnp.sin, jnp.cos, x), X)
+    assert [history[label].atomic_bool_val for label in history.internally_terminated_bool_layers] == [False]
+    assert "cos_1_3" in history.layer_labels
+
+
+def test_a_loop_is_rolled_into_passes():
+    def run(x: Any) -> Any:
+        return jax.lax.scan(lambda carry, row: (jnp.tanh(carry + row), None), x[0] * 0, jnp.tile(x, (2, 1)))[0]
+
+    history = tl.log_forward_pass(run, X)
+    assert [number for label, number in history.layer_num_passes.items() if label.startswith("tanh")] == [4]
+
+
+def test_flops_are_those_of_torch_for_the_same_products():
+    x, kernel = jnp.ones((2, 3, 8, 8)), jnp.ones((5, 3, 3, 3))
+
+    def convolve(x: Any) -> Any:
+        y = jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME")
+        z = jax.lax.conv_transpose(y, jnp.ones((5, 4, 3, 3)), (2, 2), "SAME", dimension_numbers=("NCHW", "IOHW", "NCHW"))
+        return jnp.fft.fft(jnp.einsum("bchw,bdhw->bcd", z, z))
+
+    history = tl.get_model_metadata(convolve, x)
+    first, second = (entry for entry in history if entry.layer_type == "convgeneraldilated")
+    assert first.flops == 2 * (2 * 5 * 4 * 4) * (3 * 3 * 3)
+    assert second.flops == 2 * (2 * 4 * 4) * 5 * 4 * 3 * 3
+    assert history["dotgeneral_1"].flops == 2 * (2 * 4 * 4) * 64
+    assert history["fft_1"].flops == 5 * (2 * 4 * 4) * 2
+    assert history.flops_not_counted == {}
+    assert history.num_tensors_saved == 0
+
+
+def test_importing_torchlens_does_not_import_jax():
+    log = "torchlens.log_forward_pass(torch.nn.ReLU(), torch.ones(2))"
+    code = f"import sys, torchlens, torch; {log}; print('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_history_of_jax_is_printed_drawn_explored_pickled_and_tabled(tmp_path):
+    module, variables = dense()
+    history = tl.log_forward_pass(module.apply, [variables, X])
+    again = pickle.loads(pickle.dumps(history))
+    assert again.layer_labels == copy.deepcopy(history).layer_labels == history.layer_labels
+    assert torch.equal(again["out"].tensor_contents, history["out"].tensor_contents)
+    entry, same = history["dotgeneral_1"], again["dotgeneral_1"]
+    given = [torch.ones(2, 3), torch.ones(3, 3)]
+    for one in (entry, same):
+        assert one.func_applied is not None
+        assert torch.equal(one.func_applied(*given, **one.func_keyword_args_non_tensor), torch.full((2, 3), 3.0))
+    assert len(history.to_pandas()) == len(history)
+    assert "dotgeneral_1" in history.to_json()
+    assert "Dense" in str(history.summary())
+    history.explore(tmp_path / "page.html")
+    history.render_graph(vis_opt="rolled", vis_outpath=str(tmp_path / "graph.gv"), vis_save_only=True, vis_fileformat="svg")

@@ -1,0 +1,22 @@
+"""A JAX callable in the form that the public functions take models in."""
+
+from typing import Any
+
+from torchlens.capture.session import CaptureOptions
+from torchlens.frameworks import OtherModel
+from torchlens.jax.callables import called, name_of
+from torchlens.jax.session import JaxSession
+
+__all__ = ["JaxModel"]
+
+
+class JaxModel(OtherModel):
+    """A function, a jitted one, a module of Equinox or nnx, the `apply` of a linen module, a dict of layers."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.forward = called(model)
+        self.name = name_of(self.forward)
+
+    def session(self, options: CaptureOptions) -> JaxSession:
+        return JaxSession(self.forward, self.name, options)

@@ -1,0 +1,89 @@
+"""What is replaced in JAX, and in the classes of modules, while somebody logs."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torchlens.jax.internals import ArrayImpl, EvalTrace
+from torchlens.jax.modules import call_owners, watched_call
+from torchlens.jax.recorder import CURRENT
+
+__all__ = ["apply_patches", "undo_patches"]
+
+
+class _Patch(NamedTuple):
+    """One name, what stood there, and who still needs what stands there now."""
+
+    owner: Any
+    name: str
+    old: Any
+    users: set[int]
+
+
+_LOCK = threading.RLock()
+_PATCHES: dict[tuple[int, str], _Patch] = {}
+
+# Ways to take a value out of an array, to go on with in Python.
+_READS = ("__float__", "__int__", "__index__", "__complex__", "item", "tolist", "__array__")
+
+
+def apply_patches(user: object, modules: list[Any]) -> None:
+    """Puts everything in place, unless another thread's log did so before. Until `undo_patches` with the same user."""
+    with _LOCK:
+        _patch(EvalTrace, "process_primitive", _watched_process, user)
+        _patch(ArrayImpl, "__bool__", _watched_bool, user)
+        for name in _READS:
+            _patch(ArrayImpl, name, _watched_read, user)
+        for owner in call_owners(modules):
+            _patch(owner, "__call__", watched_call, user)
+
+
+def undo_patches(user: object) -> None:
+    """Puts back what nobody else needs, in reverse order. Safe to repeat."""
+    with _LOCK:
+        for key in reversed(list(_PATCHES)):
+            patch = _PATCHES[key]
+            patch.users.discard(id(user))
+            if not patch.users:
+                setattr(patch.owner, patch.name, patch.old)
+                del _PATCHES[key]
+
+
+def _patch(owner: Any, name: str, watched: Callable[[Any], Any], user: object) -> None:
+    key = (id(owner), name)
+    known = _PATCHES.get(key)
+    if known is not None:
+        known.users.add(id(user))
+        return
+    old = vars(owner)[name]
+    _PATCHES[key] = _Patch(owner, name, old, {id(user)})
+    setattr(owner, name, watched(old))
+
+
+def _watched_process(original: Any) -> Any:
+    def process_primitive(self: Any, primitive: Any, args: Any, params: Any, /) -> Any:
+        recorder = CURRENT.recorder
+        if recorder is None:
+            return original(self, primitive, args, params)
+        return recorder.process(original, self, primitive, args, params)
+
+    return process_primitive
+
+
+def _watched_bool(original: Any) -> Any:
+    def __bool__(self: Any) -> bool:  # noqa: N807 (it stands in the place of one)
+        value: bool = original(self)
+        if CURRENT.recorder is not None:
+            CURRENT.recorder.note_boolean(self, value)
+        return value
+
+    return __bool__
+
+
+def _watched_read(original: Any) -> Any:
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if CURRENT.recorder is not None:
+            CURRENT.recorder.note_read(self)
+        return original(self, *args, **kwargs)
+
+    return read

@@ -1,0 +1,199 @@
+"""One call of a JAX function under the recorder: set up, run, tear down, whatever happens in between."""
+
+import sys
+from contextlib import ExitStack
+from time import perf_counter, time
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torchlens.capture.freed_memory import freed_memory
+from torchlens.capture.operations import BUFFER, INPUT
+from torchlens.capture.recording import Failure, Recording
+from torchlens.capture.session import CaptureOptions, seed_generators
+from torchlens.capture.trees import Path
+from torchlens.errors import NestedLogError, TorchLensError
+from torchlens.jax.arrays import to_torch
+from torchlens.jax.internals import check_internals
+from torchlens.jax.modules import ModuleTracker
+from torchlens.jax.parts import parts_of_call
+from torchlens.jax.patches import apply_patches, undo_patches
+from torchlens.jax.recorder import CURRENT, Recorder
+from torchlens.jax.trees import array_leaves
+
+__all__ = ["JaxSession"]
+
+
+class JaxSession:
+    """Runs a JAX callable once, with jit off, and holds what was recorded, also if it raised.
+
+    The counterpart of `capture.session.Session`, with the same `run` and `recording`.
+    """
+
+    def __init__(self, model: Any, name: str, options: CaptureOptions) -> None:
+        check_internals()
+        if CURRENT.recorder is not None:
+            raise NestedLogError(
+                "A function is being logged in this thread already, and a log cannot hold another. Log the inner function "
+                "on its own, before or after; its operations are part of the outer log anyway."
+            )
+        freed_memory().begin()
+        self.model = model
+        self.options = options
+        self._recorder = Recorder(options.saves, options.keeps_args, options.transform)
+        self._name = name
+        self._inputs: list[tuple[Path, int]] = []
+        self._outputs: list[tuple[Path, int]] = []
+        self._buffers: list[tuple[str, int]] = []
+        self._params: list[torch.nn.Parameter] = []
+        self._versions: list[int] = []
+        self._returns_data = False
+        self._seconds_forward = self._seconds_total = self._seconds_setup = self._started_at = 0.0
+
+    def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls the function and returns what it returns."""
+        start = perf_counter()
+        self._started_at = time()
+        if self.options.random_seed is not None:
+            seed_generators(self.options.random_seed)
+        recorder = self._recorder
+        self._parts = parts = parts_of_call(self.model, self._name, args, kwargs)
+        self._tracker = ModuleTracker(parts, recorder)
+        self._add_sources()
+        try:
+            result = self._run_logged(args, kwargs, start)
+            self._add_outputs(result)
+            if not recorder.num_seen:
+                raise TorchLensError(
+                    f"{self._name} ran no JAX operation, so there is nothing to log. Give it arrays of JAX, or numpy "
+                    "arrays that it computes with by jax.numpy; what numpy itself or another library computes is not seen."
+                )
+            return result
+        finally:
+            self._versions = recorder.finish()
+            self._params = [torch.nn.Parameter(to_torch(array), requires_grad=False) for array in parts.params]
+            self._seconds_total = perf_counter() - start
+
+    def _run_logged(self, args: list[Any], kwargs: dict[str, Any], started: float) -> Any:
+        """The part in which JAX is patched. Undoing stands twice: an interrupt (Ctrl-C) can cut short one, not both."""
+        _torchlens_log_began = True  # frames above this one are no part of the model (see `places.py`)
+        recorder = self._recorder
+        try:
+            with ExitStack() as around:
+                around.enter_context(jax.disable_jit())
+                self._intercept_linen(around)
+                apply_patches(self, self._parts.modules)
+                CURRENT.recorder, CURRENT.tracker = recorder, self._tracker
+                start = perf_counter()
+                self._seconds_setup = start - started
+                try:
+                    return jax.block_until_ready(self.model(*args, **kwargs))
+                except BaseException as error:
+                    recorder.fail_outside(error, _end_of(error, recorder))
+                    raise
+                finally:
+                    self._seconds_forward = perf_counter() - start
+        finally:
+            try:
+                self._leave()
+            finally:
+                self._leave()
+
+    def _leave(self) -> None:
+        CURRENT.recorder = CURRENT.tracker = None
+        undo_patches(self)
+
+    def _intercept_linen(self, around: ExitStack) -> None:
+        """flax linen tells of the calls of its modules itself."""
+        linen = sys.modules.get("flax.linen")
+        if linen is None:
+            return
+        tracker = self._tracker
+
+        def intercept(run: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            if context.method_name != "__call__" or CURRENT.tracker is not tracker:
+                return run(*args, **kwargs)
+            address = ".".join(context.module.path)
+            return tracker.call_at(address, context.module, run, args, kwargs)
+
+        around.enter_context(linen.intercept_methods(intercept))
+
+    def _add_sources(self) -> None:
+        recorder, parts = self._recorder, self._parts
+        for number, array in enumerate(parts.params):
+            recorder.know(array, -1 - number)
+        for array, number in parts.aliases:
+            recorder.know(array, -1 - number)
+        for path, array in parts.inputs:
+            entry = recorder.number_of(array)
+            if entry is None:
+                entry = recorder.add_source(INPUT, array)
+            if entry >= 0:
+                self._inputs.append((path, entry))
+        for address, array in parts.buffers:
+            if recorder.number_of(array) is None:
+                self._buffers.append((address, recorder.add_source(BUFFER, array)))
+        recorder.names = {id(array): name for name, array in parts.named}
+
+    def _add_outputs(self, result: Any) -> None:
+        for path, array, _ in array_leaves(result):
+            self._outputs.append((path, self._recorder.add_output(array)))
+        leaves = jax.tree_util.tree_leaves(result)
+        self._returns_data = any(isinstance(leaf, bool | int | float | complex | str | np.generic) for leaf in leaves)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Where the function raised, if it did."""
+        return self._recorder.failure
+
+    @property
+    def recording(self) -> Recording:
+        """What was recorded."""
+        recorder, parts, tracker = self._recorder, self._parts, self._tracker
+        return Recording(
+            model_name=self._name,
+            rows=recorder.rows,
+            values=recorder.values,
+            versions=self._versions,
+            storages=list(range(len(recorder.rows))),
+            regions={},
+            writes=[],
+            inputs=self._inputs,
+            outputs=self._outputs,
+            buffers=[*self._buffers, *recorder.constants],
+            params=self._params,
+            param_addresses=parts.param_addresses,
+            module_params=parts.module_params,
+            outside_storages=[-1] * len(self._params),
+            module_calls=recorder.module_calls,
+            module_classes=tracker.classes,
+            module_entries=tracker.entries,
+            module_exits=tracker.exits,
+            booleans=recorder.booleans,
+            leaves=set(),
+            saved_args=recorder.saved_args,
+            gradients={},
+            seconds_forward=self._seconds_forward,
+            seconds_total=self._seconds_total,
+            seconds_setup=self._seconds_setup,
+            started_at=self._started_at,
+            random_seed=self.options.random_seed,
+            failure=recorder.failure,
+            reads=recorder.reads,
+            returns_data=self._returns_data,
+            framework="jax",
+        )
+
+
+def _end_of(error: BaseException, recorder: Recorder) -> tuple[Any, int]:
+    """The innermost line of the user's code in the traceback."""
+    found: tuple[Any, int] = (None, 0)
+    place = error.__traceback__
+    while place is not None:
+        own = recorder.places.here(place.tb_frame)
+        if own[0] is place.tb_frame.f_code:
+            found = own[0], place.tb_lasti
+        place = place.tb_next
+    return found
