@@ -194,8 +194,8 @@ class Port(nn.Module):
         return self.out(x if self.mistake == "no last norm" else self.final(x))
 
 
-# Name, where it is planted, what is planted, and where in the port it is found.
-MISTAKES: dict[str, tuple[str, str]] = {
+# Where it is planted and what; then where else it may be found: what is left out shows in what comes next.
+MISTAKES: dict[str, tuple[str, ...]] = {
     "LayerNorm with eps 1e-6": ("blocks.0.norm1", "small eps"),
     "LayerNorm with eps 1e-3": ("blocks.1.norm2", "large eps"),
     "LayerNorm over the wrong axis": ("blocks.1.norm1", "axis"),
@@ -217,14 +217,14 @@ MISTAKES: dict[str, tuple[str, str]] = {
     "relu for gelu": ("blocks.0.ffn", "relu"),
     "silu for gelu": ("blocks.2.ffn", "silu"),
     "quick gelu for gelu": ("blocks.0.ffn", "quick"),
-    "no activation": ("blocks.1.ffn", "none"),
-    "a residual left out": ("blocks.1", "no residual"),
+    "no activation": ("blocks.1.ffn", "none", "blocks.1.ffn.down"),
+    "a residual left out": ("blocks.1", "no residual", "blocks.1.norm2"),
     "the residual taken after the norm": ("blocks.1", "residual after norm"),
-    "the other norm's weights": ("blocks.0", "norm twice"),
+    "the other norm's weights": ("blocks.0", "norm twice", "blocks.0.norm1"),
     "positions off by one": ("", "off by one"),
     "embeddings scaled": ("", "scaled words"),
-    "no position embedding": ("", "no places"),
-    "no last norm": ("", "no last norm"),
+    "no position embedding": ("", "no places", "blocks.0.norm1"),
+    "no last norm": ("", "no last norm", "out"),
 }
 
 

@@ -66,7 +66,7 @@ def compare_histories(
     else:
         regions = analysis.regions
         origins = grouped([Origin(p, *regions[p.reference]) for p in analysis.origins], ours, theirs)
-    evidence = Evidence(ours, subject, weights, replay if replay.is_live else None, pairing)
+    evidence = Evidence(ours, subject, weights, (Replay(sides[0]), replay), pairing)
     culprits = [_divergence(origin, ours, subject, tolerance, isolates, evidence) for origin in origins]
     largest = max((u for number, u in own.items() if number in analysis.agreeing and u <= tolerance), default=0.0)
     notes += _precision_notes(sides)

@@ -15,13 +15,27 @@ from torchlens.comparing.families import family
 from torchlens.comparing.isolation import Origin
 from torchlens.comparing.layouts import best_layout
 from torchlens.comparing.matching import Pairing, Subject
-from torchlens.comparing.replay import NotReplayableError, Replay
+from torchlens.comparing.replay import Instead, NotReplayableError, Replay
 from torchlens.comparing.weights import WeightMatch
 
 __all__ = ["Constant", "Evidence", "number_text"]
 
 Tensor = torch.Tensor
-_SHAPING = ("view", "lookup", "join")
+_SHAPING = ("view", "join")
+# Names of arguments that say nothing about what is computed.
+_NOISE = {
+    "",
+    "self",
+    "input",
+    "other",
+    "cudnn_enabled",
+    "generator",
+    "inplace",
+    "keepdim",
+    "enable_gqa",
+    "sparse",
+    "benchmark",
+}
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,24 @@ class Constant:
     def __str__(self) -> str:
         return number_text(self.value)
 
+    def is_same(self, other: "Constant") -> bool:
+        """Whether it stands for the same: dividing by a number is multiplying by its inverse."""
+        first, second = self.value, other.value
+        if isinstance(first, bool) or isinstance(second, bool):
+            return first is second
+        if isinstance(first, float | int) and isinstance(second, float | int):
+            near = abs(first - second) <= 1e-5 * max(abs(first), abs(second))
+            return near or (first * second != 0 and abs(first * second - 1) <= 1e-5)
+        if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+            return [*first] == [*second]
+        return bool(first == second)
+
+    def against(self, other: "Constant") -> str:
+        """`eps 1e-05 in the reference, 1e-06 in the candidate`."""
+        is_eps = isinstance(self.value, float) and 0 < self.value <= 0.01
+        name = "eps" if is_eps else self.name if self.name == other.name and self.name not in _NOISE else ""
+        return f"{name} {self} in the reference, {other} in the candidate".strip()
+
 
 def number_text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -45,12 +77,17 @@ class Evidence:
     """Both sides, their weights, and the candidate's operations if they can run again."""
 
     def __init__(
-        self, ours: Subject, theirs: Subject, weights: WeightMatch, replay: Replay | None, pairing: Pairing
+        self,
+        ours: Subject,
+        theirs: Subject,
+        weights: WeightMatch,
+        replays: tuple[Replay, Replay],
+        pairing: Pairing,
     ) -> None:
         self.ours = ours
         self.theirs = theirs
         self.weights = weights
-        self.replay = replay
+        self.reference_replay, self.replay = (replay if replay.is_live else None for replay in replays)
         self._pairs = pairing.found.of_reference
         self._found = pairing.found
 
@@ -77,20 +114,23 @@ class Evidence:
         self,
         origin: Origin,
         weights: dict[int, Tensor] | None = None,
-        constants: dict[int, dict[Any, Any]] | None = None,
+        instead: dict[int, Instead] | None = None,
+        of_reference: bool = False,
     ) -> Tensor:
-        """What the candidate's region gives, from the inputs of the round in which it was found."""
-        if self.replay is None:
-            raise NotReplayableError("the candidate is not live")
-        region = origin.candidate
+        """What a region gives when it runs again, from the inputs of the round in which it was found."""
+        replay = self.reference_replay if of_reference else self.replay
+        if replay is None:
+            raise NotReplayableError("it is not live")
+        region = origin.reference if of_reference else origin.candidate
+        side = self.ours.side if of_reference else self.theirs.side
         given = {}
         inside = set(region.entries)
-        for entry in {parent for own in region.entries for parent in self.theirs.side.parents[own]} - inside:
-            value = self.theirs.side.value(entry)
+        for entry in {parent for own in region.entries for parent in side.parents[own]} - inside:
+            value = side.value(entry)
             if value is None:
                 raise NotReplayableError("an input was not saved")
             given[entry] = value
-        return self.replay.part(region.entries, given, weights, constants)
+        return replay.part(region.entries, given, weights, instead)
 
     def units(self, origin: Origin, candidate: Tensor) -> float:
         """How far a result of the candidate's is from the reference's, in units of rounding."""
@@ -101,6 +141,14 @@ class Evidence:
             return best_layout(numbers(a), numbers(candidate), 0.0)[0] / origin.pair.eps
         back = origin.pair.layout.to_reference(numbers(candidate), tuple(a.shape))
         return distance(numbers(a), back) / origin.pair.eps
+
+    def units_between(self, origin: Origin, reference: Tensor) -> float:
+        """How far something that the reference might have computed is from what the candidate did, in units of rounding."""
+        layout, b = origin.pair.layout, self.candidate_result(origin)
+        if layout is None or b is None or b.numel() != reference.numel():
+            return float("inf")
+        target = numbers(reference)
+        return distance(target, layout.to_reference(numbers(b), tuple(target.shape))) / origin.pair.eps
 
     def inputs(self, origin: Origin) -> list[Tensor]:
         """The numbers that go into the reference's region."""
@@ -132,6 +180,16 @@ class Evidence:
 
     # -- constants -------------------------------------------------------------------------------------------------
 
+    def constants_apart(self, origin: Origin) -> tuple[list[Constant], list[Constant]]:
+        """The constants that only one of the two regions has: fractions, and all else that has a namesake in the other."""
+        ours, theirs = self.constants(self.ours, origin.reference), self.constants(self.theirs, origin.candidate)
+        found = []
+        for own, other in ((ours, theirs), (theirs, ours)):
+            names = {constant.name for constant in other} - _NOISE
+            apart = [one for one in own if not any(one.is_same(another) for another in other)]
+            found.append([one for one in apart if isinstance(one.value, float) or one.name in names])
+        return found[0], found[1]
+
     def constants(self, subject: Subject, region: Region) -> list[Constant]:
         """Numbers and flags of the operations of a region; sizes of views and the like are none."""
         found: list[Constant] = []
@@ -154,6 +212,8 @@ def _constants(entry: int, row: Row) -> Iterator[Constant]:
 
 
 def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple) and any(isinstance(item, slice) for item in value):
+        return all(isinstance(item, int | slice | type(Ellipsis) | None) for item in value)
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
 """Names of operations that mean one thing in different libraries: `matmul`, `dot_general` and `einsum` are products."""
 
-from torchlens.graph.operation_kinds import VIEWS
+from torchlens.graph.operation_kinds import ACTIVATIONS, VIEWS
 
-__all__ = ["family"]
+__all__ = ["acts", "family"]
 
 _FAMILIES = {
     "product": "matmul mm bmm addmm addmv addbmm baddbmm linear dot mv einsum tensordot dotgeneral bilinear "
@@ -30,6 +30,11 @@ _FAMILIES = {
     "resize": "interpolate upsample upsamplenearest2d upsamplebilinear2d upsamplebicubic2d repeatinterleave",
 }
 _FAMILY_OF = {name: family for family, names in _FAMILIES.items() for name in names.split()}
+
+
+def acts(layer_type: str) -> bool:
+    """Whether it is a function of each number by itself, as one takes for another by mistake."""
+    return layer_type in ACTIVATIONS or _FAMILY_OF.get(layer_type) in ("maximum", "sigmoid")
 
 
 def family(layer_type: str) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from torchlens.comparing.alignment import aligned
 from torchlens.comparing.distances import distance, epsilon_of, numbers
-from torchlens.comparing.families import family
+from torchlens.comparing.families import acts, family
 from torchlens.comparing.fingerprints import Fingerprint, fingerprint, roots
 from torchlens.comparing.layouts import Layout, best_layout, layouts_between
 from torchlens.comparing.side import Side
@@ -28,7 +28,7 @@ _LOOSEST = 0.02
 _FEW = 8  # elements; fewer are alike by chance
 _MOST_TRIED = 6
 _MOST_CELLS = 4_000_000
-_NEAR, _NEARLY = 0.3, 0.8  # errors up to which two values look like one another
+_NEAR, _NEARLY = 0.3, 0.5  # errors up to which two values look like one another
 
 
 @dataclass(slots=True)
@@ -124,6 +124,7 @@ class _Features:
         self.features = np.array([p.features for p in prints if p is not None]).reshape(len(entries), -1)
         self.type = np.array([hash(side.type_of(entry)) for entry in entries])
         self.family = np.array([hash(family(side.type_of(entry))) for entry in entries])
+        self.acts = np.array([acts(side.type_of(entry)) for entry in entries], dtype=bool)
         shapes = [tuple(sorted(size for size in side.rows[entry].shape if size != 1)) for entry in entries]
         self.dims = np.array([hash(shape) for shape in shapes])
         chained = _chained_groups(subject)
@@ -187,7 +188,9 @@ class Pairing:
         self.candidate = candidate
         self._banned = banned
         self.found = Found()
+        # Layouts that were found, by the shapes of both sides, and orders of axes by their number.
         self._usual: dict[tuple[tuple[int, ...], tuple[int, ...]], Counter[Layout]] = {}
+        self._usual_axes: dict[int, Counter[tuple[tuple[int, ...], bool]]] = {}
         for r, c in fixed:
             if r not in self.found.of_reference and c not in self.found.of_candidate:
                 self._add(r, c, True)
@@ -202,7 +205,10 @@ class Pairing:
         return self.found
 
     def _add(self, r: int, c: int, by_value: bool) -> None:
-        self.found.add(self.compared(r, c, by_value))
+        pair = self.compared(r, c, by_value)
+        self.found.add(pair)
+        if pair.units <= _EXACT_UNITS:
+            self._note_layout(pair)
 
     def epsilon(self, r: int, c: int) -> float:
         """The unit of rounding of two entries: the coarser model's. A coarser type that only one has is an error."""
@@ -216,12 +222,11 @@ class Pairing:
         if a is None or b is None:
             return Matched(r, c, float("nan"), eps, None, by_value)
         shapes = (tuple(a.shape), tuple(b.shape))
-        usual = self._usual.get(shapes)
-        known = tuple(layout for layout, _ in usual.most_common()) if usual else ()
+        known = self._usual_layouts(shapes)
         error, layout = best_layout(numbers(a), numbers(b), _EXACT_UNITS * eps, known)
         if layout is None:
             return Matched(r, c, float("inf"), eps, None, by_value)
-        if usual and error > 0.1:  # nothing to be seen in the numbers: as others of these shapes
+        if known and error > 0.1:  # nothing to be seen in the numbers: as others of these shapes
             layout = known[0]
             error = distance(numbers(a), layout.to_reference(numbers(b), shapes[0]))
         return Matched(r, c, error, eps, layout, by_value)
@@ -276,13 +281,33 @@ class Pairing:
             return pair.units <= _EXACT_UNITS and size >= _FEW and pair.eps < 1e-4
         return pair.units <= _LOOSE_UNITS and pair.error <= _LOOSEST
 
+    def _usual_layouts(self, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Layout, ...]:
+        """The layouts that others of these shapes have, the most frequent first, or else of as many axes."""
+        if shapes in self._usual:
+            return tuple(layout for layout, _ in self._usual[shapes].most_common())
+        possible = layouts_between(*shapes)
+        counts = self._usual_axes.get(len(shapes[0]), Counter())
+        if len(possible) < 2 or not counts:
+            return ()
+        return tuple(
+            layout
+            for (axes, of_reference), _ in counts.most_common()
+            for layout in possible
+            if (layout.axes, layout.of_reference) == (axes, of_reference) or (not axes and layout.is_plain)
+        )
+
     def _note_layout(self, pair: Matched) -> None:
         shapes = (
             tuple(self.reference.side.rows[pair.reference].shape),
             tuple(self.candidate.side.rows[pair.candidate].shape),
         )
-        if pair.layout is not None and len(layouts_between(*shapes)) > 1:
+        if pair.layout is None:
+            return
+        if len(layouts_between(*shapes)) > 1:
             self._usual.setdefault(shapes, Counter())[pair.layout] += 1
+        if len(shapes[0]) == len(shapes[1]) and 1 not in shapes[0]:
+            axes = () if pair.layout.is_plain else pair.layout.axes
+            self._usual_axes.setdefault(len(shapes[0]), Counter())[axes, pair.layout.of_reference] += 1
 
     # -- by what led to it -----------------------------------------------------------------------------------------
 
@@ -292,7 +317,8 @@ class Pairing:
             ((self.reference, ours, self.found.of_reference), (self.candidate, theirs, self.found.of_candidate))
         ):
             for entry in subject.computed:
-                if subject.side.is_operation(entry) or entry in paired:
+                is_asked_for = subject.side.graph.is_output_ancestor[entry] and subject.side.is_operation(entry)
+                if is_asked_for or entry in paired:
                     groups.setdefault(keys[entry], ([], []))[place].append(entry)
         for first, second in groups.values():
             if any(r not in self.found.of_reference for r in first) and any(
@@ -339,18 +365,23 @@ def _scores(a: _Features, row: int, b: _Features, columns: np.ndarray, both_last
     same_dims = b.dims[columns] == a.dims[row]
     same_type = b.type[columns] == a.type[row]
     same_family = b.family[columns] == a.family[row]
+    both_act = b.acts[columns] & a.acts[row]
     same_own = (b.own[columns] == a.own[row]) & a.has_own[row]
     both_exit = b.exits[columns] & a.exits[row] & (b.digits[columns] == a.digits[row])
-    allowed = same_size & (same_family | (close > 0.8) | same_own | both_exit | both_last)
+    allowed = same_size & (same_family | both_act | (close > 0.8) | same_own | both_exit | both_last)
     allowed |= same_own & same_family
-    score = 1.0 * same_dims + 0.3 * same_size + 1.5 * close**2 + 0.3 * same_type + 0.4 * same_family
+    score = 1.0 * same_dims + 0.3 * same_size + 1.5 * close**2 + 0.3 * same_type + 0.4 * (same_family | both_act)
     score = score + 0.8 * same_own + 0.4 * both_exit + 0.5 * both_last
     return np.where(allowed, score, -np.inf)
 
 
 def _is_alike(a: _Features, row: int, b: _Features, column: int) -> bool:
     """Whether two entries do the same kind of thing with the same weights, or are what modules return."""
-    if b.family[column] == a.family[row] or (a.has_own[row] and a.own[row] == b.own[column]):
+    if (
+        b.family[column] == a.family[row]
+        or (a.acts[row] and b.acts[column])
+        or (a.has_own[row] and a.own[row] == b.own[column])
+    ):
         return True
     return bool(a.exits[row] and b.exits[column] and a.digits[row] == b.digits[column])
 

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import permutations
 from typing import Any
 
 import torch
 
 from torchlens.comparing.distances import distance, numbers
-from torchlens.comparing.evidence import Constant, Evidence, number_text
+from torchlens.comparing.evidence import Evidence, number_text
+from torchlens.comparing.experiments import EXPERIMENTS
 from torchlens.comparing.families import family
 from torchlens.comparing.hypotheses import ACTIVATIONS, attention_variants, norm_variants
 from torchlens.comparing.isolation import Origin
@@ -20,25 +20,11 @@ __all__ = ["reasons_for"]
 Tensor = torch.Tensor
 _CONFIRMED = 64.0  # units of rounding: so near, an explanation explains
 _MOST_REASONS = 4
-# Names of arguments that say nothing about what is computed.
-_NOISE = {
-    "",
-    "self",
-    "input",
-    "other",
-    "cudnn_enabled",
-    "generator",
-    "inplace",
-    "keepdim",
-    "enable_gqa",
-    "sparse",
-    "benchmark",
-}
 
 
 def reasons_for(origin: Origin, evidence: Evidence) -> tuple[list[str], tuple[tuple[str, ...], tuple[str, ...]]]:
     """Guesses, the best first, and the constants that only the reference, or only the candidate, has."""
-    constants = _constants_apart(origin, evidence)
+    constants = evidence.constants_apart(origin)
     found: dict[str, None] = {}
     for guesses in (_TELLING, _VAGUE):
         for guess in guesses:
@@ -99,143 +85,24 @@ def _is_number(evidence: Evidence, side: int, weight: int) -> bool:
     return own.value is None or own.value.dtype.is_floating_point
 
 
-def _transposed(origin: Origin, evidence: Evidence) -> Iterator[str]:
-    """Tries each weight transposed, flipped, or with its blocks in another order."""
-    if evidence.replay is None:
-        return
-    side = evidence.theirs.side
-    chosen = [w for w in evidence.weights_of(evidence.theirs, origin.candidate) if w < len(side.log.recording.params)]
-    params = side.log.recording.params
-    odd = {pair.candidate for pair in evidence.weights.odd_ones(evidence.ours.side.weights)}
-    for number in chosen:
-        own = params[number].detach()
-        for name, changed in _turned(own):
-            units = _tried(origin, evidence, {number: changed})
-            if units <= _CONFIRMED:
-                alike = " others like it are;" if number in odd and name == "transposed" else ""
-                yield f"weight `{side.weights[number].name}` is not {name}:{alike} {name}, the error is {_units(units)}"
-                return
-    yield from _gates(origin, evidence, chosen)
-
-
-def _turned(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    if weight.dim() >= 2 and weight.shape[-1] == weight.shape[-2]:
-        yield "transposed", weight.transpose(-1, -2)
-    if weight.dim() == 2 and weight.shape[0] == weight.shape[1]:
-        return
-    if weight.dim() == 4:
-        if weight.shape[0] == weight.shape[1]:
-            yield "transposed in its first two axes", weight.transpose(0, 1)
-        if weight.shape[2] == weight.shape[3]:
-            yield "transposed in its last two axes", weight.transpose(2, 3)
-            yield "flipped", weight.flip(2, 3)
-        if weight.shape[0] == weight.shape[1]:
-            yield "flipped", weight.flip(0, 1)
-
-
-def _gates(origin: Origin, evidence: Evidence, chosen: list[int]) -> Iterator[str]:
-    """Tries the gates of a recurrent cell in another order: blocks of every weight that has them."""
-    kinds = {family(evidence.theirs.side.type_of(entry)) for entry in origin.candidate.entries}
-    if not kinds & {"sigmoid", "tanh", "recurrent"}:
-        return
-    params = evidence.theirs.side.log.recording.params
-    for count in (4, 3):
-        divided = [n for n in chosen if any(size % count == 0 for size in params[n].shape)]
-        sizes = Counter(max(params[n].shape) for n in divided if max(params[n].shape) % count == 0)
-        if not sizes:
-            continue
-        size = sizes.most_common(1)[0][0]
-        for order in list(permutations(range(count)))[1:]:
-            changed = {n: _reordered(params[n].detach(), size, order) for n in divided if size in params[n].shape}
-            units = _tried(origin, evidence, changed)
-            if units <= _CONFIRMED:
-                said = " ".join(str(place) for place in order)
-                yield f"the {count} gates are in another order: in the order {said}, the error is {_units(units)}"
-                return
-
-
-def _reordered(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
-    axis = list(weight.shape).index(size)
-    parts = weight.chunk(len(order), dim=axis)
-    return torch.cat([parts[place] for place in order], dim=axis)
-
-
-def _tried(
-    origin: Origin,
-    evidence: Evidence,
-    weights: dict[int, Tensor] | None = None,
-    constants: dict[int, dict[Any, Any]] | None = None,
-) -> float:
-    """The error that is left when the candidate's region runs with other weights or constants."""
-    try:
-        return evidence.units(origin, evidence.again(origin, weights, constants))
-    except NotReplayableError:
-        return float("inf")
-
-
 # -- constants ---------------------------------------------------------------------------------------------------------
-
-
-def _constants_apart(origin: Origin, evidence: Evidence) -> tuple[list[Constant], list[Constant]]:
-    ours = evidence.constants(evidence.ours, origin.reference)
-    theirs = evidence.constants(evidence.theirs, origin.candidate)
-    mine = [one for one in ours if not any(_is_same(one.value, other.value) for other in theirs)]
-    yours = [one for one in theirs if not any(_is_same(one.value, other.value) for other in ours)]
-    return _telling(mine, ours, theirs), _telling(yours, theirs, ours)
-
-
-def _telling(chosen: list[Constant], own: list[Constant], other: list[Constant]) -> list[Constant]:
-    """Fractions, and whole numbers, flags and words that have a namesake on the other side."""
-    names = {constant.name for constant in other} - _NOISE
-    return [one for one in chosen if isinstance(one.value, float) or one.name in names]
-
-
-def _is_same(first: Any, second: Any) -> bool:
-    if isinstance(first, float | int) and isinstance(second, float | int):
-        if isinstance(first, bool) or isinstance(second, bool):
-            return first is second
-        near = abs(first - second) <= 1e-5 * max(abs(first), abs(second))
-        return near or (
-            first * second != 0 and abs(first * second - 1) <= 1e-5
-        )  # dividing by it is multiplying by its inverse
-    return bool(first == second) or (
-        isinstance(first, list | tuple) and isinstance(second, list | tuple) and [*first] == [*second]
-    )
-
-
-def _confirmed_constants(origin: Origin, evidence: Evidence) -> Iterator[str]:
-    """Numbers that differ, where the candidate with the reference's number computes what the reference does."""
-    ours, theirs = _constants_apart(origin, evidence)
-    for c in theirs if evidence.replay is not None else ():
-        for r in ours:
-            if type(c.value) is type(r.value):
-                units = _tried(origin, evidence, None, {c.entry: {c.location: r.value}})
-                if units <= _CONFIRMED and units < origin.pair.units / 2:
-                    yield f"{_said(r, c)}: with {r}, the error is {_units(units)}"
-                    return
 
 
 def _constants(origin: Origin, evidence: Evidence) -> Iterator[str]:
     """Numbers that differ: an eps, or arguments of one name."""
-    ours, theirs = _constants_apart(origin, evidence)
+    ours, theirs = evidence.constants_apart(origin)
     for c in theirs:
         for r in ours:
             if isinstance(c.value, float) and isinstance(r.value, float) and 0 < c.value <= 0.01 and 0 < r.value <= 0.01:
                 yield f"{r} in the reference, {c} in the candidate: an eps?"
                 return
             if r.name and r.name == c.name and type(r.value) is type(c.value):
-                yield _said(r, c)
-
-
-def _said(r: Constant, c: Constant) -> str:
-    is_eps = isinstance(r.value, float) and 0 < r.value <= 0.01
-    name = "eps" if is_eps else r.name if r.name == c.name and r.name not in ("", "other", "input", "self") else ""
-    return f"{name} {r} in the reference, {c} in the candidate".strip()
+                yield r.against(c)
 
 
 def _lonely_eps(origin: Origin, evidence: Evidence) -> Iterator[str]:
     """An eps that only one of the two shows as a number."""
-    ours, theirs = _constants_apart(origin, evidence)
+    ours, theirs = evidence.constants_apart(origin)
     small = [[c for c in side if isinstance(c.value, float) and 0 < c.value <= 0.01] for side in (ours, theirs)]
     if bool(small[0]) != bool(small[1]) and _is_norm(origin, evidence):
         known = [c for side in small for c in side]
@@ -452,16 +319,12 @@ def _regions(origin: Origin, evidence: Evidence) -> list[tuple[Any, Any, str]]:
     return [(evidence.ours, origin.reference, "reference"), (evidence.theirs, origin.candidate, "candidate")]
 
 
-def _units(units: float) -> str:
-    return "0" if units == 0 else f"{units:.2g} eps"
-
-
 _Guess = Callable[[Origin, Evidence], Iterator[str]]
 # In order. After one that an experiment or a known function has confirmed, nothing more is guessed.
 _TELLING: tuple[_Guess, ...] = (
-    _random, _activation, _transposed, _confirmed_constants, _attention, _norm, _positions, _casts,
-    _other_weights, _other_inputs, _softmax, _simple, _constants,
+    _random, _activation, _attention, *EXPERIMENTS, _norm, _positions, _casts, _other_weights, _other_inputs, _softmax,
+    _simple, _constants,
 )  # fmt: skip
-_CONCLUSIVE: tuple[_Guess, ...] = (_random, _activation, _transposed, _confirmed_constants, _attention)
+_CONCLUSIVE: tuple[_Guess, ...] = (_random, _activation, _attention, *EXPERIMENTS, _norm)
 # Said where nothing else is known.
 _VAGUE: tuple[_Guess, ...] = (_lonely_eps, _operations)

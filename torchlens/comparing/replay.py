@@ -17,9 +17,11 @@ from torchlens.capture.trees import SLICE_BOUNDS, plain_tensors
 from torchlens.comparing.side import Side
 from torchlens.graph.edges import located
 
-__all__ = ["NotReplayableError", "Replay"]
+__all__ = ["Instead", "NotReplayableError", "Replay"]
 
 Tensor = torch.Tensor
+# What to call in place of an operation: it is given the function, its arguments and keywords.
+Instead = Callable[[Callable[..., Any], list[Any], dict[str, Any]], Any]
 
 
 class NotReplayableError(Exception):
@@ -77,11 +79,11 @@ class Replay:
         entries: Iterable[int],
         given: dict[int, Tensor],
         weights: dict[int, Tensor] | None = None,
-        constants: dict[int, dict[Any, Any]] | None = None,
+        instead: dict[int, Instead] | None = None,
     ) -> Tensor:
         """The value of the last of `entries` when only these run again, on the values `given`.
 
-        `constants` stand in place of an entry's own arguments, by position or keyword.
+        `instead` are functions to be called in place of an entry's own; they are given that and the arguments.
         """
         live = dict(given)
         result: Tensor | None = None
@@ -91,9 +93,7 @@ class Replay:
                     continue
                 if entry in self.pinned:
                     raise NotReplayableError(self.pinned[entry])
-                result = self._again(
-                    entry, _changed(self.side.rows[entry], (constants or {}).get(entry)), live, weights or {}
-                )
+                result = self._again(entry, self.side.rows[entry], live, weights or {}, (instead or {}).get(entry))
                 live[entry] = result
         if result is None:
             raise NotReplayableError("nothing to run")
@@ -114,7 +114,9 @@ class Replay:
                 self.pinned[entry] = str(reason)
         return saved.detach().clone() if isinstance(saved, Tensor) else None
 
-    def _again(self, entry: int, row: Row, live: dict[int, Tensor], weights: dict[int, Tensor]) -> Tensor:
+    def _again(
+        self, entry: int, row: Row, live: dict[int, Tensor], weights: dict[int, Tensor], instead: Instead | None = None
+    ) -> Tensor:
         operation = row.operation
         if operation in (INPUT, BUFFER):
             saved = self.side.log.value(entry)
@@ -132,13 +134,13 @@ class Replay:
         args, kwargs = (row.args, row.kwargs or {}) if given is None else given
         args, kwargs = _filled(args, kwargs, places)
         try:
-            result = operation.func(*args, **kwargs)
+            result = operation.func(*args, **kwargs) if instead is None else instead(operation.func, args, kwargs)
         except Exception as error:  # whatever the operation has to say to other values
             raise NotReplayableError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
         outputs = [tensor for _, tensor in plain_tensors(result)]
         if not outputs:
             outputs = [args[position] for position in operation.written if position < len(args)]
-        index = row.output_index or 0
+        index = 0 if instead is not None and len(outputs) == 1 else row.output_index or 0
         if index >= len(outputs) or not isinstance(outputs[index], Tensor):
             raise NotReplayableError("it gave no tensor")
         found: Tensor = outputs[index].detach()
@@ -172,14 +174,6 @@ class Replay:
             return True
         parents = [live[parent] for parent in self.side.parents[entry] if parent in live]
         return all(parent.untyped_storage().data_ptr() != result.untyped_storage().data_ptr() for parent in parents)
-
-
-def _changed(row: Row, constants: dict[Any, Any] | None) -> Row:
-    if not constants:
-        return row
-    args = tuple(constants.get(position, value) for position, value in enumerate(row.args))
-    kwargs = {name: constants.get(name, value) for name, value in (row.kwargs or {}).items()}
-    return row._replace(args=args, kwargs=kwargs)
 
 
 def _put(result: Tensor, other: Tensor, is_alone: bool) -> Tensor:
