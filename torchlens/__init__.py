@@ -23,8 +23,7 @@ from torchlens.history.layer_entry import LayerEntry
 from torchlens.model_history import ModelHistory
 
 if TYPE_CHECKING:
-    from torchlens.comparing import Diff
-    from torchlens.differences import diff
+    from torchlens.differences import Diff, diff
     from torchlens.measure import compare, profile
     from torchlens.monitoring import Run, RunReader
     from torchlens.profiling import Finding, Profile
@@ -68,7 +67,7 @@ __version__ = "0.1.0"
 
 # Rooms that not every program enters are imported when one of their names is first asked for.
 _LATER = {
-    "Diff": "torchlens.comparing",
+    "Diff": "torchlens.differences",
     "Finding": "torchlens.profiling",
     "Profile": "torchlens.profiling",
     "Run": "torchlens.monitoring",

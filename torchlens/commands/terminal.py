@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 
-__all__ = ["paint", "say", "width"]
+__all__ = ["is_colored", "paint", "say", "width"]
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -16,9 +16,12 @@ def width() -> int:
 
 def paint(text: str, style: str) -> str:
     """The text in a style ('bold', 'dim', 'red', ...), if it goes to a terminal and nobody asked for none (NO_COLOR)."""
-    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return text
-    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if is_colored() else text
+
+
+def is_colored() -> bool:
+    """Whether what is printed may have colours."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def say(text: str) -> None:

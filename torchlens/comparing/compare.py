@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
-from torchlens.comparing.diff import Diff, Divergence, Outputs, Pair, Unmatched
+from torchlens.comparing.diff import BaseDiff, Divergence, Outputs, Pair, Unmatched
 from torchlens.comparing.distances import numbers
 from torchlens.comparing.divergence import Analysis, analyse
 from torchlens.comparing.evidence import Evidence
@@ -24,6 +25,7 @@ from torchlens.history.base_history import BaseHistory
 __all__ = ["compare_histories"]
 
 Tensor = torch.Tensor
+_Diff = TypeVar("_Diff", bound=BaseDiff)
 
 
 def compare_histories(
@@ -32,7 +34,8 @@ def compare_histories(
     tolerance: float = 16.0,
     mapping: Mapping[str, str] | None = None,
     isolates: bool = False,
-) -> Diff:
+    kind: type[_Diff] = BaseDiff,  # type: ignore[assignment]
+) -> _Diff:
     """Where `candidate` parts from `reference`; raises CannotCompareError where that cannot be told."""
     sides = Side(reference._log), Side(candidate._log)
     for name, side in zip(("reference", "candidate"), sides, strict=True):
@@ -70,7 +73,7 @@ def compare_histories(
     culprits = [_divergence(origin, ours, subject, tolerance, isolates, evidence) for origin in origins]
     largest = max((u for number, u in own.items() if number in analysis.agreeing and u <= tolerance), default=0.0)
     notes += _precision_notes(sides)
-    return Diff(
+    return kind(
         reference_name=_name(reference, sides[0]),
         candidate_name=_name(candidate, sides[1]),
         ok=not culprits,

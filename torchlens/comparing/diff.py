@@ -11,19 +11,7 @@ from torchlens.comparing.text import diff_text
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Diff", "Divergence", "Pair", "Unmatched"]
-
-
-@dataclass(frozen=True)
-class Place:
-    """One side of a pair."""
-
-    label: str
-    type: str
-    module: str
-    line: str
-    shape: tuple[int, ...]
-    dtype: str
+__all__ = ["BaseDiff", "Divergence", "Pair", "Unmatched"]
 
 
 @dataclass(frozen=True)
@@ -97,12 +85,8 @@ class Outputs:
 
 
 @dataclass(frozen=True)
-class Diff:
-    """Where two histories part. Print it.
-
-    >>> diff = torchlens.diff(reference, candidate)
-    >>> diff.ok, diff.first, diff.culprits
-    """
+class BaseDiff:
+    """Where two histories part."""
 
     reference_name: str
     candidate_name: str

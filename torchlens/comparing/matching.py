@@ -371,7 +371,7 @@ def _scores(a: _Features, row: int, b: _Features, columns: np.ndarray, both_last
     allowed = same_size & (same_family | both_act | (close > 0.8) | same_own | both_exit | both_last)
     allowed |= same_own & same_family
     score = 1.0 * same_dims + 0.3 * same_size + 1.5 * close**2 + 0.3 * same_type + 0.4 * (same_family | both_act)
-    score = score + 0.8 * same_own + 0.4 * both_exit + 0.5 * both_last
+    score = score + 0.8 * same_own + 0.7 * both_exit + 0.5 * both_last
     return np.where(allowed, score, -np.inf)
 
 

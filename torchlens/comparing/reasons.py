@@ -57,6 +57,8 @@ def _random(origin: Origin, evidence: Evidence) -> Iterator[str]:
 
 def _other_weights(origin: Origin, evidence: Evidence) -> Iterator[str]:
     """Which weights only one of the two uses."""
+    if not evidence.weights.has_values:
+        return
     ours = evidence.weights_of(evidence.ours, origin.reference)
     theirs = evidence.weights_of(evidence.theirs, origin.candidate)
     groups = evidence.weights.groups

@@ -9,6 +9,7 @@ import torch
 
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Row
+from torchlens.capture.stored import opened_params
 from torchlens.comparing.distances import epsilon_of
 from torchlens.graph.operation_kinds import DROPOUTS, RANDOM
 from torchlens.history.log import Log
@@ -73,7 +74,7 @@ class Side:
         recording = self.log.recording
         found = [
             Weight(name, dense(param), tuple(param.shape), False)
-            for name, param in zip(recording.param_addresses, recording.params, strict=True)
+            for name, param in zip(recording.param_addresses, opened_params(recording.params), strict=True)
         ]
         names = self.log.boundary_addresses
         for entry in self.graph.buffers:

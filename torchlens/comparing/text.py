@@ -8,14 +8,14 @@ from torchlens.history.grid import Column, laid_out
 from torchlens.history.units import shape_text
 
 if TYPE_CHECKING:
-    from torchlens.comparing.diff import Diff, Divergence
+    from torchlens.comparing.diff import BaseDiff, Divergence
 
 __all__ = ["diff_text", "units_text"]
 
 _MOST_SHOWN = 20
 
 
-def diff_text(diff: "Diff", width: int | None = None, color: bool = False) -> str:
+def diff_text(diff: "BaseDiff", width: int | None = None, color: bool = False) -> str:
     """What printing a diff shows."""
     width = max(40, width or shutil.get_terminal_size((100, 24)).columns)
     lines = [f"{diff.reference_name} (reference)  vs  {diff.candidate_name} (candidate)", ""]
@@ -58,7 +58,7 @@ def _wrapped(text: str, first: str, rest: str, width: int) -> list[str]:
     return found or [first.rstrip()]
 
 
-def _output(diff: "Diff") -> str:
+def _output(diff: "BaseDiff") -> str:
     outputs = diff.outputs
     if outputs.error != outputs.error:
         return "not saved"
@@ -72,7 +72,7 @@ def _output(diff: "Diff") -> str:
     return f"{verb}: relative error {outputs.error:.1e}{rounding}"
 
 
-def _agreement(diff: "Diff") -> str:
+def _agreement(diff: "BaseDiff") -> str:
     largest = max((pair.units for pair in diff.pairs if pair.units == pair.units), default=0.0)
     own = f"; given the reference's inputs, each to {units_text(diff.largest_own)}" if diff.is_isolated else ""
     return f"They agree: {len(diff.pairs)} pairs, the furthest {units_text(largest)} apart{own}."
@@ -81,7 +81,7 @@ def _agreement(diff: "Diff") -> str:
 # -- the first one -----------------------------------------------------------------------------------------------------
 
 
-def _first(diff: "Diff", width: int) -> list[str]:
+def _first(diff: "BaseDiff", width: int) -> list[str]:
     lines = _block(diff.culprits[0], "FIRST DIVERGENCE", width)
     others = diff.culprits[1:]
     for other in others[: _MOST_SHOWN - 1]:
@@ -129,7 +129,7 @@ def _numbers(culprit: "Divergence", width: int) -> list[str]:
 # -- each by itself ----------------------------------------------------------------------------------------------------
 
 
-def _isolated(diff: "Diff", width: int) -> list[str]:
+def _isolated(diff: "BaseDiff", width: int) -> list[str]:
     culprits = diff.culprits
     agreeing = sum(pair.agrees for pair in diff.pairs)
     one = len(culprits) == 1

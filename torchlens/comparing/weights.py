@@ -65,7 +65,8 @@ class WeightMatch:
     def summary(self, reference: Sequence[Weight], candidate: Sequence[Weight]) -> str:
         """`53 of 53 found: 26 as they are, 9 transposed, 18 as thirds of `qkv``."""
         if not self.has_values:
-            return "not saved: matched by shape and order of use"
+            bare = [name for name, side in (("reference", reference), ("candidate", candidate)) if _is_bare(side)]
+            return f"not saved in the {' nor the '.join(bare)}: save(path, params=True) keeps them" if bare else "none"
         total, found = len(reference), len(self.groups[0])
         if not total:
             return "none"
@@ -100,6 +101,10 @@ class WeightMatch:
         return found
 
 
+def _is_bare(weights: Sequence[Weight]) -> bool:
+    return bool(weights) and not any(weight.value is not None for weight in weights)
+
+
 def _stem(name: str) -> str:
     """`qkv` for `h.0.attn.qkv.weight`."""
     parts = [part for part in name.split(".") if not part.isdigit()]
@@ -123,9 +128,11 @@ def match_weights(
 ) -> WeightMatch:
     """Pairs of weights. Those that are `used` come first where several hold the same numbers, then the order counts."""
     if not any(w.value is not None for w in reference) or not any(w.value is not None for w in candidate):
-        return _by_shape(reference, candidate, used, forced)
+        pairs = [WeightPair(a, b, "same") for a, b in forced]
+        return WeightMatch(pairs, ({p.reference: p.reference for p in pairs}, {p.candidate: p.reference for p in pairs}),
+                           ([], []), False)  # fmt: skip
     finder = _Finder(reference, candidate)
-    pairs: list[WeightPair] = [finder.forced(a, b) for a, b in forced]
+    pairs = [finder.forced(a, b) for a, b in forced]
     taken = {pair.candidate for pair in pairs}
     known = {pair.reference for pair in pairs}
     order = sorted(range(len(reference)), key=lambda number: (number not in used[0], number))
@@ -191,26 +198,6 @@ def _grouped(
 def _counts(weight: Weight) -> bool:
     """Whether one would miss it: a mask or a table of positions is made anew in every port."""
     return not weight.is_buffer
-
-
-def _by_shape(
-    reference: Sequence[Weight],
-    candidate: Sequence[Weight],
-    used: tuple[set[int], set[int]],
-    forced: Sequence[tuple[int, int]],
-) -> WeightMatch:
-    """Without values: each with the next one of its shape, in any order of the axes."""
-    pairs = [WeightPair(a, b, "same") for a, b in forced]
-    taken, known = {pair.candidate for pair in pairs}, {pair.reference for pair in pairs}
-    waiting: dict[tuple[int, ...], list[int]] = {}
-    for number, weight in enumerate(candidate):
-        if number in used[1] and number not in taken:
-            waiting.setdefault(tuple(sorted(weight.shape)), []).append(number)
-    for number, weight in enumerate(reference):
-        same = waiting.get(tuple(sorted(weight.shape)))
-        if number in used[0] and number not in known and same:
-            pairs.append(WeightPair(number, same.pop(0), "same"))
-    return _grouped(sorted(pairs), reference, candidate, used, False)
 
 
 class _Finder:

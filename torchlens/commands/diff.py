@@ -1,0 +1,61 @@
+"""`torchlens diff A B`: where two implementations of a model part. A is the reference, B the candidate."""
+
+import json
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from torchlens.commands.live import history_of
+from torchlens.commands.terminal import is_colored, say, width
+from torchlens.differences import diff
+from torchlens.trace import printable
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "find where two implementations of a model part: exit code 0 if they agree, 1 if not, 2 if that cannot be told"
+_WHERE = "a trace, or module:name or file.py:name for a model that runs now"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("reference", metavar="A", help=f"the reference: {_WHERE}")
+    parser.add_argument("candidate", metavar="B", help=f"the candidate: {_WHERE}")
+    parser.add_argument(
+        "--isolate", action="store_true", help="find the errors behind the first, too; B must be a model that runs now"
+    )
+    parser.add_argument(
+        "--map", metavar="F", type=Path, help="a JSON file of names in A to names in B, with * for what varies"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=16.0, metavar="N", help="units of rounding that a correct layer may be off (16)"
+    )
+    parser.add_argument("--json", metavar="F", type=Path, help="write everything to F as JSON")
+    parser.add_argument("--html", metavar="F", type=Path, help="write a page with both graphs to F")
+    parser.add_argument("--quiet", action="store_true", help="print nothing; the exit code tells")
+
+
+def run(arguments: Namespace) -> int:
+    reference, candidate = history_of(arguments.reference), history_of(arguments.candidate)
+    mapping = None if arguments.map is None else _mapping(arguments.map)
+    found = diff(reference, candidate, tolerance=arguments.tolerance, mapping=mapping, isolate=arguments.isolate)
+    if not arguments.quiet:
+        say(found.text(width(), is_colored()))
+    written = []
+    if arguments.json is not None:
+        found.to_json(arguments.json)
+        written.append(arguments.json)
+    if arguments.html is not None:
+        found.explore(arguments.html)
+        written.append(arguments.html)
+    for path in written if not arguments.quiet else ():
+        say(f"Wrote {printable(str(path))}")
+    return 0 if found.ok else 1
+
+
+def _mapping(path: Path) -> Any:
+    """The names in a file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f'--map must be a file of JSON, such as {{"h.*.ln_1": "blocks.*.norm1"}}; {path} is none ({error}).'
+        ) from error

@@ -1,0 +1,71 @@
+"""Histories that a command is given: a file, or a name in the user's own code that leads to one."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchlens.api import log_forward_pass
+from torchlens.model_history import ModelHistory
+from torchlens.traces import load
+from torchlens.wording import did_you_mean, got
+
+__all__ = ["history_of", "named_object"]
+
+_ACCEPTED = "a history, (model, input), or a function without arguments that returns one of these"
+
+
+def history_of(text: str) -> ModelHistory:
+    """The history in a file; or of `module:name` or `file.py:name`: a history, (model, input), or a function giving one."""
+    if not _is_name(text):
+        return load(text)
+    found = named_object(text)
+    if callable(found) and not isinstance(found, torch.nn.Module):
+        found = found()
+    if isinstance(found, ModelHistory):
+        return found
+    if isinstance(found, tuple | list) and len(found) in (2, 3) and callable(found[0]):
+        return log_forward_pass(*found)
+    raise TypeError(f"{text} must lead to {_ACCEPTED}, got {got(found)}.")
+
+
+def _is_name(text: str) -> bool:
+    """Whether it names something in Python rather than a file; a colon also follows the letter of a drive."""
+    place, colon, name = text.rpartition(":")
+    return bool(colon) and not Path(text).exists() and len(place) > 1 and all(map(str.isidentifier, name.split(".")))
+
+
+def named_object(text: str) -> Any:
+    """What stands at `module:name` or `file.py:name`, looked for in the current folder, too."""
+    place, _, name = text.rpartition(":")
+    module = _imported(place)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = did_you_mean(part, [known for known in vars(found) if not known.startswith("_")])
+            raise ValueError(f"{place} has no {name!r}. {near}".rstrip())
+        found = getattr(found, part)
+    return found
+
+
+def _imported(place: str) -> Any:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place).resolve()
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {place!r}.")
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
