@@ -391,6 +391,21 @@ def test_calibration_charges_nobody_with_what_others_do_to_the_machine(monkeypat
     assert found.cell == pytest.approx(7 * US)
 
 
+def test_calibration_leaves_out_what_letting_go_of_a_result_takes(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(calibration, "perf_counter", clock.read)
+
+    class Graph:
+        def __init__(self) -> None:
+            clock.now += 3
+
+        def __del__(self) -> None:
+            clock.now += 40
+
+    assert calibration._seconds(Graph) == 3
+    assert clock.now == 1043  # and it is gone
+
+
 def test_cells_of_recurrent_networks_are_counted_and_charged():
     class Net(nn.Module):
         def __init__(self) -> None:
