@@ -1,5 +1,6 @@
 """The public functions: check the options, then capture → graph → history."""
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -220,7 +221,10 @@ def _run_session(
     except BaseException as error:
         explain(error, session.recording, capture, ModelHistory)
         raise
-    return Log(session.recording, marks_distances=options.mark_input_output_distances)
+    log = Log(session.recording, marks_distances=options.mark_input_output_distances)
+    if isinstance(session, Session):
+        log.model = weakref.ref(session.model)
+    return log
 
 
 def _run_selecting(

@@ -39,13 +39,14 @@ def run_moments(figures: Figures, max_moments: int) -> None:
 def _visit(subject: Subject, moments: range, dropped: list[Any], before: Any, figures: Figures) -> int:
     num_done = 0
     for number in moments:
-        place = ""
         try:
             _, place = _interrupt_at(number, subject.log)
         except Interrupt as interrupt:
             place = str(interrupt)
             num_done += 1
         else:
+            if not place:  # a log that looks at the clock has some moments more, or less, than the one before
+                continue
             figures.expect(bool(dropped), f"an interrupt at {place} was lost")
         dropped.clear()
         problems = len(figures.problems)

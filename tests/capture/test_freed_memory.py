@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,21 @@ import torch
 import torchlens as tl
 from tests.networks import MLP
 from torchlens.capture.freed_memory import FreedMemory
-from torchlens.capture.glibc import Glibc, HeapBytes, glibc
+from torchlens.capture.glibc import Block, Glibc, HeapBytes, glibc
 
 MB = 2**20
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps so much")
 
 # -- what is decided, of an allocator that is made up ------------------------------------------------------------------
+
+
+class CountedBlock(Block):
+    def __init__(self, allocator: "Allocator") -> None:
+        self.allocator = allocator
+        allocator.num_blocks += 1
+
+    def __del__(self) -> None:
+        self.allocator.num_blocks -= 1
 
 
 class Allocator(Glibc):
@@ -34,6 +44,10 @@ class Allocator(Glibc):
         self.free = 0
         self.num_trims = 0
         self.num_looks = 0
+        self.num_blocks = 0
+
+    def last_block(self) -> Block | None:
+        return CountedBlock(self)
 
     def resident_bytes(self) -> int | None:
         return self.resident
@@ -163,6 +177,22 @@ def test_a_small_machine_keeps_less(allocator: Allocator) -> None:
     allocator.machine_bytes = 1024 * MB
     memory = FreedMemory(allocator)
     memory.drop(log(memory, allocator, 100 * MB))
+    assert allocator.resident == 1000 * MB
+
+
+def test_what_another_thread_frees_while_memory_is_handed_back_is_handed_back_too(allocator: Allocator) -> None:
+    memory = FreedMemory(allocator)
+    first, second = log(memory, allocator, 700 * MB), log(memory, allocator, 700 * MB)
+
+    class Slow(Allocator):
+        def trim(self) -> None:
+            super().trim()
+            if self.num_trims == 1:
+                second()  # in the other thread: too late for this time
+
+    allocator.__class__ = Slow
+    memory.drop(lambda: memory.drop(first))  # the other thread's drop, which begins before and ends after the first one's
+    assert allocator.num_trims == 2
     assert allocator.resident == 1000 * MB
 
 
@@ -356,6 +386,53 @@ def test_the_allocator_adapts_to_the_program_as_it_does_without_a_log() -> None:
     assert run(THRESHOLDS.format(logs=True)) == run(THRESHOLDS.format(logs=False))
 
 
+REUSED = """
+    import gc, json, resource, torch, torchlens as tl
+    from torchlens.capture.system_memory import resident_bytes
+
+    def num_faults():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    torch.set_num_threads(1)
+    x = torch.zeros(2**19)  # 2 MB
+    model = torch.nn.Sequential(*[torch.nn.Threshold(0, 1) for _ in range(32)])
+    with torch.no_grad():
+        model(x)
+        before = resident_bytes()
+        faults = []
+        for _ in range(4):
+            start = num_faults()
+            history = tl.log_forward_pass(model, x)
+            faults.append(num_faults() - start)
+            del history
+        kept = resident_bytes() - before
+    print(json.dumps({"faults": faults, "kept": kept}))
+"""
+
+
+@pytest.mark.slow
+@needs_glibc
+def test_a_log_reuses_the_memory_of_the_one_before_it() -> None:
+    found = json.loads(run(REUSED))
+    first, *_, last = found["faults"]
+    assert first > 16_000 * 0.9  # 64 MB in pages of 4 KB
+    assert last < first / 10
+    assert 32 * MB < found["kept"] < 256 * MB
+
+
+def test_what_keeps_memory_goes_with_the_model(allocator: Allocator) -> None:
+    memory = FreedMemory(allocator)
+    model, other = MLP(), MLP()
+    for owner in (model, model, other):
+        memory.drop(log(memory, allocator, 200 * MB), owner)
+    assert allocator.num_blocks == 2  # the last of each
+    del model, owner
+    assert allocator.num_blocks == 1
+    memory.drop(log(memory, allocator, 300 * MB), other)  # much is handed back: nothing is to be kept
+    assert allocator.num_trims == 1
+    assert allocator.num_blocks == 1
+
+
 @pytest.mark.slow
 def test_a_history_that_lives_until_the_process_ends_is_freed_quietly() -> None:
     code = "import torch, torchlens as tl; history = tl.log_forward_pass(torch.nn.Linear(4, 4), torch.ones(2, 4))"
@@ -368,7 +445,7 @@ def test_a_history_that_lives_until_the_process_ends_is_freed_quietly() -> None:
 
 def test_an_interrupt_while_a_log_is_freed_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     class Struck(FreedMemory):
-        def drop(self, free: Callable[[], object]) -> None:
+        def drop(self, free: Callable[[], object], model: Any = None) -> None:
             free()
             raise KeyboardInterrupt
 

@@ -25,4 +25,5 @@ def test_nothing_is_lost_under_load_and_interruption() -> None:
     assert figures.interrupts >= 20
     assert figures.faults == 20
     assert figures.models == 3
+    assert figures.moments >= 100
     assert figures.logs >= 120 + 10 + 2  # in a row; after each interrupt of the main thread; after the faults and moments

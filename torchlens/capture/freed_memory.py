@@ -1,15 +1,18 @@
 """Giving freed memory back to the system.
 
-The tensors of a log are freed together, but glibc hands back only what lies free at the end of its memory, and keeps the
-rest for what is allocated next. That is welcome up to a limit: otherwise the next log would get each page anew from the
-system, which costs about as much as computing what is written there. Beyond the limit, all that lies free is handed back.
-No setting of the allocator is changed.
+The tensors of a log are freed together. glibc hands back what lies free at the end of its memory, and keeps the rest for
+what is allocated next. To keep it is welcome up to a limit: otherwise the next log, and the next plain pass, would get each
+page anew from the system, which costs about as much as computing what is written there. So up to the limit one small block
+at the end, which lives no longer than the model, keeps glibc from handing it back; beyond the limit, all that lies free is
+handed back. No setting of the allocator is changed.
 """
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary
 
-from torchlens.capture.glibc import Glibc, HeapBytes, glibc
+from torchlens.capture.glibc import Block, Glibc, HeapBytes, glibc
 from torchlens.capture.interrupts import finalize
 
 __all__ = ["Afterwards", "FreedMemory", "freed_memory"]
@@ -17,6 +20,8 @@ __all__ = ["Afterwards", "FreedMemory", "freed_memory"]
 # Of the memory that logs let go of, the process keeps at most this much, and at most this share of the machine's.
 _KEPT_BYTES = 256 * 2**20
 _KEPT_SHARE = 16
+# Below this, glibc keeps what lies free in any case, or soon does.
+_NEGLIGIBLE_BYTES = 2**20
 
 
 class FreedMemory:
@@ -31,6 +36,8 @@ class FreedMemory:
         self._least_free: int | None = None
         # What logs have freed since then.
         self._num_freed = 0
+        # By model: what stands behind the memory that its last log freed.
+        self._blocks: WeakKeyDictionary[Any, Block] = WeakKeyDictionary()
 
     def begin(self) -> None:
         """A log is about to begin."""
@@ -45,22 +52,31 @@ class FreedMemory:
         if self._allocator is not None:
             self._look(self._allocator)
 
-    def drop(self, free: Callable[[], object]) -> None:
-        """Calls `free`, which lets go of a log, and hands memory back if logs have left too much of it lying."""
+    def drop(self, free: Callable[[], object], model: Any = None) -> None:
+        """Calls `free`, which lets go of a log, and hands memory back if logs have left too much of it lying.
+
+        Less than that is kept for the next log as long as the model lives.
+        """
         if self._allocator is None:
             free()
             return
         grown = self._grown_bytes(self._allocator)
         if grown <= self._most_kept:  # so there cannot be too much, and the allocator need not be asked
             self._num_freed = max(self._num_freed, grown)
+            if model is not None and grown > _NEGLIGIBLE_BYTES:
+                block = self._allocator.last_block()
+                if block is not None:
+                    self._blocks[model] = block  # the one before it goes
             free()
             return
         before = self._look(self._allocator)
         free()
         after = self._look(self._allocator)
+        num_freed = self._num_freed
         if before is not None and after is not None:
-            self._num_freed += before.used - after.used
-        self._hand_back(self._allocator, after, self._num_freed)
+            num_freed += before.used - after.used
+            self._num_freed = num_freed
+        self._hand_back(self._allocator, after, num_freed)
 
     def give_back(self) -> None:
         """Work of ours is done and keeps nothing: hands memory back if too much of it lies free, whoever freed it."""
@@ -85,10 +101,10 @@ class FreedMemory:
 
     def _hand_back(self, allocator: Glibc, heap: HeapBytes | None, num_freed: int) -> None:
         if heap is None or min(num_freed, heap.free - (self._least_free or 0)) > self._most_kept:
-            allocator.trim()
+            # Noted before, not after: what another thread frees meanwhile may come too late for this time.
             self._num_freed = 0
-            self._least_free = None
-            self._look(allocator)
+            self._least_free = None if heap is None else heap.free
+            allocator.trim()
 
 
 class Afterwards:

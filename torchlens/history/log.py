@@ -46,6 +46,8 @@ class Log:
         self.marks_distances = marks_distances
         # The history that holds it, which may be gone, and how to make another; for those who come from an entry.
         self.history: Callable[[], Any] = lambda: None
+        # The model that was logged, if it still lives, and if this process logged it.
+        self.model: Callable[[], Any] = lambda: None
         self.history_type: type | None = None
         self.options: Any = None
         # What was last worked out of the backward passes, and of how much.
@@ -70,7 +72,7 @@ class Log:
 
     def __del__(self) -> None:
         """Frees the tensors, then looks how much memory lies free."""
-        finalize(partial(freed_memory().drop, self.__dict__.clear))
+        finalize(partial(freed_memory().drop, self.__dict__.clear, self.model()))
 
     def take(self, recording: Recording) -> None:
         """Takes the recording of another run that did the same, and frees the old values.
@@ -80,7 +82,7 @@ class Log:
         if recording.branches or self.recording.branches:
             self._graph, self._make_graph = None, build_graph
             self.__dict__.pop("module_names", None)
-        freed_memory().drop(partial(setattr, self, "recording", recording))
+        freed_memory().drop(partial(setattr, self, "recording", recording), self.model())
 
     def free_values(self) -> None:
         """Lets go of all saved tensors, gradients and arguments."""
@@ -93,7 +95,7 @@ class Log:
             recording.saved_args.clear()
 
         recording = self.recording
-        freed_memory().drop(free)
+        freed_memory().drop(free, self.model())
 
     @property
     def graph(self) -> Graph:
