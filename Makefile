@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # torch first and by version: a bare `torch` would bring gigabytes of CUDA along where a CPU build will do.
 TORCH := torch==2.13.0
 
-.PHONY: demo test quick lint format types bench profile-truth zoo fuzz soak pictures chromium clean
+.PHONY: demo test quick lint format types bench profile-truth zoo fuzz soak pictures pages chromium clean
 
 demo: $(VENV)/ready  ## log a model; print, index, table and draw it
 	$(BIN)/python examples/alexnet.py
@@ -47,6 +47,9 @@ soak: $(VENV)/tested  ## threads, interrupts, failures, a thousand logs in a row
 
 pictures: $(VENV)/tested  ## make all pictures in images/ anew
 	$(BIN)/python examples/draw_gallery.py
+
+pages: $(VENV)/tested chromium  ## open the pages of fifteen models in Chromium; NAMES="t5 gat" for some of them
+	$(BIN)/python -m benchmarks.pages $(NAMES)
 
 # The page is tested in a real browser.
 chromium:

@@ -81,16 +81,42 @@ def test_shapes_on_edges(visit):
     assert len(shapes) == tab.run("torchlens.shown()") - 1
 
 
-def test_a_clicked_edge_tells_which_tensors_go_where(visit):
-    tab = visit("resnet18")
-    ends = [tab.find("layer1"), tab.find("layer2")]
+def click_middle(tab, edge: str) -> None:
+    """Clicks the middle of the first edge of which something is true."""
     at = tab.run(f"""(() => {{
-      const k = torchlens.scene.edges.findIndex(e => e.ends.some(({{s, t}}) => s === {ends[0]} && t === {ends[1]}));
+      const k = torchlens.scene.edges.findIndex(e => {edge});
       const line = document.querySelector(`[data-edge="${{k}}"]`), m = line.getScreenCTM();
       const p = line.getPointAtLength(line.getTotalLength() / 2);
       return [m.a * p.x + m.e, m.d * p.y + m.f];
     }})()""")
     tab.page.mouse.click(*at)
+
+
+@pytest.mark.parametrize(
+    ("model", "opened", "title", "tensor"),
+    [
+        ("recurrent", [], "cell → cell", "4×32  float32, 512 B"),
+        ("recurrent", ["cell"], "cell → cell", "4×32  float32, 512 B"),
+        ("plain_loop", [], "loop of 3 → loop of 3", "4×8  float32, 128 B"),
+        ("plain_loop", ["loop of 3"], "add_1_3 → fc", "4×8  float32, 128 B"),
+    ],
+)
+def test_a_loop_edge_can_be_clicked_like_any_other(visit, model, opened, title, tensor):
+    tab = visit(model)
+    for name in opened:
+        tab.run(f"torchlens.toggle({tab.find(name)})")
+    click_middle(tab, "e.kind === 'loop'")
+    panel = tab.page.locator("#panel")
+    assert panel.locator("h2").text_content() == title
+    assert "loop edge, 1 tensor" in panel.text_content()
+    assert tensor in panel.text_content()
+    assert tab.run("document.querySelectorAll('.edge.way').length") == 1
+
+
+def test_a_clicked_edge_tells_which_tensors_go_where(visit):
+    tab = visit("resnet18")
+    ends = [tab.find("layer1"), tab.find("layer2")]
+    click_middle(tab, f"e.ends.some(({{s, t}}) => s === {ends[0]} && t === {ends[1]})")
     panel = tab.page.locator("#panel")
     assert panel.locator("h2").text_content() == "layer1 → layer2"
     assert "1×16×16×16  float32, 16.0 KB" in panel.text_content()

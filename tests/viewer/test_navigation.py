@@ -149,3 +149,26 @@ def test_a_search_marks_hits_and_draws_nothing_anew(visit):
 def _base36(number: int) -> str:
     digits = "0123456789abcdefghijklmnopqrstuvwxyz"
     return (_base36(number // 36) if number >= 36 else "") + digits[number % 36]
+
+
+def test_drawing_asks_the_browser_for_no_layout(visit):
+    """Asking for a size or a colour just after drawing makes the browser lay out everything at once, and again later."""
+    tab = visit("gpt2")
+    asked = tab.run("""(() => {
+      const asked = [], watch = (owner, name) => {
+        const own = Object.getOwnPropertyDescriptor(owner, name);
+        const note = call => function (...given) { asked.push(name); return call.apply(this, given); };
+        const noted = Object.fromEntries(['get', 'set', 'value'].filter(k => own[k]).map(k => [k, note(own[k])]));
+        Object.defineProperty(owner, name, { ...own, ...noted });
+        return () => Object.defineProperty(owner, name, own);
+      };
+      const names = ['clientWidth', 'clientHeight', 'scrollTop', 'getBoundingClientRect'];
+      const ends = [...names.map(name => watch(Element.prototype, name)), watch(window, 'getComputedStyle')];
+      torchlens.openTo(99);
+      torchlens.toggle(torchlens.find('transformer'));
+      torchlens.toggle(torchlens.find('transformer'));
+      for (const end of ends) end();
+      return asked;
+    })()""")
+    assert asked == []
+    assert tab.run("torchlens.shown()") > 300

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.networks import Model
 from tests.viewer.viewer_models import MLP, ResNet18, history_of
 from torchlens.viewer.outline import outline
 from torchlens.viewer.residuals import residual_links
@@ -17,8 +18,9 @@ def _targets(history) -> list[str]:
 
 def test_additions_around_blocks_are_residual():
     assert _targets(history_of("gpt2")) == ["add"] * 24
-    # Of the eight blocks of a ResNet-18 three add what a downsampling made of their input.
-    assert _targets(tl.get_model_metadata(ResNet18().eval(), torch.rand(1, 3, 32, 32))) == ["iadd"] * 5
+    # Of the eight blocks of a ResNet-18 three add what a downsampling made of their input: all of that way is residual.
+    found = _targets(tl.get_model_metadata(ResNet18().eval(), torch.rand(1, 3, 32, 32)))
+    assert sorted(found) == ["batchnorm"] * 3 + ["conv2d"] * 3 + ["iadd"] * 8
 
 
 def test_formulas_masks_tables_and_concatenations_are_not():
@@ -34,6 +36,62 @@ def test_formulas_masks_tables_and_concatenations_are_not():
             return self.b(torch.cat([self.a(y), y], dim=-1))
 
     assert _targets(tl.get_model_metadata(Bypasses().eval(), [torch.rand(2, 8), torch.rand(2, 8)])) == []
+
+
+class Projecting(nn.Module):
+    """As the blocks of the second ResNet are: normalised before the two ways part."""
+
+    def __init__(self):
+        super().__init__()
+        self.bn, self.shortcut = nn.BatchNorm2d(4), nn.Sequential(nn.AvgPool2d(2), nn.Conv2d(4, 8, 1))
+        self.conv1, self.conv2 = nn.Conv2d(4, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1)
+
+    def forward(self, x):
+        x = torch.relu(self.bn(x))
+        return self.conv2(torch.relu(self.conv1(x))) + self.shortcut(x)
+
+
+def test_a_shortcut_that_projects_is_residual_from_the_input_of_the_block():
+    assert _targets(tl.get_model_metadata(Projecting().eval(), torch.rand(1, 4, 8, 8))) == ["avgpool2d", "conv2d", "add"]
+
+
+def test_a_shortcut_that_leaves_its_input_as_it_is_is_residual():
+    def forward(self, x):
+        return self.norm(self.b(torch.relu(self.a(x)))) + self.drop(self.shortcut(x))
+
+    parts = {
+        "a": nn.Linear(8, 8),
+        "b": nn.Linear(8, 8),
+        "norm": nn.LayerNorm(8),
+        "shortcut": nn.Identity(),
+        "drop": nn.Dropout(),
+    }
+    assert _targets(tl.get_model_metadata(Model(forward, **parts).eval(), torch.rand(2, 8))) == [
+        "identity",
+        "dropout",
+        "add",
+    ]
+
+
+def test_gates_recurrences_and_pyramids_are_not_residual():
+    def gates(self, x):
+        return torch.sigmoid(self.a(x) + self.b(x)) * torch.tanh(self.a(x))
+
+    def recurrence(self, x):
+        state = torch.zeros(2, 8)
+        for _ in range(4):
+            state = torch.tanh(self.a(x) + self.b(state))
+        return state
+
+    def pyramid(self, x):
+        return self.neck(x, torch.relu(self.a(x)))
+
+    neck = Model(
+        lambda self, low, high: self.lateral(low) + self.up(torch.relu(high)), lateral=nn.Linear(8, 8), up=nn.Linear(8, 8)
+    )
+    parts = {"a": nn.Linear(8, 8), "b": nn.Linear(8, 8), "neck": neck}
+    for function in (gates, recurrence, pyramid):
+        assert _targets(tl.get_model_metadata(Model(function, **parts), torch.rand(2, 8))) == [], function.__name__
 
 
 def test_a_residual_keeps_its_colour_after_a_click(visit):

@@ -48,12 +48,16 @@ export function arrange() {
     for (let u = t; u !== y; u = P.parent[u]) { at(P.parent[u]).ins.add(s); join(P.parent[u], "i" + s, u, s, edge); }
     join(box, x, y, s, edge);
   }
-  const selfLoops = new Set();
-  for (const [x, y, around] of loops) {
+  const selfLoops = new Map();  // what goes along the loop of each part
+  const add = (i, pair) => { const list = selfLoops.get(i); if (list) list.push(pair); else selfLoops.set(i, [pair]); };
+  for (const [x, y, around, a, b] of loops) {
     if (!shown[around]) continue;
-    if (!state.open[around] || PART[P.part[around]] === "module") selfLoops.add(around);
-    else if (x === y) selfLoops.add(x);
-    else at(around).loops.push([x, y]);
+    if (!state.open[around] || PART[P.part[around]] === "module") add(around, [a, b]);
+    else if (x === y) add(x, [a, b]);
+    else {
+      const own = at(around).loops, known = own.find(([s, t]) => s === x && t === y);
+      if (known) known[2].push([a, b]); else own.push([x, y, [[a, b]]]);
+    }
   }
   const boxes = new Map();
   function lay(i) {
@@ -105,7 +109,7 @@ export function arrange() {
     if (i) scene.nodes.set(i, { id: i, x, y, w: own.w, h: own.h, isBox });
     if (i && selfLoops.has(i)) {
       const r = x + own.w + (isUnit(i) || isBox ? 0 : 5), top = y + 10, low = y + NODE_H - 6;
-      scene.edges.push({ d: `M${r} ${low}h4c22 0 22 ${top - low} 2 ${top - low}`, kind: "loop", tip: [r, top, -1], ends: [{ s: i, t: i }] });
+      scene.edges.push({ d: `M${r} ${low}h4c22 0 22 ${top - low} 2 ${top - low}`, kind: "loop", tip: [r, top, -1], ends: [{ s: i, t: i, pairs: selfLoops.get(i) }] });
     }
     if (!isBox) return;
     const ox = x + own.dx, oy = y + own.head;
@@ -123,13 +127,13 @@ export function arrange() {
       if (!isOut && !isBoxed) last[1] -= 5;
       scene.edges.push({ d: pathOf(points), kind, tip: isOut || isBoxed ? null : [last[0], last[1] + 5, 0], ends: e.ends, from: own.nodes[e.from].kind === "node" ? points[0] : null });
     });
-    own.loops.forEach(([a, b], k) => {
+    own.loops.forEach(([a, b, pairs], k) => {
       const from = scene.nodes.get(a), to = scene.nodes.get(b);
       if (!from || !to) return;
       const r = x + own.w - 12 - 10 * k, y0 = from.y + Math.min(from.h - 10, from.h / 2 + 6), y1 = to.y + Math.min(16, to.h / 2);
       scene.edges.push({
         d: `M${from.x + from.w} ${y0}H${r - 8}Q${r} ${y0} ${r} ${y0 - 8}V${y1 + 8}Q${r} ${y1} ${r - 8} ${y1}H${to.x + to.w + 5}`,
-        kind: "loop", tip: [to.x + to.w, y1, -1], ends: [{ s: a, t: b }],
+        kind: "loop", tip: [to.x + to.w, y1, -1], ends: [{ s: a, t: b, pairs }],
       });
     });
   })(0, root, 0, 0);

@@ -16,15 +16,21 @@ export function moved(before) {
   applyView();
   tell("moved", before, state.view);
 }
-export function stageSize() { return [stage.clientWidth, stage.clientHeight]; }
-/* How much of the stage can be seen: on a phone the panel may cover its lower part. */
-function seenSize() {
+/* Sizes are measured when they may have changed and not with every drawing: asking makes the browser lay out everything that was just drawn. */
+let sizes = null;
+export function measureAnew() {
   const here = stage.getBoundingClientRect(), side = $("side").getBoundingClientRect();
   const covered = side.height && side.left <= here.left ? Math.max(0, here.bottom - side.top) : 0;
-  return [here.width, Math.max(120, here.height - covered)];
+  sizes = { stage: [stage.clientWidth, stage.clientHeight], seen: [here.width, Math.max(120, here.height - covered)] };
+  return sizes;
 }
+const resized = new ResizeObserver(measureAnew);
+for (const el of [stage, $("side")]) resized.observe(el);
+export const stageSize = () => (sizes || measureAnew()).stage;
+/* How much of the stage can be seen: on a phone the panel may cover its lower part. */
+const seenSize = () => (sizes || measureAnew()).seen;
 export function fit(isOpening) {
-  const [w, h] = seenSize(), margin = Math.min(24, stage.clientWidth / 40);
+  const [w, h] = seenSize(), margin = Math.min(24, stageSize()[0] / 40);
   let k = Math.min((w - 2 * margin) / scene.width, (h - 2 * margin) / scene.height, 1.35);
   let y = (h - scene.height * k) / 2, x = (w - scene.width * k) / 2;
   if (isOpening && k * TEXT < SMALLEST_TEXT) {

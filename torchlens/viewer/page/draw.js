@@ -23,7 +23,7 @@ export function draw(before) {
     if (node.isBox) drawBox(node, boxesLayer, nodesLayer, range); else drawNode(node, nodesLayer, range, before);
   }
   scene.edges.forEach((edge, k) => {
-    if (edge.ends[0].pairs) make("path", { class: "edge-hit", d: edge.d, "data-edge": k }, edgesLayer);
+    make("path", { class: "edge-hit", d: edge.d, "data-edge": k }, edgesLayer);
     edge.el = make("path", { class: "edge " + edge.kind, d: edge.d }, edgesLayer);
     if (edge.tip) {
       const [x, y, dir] = edge.tip;
@@ -62,7 +62,7 @@ export function markHits() {
 function drawShapes(layer) {
   const seen = new Set();
   for (const edge of scene.edges) {
-    if (!edge.from || !edge.ends[0].pairs) continue;
+    if (!edge.from) continue;
     const [x, y] = edge.from, key = Math.round(x) + "/" + Math.round(y), text = shapesOn(edge);
     if (seen.has(key) || !text) continue;
     seen.add(key);

@@ -10,7 +10,7 @@ import { linkTo } from "./panel.js";
 export function tensorsOn(edge) {
   const found = new Map();
   for (const { pairs } of edge.ends) {
-    for (const [a, b] of pairs || []) {
+    for (const [a, b] of pairs) {
       const own = [...entriesNow(a), ...P.buffers[a]];
       const read = own.filter(e => children[e].some(c => unitOf[c] === b));
       for (const e of read.length ? read : entriesNow(a)) {  // over something hidden: all that it made
@@ -39,7 +39,7 @@ export function showEdge() {
   if (found.length > 40) panel.append(html("div", { class: "sub" }, "and " + many(found.length - 40) + " more"));
 }
 const conditions = new Set(D.conditions.edges.map(([p, c]) => unitOf[p] + ">" + unitOf[c]));
-export const isCondition = edge => conditions.size > 0 && edge.ends.some(({ pairs }) => (pairs || []).some(([a, b]) => conditions.has(a + ">" + b)));
+export const isCondition = edge => conditions.size > 0 && edge.ends.some(({ pairs }) => pairs.some(([a, b]) => conditions.has(a + ">" + b)));
 /* Edges are made anew with every drawing; the one that is selected is found again by its ends. */
 const keyOf = edge => edge.kind + edge.ends.map(({ s, t }) => s + ">" + t).join();
 export function sameEdge(edge) { return scene.edges.find(own => own.d === edge.d && keyOf(own) === keyOf(edge)) || null; }

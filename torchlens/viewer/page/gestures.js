@@ -4,7 +4,7 @@ import { $, isOpenable, scene, stage, state, svg, tell, timings } from "./outlin
 import { describe } from "./names.js";
 import { elements } from "./draw.js";
 import { moved, stageSize, zoom } from "./camera.js";
-import { map, mapScale } from "./map.js";
+import { MAP_SIZE, map, mapScale } from "./map.js";
 import { select, selectEdge, toggle } from "./actions.js";
 import { drawCrumbs } from "./bar.js";
 
@@ -101,8 +101,8 @@ function moveTo(x, y) {
   moved(before);
 }
 function moveByMap(event) {
-  const r = map.getBoundingClientRect(), [w, h] = stageSize(), v = state.view;
-  moveTo(w / 2 - (event.clientX - r.left - map.offset[0]) / mapScale * v.k, h / 2 - (event.clientY - r.top - map.offset[1]) / mapScale * v.k);
+  const r = map.getBoundingClientRect(), [w, h] = stageSize(), v = state.view, shown = MAP_SIZE[0] / r.width;
+  moveTo(w / 2 - ((event.clientX - r.left) * shown - map.offset[0]) / mapScale * v.k, h / 2 - ((event.clientY - r.top) * shown - map.offset[1]) / mapScale * v.k);
 }
 export function listenToGestures() {
   svg.addEventListener("pointerdown", press);

@@ -3,8 +3,8 @@
 import { $, root, state } from "./outline.js";
 import { html } from "./elements.js";
 import { draw, elements, focusable } from "./draw.js";
-import { bringIntoView, fit, stageSize, zoom } from "./camera.js";
-import { drawMap } from "./map.js";
+import { bringIntoView, fit, measureAnew, stageSize, zoom } from "./camera.js";
+import { drawMap, forgetInks } from "./map.js";
 import { follow, goUp, select, toggle } from "./actions.js";
 import { search, walk } from "./search.js";
 import { showPanel } from "./panel.js";
@@ -42,7 +42,7 @@ for (let level = 1; level < 10; level++) keys[level] = () => openTo(level);
 
 export function listen() {
   listenToGestures();
-  listenToSheet($("side"), $("grip"), () => { if (state.selected > 0) bringIntoView(state.selected); });
+  listenToSheet($("side"), $("grip"), () => { measureAnew(); if (state.selected > 0) bringIntoView(state.selected); });
   $("fit").addEventListener("click", () => fit(false));
   $("help").addEventListener("click", showKeys);
   $("back").addEventListener("click", () => goStep(-1));
@@ -59,8 +59,8 @@ export function listen() {
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
   document.addEventListener("pointerdown", event => { if (!event.composedPath().includes($("options"))) $("options").open = false; });
-  window.addEventListener("resize", drawMap);
+  window.addEventListener("resize", () => { measureAnew(); drawMap(); });
   if (given.tell) { delete keys["/"]; delete keys["?"]; }  // there is one search for both pages
   else window.addEventListener("popstate", event => arrive(event.state));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMap);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { forgetInks(); drawMap(); });
 }

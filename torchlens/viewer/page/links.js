@@ -3,7 +3,7 @@
 import { D, N, P, PART, SIDE, end, isOpenable, kids, state, within } from "./outline.js";
 import { countUnits } from "./names.js";
 
-export let links = null;  // {pairs: [[a, b, is residual]], loops: [[child a, child b, of what they go round]], outOf: last operation read outside of each part, hidden}
+export let links = null;  // {pairs: [[a, b, is residual]], loops: [[child a, child b, of what they go round, a, b]], outOf: last operation read outside of each part, hidden}
 
 export function connect() {
   const hidden = new Uint8Array(N);
@@ -32,7 +32,7 @@ export function connect() {
       if (seen.has(key) || a === b && around < 0) continue;
       seen.add(key);
       if (around < 0) pairs.push([a, b, isResidual]);
-      else loops.push([below(a, around), below(b, around), around]);
+      else loops.push([below(a, around), below(b, around), around, a, b]);
     }
   }
   const outOf = new Int32Array(N).fill(-1);

@@ -97,7 +97,7 @@ function conditionText(own) {
 export function showPanel() {
   const i = state.selected;
   panel.replaceChildren();
-  panel.scrollTop = 0;
+  requestAnimationFrame(() => { panel.scrollTop = 0; });  // at once, the browser would lay out the graph for it, and then again
   if (state.edge) { showEdge(); return; }
   if (i <= 0) { showModel(); return; }
   const kind = PART[P.part[i]];
