@@ -1,6 +1,8 @@
 """What looking at a model costs: counted while it runs, so that it can be left out of what the model is said to take."""
 
-__all__ = ["SHORT", "WHILE", "OwnTime"]
+from collections.abc import Hashable, Iterable
+
+__all__ = ["SHORT", "WHILE", "OwnTime", "coldness_of"]
 
 # Whatever an operation takes beyond this is not lengthened by our looking.
 SHORT = 20e-6
@@ -28,3 +30,14 @@ class OwnTime:
         self.num_reads = 0  # calls that left none
         self.num_modules = 0
         self.num_nodes = 0  # of autograd's graph, that ran
+
+
+def coldness_of(names: Iterable[Hashable]) -> list[float]:
+    """Of things that ran one after the other: 1 for one that had not run for a WHILE, less for one that had."""
+    last_runs: dict[Hashable, int] = {}
+    found = []
+    for number, name in enumerate(names):
+        others = number - last_runs.get(name, -1 - WHILE) - 1
+        last_runs[name] = number
+        found.append(min(others / WHILE, 1.0))
+    return found

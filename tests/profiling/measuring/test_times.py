@@ -13,7 +13,7 @@ from tests.profiling import profile_records
 from torchlens.capture import backward, current, recorder, timed_recorder, trees
 from torchlens.capture.backward import NodeRun
 from torchlens.capture.modules import ModuleTracker
-from torchlens.capture.own_time import WHILE, OwnTime
+from torchlens.capture.own_time import WHILE, OwnTime, coldness_of
 from torchlens.nonfinite.quick_look import has_nonfinite
 from torchlens.problems import Problems
 from torchlens.profiling import profile as profile_module
@@ -389,6 +389,27 @@ def test_calibration_charges_nobody_with_what_others_do_to_the_machine(monkeypat
     assert found.module + found.module_around == pytest.approx(2 * US)
     assert found.cold_operation == pytest.approx(2 * US)
     assert found.cell == pytest.approx(7 * US)
+
+
+def test_backward_nodes_that_have_not_run_for_a_while_are_charged_more():
+    assert coldness_of("abba" + "c" * WHILE + "a") == [1, 1, 0, 2 / WHILE, *([1] + [0] * (WHILE - 1)), 1]
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return x.exp().mul(2).mul(3).sin()
+
+    measuring = watcher.Watcher(model := Net(), ProfileOptions(), None, Problems())
+    try:
+        measuring.start()
+        model(torch.rand(3, requires_grad=True)).sum().backward()
+    finally:
+        measuring.stop()
+    root = measuring.ledger.calls[0]
+    assert root.num_nodes == 5  # with the one that adds to the gradient of the input
+    assert root.node_coldness == 4  # the second product is warm
+    call = call_of(0, None, 0.0, 0.0, backward_self=100 * US)
+    call.node_coldness = 4.0
+    assert times.call_times([call], {False: calibration.Residuals(cold_node=5 * US)})[0].backward == pytest.approx(80 * US)
 
 
 def test_calibration_leaves_out_what_letting_go_of_a_result_takes(monkeypatch):

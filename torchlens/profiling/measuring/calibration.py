@@ -16,14 +16,14 @@ from torch import nn
 
 from torchlens.capture.backward import BackwardWatch, NodeInfo
 from torchlens.capture.current import CURRENT
-from torchlens.capture.own_time import SHORT, OwnTime
+from torchlens.capture.own_time import SHORT, OwnTime, coldness_of
 from torchlens.nonfinite import has_nonfinite
 from torchlens.problems import Problems
 from torchlens.profiling.health.checker import make_checker
 from torchlens.profiling.measuring.allocators import AllocatorWatch
 from torchlens.profiling.measuring.calibration_work import REPEATS, Cells, Layers, make_views, read_facts, sum_up
 from torchlens.profiling.measuring.watcher import Watcher
-from torchlens.profiling.options import ProfileOptions
+from torchlens.profiling.options import Level, ProfileOptions
 
 __all__ = ["NOTHING", "NO_RESIDUALS", "Residuals", "measure_residuals"]
 
@@ -52,6 +52,7 @@ class Residuals(NamedTuple):
     logged_event: float = 0.0  # the same in a step that is logged
     node: float = 0.0  # of autograd's graph
     short_node_share: float = 0.0  # as of operations
+    cold_node: float = 0.0  # likewise
 
 
 NOTHING = Residuals()
@@ -76,16 +77,23 @@ def _has_modes() -> bool:
 def _measure(check: str | None, has_grad: bool) -> Residuals:
     with torch.inference_mode(False), torch.set_grad_enabled(has_grad):
         model = _Measured()
-        options = ProfileOptions(level="operation", check=check, memory=False)
-        watcher = Watcher(model, options, None if check is None else make_checker(check), Problems())
+        watcher = _watcher_of(model, "operation", check)
         model.own_time = watcher.ledger.own_time
         try:
             watcher.start()
             model(_input())
         finally:
             watcher.stop()
-        node, short_node_share = _of_nodes(check) if has_grad else (0.0, 0.0)
-        return model.found()._replace(event=_of_events(), node=node, short_node_share=short_node_share)
+        found = model.found()._replace(event=_of_events())
+        if not has_grad:
+            return found
+        node, share = _of_nodes(check)
+        return found._replace(node=node, short_node_share=share, cold_node=_of_cold_nodes(check, node, share))
+
+
+def _watcher_of(model: nn.Module, level: Level, check: str | None) -> Watcher:
+    options = ProfileOptions(level=level, check=check, memory=False)
+    return Watcher(model, options, None if check is None else make_checker(check), Problems())
 
 
 def _input() -> Tensor:
@@ -219,13 +227,13 @@ class _Measured(nn.Module):
         )
 
 
-def _unseen(function: Callable[[Tensor], None], x: Tensor) -> None:
+def _unseen(function: Callable[[Tensor], Any], x: Tensor) -> Any:
     """Calls the function while nobody looks."""
     watcher, tracker = CURRENT.watcher, CURRENT.tracker
     CURRENT.watcher = CURRENT.tracker = None
     try:
         with torch._C.DisableTorchFunction():
-            function(x)
+            return function(x)
     finally:
         CURRENT.watcher, CURRENT.tracker = watcher, tracker
 
@@ -268,6 +276,30 @@ def _of_nodes(check: str | None) -> tuple[float, float]:
     (light, light_seconds), (heavy, heavy_seconds) = found
     share = _share(heavy - light, heavy_seconds - light_seconds)
     return max(light - share * light_seconds, 0.0), share
+
+
+def _of_cold_nodes(check: str | None, node: float, share: float) -> float:
+    """Of a backward node that has not run for a while, beside that: as of operations, with the checks themselves."""
+    model, x, runs = Layers(), _input(), []
+    plain, watched = float("inf"), float("inf")
+    watcher = _watcher_of(model, "module", check)
+    own = watcher.ledger.own_time
+    try:
+        watcher.start()
+        for _ in range(2):
+            for _ in range(_ROUNDS):
+                result = _unseen(model, x).sum()
+                plain = min(plain, _seconds(result.backward))
+            for _ in range(_ROUNDS):
+                result, seen = model(x).sum(), own.seconds
+                num_runs = len(watcher.windows.backward.runs)
+                seconds = _seconds(result.backward) - (own.seconds - seen)
+                if seconds < watched:
+                    watched, runs = seconds, watcher.windows.backward.runs[num_runs:]
+    finally:
+        watcher.stop()
+    known = len(runs) * node + sum(min(run.seconds, SHORT) for run in runs) * share
+    return max(watched - plain - known, 0.0) / max(sum(coldness_of(run.name for run in runs)), 1.0)
 
 
 def _look(_info: NodeInfo, gradients: tuple[Any, ...]) -> None:

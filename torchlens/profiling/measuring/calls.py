@@ -75,10 +75,38 @@ class Call:
     """One call of a module."""
 
     __slots__ = (
-        "address", "backward_memory", "backward_self", "clock", "depth", "end", "end_ns", "forward_memory",
-        "forward_nonfinite", "grad_in_nonfinite", "grad_out_nonfinite", "index", "inputs", "module_type", "num_events",
-        "num_nodes", "original", "outputs", "own_flops", "own_flops_backward", "parent", "pass_num", "raised", "saved",
-        "sequence", "sequence_end", "short_node_seconds", "spans", "start", "start_ns", "step",
+        "address",
+        "backward_memory",
+        "backward_self",
+        "clock",
+        "depth",
+        "end",
+        "end_ns",
+        "forward_memory",
+        "forward_nonfinite",
+        "grad_in_nonfinite",
+        "grad_out_nonfinite",
+        "index",
+        "inputs",
+        "module_type",
+        "node_coldness",
+        "num_events",
+        "num_nodes",
+        "original",
+        "outputs",
+        "own_flops",
+        "own_flops_backward",
+        "parent",
+        "pass_num",
+        "raised",
+        "saved",
+        "sequence",
+        "sequence_end",
+        "short_node_seconds",
+        "spans",
+        "start",
+        "start_ns",
+        "step",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +139,7 @@ class Call:
         self.backward_self: float | None = None
         self.num_nodes = 0  # backward nodes that were charged to it
         self.short_node_seconds = 0.0  # what those took, each no more than SHORT
+        self.node_coldness = 0.0  # how many of those had not run for a while (see OwnTime)
         self.spans: dict[int, Span] = {}  # by backward pass
         self.saved: dict[int, int] | None = None  # storage → bytes
         self.own_flops: int | None = None

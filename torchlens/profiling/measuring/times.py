@@ -36,8 +36,7 @@ def call_times(calls: Sequence[Call], by_grad: Mapping[bool, Residuals]) -> list
         span = max(call.end - call.start, 0.0)
         inside = inside_forward[call.index]
         forward = max(span - call.clock.own_seconds - estimated, inside, 0.0)
-        unseen = call.num_nodes * residuals.node + call.short_node_seconds * residuals.short_node_share
-        backward_self = max((call.backward_self or 0.0) - unseen, 0.0)
+        backward_self = max((call.backward_self or 0.0) - _unseen_in_backward(call, residuals), 0.0)
         backward = backward_self + inside_backward[call.index]
         own = max(span - forward, 0.0)
         found.append(CallTimes(forward, forward - inside, backward, backward_self, own, min(estimated, own)))
@@ -77,4 +76,12 @@ def _unseen(call: Call, residuals: Residuals) -> float:
         + clock.num_cells * residuals.cell
         + clock.num_reads * residuals.read
         + call.num_events * (residuals.logged_event if clock.num_operations else residuals.event)
+    )
+
+
+def _unseen_in_backward(call: Call, residuals: Residuals) -> float:
+    return (
+        call.num_nodes * residuals.node
+        + call.short_node_seconds * residuals.short_node_share
+        + call.node_coldness * residuals.cold_node
     )

@@ -3,7 +3,7 @@
 from time import time_ns
 
 from torchlens.capture.backward import BackwardWatch, NodeRun
-from torchlens.capture.own_time import SHORT
+from torchlens.capture.own_time import SHORT, coldness_of
 from torchlens.profiling.measuring.allocators import AllocatorEvents, AllocatorWatch, Timeline
 from torchlens.profiling.measuring.backward_times import charge, extend, memory_of
 from torchlens.profiling.measuring.calls import Call, Step
@@ -116,11 +116,14 @@ class Windows:
         """Gives each call its share of what was measured."""
         ledger, runs = self._ledger, window.runs
         touched: dict[int, Call] = {}
-        for run, maker, charged in charge(runs, ledger.owners, ledger.modules.calls_of_parameters(window.step)):
+        charges = charge(runs, ledger.owners, ledger.modules.calls_of_parameters(window.step))
+        coldness = coldness_of(run.name for run, _, _ in charges)
+        for (run, maker, charged), how_cold in zip(charges, coldness, strict=True):
             call = maker.original or maker
             call.backward_self = charged if call.backward_self is None else call.backward_self + charged
             call.num_nodes += 1
             call.short_node_seconds += min(run.seconds, SHORT)
+            call.node_coldness += how_cold
             call.step.backward_tasks.add(run.task)
             around: Call | None = call
             while around is not None:
