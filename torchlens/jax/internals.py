@@ -11,6 +11,7 @@ from torchlens.errors import TorchLensError
 __all__ = [
     "ArrayImpl",
     "EvalTrace",
+    "Primitive",
     "check_internals",
     "concrete",
     "current_context",
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 EvalTrace: Any = getattr(core, "EvalTrace", None)
+Primitive: Any = core.Primitive
 _CONTEXT: Any = getattr(source_info_util, "_source_info_context", None)
 name_scope: Any = getattr(source_info_util, "extend_name_stack", None)
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax
+
 from torchlens.capture.session import CaptureOptions
 from torchlens.frameworks import OtherModel
 from torchlens.jax.callables import called, name_of
@@ -17,6 +19,11 @@ class JaxModel(OtherModel):
         self.model = model
         self.forward = called(model)
         self.name = name_of(self.forward)
+
+    def run_plainly(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What the callable returns where nobody logs, with jit off as in a log."""
+        with jax.disable_jit():
+            return jax.block_until_ready(self.forward(*args, **kwargs))
 
     def session(self, options: CaptureOptions) -> JaxSession:
         return JaxSession(self.forward, self.name, options)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,8 +15,10 @@ from torchlens.capture.lazy_results import finished
 from torchlens.capture.observer import Observer
 from torchlens.capture.recording import Recording
 from torchlens.capture.session import CaptureOptions, Session, seed_generators
+from torchlens.frameworks import Model, OtherModel, as_model
 from torchlens.graph.build import build_graph
 from torchlens.history.log import Log
+from torchlens.lazy_import import lazy_function
 from torchlens.options import LogOptions, check_inputs
 from torchlens.state.apart import apart
 from torchlens.state.model_state import State
@@ -30,13 +32,18 @@ from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.subject import Subject
 from torchlens.validation.witness import Witness
 
+if TYPE_CHECKING:
+    from torchlens.validation.jax_checks import validate_jax
+else:
+    validate_jax = lazy_function("torchlens.validation.jax_checks", "validate_jax")
+
 __all__ = ["validate_forward_pass", "validate_saved_activations"]
 
 _COMPILER = "torch._dynamo"
 
 
 def validate_saved_activations(
-    model: torch.nn.Module,
+    model: Model,
     input_args: Any,
     input_kwargs: Mapping[str, Any] | None = None,
     random_seed: int | None = None,
@@ -54,7 +61,7 @@ def validate_saved_activations(
 
 
 def validate_forward_pass(
-    model: torch.nn.Module,
+    model: Model,
     input_args: Any,
     input_kwargs: Mapping[str, Any] | None = None,
     random_seed: int | None = None,
@@ -68,7 +75,11 @@ def validate_forward_pass(
     >>> print(validate_forward_pass(model, x))
     """
     LogOptions(random_seed=random_seed)
+    model = as_model(model, input_args, input_kwargs)
     args, kwargs = check_inputs(model, input_args, input_kwargs)
+    if isinstance(model, OtherModel):
+        return validate_jax(model, args, kwargs, random_seed)
+    assert isinstance(model, torch.nn.Module)
     report = ValidationReport(type(model).__name__)
     had_compiler = _COMPILER in sys.modules
     try:

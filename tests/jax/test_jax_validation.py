@@ -1,0 +1,76 @@
+"""Validation of logs of JAX: what is right passes, what is wrong is found."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import torchlens as tl
+from tests.jax.models import Net, X, blocks, dense, layers
+from torchlens.jax import primitives, recorder
+
+
+@pytest.mark.parametrize("name", ["equinox", "linen", "layers", "gradients", "while under vmap", "keys"])
+def test_a_log_of_jax_is_proved(name):
+    module, variables = dense()
+    cases: dict[str, tuple[Any, Any]] = {
+        "equinox": (blocks(), X[0]),
+        "linen": (module.apply, [variables, X]),
+        "layers": (layers(), X),
+        "gradients": (jax.jit(jax.value_and_grad(lambda x: jnp.tanh(x @ x.T).sum())), X),
+        "while under vmap": (
+            jax.vmap(lambda row: jax.lax.while_loop(lambda r: r.sum() < 9, lambda r: r + 1, row)), X,
+        ),
+        "keys": (lambda x: x * jax.random.bernoulli(jax.random.key(0), 0.5, x.shape), X),
+    }  # fmt: skip
+    report = tl.validate_forward_pass(*cases[name])
+    assert report.passed, report
+    assert min(report.num_checked[check] for check in ("outputs", "calls", "arguments", "replay", "dependence")) > 0
+    assert report.num_checked["completeness"] >= report.num_checked["calls"]
+
+
+def test_a_module_is_as_before_after_its_validation():
+    model = Net()
+    before = jax.tree_util.tree_leaves(nnx.state(model))
+    assert tl.validate_saved_activations(model, X)
+    after = jax.tree_util.tree_leaves(nnx.state(model))
+    assert all(one is other for one, other in zip(before, after, strict=True))
+
+
+def test_an_operation_that_is_not_logged_is_found(monkeypatch):
+    original = recorder.Recorder._write_down
+
+    def forgetful(self: Any, primitive: Any, *rest: Any) -> None:
+        if primitive.name != "cos":
+            original(self, primitive, *rest)
+
+    monkeypatch.setattr(recorder.Recorder, "_write_down", forgetful)
+    report = tl.validate_forward_pass(lambda x: jnp.sin(jnp.cos(x)), X)
+    assert {finding.check for finding in report.findings} == {"completeness"}
+
+
+def test_a_wrong_parent_and_a_wrong_value_are_found(monkeypatch):
+    original = recorder.Recorder.find
+    monkeypatch.setattr(recorder.Recorder, "find", lambda self, value: original(self, value) and 0)
+    monkeypatch.setattr(recorder.Recorder, "number_of", lambda self, array: None)
+    wrong = recorder.Recorder._write_down
+
+    def misled(self: Any, primitive: Any, args: Any, *rest: Any) -> None:
+        wrong(self, primitive, args, *rest)
+        if primitive.name == "tanh":
+            self.rows[-1] = self.rows[-1]._replace(references=(0,))
+
+    monkeypatch.setattr(recorder.Recorder, "_write_down", misled)
+    report = tl.validate_forward_pass(lambda x: jnp.tanh(jnp.sin(x)), X)
+    assert "arguments" in {finding.check for finding in report.findings}
+    monkeypatch.undo()
+    monkeypatch.setattr(primitives.PrimitiveCall, "__call__", lambda self, *args, **params: args[0] * 2)
+    report = tl.validate_forward_pass(jnp.sin, X)
+    assert "replay" in {finding.check for finding in report.findings}
+
+
+def test_a_function_that_raises_is_a_finding():
+    report = tl.validate_forward_pass(lambda x: jnp.sin(x) @ x, X)
+    assert "dot_general" in str(report)
