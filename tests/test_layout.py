@@ -38,10 +38,13 @@ PUBLIC_NAMES = [
     "get_model_metadata",
     "load",
     "log_forward_pass",
+    "magnify",
     "monitor",
     "open_run",
     "profile",
+    "read_trace",
     "show_model_graph",
+    "tail",
     "validate_forward_pass",
     "validate_saved_activations",
 ]

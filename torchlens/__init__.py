@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torchlens.monitoring import Run, RunReader
     from torchlens.profiling import Finding, Profile
     from torchlens.runs import monitor, open_run
-    from torchlens.traces import load
+    from torchlens.traces import load, magnify, read_trace, tail
     from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
     from torchlens.viewer import explore_together
 
@@ -55,10 +55,13 @@ __all__ = [
     "get_model_metadata",
     "load",
     "log_forward_pass",
+    "magnify",
     "monitor",
     "open_run",
     "profile",
+    "read_trace",
     "show_model_graph",
+    "tail",
     "validate_forward_pass",
     "validate_saved_activations",
 ]
@@ -77,9 +80,12 @@ _LATER = {
     "diff": "torchlens.differences",
     "explore_together": "torchlens.viewer",
     "load": "torchlens.traces",
+    "magnify": "torchlens.traces",
     "monitor": "torchlens.runs",
     "open_run": "torchlens.runs",
     "profile": "torchlens.measure",
+    "read_trace": "torchlens.traces",
+    "tail": "torchlens.traces",
     "validate_forward_pass": "torchlens.validation",
     "validate_saved_activations": "torchlens.validation",
 }

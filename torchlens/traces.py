@@ -1,13 +1,22 @@
 """The public functions for files: check the options, then call the room `trace`."""
 
 import os
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
 
 from torchlens.capture.user_code import warn_caller
 from torchlens.model_history import ModelHistory
-from torchlens.trace import calls_of, load_call, open_trace, printable
-from torchlens.wording import check_count, got
+from torchlens.options import check_model
+from torchlens.trace import Tail, calls_of, chosen_layers, load_call, open_trace, overview, printable, read_pattern
+from torchlens.wording import check_count, checked_file, got
 
-__all__ = ["load"]
+__all__ = ["load", "magnify", "read_trace", "tail"]
+
+_Model = TypeVar("_Model", bound=torch.nn.Module)
+_ROOM = 1 << 20
 
 
 def load(path: str | os.PathLike[str], call: int | None = None) -> ModelHistory:
@@ -31,9 +40,74 @@ def load(path: str | os.PathLike[str], call: int | None = None) -> ModelHistory:
                 f"torchlens: {printable(files.path.name)} holds {len(calls)} calls of the model, and this is the first. "
                 f"Choose with load(path, call=...), from {calls[0]} to {calls[-1]}."
             )
+    if files.missing:
+        warn_caller(f"torchlens: {printable(files.path.name)} was not closed. Missing: {'; '.join(files.missing)}.")
     check_count("call", call, 1)
     if call not in calls:
         raise ValueError(
             f"call must be one of those in {printable(files.path.name)}, {calls[0]} to {calls[-1]}, got {call}."
         )
     return load_call(files, call, ModelHistory)
+
+
+def tail(
+    model: _Model,
+    path: str | os.PathLike[str] = "trace.safetensors",
+    layers: "str | Sequence[str] | Callable[[list[str], torch.nn.Module], bool]" = "all",
+    every: int = 1,
+    params: bool = False,
+    max_bytes: int | None = None,
+    *,
+    max_shard_bytes: int = 5_000_000_000,
+) -> Tail[_Model]:
+    """Records every call of a model that is made inside the block, each apart, into a safetensors file.
+
+    Values are written while the model and the loop around it go on. Entering gives the model itself: it does what it would
+    have done. Whatever goes wrong with the recording ends the recording, not the loop, and is told in a warning.
+
+    >>> with tail(model, 'trace.safetensors') as m:
+    ...     m(x)
+    >>> load('trace.safetensors')
+
+    Args:
+        model: Any `nn.Module`.
+        path: The file. While it is written there are a `.partial` and a `.journal` beside it.
+        layers: `'all'` for every operation; modules by address or pattern (`'features.*'`), whose outputs are recorded;
+            names in the file (`'features.*/relu'`); or a function of the path of a module (a list) and the module.
+        every: 2 records every second call.
+        params: Whether to write the parameters, too, as they are at the first call.
+        max_bytes: Calls that come when the file has this many bytes are not recorded, and counted.
+        max_shard_bytes: Beyond that, another file is begun, and an index of all of them is written.
+    """
+    check_model(model)
+    target = checked_file("path", path, "trace.safetensors")
+    check_count("every", every, 1)
+    check_count("max_shard_bytes", max_shard_bytes, 1)
+    if max_bytes is not None:
+        check_count("max_bytes", max_bytes, 1)
+    if not isinstance(params, bool):
+        raise TypeError(f"params must be True or False, got {got(params)}.")
+    return Tail(model, target, chosen_layers(model, layers), every, params, max_bytes, max_shard_bytes, _ROOM)
+
+
+def magnify(path: str | os.PathLike[str], key: str | None = None, depth: int = 1, call: int | None = None) -> None:
+    """Prints what is in a trace: modules and operations, what their numbers are like. With a key, one of them in detail.
+
+    >>> magnify('trace.safetensors')
+    >>> magnify('trace.safetensors', 'features.0')
+    """
+    found = overview(open_trace(path), key, depth, call)
+    print(found.text(shutil.get_terminal_size((100, 24)).columns))  # noqa: T201 (printing is what it is for)
+
+
+def read_trace(path: str | os.PathLike[str], pattern: str | None = None) -> dict[str, Any]:
+    """The values in a trace by name, in the order in which they were made; those that fit a pattern.
+
+    A pattern is part of a name, or has `*` and `?` for what may be anything: `'features.0'`, `'2/*/relu'`. It reads any
+    safetensors file.
+
+    >>> read_trace('trace.safetensors', 'act*')
+    """
+    if pattern is not None and not isinstance(pattern, str):
+        raise TypeError(f"pattern must be text, such as 'features.*', got {got(pattern)}.")
+    return dict(read_pattern(open_trace(path), pattern))

@@ -6,7 +6,7 @@ noted with the bytes it covers, so that the graph can tell later who a reader re
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torchlens.capture.aliases import Aliases
 from torchlens.capture.copies import copies_of
 from torchlens.capture.recording import Write
 from torchlens.capture.regions import Region, region_of, storage_of
+from torchlens.capture.stored import StoredValue
 from torchlens.capture.wrappers import copy_of, inner_of
 
 __all__ = ["Memory", "has_memory", "is_sole_owner", "storage_of", "version_of"]
@@ -170,6 +171,15 @@ class Memory:
             self.values[entry] = value
             self.versions[entry] = version_of(value) if isinstance(value, torch.Tensor) else -1
 
+    def let_go(self, stored: Mapping[int, StoredValue]) -> None:
+        """Forgets the values of entries that lie somewhere else now. Their tensors may die, and their ids be used again."""
+        self.may_die = True
+        for entry, value in stored.items():
+            tensor = self.values[entry]
+            self.origins.setdefault(entry, weakref.ref(tensor))
+            self.values[entry] = value
+            self.versions[entry] = -1
+
     def replace(self, entry: int, copy: torch.Tensor) -> None:
         """Saves a copy of the entry's tensor instead, which is going to be written and whose memory is only its own."""
         self._replaced.append(self.values[entry])
@@ -205,7 +215,7 @@ class Memory:
             if self._keeps_undo and is_outside and (storage, written) not in self._undo:
                 self._undo[storage, written] = (target, copy_of(target.detach()))
             aliases = self._place(storage)
-            taken = aliases.take(written)
+            taken = [held for held in aliases.take(written) if isinstance(self._value_of(held), torch.Tensor)]
             if self.unfinished:  # the memory of those is not where this write goes
                 for held in [held for held in taken if isinstance(held, int) and held in self.unfinished]:
                     taken.remove(held)
@@ -327,7 +337,8 @@ class Memory:
                 continue
             if held not in self.origins:
                 self.origins[held] = weakref.ref(value)
-                self._replaced.append(value)
+                if not self.may_die:  # as in `stand_in`
+                    self._replaced.append(value)
             self.copies.add(held)
             self.values[held] = copy
             self.versions[held] = version_of(copy)
@@ -338,7 +349,7 @@ class Memory:
         target = reference()
         if target is None or version_of(target) == version:  # else it was written again, behind our back
             for held in self._aliases.get(storage, ()):
-                if isinstance(held, int):
+                if isinstance(held, int) and isinstance(self.values[held], torch.Tensor):
                     self.versions[held] = version_of(self.values[held])
 
     def _value_of(self, held: Held) -> Any:

@@ -7,7 +7,7 @@ by as much, no log can have taken it. Of the memory of devices the system knows 
 import math
 from collections.abc import Iterable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,7 +17,7 @@ from torchlens.capture.trees import plain_tensors
 from torchlens.capture.user_code import warn_log_caller
 from torchlens.capture.wrappers import inner_of
 
-__all__ = ["MemoryWatch", "expected_bytes", "warn_of_size"]
+__all__ = ["Look", "MemoryWatch", "expected_bytes", "warn_of_size"]
 
 _CPU = torch.device("cpu")
 # Seconds between two looks. What runs on a device is called much faster than it is computed.
@@ -29,6 +29,15 @@ _CURE = (
     "Save less: layers_to_save=[...] with the layers or modules you need, or 'none' for a log without values. Or make the "
     "batch smaller, or put model and inputs on torch.device('meta') if shapes are enough"
 )
+
+
+class Look(Protocol):
+    """Whoever is to look from time to time at what a log has saved so far."""
+
+    interval: float
+
+    def look(self, outside: Sequence[torch.Tensor]) -> float:
+        """Looks, and returns when to look again. `outside` are tensors that live anyway."""
 
 
 class MemoryWatch:

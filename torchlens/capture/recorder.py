@@ -23,7 +23,7 @@ from torchlens.capture.arguments import PLAIN_KEYWORD_TYPES, PLAIN_TYPES, TENSOR
 from torchlens.capture.failures import Failures
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory, is_sole_owner
-from torchlens.capture.memory_watch import MemoryWatch
+from torchlens.capture.memory_watch import Look
 from torchlens.capture.mode_stack import run_overridden, without_mode
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, operation_of
@@ -370,10 +370,16 @@ class Recorder(Rows, TorchFunctionMode):
         with without_mode(self), nullcontext() if self.observer is None else self.observer.pause():
             yield
 
-    def watch_memory(self, watch: MemoryWatch) -> None:
+    def watch_memory(self, watch: Look) -> None:
         """Has `watch` look from time to time at how much is saved."""
         self._look = watch.look
         self._look_at = perf_counter() + watch.interval
+
+    def expect_values_to_leave(self) -> None:
+        """Writes down what is only to be seen of saved values; from now on, at once."""
+        with torch._C.DisableTorchFunction():
+            self.complete()
+        self._is_plain = False
 
     def share(self) -> None:
         """From now on, several threads write down here."""

@@ -25,6 +25,7 @@ from torchlens.capture.mode_stack import push_mode, remove_mode
 from torchlens.capture.modules import ModuleTracker
 from torchlens.capture.observer import Observer
 from torchlens.capture.operations import BUFFER, INPUT
+from torchlens.capture.outflow import Outflow, OutflowWatch
 from torchlens.capture.parts import parts_of
 from torchlens.capture.patching import apply_patches, undo_patches
 from torchlens.capture.recorder import Recorder
@@ -71,7 +72,13 @@ class Session:
     sees more of each call than the log keeps.
     """
 
-    def __init__(self, model: torch.nn.Module, options: CaptureOptions, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        options: CaptureOptions,
+        observer: Observer | None = None,
+        outflow: Outflow | None = None,
+    ) -> None:
         if CURRENT.tracker is not None and not is_over(CURRENT.tracker):
             raise NestedLogError(
                 "A forward pass is being logged in this thread already, and a log cannot hold another. Log the inner "
@@ -88,7 +95,9 @@ class Session:
         arguments = (self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes)
         own_time = None if observer is None else observer.own_time
         self._recorder = Recorder(*arguments) if own_time is None else TimedRecorder(own_time, *arguments)
-        if options.watches_memory and (options.saves is not False or options.saved_modules):
+        if outflow is not None:
+            self._recorder.watch_memory(OutflowWatch(self._recorder, self._memory, outflow))
+        elif options.watches_memory and (options.saves is not False or options.saved_modules):
             watch = MemoryWatch(self._memory.values, self._recorder.saved_args, options.keeps_gradients)
             self._recorder.watch_memory(watch)
         self._recorder.on_collective = record_functional

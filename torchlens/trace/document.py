@@ -23,7 +23,15 @@ from torchlens.trace.plain_text import shown
 from torchlens.trace.python_values import PythonReader, PythonWriter, function_of, reference_parts
 from torchlens.trace.tensors import word_of
 
-__all__ = ["decisions_of", "document_of", "recording_of"]
+__all__ = [
+    "check_reads",
+    "decisions_of",
+    "document_of",
+    "recording_of",
+    "references_form",
+    "references_of",
+    "shape_of_form",
+]
 
 _FAR = 1 << 40  # no log has as many of anything
 
@@ -69,7 +77,7 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
     columns = {
         "operation": [operations.number(id(row.operation), row.operation) for row in rows],
         "argument": [argument(row) for row in rows],
-        "references": [_references_form(row.references) for row in rows],
+        "references": [references_form(row.references) for row in rows],
         "module_call": [row.module_call for row in rows],
         "place": [place(row.code, row.instruction) for row in rows],
         "output_index": [row.output_index for row in rows],
@@ -149,7 +157,8 @@ def _operation_form(operation: Operation) -> Any:
     return [reference_parts(operation.func), operation.name, operation.layer_type, *rest]
 
 
-def _references_form(references: References) -> Any:
+def references_form(references: References) -> Any:
+    """Which entries the arguments of a call were, ready for JSON."""
     if isinstance(references, dict):
         return {"at": [(_location(place), number) for place, number in references.items()]}
     return references
@@ -166,7 +175,7 @@ def _param_shape(param: torch.nn.Parameter) -> Any:
 def _failure_form(failure: Failure, operations: _Table, place: Callable[[CodeType | None, int], int]) -> list[Any]:
     operation = -1 if failure.operation is None else operations.number(id(failure.operation), failure.operation)
     where = place(failure.code, failure.instruction)
-    return [failure.message, failure.module_call, where, operation, failure.arguments, _references_form(failure.references)]
+    return [failure.message, failure.module_call, where, operation, failure.arguments, references_form(failure.references)]
 
 
 def _renumbered(storages: Iterable[int]) -> list[int]:
@@ -183,7 +192,7 @@ def recording_of(document: dict[str, Any], reader: PythonReader) -> Recording:
     operations = [_operation_of(form) for form in document["operations"]]
     arguments = [(reader.read(args), reader.read(kwargs)) for args, kwargs in document["arguments"]]
     codes = [(None, 0), *map(_code_of, document["places"])]  # the first is for -1: nowhere
-    shapes = [_shape_of(reader.read(form)) for form in document["shapes"]]
+    shapes = [shape_of_form(reader.read(form)) for form in document["shapes"]]
     words = document["words"]
     _check_words(words)
     dtypes = {number: dtype_named(words[number]) for number in set(document["rows"]["dtype"])}
@@ -199,7 +208,7 @@ def recording_of(document: dict[str, Any], reader: PythonReader) -> Recording:
     count = len(columns["operation"])
     _check_numbers(columns["module_call"], len(calls))
     _check_numbers([index for index in columns["output_index"] if index is not None], _FAR)
-    references = [_references_of(form, number) for number, form in enumerate(columns["references"])]
+    references = [references_of(form, number) for number, form in enumerate(columns["references"])]
     nothing: tuple[Any, Any] = ((), None)
     own_arguments = [nothing if number == -1 else _at(arguments, number) for number in columns["argument"]]
     rows = [
@@ -313,7 +322,8 @@ def _code_of(form: Any) -> tuple[CodeType, int]:
     return code_of_line(str(file), line, str(function), str(text)), instruction
 
 
-def _shape_of(shape: Any) -> tuple[int, ...]:
+def shape_of_form(shape: Any) -> tuple[int, ...]:
+    """A shape, after seeing that it is one."""
     if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
         raise TraceError(f"A shape must consist of whole numbers, not {shown(shape)}.")
     return torch.Size(shape) if all(type(size) is int and 0 <= size < 1 << 62 for size in shape) else shape
@@ -370,11 +380,11 @@ def _failure_of(form: Any, operations: list[Operation], codes: list[Any], num_ca
         instruction,
         _at(operations, operation),
         str(arguments),
-        _references_of(references, count),
+        references_of(references, count),
     )
 
 
-def _references_of(form: Any, number: int) -> References:
+def references_of(form: Any, number: int) -> References:
     """What a row was given: rows before it, or what is outside the log."""
     if type(form) is list:
         for one in form:

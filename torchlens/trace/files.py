@@ -1,5 +1,6 @@
 """The files of a trace, for reading: one safetensors file, several with an index, or what an unfinished one left behind."""
 
+import glob
 import json
 import os
 import stat
@@ -15,7 +16,7 @@ from torchlens.errors import TraceError, ValueChangedError
 from torchlens.trace.format import HEADER_LIMIT, Header, Place, parse_header
 from torchlens.trace.plain_text import printable, shown
 
-__all__ = ["INDEX_SUFFIX", "OpenFile", "TraceFiles", "open_trace"]
+__all__ = ["INDEX_SUFFIX", "OpenFile", "TraceFiles", "open_finished", "partial_path", "shard_glob"]
 
 INDEX_SUFFIX = ".index.json"
 _MOST_SHARDS = 100_000
@@ -112,7 +113,9 @@ class TraceFiles:
         self.path = path
         self.metadata = metadata
         self._places = places  # the file, where in it the data starts, and the place therein
-        self.missing: list[str] = []  # what an unfinished trace lacks, in words
+        # Of a trace that was not closed: what it lacks, in words, and what is known of calls that are not complete.
+        self.missing: list[str] = []
+        self.unfinished: dict[int, list[dict[str, Any]]] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._places
@@ -148,9 +151,19 @@ class TraceFiles:
             ) from None
 
 
-def open_trace(path: str | os.PathLike[str]) -> TraceFiles:
-    """Opens a file of one's own or of a stranger's; reads nothing but headers."""
-    target = Path(path).expanduser()
+def partial_path(path: Path, number: int) -> Path:
+    """Where file `number` of a trace is written."""
+    return path.with_name(f"{path.name}.partial" if number == 1 else f"{path.name}.{number}.partial")
+
+
+def shard_glob(path: Path, number: int) -> list[Path]:
+    """The file with this number of a trace that has its final name."""
+    stem, _, suffix = path.name.rpartition(".")
+    return sorted(path.parent.glob(f"{glob.escape(stem)}-{number:05}-of-*.{glob.escape(suffix)}"))
+
+
+def open_finished(target: Path) -> TraceFiles:
+    """Opens a file, or those of an index; reads nothing but headers."""
     index = target if target.name.endswith(INDEX_SUFFIX) else target.with_name(target.name + INDEX_SUFFIX)
     if not target.exists() and index.exists():
         target = index

@@ -14,7 +14,17 @@ import torch
 from torchlens.errors import TraceError
 from torchlens.trace.plain_text import shown
 
-__all__ = ["DTYPES", "HEADER_LIMIT", "NAMES", "Header", "Place", "dtype_named", "header_bytes", "parse_header"]
+__all__ = [
+    "DTYPES",
+    "HEADER_LIMIT",
+    "NAMES",
+    "Header",
+    "Place",
+    "checked_place",
+    "dtype_named",
+    "header_bytes",
+    "parse_header",
+]
 
 HEADER_LIMIT = 100_000_000  # bytes, as in the stock library
 _LONGEST_NAME = 4096  # letters
@@ -81,7 +91,7 @@ def parse_header(text: bytes, data_bytes: int) -> Header:
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise TraceError("The metadata in its header must be text by name.")
-    places = {name: _place(name, entry, data_bytes) for name, entry in entries.items()}
+    places = {name: checked_place(name, entry, data_bytes) for name, entry in entries.items()}
     places = dict(sorted(places.items(), key=lambda item: item[1][2:]))
     end = 0
     for name, place in places.items():
@@ -102,7 +112,8 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _place(name: str, entry: Any, data_bytes: int) -> Place:
+def checked_place(name: str, entry: Any, data_bytes: int) -> Place:
+    """Where a tensor lies, as a header or a journal says, after seeing that it makes sense."""
     try:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError):

@@ -4,6 +4,7 @@ from functools import partial
 from typing import TypeVar
 
 from torchlens.capture.recording import Recording
+from torchlens.capture.session import CaptureOptions
 from torchlens.errors import TraceError
 from torchlens.graph.build import Graph, assemble_graph
 from torchlens.history.base_history import BaseHistory
@@ -11,6 +12,7 @@ from torchlens.history.log import Log
 from torchlens.trace.call import fill_recording, options_of
 from torchlens.trace.document import check_reads, decisions_of, recording_of
 from torchlens.trace.files import TraceFiles
+from torchlens.trace.fragment import recording_of_journal
 from torchlens.trace.names import OWN_PREFIX
 from torchlens.trace.plain_text import printable, shown
 from torchlens.trace.python_values import PythonReader
@@ -40,6 +42,7 @@ def calls_of(files: TraceFiles) -> list[int]:
     start = f"{OWN_PREFIX}call/"
     words = [name.removeprefix(start) for name in files.names if name.startswith(start)]
     found = sorted(int(word) for word in words if word.isdigit() and word.isascii() and len(word) < 10)
+    found = sorted({*found, *files.unfinished})
     if not found:
         raise TraceError(f"{printable(str(files.path))} holds no call of a model.")
     return found
@@ -57,6 +60,8 @@ def load_call(files: TraceFiles, number: int, kind: type[_History]) -> _History:
 
 
 def _load_call(files: TraceFiles, number: int, kind: type[_History]) -> _History:
+    if number in files.unfinished:
+        return kind(Log(recording_of_journal(files, number)), CaptureOptions())
     document = files.text(f"{OWN_PREFIX}call/{number}")
     graph = files.text(f"{OWN_PREFIX}graph/{document['graph']}")
     tensor = partial(stored_tensor, files)

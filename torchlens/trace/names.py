@@ -11,7 +11,7 @@ from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Recording
 from torchlens.history.log import path_text
 
-__all__ = ["OWN_PREFIX", "Names", "call_of", "names_of_rows", "param_name"]
+__all__ = ["OWN_PREFIX", "Names", "boundary_addresses", "call_of", "names_of_rows", "param_name"]
 
 OWN_PREFIX = "torchlens/"  # what the file says about the rest
 _LONGEST = 1000
@@ -52,7 +52,7 @@ def call_of(name: str) -> int | None:
 
 def names_of_rows(recording: Recording, call: int, first: int = 0) -> list[str]:
     """What the values of all rows from `first` on are called; no two of them the same."""
-    addresses = _boundary_addresses(recording)
+    addresses = boundary_addresses(recording)
     modules = [_module_part(call.address, call.pass_num) for call in recording.module_calls]
     counts: dict[tuple[int, str], int] = {}
     found = []
@@ -68,7 +68,8 @@ def names_of_rows(recording: Recording, call: int, first: int = 0) -> list[str]:
     return _apart(found)[first:]
 
 
-def _boundary_addresses(recording: Recording) -> dict[int, str]:
+def boundary_addresses(recording: Recording) -> dict[int, str]:
+    """Row → `input.x`, `output.logits`, `buffer.bn.running_mean`."""
     found: dict[int, str] = {}
     for head, paths in (("input", recording.inputs), ("output", recording.outputs)):
         for path, number in paths:

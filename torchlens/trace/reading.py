@@ -8,7 +8,7 @@ from torchlens.capture.stored import opened
 from torchlens.history.base_history import BaseHistory
 from torchlens.trace.files import TraceFiles
 from torchlens.trace.load import calls_of, load_call
-from torchlens.trace.names import names_of_rows, without_own
+from torchlens.trace.names import call_of, names_of_rows, without_own
 from torchlens.trace.stored_tensors import stored_tensor
 
 __all__ = ["entry_named", "read_named", "read_pattern"]
@@ -52,7 +52,8 @@ def _fits(name: str, pattern: str | None) -> bool:
     """Whether a name fits: as a whole, without its call, or as a part where there is nothing to fill in."""
     if pattern is None:
         return True
-    rest = name.partition("/")[2]
-    if any(sign in pattern for sign in "*?["):
-        return fnmatchcase(name, pattern) or fnmatchcase(rest, pattern)
-    return pattern in name
+    if not any(sign in pattern for sign in "*?["):
+        return pattern in name
+    if call_of(pattern) is not None:  # it begins with the number of a call
+        return fnmatchcase(name, pattern)
+    return fnmatchcase(name, pattern) or fnmatchcase(name.partition("/")[2], pattern)

@@ -1,0 +1,307 @@
+"""`tail`: every call of a model made inside a block, in a file, and the loop goes on as if nobody looked."""
+
+import errno
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchlens as tl
+from tests.history.facts import differences
+from tests.networks import MLP, Model, Recurrent
+from tests.trace.test_save_load import facts_without_functions
+from torchlens.trace import stream, tailing
+
+safetensors = pytest.importorskip("safetensors.torch")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.safetensors"
+
+
+def times_left_out(facts: dict[str, Any]) -> dict[str, Any]:
+    """Two runs of a model take different times, and pages and tables show them."""
+    shown = (
+        "time",
+        "seconds",
+        "printed",
+        "summary",
+        "json",
+        "pandas",
+        "page",
+        "func_call_stack",
+        "func_applied",
+        "parent_params",
+    )
+    return {name: fact for name, fact in facts.items() if not any(word in name for word in shown)}
+
+
+def test_each_call_is_a_history_of_its_own(path: Path):
+    model, inputs = Recurrent(), [torch.rand(2, 4) for _ in range(3)]
+    with tl.tail(model, path) as m:
+        assert m is model
+        outputs = [m(inputs[0]), model(inputs[1]), m(inputs[2])]
+    for number, x in enumerate(inputs, start=1):
+        history = tl.load(path, call=number)
+        expected = tl.log_forward_pass(model, x)
+        assert differences(*(times_left_out(facts_without_functions(h)) for h in (expected, history))) == {}
+        assert torch.equal(history[history.output_layers[0]].tensor_contents, outputs[number - 1])
+
+
+def test_the_stock_library_reads_what_was_written_and_finds_each_pass(path: Path):
+    model, x = Recurrent(), torch.rand(2, 4)
+    with tl.tail(model, path) as m:
+        m(x)
+        m(x * 2)
+    found = safetensors.load_file(path)
+    history = tl.log_forward_pass(model, x * 2)
+    values = tl.read_trace(path, "2/*")
+    assert len(values) == len(history)
+    for name, value in values.items():
+        if name in found:
+            assert torch.equal(found[name], value)
+    for number in range(1, history.layer_num_passes["linear_1_1"] + 1):
+        key = "2/fc/linear" if number == 1 else f"2/fc:{number}/linear"
+        assert torch.equal(values[key], history[f"linear_1_1:{number}"].tensor_contents)
+
+
+def odd(self, x, *, scale=None, extra=None, flag=True):
+    y = self.fc(x) * (2 if scale is None else scale)
+    return {"y": y, "none": None, "number": 3, "parts": list(y.unbind(0)), "flag": flag}
+
+
+def test_keywords_dicts_none_scalars_and_ragged_sizes(path: Path):
+    model = Model(odd, fc=nn.Linear(4, 3))
+    with tl.tail(model, path) as m:
+        for size in (1, 4, 2):
+            result = m(torch.rand(size, 4), scale=torch.tensor(2.0), extra={"a": None}, flag=size == 1)
+            assert len(result["parts"]) == size
+    for number, size in enumerate((1, 4, 2), start=1):
+        history = tl.load(path, call=number)
+        assert history["output.y"].tensor_shape == (size, 3)
+        assert [entry.tensor_shape for entry in history].count((3,)) == 2 * size
+        assert history["input.scale"].tensor_contents == 2
+
+
+def test_a_training_loop_computes_what_it_computes_without(path: Path):
+    def train(model: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.rand(8, 4)).square().mean().backward()
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.ReLU(inplace=True), nn.Linear(6, 2))
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = train(model)
+    buffers = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(start)
+    with tl.tail(model, path, params=True) as m:
+        found = train(m)
+    assert all(map(torch.equal, found, expected))
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in buffers.items())
+    first = tl.load(path, call=1)
+    assert torch.equal(first["linear_1"].parent_params[0], start["0.weight"])
+    torch.manual_seed(1)
+    x = torch.rand(8, 4)
+    assert torch.equal(first["linear_1"].tensor_contents, nn.functional.linear(x, start["0.weight"], start["0.bias"]))
+    assert "__call__" not in vars(nn.Sequential)
+
+
+def test_only_some_calls(path: Path):
+    model = MLP()
+    tail = tl.tail(model, path, every=3)
+    with tail as m:
+        outputs = [m(torch.rand(2, 4)) for _ in range(7)]
+    assert tail.num_calls == 3
+    assert list(tl.read_trace(path, "*/output*")) == ["1/output", "4/output", "7/output"]
+    assert torch.equal(tl.read_trace(path)["4/output"], outputs[3])
+
+
+FILTERS: dict[str, tuple[Any, set[str]]] = {
+    "one module": ("2", {"2/linear"}),
+    "a pattern": (["[02]"], {"0/linear", "2/linear"}),
+    "by path": (lambda path, node: "1" in path, {"1/relu"}),
+    "by node": (lambda path, node: isinstance(node, nn.Linear), {"0/linear", "2/linear"}),
+    "names": ("*/relu", {"1/relu"}),
+    "names of the model's ends": (["input*/", "/output", "*/linear"], {"0/linear", "2/linear"}),
+}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_layers_are_chosen_by_path_node_or_name(name: str, path: Path):
+    layers, expected = FILTERS[name]
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    x = torch.rand(2, 4)
+    with tl.tail(model, path, layers) as m:
+        m(x)
+        m(x + 1)
+    values = tl.read_trace(path)
+    assert set(values) == {f"{call}/{key}" for call in (1, 2) for key in expected}
+    if "2/1/relu" in values:
+        assert torch.equal(values["2/1/relu"], model[0](x + 1).relu())
+    history = tl.load(path, call=2)
+    assert len(history) == 5  # the graph is whole
+    assert len(history.layers_with_saved_activations) == len(expected)
+
+
+def test_a_wrong_choice_says_what_there_is(path: Path):
+    model = nn.Sequential(nn.Linear(4, 3))
+    with pytest.raises(ValueError, match="has no such module"):
+        tl.tail(model, path, "fc")
+    with pytest.raises(TypeError, match="layers must be"):
+        tl.tail(model, path, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="every must be at least 1"):
+        tl.tail(model, path, every=0)
+
+
+def test_a_model_that_raises_raises_and_its_call_is_there_up_to_then(path: Path):
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(4, 3))
+    with tl.tail(model, path) as m, pytest.raises(RuntimeError, match="mat1"):
+        m(torch.rand(2, 4))
+    history = tl.load(path)
+    assert history.layer_labels == ["input_1_0", "linear_1_1"]
+    with pytest.raises(KeyError), tl.tail(model, path) as m:
+        raise KeyError("in the block")
+    assert "__call__" not in vars(nn.Sequential)
+
+
+def test_what_is_beyond_max_bytes_is_counted_and_told(path: Path):
+    model = MLP()
+    tail = tl.tail(model, path, max_bytes=1)
+    m = tail.__enter__()
+    for _ in range(3):
+        m(torch.rand(2, 4))
+    with pytest.warns(UserWarning, match="2 of 3 calls are not in trace.safetensors: max_bytes was reached"):
+        tail.__exit__(None, None, None)
+    assert (tail.num_calls, tail.num_dropped) == (1, 2)
+
+
+def test_a_full_disk_ends_the_recording_not_the_loop(path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, x = MLP(), torch.rand(2, 4)
+    written = []
+
+    def write(*arguments: Any, **options: Any) -> None:
+        written.append(arguments)
+        if len(written) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(*arguments, **options)
+
+    original = stream.TraceStream.write
+    monkeypatch.setattr(stream.TraceStream, "write", write)
+    tail = tl.tail(model, path)
+    m = tail.__enter__()
+    outputs = [m(x) for _ in range(6)]
+    while tail._scribe.problem is None:
+        outputs.append(m(x))
+    with pytest.warns(UserWarning, match=r"calls are not in trace.safetensors: writing failed \(OSError: .*No space left"):
+        tail.__exit__(None, None, None)
+    assert all(torch.equal(output, model(x)) for output in outputs)
+    assert tail.num_calls == 2
+    assert tl.load(path, call=2).layer_labels == tl.log_forward_pass(model, x).layer_labels
+
+
+def test_values_leave_while_the_model_runs(path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Also what is written in place later, and views; the tensors do not stay in memory."""
+    counts: list[int] = []
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        alive = []
+        for step in range(40):
+            y = x + step
+            alive.append(weakref.ref(y))
+            x = y[:, :2].clone().relu_().repeat(1, 2)
+            y.mul_(2)
+            y[0].add_(1)
+        gc.collect()
+        counts.append(sum(tensor() is not None for tensor in alive))
+        return x
+
+    monkeypatch.setattr(tailing, "_LIMIT", 200)
+    monkeypatch.setattr(tailing._Outflow, "limit", 200)
+    monkeypatch.setattr("torchlens.capture.outflow._INTERVAL", 0.0)
+    monkeypatch.setattr("torchlens.capture.outflow.OutflowWatch.interval", -1.0)
+    x = torch.rand(2, 4)
+    model = Model(forward)
+    with tl.tail(model, path) as m:
+        m(x)
+    expected = tl.log_forward_pass(model, x)
+    assert counts[0] < 8
+    assert counts[1] == 40
+    history = tl.load(path)
+    changed = differences(*(times_left_out(facts_without_functions(one)) for one in (history, expected)))
+    assert {name for name in changed if not name.endswith("tensor_contents")} == set()  # what was copied has other strides
+    assert all(
+        torch.equal(one.tensor_contents, other.tensor_contents) for one, other in zip(history, expected, strict=True)
+    )
+
+
+def test_several_files_with_an_index_as_hugging_face_has_it(path: Path):
+    model, x = MLP(), torch.rand(2, 4)
+    with tl.tail(model, path, max_shard_bytes=100) as m:
+        m(x)
+        m(x + 1)
+    names = sorted(file.name for file in path.parent.iterdir())
+    count = len(names) - 1
+    assert count > 2
+    assert names == [
+        *(f"trace-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)), "trace.safetensors.index.json",
+    ]  # fmt: skip
+    index = json.loads((path.parent / names[-1]).read_text())
+    found = {}
+    for name in names[:-1]:
+        for key, value in safetensors.load_file(path.parent / name).items():
+            assert index["weight_map"][key] == name
+            found[key] = value
+    assert index["metadata"]["total_size"] == sum(value.numel() * value.element_size() for value in found.values())
+    for way in (path, path.parent / names[-1]):
+        assert torch.equal(tl.load(way, call=2)["linear_1"].tensor_contents, found["2/fc1/linear"])
+
+
+def test_a_header_that_grows_too_long_begins_another_file(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torchlens.traces._ROOM", 12 * 1024)
+    model, x = MLP(), torch.rand(2, 4)
+    with tl.tail(model, path) as m:
+        for _ in range(8):
+            m(x)
+    assert len(list(path.parent.glob("*.safetensors"))) > 1
+    assert len(tl.read_trace(path)) == 8 * len(tl.log_forward_pass(model, x))
+
+
+def test_a_log_of_the_model_inside_the_block_is_a_log(path: Path):
+    model, x = MLP(), torch.rand(2, 4)
+    with tl.tail(model, path) as m:
+        history = tl.log_forward_pass(model, x)
+        m(x)
+    assert tl.load(path).layer_labels == history.layer_labels
+    assert len({name.partition("/")[0] for name in tl.read_trace(path)}) == 1
+
+
+def test_nothing_is_left_behind(path: Path):
+    model = MLP()
+    with tl.tail(model, path) as m:
+        m(torch.rand(2, 4))
+    reference = weakref.ref(model)
+    assert list(path.parent.iterdir()) == [path]
+    del model, m
+    gc.collect()
+    assert reference() is None
+
+
+def test_magnify_prints_what_there_is(path: Path, capsys: pytest.CaptureFixture[str]):
+    with tl.tail(MLP(), path) as m:
+        m(torch.rand(2, 4))
+        m(torch.rand(2, 4))
+    tl.magnify(path)
+    assert "2 calls" in capsys.readouterr().out
+    tl.magnify(path, "relu_1", call=2)
+    assert "Layer relu_1_2" in capsys.readouterr().out

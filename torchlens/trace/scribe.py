@@ -1,0 +1,256 @@
+"""Writes the calls of a model into a trace, in a thread of its own.
+
+Calls are handed to it as they end. Where one has the graph of an earlier one, as the steps of a loop mostly do, the graph
+is not written again. What goes wrong here never reaches the model's caller: it ends the writing, and is told afterwards.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchlens.capture.recording import Recording
+from torchlens.capture.stored import StoredValue
+from torchlens.history.log import Log
+from torchlens.history.pickling import changed_entries
+from torchlens.trace.call import call_document
+from torchlens.trace.document import document_of
+from torchlens.trace.fragment import row_line
+from torchlens.trace.names import OWN_PREFIX, Names, boundary_addresses, names_of_rows
+from torchlens.trace.python_values import PythonWriter
+from torchlens.trace.save import json_blob, short_note, trace_metadata
+from torchlens.trace.stream import TraceStream
+from torchlens.trace.tensors import Tensors
+
+__all__ = ["Handed", "Scribe"]
+
+# Bytes that may wait to be written before whoever hands over more of them has to wait.
+_MOST_WAITING = 128 * 2**20
+# A call with more bytes is told of in the journal row by row, not only when it is complete.
+_FEW_GRAPHS = 8  # that a call is compared with
+_LARGE = 16 * 2**20
+
+
+class Handed(StoredValue):
+    """In place of a value that was written while its call was running: the note of where it is."""
+
+    __slots__ = ("note",)
+
+    def __init__(self, note: dict[str, Any]) -> None:
+        self.note = note
+
+    def read(self) -> Any:
+        raise RuntimeError("it is in the trace that is being written")
+
+
+class _Job:
+    """A call to be written."""
+
+    def __init__(self, call: int, recording: Recording, params: bool, num_bytes: int) -> None:
+        self.call = call
+        self.recording = recording
+        self.params = params
+        self.num_bytes = num_bytes
+
+
+class Scribe:
+    """Takes calls, writes them, counts what it could not write. `is_kept` says of a name whether its value is written."""
+
+    def __init__(
+        self, path: Path, shard_bytes: int, max_bytes: int | None, is_kept: Callable[[str], bool] | None, room: int
+    ) -> None:
+        self.num_written = 0
+        self.problem: str | None = None
+        self._stream = TraceStream(path, trace_metadata(), shard_bytes, room)
+        self._max_bytes = max_bytes
+        self._is_kept = is_kept
+        self._names = Names()
+        self._num_graphs = 0
+        self._known: deque[tuple[int, Recording]] = deque(maxlen=_FEW_GRAPHS)  # the last ones, without values
+        self._turn = threading.Condition()
+        self._writing = threading.Lock()
+        self._waiting: deque[_Job] = deque()
+        self._bytes_waiting = 0
+        self._is_over = False
+        self._thread = threading.Thread(target=self._work, name="torchlens tail", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more is written: nothing failed, and there is room."""
+        return self.problem is None and not self.is_full
+
+    @property
+    def is_full(self) -> bool:
+        return self._max_bytes is not None and self._stream.num_bytes + self._bytes_waiting >= self._max_bytes
+
+    def hand(self, call: int, recording: Recording, params: bool = False) -> None:
+        """Takes a call that has ended. Waits while too much is waiting already."""
+        job = _Job(call, recording, params, _bytes_of(recording))
+        with self._turn:
+            while self._bytes_waiting and self._bytes_waiting + job.num_bytes > _MOST_WAITING and self.problem is None:
+                self._turn.wait()
+            self._waiting.append(job)
+            self._bytes_waiting += job.num_bytes
+            self._turn.notify_all()
+            while params and job in self._waiting and self.problem is None:  # parameters change with the next step
+                self._turn.wait()
+
+    def take(self, call: int, recording: Recording, numbers: Sequence[int]) -> Mapping[int, StoredValue]:
+        """Writes some values of a call that is still running, here and now."""
+        if self.problem is not None:
+            return {}
+        try:
+            with self._writing:
+                return self._write_some(call, recording, numbers)
+        except Exception as error:  # whatever it is, the model goes on
+            self.fail(error)
+            return {}
+
+    def close(self, closing: dict[str, Any]) -> None:
+        """Writes what is waiting, then what is to be said about the whole, and closes the files."""
+        with self._turn:
+            self._is_over = True
+            self._turn.notify_all()
+        self._thread.join()
+        try:
+            if self.problem is None:
+                self._stream.write([json_blob(f"{OWN_PREFIX}trace", closing)], [])
+            self._stream.close()
+        except Exception as error:  # the disk may be full
+            self.fail(error)
+            self._stream.abandon()
+
+    # -- the thread ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                while not self._waiting and not self._is_over:
+                    self._turn.wait()
+                if not self._waiting:
+                    return
+                job = self._waiting[0]
+            try:
+                if self.problem is None:
+                    with self._writing:
+                        self._write_call(job)
+                    self.num_written += 1
+            except Exception as error:  # as above
+                self.fail(error)
+            with self._turn:
+                self._waiting.popleft()
+                self._bytes_waiting -= job.num_bytes
+                del job
+                self._turn.notify_all()
+
+    def fail(self, error: Exception) -> None:
+        """Takes note of the first thing that went wrong; nothing more is written."""
+        with self._turn:
+            if self.problem is None:
+                self.problem = f"{type(error).__name__}: {error}"
+            self._turn.notify_all()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def _write_call(self, job: _Job) -> None:
+        recording, call = job.recording, job.call
+        names = names_of_rows(recording, call)
+        handed = {number: value.note for number, value in enumerate(recording.values) if isinstance(value, Handed)}
+        for number in handed:
+            recording.values[number] = None
+        self._forget_unwanted(recording, names)
+        tensors = Tensors(self._names.claim)
+        writer = PythonWriter(tensors.add)
+        graph = self._number_of_graph(recording)
+        made = []
+        if graph is None:
+            graph = self._num_graphs = self._num_graphs + 1
+            made.append(json_blob(f"{OWN_PREFIX}graph/{graph}", document_of(recording, Log(recording).graph, writer)))
+            self._known.append((graph, _without_values(recording)))
+        document = call_document(recording, names, writer, tensors, job.params)
+        blobs = tensors.settle()
+        values = document["values"] = list(map(short_note, document["values"]))
+        if job.num_bytes > _LARGE or handed:
+            addresses = boundary_addresses(recording)
+            rows = [
+                row_line(recording, addresses, call, number, note) for number, note in enumerate(values) if note is not None
+            ]
+            self._stream.write(blobs, rows)
+            blobs = []
+        for number in changed_entries(recording):  # also what was changed while it was written
+            values[number] = None
+        for number, note in handed.items():
+            values[number] = note
+        document |= {
+            "changed": sorted(changed_entries(recording)),
+            "graph": graph,
+            "listing": {"keeps_unsaved": True, "marks_distances": False},
+            "options": None,
+        }
+        self._stream.write([*blobs, *made, json_blob(f"{OWN_PREFIX}call/{call}", document)], [], done=call)
+
+    def _write_some(self, call: int, recording: Recording, numbers: Sequence[int]) -> Mapping[int, StoredValue]:
+        names = names_of_rows(recording, call)
+        tensors = Tensors(self._names.claim)
+        wanted = [number for number in numbers if self._is_kept is None or self._is_kept(names[number])]
+        notes = {number: tensors.add(recording.values[number], names[number]) for number in wanted}
+        blobs = tensors.settle()
+        addresses = boundary_addresses(recording)
+        lines = [row_line(recording, addresses, call, number, short_note(note)) for number, note in notes.items()]
+        self._stream.write(blobs, lines)
+        gone = {number: Handed(short_note(note)) for number, note in notes.items()}
+        return gone | {number: Handed(None) for number in numbers if number not in gone}  # type: ignore[arg-type]
+
+    def _forget_unwanted(self, recording: Recording, names: Sequence[str]) -> None:
+        if self._is_kept is not None:
+            for number, name in enumerate(names):
+                if recording.values[number] is not None and not self._is_kept(name):
+                    recording.values[number], recording.versions[number] = None, -1
+
+    def _number_of_graph(self, recording: Recording) -> int | None:
+        """The number of the graph that another call had, if it did the very same."""
+        for number, known in self._known:
+            if _is_same_graph(known, recording):
+                return number
+        return None
+
+
+def _bytes_of(recording: Recording) -> int:
+    """What a call keeps in memory, about: views count as often as they are."""
+    found = 0
+    for value in recording.values:
+        if value is not None and hasattr(value, "element_size"):
+            try:
+                found += value.numel() * value.element_size()
+            except RuntimeError:  # nested, of symbolic sizes
+                continue
+    return found
+
+
+def _without_values(recording: Recording) -> Recording:
+    """What tells whether another call did the same."""
+    return Recording(**{
+        **{name: getattr(recording, name) for name in recording.__slots__},
+        "values": [], "versions": [], "saved_args": {}, "gradients": {}, "slices": [], "param_stand_ins": [],
+    })  # fmt: skip
+
+
+_SAME = (
+    "module_calls", "inputs", "outputs", "buffers", "module_entries", "module_exits", "booleans", "reads", "returns_data",
+    "received", "sent", "leaves", "branches",
+)  # fmt: skip
+
+
+def _is_same_graph(one: Recording, other: Recording) -> bool:
+    if len(one.rows) != len(other.rows) or one.failure is not None or other.failure is not None:
+        return False
+    try:
+        if any(getattr(one, name) != getattr(other, name) for name in _SAME):
+            return False
+        if list(map(id, one.params)) != list(map(id, other.params)):
+            return False
+        return all(a[:7] == b[:7] and a[8:] == b[8:] for a, b in zip(one.rows, other.rows, strict=True))
+    except Exception:  # an argument that is not to be compared, such as an array
+        return False

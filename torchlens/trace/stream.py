@@ -1,0 +1,148 @@
+"""A trace file that grows: tensors are appended as they come, and the header is put in front when it is closed.
+
+Room for the header is kept at the start of the file. When the header or the file would become too large, the next file
+begins. A small file is written once more at the end, without the room that was left over.
+"""
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torchlens.trace.files import INDEX_SUFFIX, partial_path
+from torchlens.trace.format import Place, header_bytes
+from torchlens.trace.journal import journal_path, line_bytes
+from torchlens.trace.tensors import Blob
+from torchlens.trace.writing import index_bytes, remove_all, shard_name, write_all
+
+__all__ = ["TraceStream"]
+
+_ROOM = 1 << 20  # bytes, for the header
+_SMALL = 1 << 26  # bytes of a file that is written once more
+_GATHERED = 1 << 16  # bytes of tensors that are written one by one
+
+
+class _Shard:
+    """One file while it is written."""
+
+    def __init__(self, path: Path, number: int, room: int) -> None:
+        self.path = partial_path(path, number)
+        self.number = number
+        self.room = room
+        self.places: list[tuple[str, Place]] = []
+        self.end = 0
+        self.header = 200  # bytes that the header is going to take, at most
+        self.file: BinaryIO = self.path.open("w+b", buffering=0)
+        self.file.seek(room)
+        self.result = self.path  # what is to be given the final name
+
+
+class TraceStream:
+    """Writes blobs, and what the journal says of them, to the files of one trace. For one thread at a time."""
+
+    def __init__(self, path: Path, metadata: dict[str, str], shard_bytes: int, room: int = _ROOM) -> None:
+        self.path = path
+        self.num_bytes = 0
+        self._metadata = metadata
+        self._shard_bytes = shard_bytes
+        self._room = room
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_all([*_leftovers(path)])
+        self._shards = [_Shard(path, 1, room)]
+        self._journal: BinaryIO = journal_path(path).open("wb", buffering=0)
+        write_all(self._journal, line_bytes(dict(metadata)))
+
+    def write(self, blobs: list[Blob], notes: list[dict[str, Any]], done: int | None = None) -> None:
+        """Appends blobs, then tells the journal of them: of each where it lies, and what `notes` say of the rows.
+
+        `done` is the number of a call that is complete with this.
+        """
+        lines = list(map(line_bytes, notes))  # first, so that each tensor that the journal has comes with what made it
+        gathered = bytearray()
+        for blob in blobs:
+            shard = self._shard_for(blob, gathered)
+            numbers = blob.numbers()
+            place = Place(blob.dtype, blob.shape, shard.end, shard.end + len(numbers))
+            shard.places.append((blob.name, place))
+            shard.end = place.end
+            shard.header += 2 * len(blob.name.encode()) + 100 + 21 * (len(blob.shape) + 2)
+            self.num_bytes += len(numbers)
+            if len(numbers) <= _GATHERED:
+                gathered += numbers
+            else:
+                self._flush(gathered)
+                write_all(shard.file, numbers)
+            lines.append(line_bytes({
+                "name": blob.name, "dtype": blob.dtype, "shape": blob.shape, "data_offsets": (place.start, place.end),
+                "file": shard.number, "data": shard.room,
+            }))  # fmt: skip
+        self._flush(gathered)
+        if done is not None:
+            lines.append(line_bytes({"done": done}))
+        write_all(self._journal, b"".join(lines))
+
+    def _shard_for(self, blob: Blob, gathered: bytearray) -> _Shard:
+        shard = self._shards[-1]
+        is_full = shard.end + blob.num_bytes > self._shard_bytes or shard.header > shard.room - 8 * 1024
+        if not is_full or not shard.places:
+            return shard
+        self._flush(gathered)
+        _finish(shard, self._metadata)
+        self._shards.append(_Shard(self.path, shard.number + 1, self._room))
+        return self._shards[-1]
+
+    def _flush(self, gathered: bytearray) -> None:
+        write_all(self._shards[-1].file, gathered)
+        gathered.clear()
+
+    def close(self) -> None:
+        """Puts the header in front, gives the files their names, and lets go of the journal."""
+        _finish(self._shards[-1], self._metadata)
+        count = len(self._shards)
+        index = self.path.with_name(self.path.name + INDEX_SUFFIX)
+        if count == 1:
+            self._shards[0].result.replace(self.path)
+            remove_all([index])
+        else:
+            maps: dict[str, str] = {}
+            for shard in self._shards:
+                target = self.path.with_name(shard_name(self.path.name, shard.number, count))
+                shard.result.replace(target)
+                maps |= {name: target.name for name, _ in shard.places}
+            index.write_bytes(index_bytes(maps, self.num_bytes, self._metadata))
+            remove_all([self.path])
+        self._journal.close()
+        remove_all([journal_path(self.path), *(shard.path for shard in self._shards)])
+
+    def abandon(self) -> None:
+        """Leaves the files as they are, for whoever reads the journal."""
+        for shard in self._shards:
+            shard.file.close()
+        self._journal.close()
+
+
+def _finish(shard: _Shard, metadata: dict[str, str]) -> None:
+    """Puts the header in front of a file, or of a copy without the room that is left over.
+
+    The journal speaks of the file as it was, which stays until all is done.
+    """
+    file = shard.file
+    if shard.end > _SMALL:
+        file.seek(0)
+        write_all(file, header_bytes(shard.places, metadata, shard.room))
+    else:
+        file.seek(shard.room)
+        content = file.read(shard.end)
+        shard.result = shard.path.with_name(f"{shard.path.name}.closing")
+        with shard.result.open("wb", buffering=0) as smaller:
+            write_all(smaller, header_bytes(shard.places, metadata))
+            write_all(smaller, content)
+    file.close()
+
+
+def _leftovers(path: Path) -> list[Path]:
+    """What an earlier trace of this name left behind unfinished."""
+    found = [partial_path(path, 1), journal_path(path)]
+    number = 2
+    while partial_path(path, number).exists():
+        found.append(partial_path(path, number))
+        number += 1
+    return found
