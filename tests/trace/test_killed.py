@@ -32,11 +32,14 @@ SCRIPT = textwrap.dedent(
         outflow.OutflowWatch.interval = -1.0
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(12)))
-    with tl.tail(model, sys.argv[1], max_shard_bytes=60_000) as m:
+    tail = tl.tail(model, sys.argv[1], max_shard_bytes=60_000)
+    with tail as m:
         call = 0
         while True:
             call += 1
             m(torch.full((8, 16), float(call)))
+            while not tail._scribe.num_written:
+                pass
             print(call, flush=True)
     """
 )
