@@ -144,3 +144,26 @@ def test_a_viewer_can_nest_the_events_of_each_track(run):
         assert not around or end <= around[-1], f"{event} ends after what it lies in"
         around.append(end)
     assert len(open_until) > 4
+
+
+def test_events_have_the_fields_that_torch_gives_its_own(tmp_path):
+    with torch.profiler.profile() as reference:
+        MLP()(torch.rand(2, 4)).sum().backward()
+    reference.export_chrome_trace(str(tmp_path / "torch.json"))
+    theirs = json.loads((tmp_path / "torch.json").read_text())
+    ours = json.loads(trained(level="operation").to_chrome_trace())
+    assert ours["displayTimeUnit"] == theirs["displayTimeUnit"]
+    model = next(event for event in theirs["traceEvents"] if event["ph"] == "X")
+    fields = {name: type(value) for name, value in model.items()}
+    complete = [event for event in ours["traceEvents"] if event["ph"] == "X"]
+    assert {event["cat"] for event in complete} == {"step", "forward", "operation", "outside", "backward"}
+    for event in complete:
+        assert {name: type(value) for name, value in event.items()} == fields
+    assert [event["ts"] for event in complete] == sorted(event["ts"] for event in complete)
+    for kind in ("process_name", "thread_name", "thread_sort_index"):
+        model = next(event for event in theirs["traceEvents"] if event["name"] == kind)
+        for event in ours["traceEvents"]:
+            if event["name"] == kind:
+                assert {name: type(value) for name, value in event["args"].items()} == {
+                    name: type(value) for name, value in model["args"].items()
+                }

@@ -14,6 +14,7 @@ __all__ = ["to_chrome_trace", "trace_events"]
 _PROCESS = 1
 # The tracks, from the top. Backward passes of modules have one for each depth, as they need not lie inside each other.
 _STEPS, _MODULES, _OPERATIONS, _OUTSIDE, _BACKWARD = range(5)
+_CATEGORIES = {_STEPS: "step", _MODULES: "forward", _OPERATIONS: "operation", _OUTSIDE: "outside"}
 _NAMES = {_STEPS: "steps", _MODULES: "modules, forward", _OPERATIONS: "operations", _OUTSIDE: "outside the model"}
 # Times are multiples of this, which a float of microseconds holds exactly: a viewer that cuts off fractions still finds
 # what lies inside what.
@@ -98,7 +99,8 @@ def _arguments(call: CallRecord) -> dict[str, Any]:
 def _event(track: int, name: str, start_ns: int, end_ns: int, arguments: dict[str, Any]) -> dict[str, Any]:
     start, end = start_ns // _TICK_NS, max(start_ns, end_ns) // _TICK_NS
     times = {"ts": start * _TICK_NS / 1000, "dur": (end - start) * _TICK_NS / 1000}
-    return {"name": name, "ph": "X", "pid": _PROCESS, "tid": track, **times, "args": arguments}
+    category = _CATEGORIES.get(track, "backward")
+    return {"name": name, "cat": category, "ph": "X", "pid": _PROCESS, "tid": track, **times, "args": arguments}
 
 
 def _metadata(kind: str, track: int, key: str, value: str | int) -> dict[str, Any]:
