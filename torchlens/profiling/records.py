@@ -318,10 +318,14 @@ class ModuleRecord:
         return list(self.by_step(quantity).values())
 
     def typical(self, quantity: str) -> float | None:
-        """The mean of a time over the typical steps, which is what is printed: those of modules inside add up to no more.
+        """What is printed. Of a time, the mean over the typical steps: those of modules inside add up to no more. Of all
+        else the median of the steps that it was measured in: FLOPs may be known of a few.
 
         >>> record.typical('forward_seconds')
         """
+        if not quantity.endswith("_seconds"):
+            statistic = self.statistic(quantity)
+            return None if statistic is None else statistic.median
         return self.typical_steps.mean(quantity, self.by_step(quantity))
 
     def statistic(self, quantity: str) -> Statistic | None:

@@ -231,3 +231,14 @@ def test_an_answer_is_remembered_only_for_the_same_values():
     for _ in range(50):  # memory that is freed and given to another tensor
         assert not has_nonfinite(torch.zeros(100))
         assert has_nonfinite(torch.full((100,), math.nan))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 4])
+def test_flops_that_were_counted_in_one_step_are_not_spread_over_the_others(num_steps):
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    with tl.profile(model) as p:
+        for _ in range(num_steps):
+            model(torch.rand(2, 8)).sum().backward()
+    assert p.root.typical("flops") == 2 * 2 * 8 * 8
+    assert p.root.typical("flops_backward") == 2 * 2 * 8 * 8  # the input needs no gradient
+    assert p.root.typical("peak_bytes") == p.root.statistic("peak_bytes").median

@@ -81,8 +81,7 @@ def _module_row(record: ModuleRecord, root: ModuleRecord) -> dict[str, Any]:
     row["share"] = total / whole if total is not None and whole else None
     row["flops_per_second"] = module_value(record, QUANTITIES["flops_per_second"])
     for name in _PER_STEP:
-        statistic = record.statistic(name)
-        row[name] = None if statistic is None else statistic.median
+        row[name] = record.typical(name)
     for name in ("forward_nonfinite", "grad_in_nonfinite", "grad_out_nonfinite"):
         row[name] = any_known(getattr(call, name) for call in record.calls)
     return row

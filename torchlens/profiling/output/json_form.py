@@ -70,10 +70,8 @@ def _info(record: ModuleRecord) -> dict[str, Any]:
     last = calls[-1] if calls else None
 
     def middle(name: str) -> float | None:
-        if name.endswith("_seconds"):
-            return record.typical(name)
-        statistic = record.statistic(name)
-        return None if statistic is None else _whole(statistic.median)
+        value = record.typical(name)
+        return value if value is None or name.endswith("_seconds") else _whole(value)
 
     def of_steps(name: str, number: str) -> float | None:
         statistic = record.statistic(name)
