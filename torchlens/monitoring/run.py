@@ -34,7 +34,7 @@ from torchlens.monitoring.reader import last_step_of
 from torchlens.monitoring.samples import to_host
 from torchlens.monitoring.series import WATCHED, SeriesNames
 from torchlens.monitoring.statistics import Observation
-from torchlens.monitoring.watcher import ModuleWatcher
+from torchlens.monitoring.watcher import ModuleWatcher, hide_from_compiler
 from torchlens.monitoring.writer import Counts, Part, RecordedStep, Writer
 from torchlens.problems import Problems
 from torchlens.wording import check_count, got
@@ -357,6 +357,7 @@ class Run:
         self._parameters.refresh(model)
         if self.options.compiled == "eager" and is_compiler_there():
             begin_eager(self)
+        hide_from_compiler(True)
         self._collector.is_armed = True
         if self._is_manual or not self._has_ended_step:
             quietly(self._parameters.remember)
@@ -369,6 +370,7 @@ class Run:
         remove_watcher(self._watcher)
         undo_patches(self)
         end_eager(self)
+        hide_from_compiler(False)
 
     def _take_away(self) -> None:
         """Leaves nothing behind in torch. May be called again."""

@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.compiled import is_inside_compiled, keep_from_compiler
 from torchlens.capture.current import CURRENT
+from torchlens.capture.modules import patched_call_impl
 from torchlens.capture.parts import named_modules
 from torchlens.capture.trees import named_tensors, plain_tensors
+from torchlens.capture.watchers import WatcherGroup
 from torchlens.monitoring.collector import Collector
 from torchlens.monitoring.graph import GraphMaker
 from torchlens.monitoring.options import MonitorOptions
@@ -111,6 +114,7 @@ class ModuleWatcher:
             and module is self._model()
             and self.collector.is_armed
             and CURRENT.tracker is None
+            and not is_inside_compiled()
             and self._takes() == _ALL
         )
 
@@ -214,6 +218,14 @@ class ModuleWatcher:
             low, high = _LIMITS[info.kind]
             margin = self._margin * (high - low)
             names.limits[number] = low + margin, high - margin
+
+
+def hide_from_compiler(is_hidden: bool) -> None:
+    """Has `torch.compile` pass by what sees the calls: it compiles the model as if nobody looked, and once."""
+    keep_from_compiler(patched_call_impl.__code__, is_hidden, with_calls=False)
+    for watcher in (ModuleWatcher, WatcherGroup):
+        for method in (watcher.begins_with, watcher.enter, watcher.end, watcher.leave, watcher.fail):
+            keep_from_compiler(method.__code__, is_hidden, with_calls=True)
 
 
 def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Tensor]]:
