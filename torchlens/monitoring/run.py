@@ -98,7 +98,7 @@ class Run:
         self._is_finished = self._is_ending = False
         self._start = monotonic()
         self._lock = threading.RLock()
-        if self.rank == 0 and not is_resumed:
+        if self.rank == 0 and not (folder / RUN_FILE).exists():
             self._write_run_file(model)
 
     # -- beginning and end ---------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class Series:
     @property
     def rms(self) -> np.ndarray:
         """The root mean square of what is finite in the sample."""
-        return np.sqrt(self._per_finite("squares"))
+        return np.sqrt(np.maximum(self._per_finite("squares"), 0))
 
     @property
     def std(self) -> np.ndarray:

@@ -25,7 +25,7 @@ from torchlens.problems import Problems
 __all__ = ["Counts", "Part", "RecordedStep", "Writer"]
 
 # So much may wait to be written: some 80 MB of samples.
-MOST_PARTS = 64
+MOST_PARTS = 1_000
 MOST_OBSERVATIONS = 20_000
 
 

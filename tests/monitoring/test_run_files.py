@@ -1,0 +1,332 @@
+"""A run is a folder of files that survive: kills, torn and flipped bytes, a small budget, being continued, and strangers."""
+
+import multiprocessing
+import os
+import random
+import signal
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchlens as tl
+from torchlens.monitoring import writer as writer_module
+from torchlens.monitoring.folder import segment_files
+from torchlens.monitoring.frames import HEADER, Kind, frame_bytes
+from torchlens.monitoring.segments import SegmentWriter
+
+
+def train(folder: Path, num_steps: int, **options: Any) -> Any:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.monitor(model, folder, graph="modules", **options) as run:
+        for _ in range(num_steps):
+            loss = model(torch.randn(3, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.log(loss=loss)
+            while run.counts.pending > 1_000:  # these loops are faster than any real one
+                time.sleep(0.001)
+    return run
+
+
+def the_segment(folder: Path) -> Path:
+    (segment,) = segment_files(folder)
+    return segment.path
+
+
+# -- kills -------------------------------------------------------------------------------------------------------------
+
+
+def _train_for_ever(folder: Path, announce: Any) -> None:
+    torch.manual_seed(os.getpid())
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = tl.monitor(model, folder, budget=1 << 20, graph="modules")
+    while True:
+        model(torch.randn(4, 16)).sum().backward()
+        optimizer.step()
+        announce.send(run.last_step)
+
+
+@pytest.mark.slow
+def test_after_a_kill_at_any_moment_every_announced_step_is_there(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    context = multiprocessing.get_context("fork")
+    announced = -1
+    for _ in range(5):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_train_for_ever, args=(tmp_path, sender))
+        process.start()
+        sender.close()
+        for _ in range(generator.randrange(1, 60)):
+            step = receiver.recv()
+            announced = announced if step is None else step
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        while True:
+            try:
+                step = receiver.recv()
+                announced = announced if step is None else step
+            except (EOFError, OSError):
+                break
+        r = tl.open_run(tmp_path)
+        counted = sum(count for _, _, count in r.step_groups)
+        assert r.step_groups[-1][1] >= announced
+        assert counted == r.step_groups[-1][1] + 1  # all of them, from the first process's first on
+        assert all("cut off" in each for each in r.damage)
+    assert announced > 0
+
+
+# -- torn and flipped --------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_ends_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
+    train(tmp_path, 5)
+    path = the_segment(tmp_path)
+    whole = path.read_bytes()
+    before = tl.open_run(tmp_path)
+    for length in range(0, len(whole), 211):
+        path.write_bytes(whole[:length])
+        r = tl.open_run(tmp_path)
+        assert r.steps == before.steps[: len(r.steps)]
+        assert len(r.damage) <= 1
+        for series in r.series():
+            assert (
+                series.rms.tolist()
+                == before[series.key.module].kinds[series.key.kind][series.key.name].rms.tolist()[: len(series)]
+            )
+
+
+def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(tmp_path: Path) -> None:
+    train(tmp_path, 5)
+    path = the_segment(tmp_path)
+    whole = path.read_bytes()
+    generator = random.Random(1)
+    for _ in range(150):
+        place = generator.randrange(len(whole))
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << generator.randrange(8))]) + whole[place + 1 :])
+        r = tl.open_run(tmp_path)
+        assert len(r.damage) == 1
+        assert r.steps == list(range(len(r.steps)))
+        assert not r.is_finished
+
+
+@pytest.mark.slow
+def test_a_frame_that_is_whole_but_wrong_is_told_and_passed_by(tmp_path: Path) -> None:
+    """Every byte may be a stranger's: checksums are right here, and what is inside is not."""
+    train(tmp_path, 3)
+    path = the_segment(tmp_path)
+    whole = path.read_bytes()
+    frames = []
+    place = 0
+    while place < len(whole):
+        length, _, kind = HEADER.unpack_from(whole, place)
+        frames.append((kind, whole[place + HEADER.size : place + HEADER.size + length]))
+        place += HEADER.size + length
+    generator = random.Random(2)
+    for _ in range(250):
+        number = generator.randrange(len(frames))
+        kind, payload = frames[number]
+        changed = bytearray(payload)
+        for _ in range(generator.choice((1, 1, 8, 200))):
+            changed[generator.randrange(len(changed))] = generator.choice((0, 1, 0x7F, 0xFF, generator.randrange(256)))
+        changed_kind = kind if generator.random() < 0.8 else generator.randrange(12)
+        cut = bytes(changed[: generator.randrange(len(changed) + 1)]) if generator.random() < 0.3 else bytes(changed)
+        new = [*frames[:number], (changed_kind, cut), *frames[number + 1 :]]
+        path.write_bytes(b"".join(frame_bytes(*frame) for frame in new))
+        r = tl.open_run(tmp_path)
+        assert len(r.steps) <= 4
+        for series in generator.sample(r.series(), min(3, len(r.series()))):
+            series.to_pandas()
+            if len(series):
+                series.histogram()
+                series.heat_map()
+        assert isinstance(r.problems, list)
+        assert isinstance(r.findings, list)
+        assert isinstance(r.counts.recorded, int)
+
+
+def test_sizes_are_checked_before_memory_is_taken(tmp_path: Path) -> None:
+    train(tmp_path, 1)
+    path = the_segment(tmp_path)
+    whole = path.read_bytes()
+    step = struct.pack("<qqIdQQIIB", 5, 5, 1, 0.0, 0, 0, 2**32 - 1, 2**32 - 1, 2)
+    deep = b"[" * 100_000
+    for kind, payload in (
+        (Kind.STEP, step),
+        (Kind.NAMES, deep),
+        (Kind.SESSION, b"[]"),
+        (Kind.SCALARS, b'[["a",1e999,1,1,1,1]]'),
+    ):
+        path.write_bytes(whole + frame_bytes(kind, payload))
+        r = tl.open_run(tmp_path)
+        assert r.steps == [0]
+        assert any("makes no sense" in problem for problem in r.problems)
+    path.write_bytes(whole + struct.pack("<IIB", 2**32 - 1, zlib.crc32(b"", 4), 4))
+    assert "claims to be" in tl.open_run(tmp_path).damage[0]
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    (tmp_path / "graph.json").write_text("3")
+    r = tl.open_run(tmp_path)
+    assert r.info == r.graph == {}
+    assert "run.json is no JSON: RecursionError" in r.problems
+
+
+# -- the budget --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_budget_is_kept_by_merging_and_counts_stay_exact(tmp_path: Path) -> None:
+    budget = 1 << 20
+    run = train(tmp_path, 900, budget=budget)
+    assert run.problems == []
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.seg"))
+    assert budget / 4 < size <= budget
+    r = tl.open_run(tmp_path)
+    assert r.damage == []
+    groups = r.step_groups
+    assert sum(count for _, _, count in groups) == 900
+    assert [first for first, _, _ in groups] == [0, *(last + 1 for _, last, _ in groups[:-1])]
+    assert max(count for _, _, count in groups) > 1
+    assert groups[-1][2] == 1  # the newest are still whole
+    outputs = r["0"].outputs
+    assert outputs.num_calls.sum() == 900
+    assert outputs.num_elements.sum() == outputs.num_sampled.sum() == 900 * 24
+    assert outputs.heat_map().counts.sum() == 900 * 24
+    assert r.counts.recorded == r.counts.offered == run.counts.offered
+    scalars = r.scalars["loss"]
+    assert scalars.counts.sum() == 900
+    assert (scalars.low <= scalars.values).all()
+    assert (scalars.values <= scalars.high).all()
+
+
+def test_merging_is_never_seen_half_done(tmp_path: Path) -> None:
+    """A reader that looks again and again sees every step, in whichever files they are."""
+    done = threading.Event()
+    failures: list[Any] = []
+
+    def read() -> None:
+        r = tl.open_run(tmp_path)
+        seen = 0
+        while not done.is_set():
+            r.refresh()
+            fresh = tl.open_run(tmp_path)
+            for reader in (r, fresh):
+                groups = reader.step_groups
+                total = sum(count for _, _, count in groups)
+                if groups and total != groups[-1][1] + 1:
+                    failures.append(groups)
+                if total < seen:
+                    failures.append((seen, total))
+                seen = total
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        segments = run._writer._segments
+        segments._budget, segments._segment_bytes = 1 << 16, 1 << 12
+        thread = threading.Thread(target=read)
+        thread.start()
+        for number in range(150):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            while run.last_step != number:
+                done.wait(0.001)
+    done.set()
+    thread.join()
+    assert failures == []
+    assert any("-000001-" in path.name and "-000001-000001" not in path.name for path in tmp_path.glob("*.seg"))
+
+
+# -- continuing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_begun_again_goes_on(tmp_path: Path) -> None:
+    train(tmp_path, 4)
+    path = the_segment(tmp_path)
+    path.write_bytes(path.read_bytes()[:-20])  # the end was torn
+    train(tmp_path, 3)
+    r = tl.open_run(tmp_path)
+    assert r.steps == list(range(7))
+    assert r.scalars["loss"].steps.tolist() == list(range(7))
+    assert len(r.sessions) == 2
+    assert len(r.damage) == 1
+    assert r.is_finished
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_supersedes_what_came_after_it(tmp_path: Path) -> None:
+    train(tmp_path, 6)
+    first = tl.open_run(tmp_path)["0"].outputs.rms
+    train(tmp_path, 5, step=3)
+    r = tl.open_run(tmp_path)
+    assert r.steps == list(range(8))
+    rms = r["0"].outputs.rms
+    assert rms[:3].tolist() == first[:3].tolist()
+    assert not np.isin(rms[3:], first).any()
+    assert r["0"].outputs.num_calls.tolist() == [1] * 8
+
+
+# -- too fast, and no place left ---------------------------------------------------------------------------------------
+
+
+def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    summarized: Callable[..., Any] = writer_module.summarized
+
+    def slow(*args: Any) -> Any:
+        gate.wait()
+        return summarized(*args)
+
+    monkeypatch.setattr(writer_module, "summarized", slow)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = tl.monitor(model, tmp_path, graph="modules")
+    monkeypatch.setattr(writer_module, "MOST_PARTS", 64)
+    for _ in range(300):  # the training is not held up
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+        run.log(number=1.0)
+    counts = run.counts
+    assert counts.dropped > 0
+    assert counts.offered == counts.recorded + counts.dropped + counts.pending
+    gate.set()
+    run.finish()
+    counts = run.counts
+    assert counts.pending == 0
+    assert 0 < counts.recorded < counts.offered == counts.recorded + counts.dropped
+    r = tl.open_run(tmp_path)
+    assert r.counts == counts
+    assert sum(drop.observations for drop in r.drops) == counts.dropped
+    assert sum(int(series.num_calls.sum()) for series in r.series()) == counts.recorded
+    assert len(r.scalars["number"]) == 300
+
+
+def test_without_a_place_to_write_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = SegmentWriter.write
+    calls = []
+
+    def full(self: SegmentWriter, frames: bytes) -> None:
+        calls.append(frames)
+        if 3 < len(calls) < 8:
+            raise OSError(28, "No space left on device")
+        write(self, frames)
+
+    monkeypatch.setattr(SegmentWriter, "write", full)
+    run = train(tmp_path, 12)
+    assert "No space left on device" in run.problems[0]
+    counts = run.counts
+    assert counts.pending == 0
+    assert counts.dropped > 0
+    assert counts.recorded + counts.dropped == counts.offered
+    r = tl.open_run(tmp_path)
+    assert r.counts.dropped == counts.dropped
+    assert sum(int(series.num_calls.sum()) for series in r.series()) == counts.recorded
