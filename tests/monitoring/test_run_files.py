@@ -1,14 +1,12 @@
-"""A run is a folder of files that survive: kills, torn and flipped bytes, a small budget, being continued, and strangers."""
+"""A run is a folder of files that survive: kills, torn and flipped bytes, a small budget, being continued, strangers."""
 
 import multiprocessing
 import os
 import random
-import signal
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from torchlens.monitoring import writer as writer_module
 from torchlens.monitoring.folder import segment_files
 from torchlens.monitoring.frames import HEADER, Kind, frame_bytes
 from torchlens.monitoring.segments import SegmentWriter
+from torchlens.monitoring.statistics import summarized
 
 
 def train(folder: Path, num_steps: int, **options: Any) -> Any:
@@ -71,7 +70,7 @@ def test_after_a_kill_at_any_moment_every_announced_step_is_there(tmp_path: Path
         for _ in range(generator.randrange(1, 60)):
             step = receiver.recv()
             announced = announced if step is None else step
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.join()
         while True:
             try:
@@ -280,7 +279,6 @@ def test_a_training_that_goes_on_from_a_checkpoint_supersedes_what_came_after_it
 
 def test_what_comes_too_fast_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = threading.Event()
-    summarized: Callable[..., Any] = writer_module.summarized
 
     def slow(*args: Any) -> Any:
         gate.wait()
