@@ -33,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-        )  # fmt: skip
+        )
         for rank in range(distributed_training.WORLD)
     ]
     try:
