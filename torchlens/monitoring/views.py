@@ -130,13 +130,15 @@ class Series:
     @property
     def std(self) -> np.ndarray:
         """The standard deviation of what is finite in the sample."""
-        return np.sqrt(np.maximum(self._per_finite("squares") - self.mean**2, 0))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.sqrt(np.maximum(self._per_finite("squares") - self.mean**2, 0))
 
     @property
     def norm(self) -> np.ndarray:
         """The 2-norm of a tensor, estimated: its rms times the root of its number of elements."""
         calls = self._column("calls").astype(np.float64)
-        return self.rms * np.sqrt(self.num_elements / np.maximum(calls, 1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.rms * np.sqrt(self.num_elements / np.maximum(calls, 1))
 
     @property
     def zero(self) -> np.ndarray:
@@ -266,7 +268,7 @@ class Series:
 
     def _per_finite(self, name: str) -> np.ndarray:
         finite = self.num_sampled - self._counted(NAN, PLUS_INF, MINUS_INF)
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             found: np.ndarray = self._column(name).astype(np.float64) / finite
         return found
 
