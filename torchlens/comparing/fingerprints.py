@@ -9,7 +9,7 @@ import torch
 from torchlens.comparing.distances import numbers
 from torchlens.comparing.side import Side
 
-__all__ = ["Fingerprint", "fingerprint", "fingerprints", "roots"]
+__all__ = ["Fingerprint", "Shelf", "fingerprint", "fingerprints", "roots"]
 
 # Sorting takes long: of larger tensors only the moments are taken.
 _MOST_SORTED = 1 << 17
@@ -39,6 +39,35 @@ class Fingerprint(NamedTuple):
             return 0.0
         ratio = abs(self.scale - other.scale) / larger
         return max(ratio, float(np.abs(self.features - other.features).max()))
+
+
+class Shelf:
+    """Many fingerprints, to be asked at once which of them may be that of the same values."""
+
+    def __init__(self, prints: Sequence[tuple[int, Fingerprint]]) -> None:
+        self._by_size: dict[int, tuple[list[int], np.ndarray, np.ndarray]] = {}
+        sizes: dict[int, list[tuple[int, Fingerprint]]] = {}
+        for number, print_ in prints:
+            sizes.setdefault(print_.size, []).append((number, print_))
+        for size, own in sizes.items():
+            own.sort(key=lambda item: item[1].scale)
+            scales = np.array([print_.scale for _, print_ in own])
+            features = np.array([[print_.nonfinite, *print_.features] for _, print_ in own])
+            self._by_size[size] = ([number for number, _ in own], scales, features)
+
+    def near(self, own: Fingerprint, limit: float, feature_limit: float) -> list[tuple[float, int]]:
+        """(how far apart, number) of those whose scale and features are within the limits."""
+        if own.size not in self._by_size:
+            return []
+        numbers_, scales, features = self._by_size[own.size]
+        first, last = np.searchsorted(scales, [own.scale * (1 - limit), own.scale * (1 + limit) + 1e-300])
+        if first == last:
+            return []
+        chosen = features[first:last]
+        apart = np.abs(chosen[:, 1:] - own.features).max(axis=1)
+        apart = np.maximum(apart, np.abs(scales[first:last] - own.scale) / (own.scale or 1.0))
+        places = np.flatnonzero((apart <= feature_limit) & (chosen[:, 0] == own.nonfinite))
+        return [(float(apart[place]), numbers_[int(first) + int(place)]) for place in places]
 
 
 def fingerprint(value: torch.Tensor) -> Fingerprint:

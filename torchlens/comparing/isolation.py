@@ -54,6 +54,7 @@ def isolate(
     banned: set[tuple[int, int]] = set()
     own_units: dict[int, float] = {}
     trusted: dict[int, Matched] = {}
+    kinds: set[tuple[str, ...]] = set()
     subject = candidate
     for _ in range(_MOST_ROUNDS):
         found = [pair for pair in analysis.origins if pair.reference not in trusted]
@@ -61,8 +62,11 @@ def isolate(
             ours, theirs = analysis.regions[pair.reference]
             origins[pair.reference] = Origin(pair, ours, theirs)
             trusted[pair.reference] = pair
+            kinds.add(_kind(reference, subject, pair))
         for pair in analysis.pairs:
-            if pair.reference in analysis.agreeing:
+            # What went wrong in one layer, or in one pass, may have gone wrong in all of its kind: their own errors tell.
+            is_alike = found and pair.is_sure and pair.layout is not None and _kind(reference, subject, pair) in kinds
+            if pair.reference in analysis.agreeing or (is_alike and pair.reference not in trusted):
                 trusted[pair.reference] = pair
         own_units = {}
         values = replay.run(_put_in(reference, trusted, pairing, own_units))
@@ -89,6 +93,15 @@ def isolate(
     return Isolated(
         grouped(kept, reference, subject), analysis, own_units, output_error(mended), dict(replay.pinned), subject
     )
+
+
+def _kind(reference: Subject, candidate: Subject, pair: Matched) -> tuple[str, ...]:
+    """What a pair is, whatever the number of its layer and its pass: the types, the lines, the modules without numbers."""
+    found: list[str] = []
+    for side, entry in ((reference.side, pair.reference), (candidate.side, pair.candidate)):
+        module = "".join(letter for letter in side.module_of(entry) if not letter.isdigit())
+        found += [side.type_of(entry), side.place_of(entry), module]
+    return tuple(found)
 
 
 def _runs(pair: Matched, replay: Replay) -> bool:
@@ -148,12 +161,19 @@ def grouped(origins: Sequence[Origin], reference: Subject, candidate: Subject) -
         for known in found:
             ours = _computed(reference, known.reference) & _computed(reference, origin.reference)
             theirs = _computed(candidate, known.candidate) & _computed(candidate, origin.candidate)
-            if ours or theirs:
+            if ours or theirs or _is_one_layer(reference, candidate, known.pair, origin.pair):
                 known.others.append(origin.pair)
                 break
         else:
             found.append(origin)
     return found
+
+
+def _is_one_layer(reference: Subject, candidate: Subject, first: Matched, second: Matched) -> bool:
+    """Whether two pairs are passes of one layer on both sides."""
+    ours, theirs = reference.side.graph.layer_of, candidate.side.graph.layer_of
+    is_one = ours[first.reference] == ours[second.reference] and theirs[first.candidate] == theirs[second.candidate]
+    return is_one and first.reference != second.reference
 
 
 def _computed(subject: Subject, region: Region) -> set[int]:

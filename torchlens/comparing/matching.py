@@ -16,7 +16,7 @@ import torch
 from torchlens.comparing.alignment import aligned
 from torchlens.comparing.distances import distance, epsilon_of, numbers
 from torchlens.comparing.families import acts, family
-from torchlens.comparing.fingerprints import Fingerprint, fingerprint, roots
+from torchlens.comparing.fingerprints import Fingerprint, Shelf, fingerprint, roots
 from torchlens.comparing.layouts import Layout, best_layout, layouts_between
 from torchlens.comparing.side import Side
 
@@ -235,31 +235,18 @@ class Pairing:
 
     def _by_value(self) -> None:
         ours, theirs = self.reference, self.candidate
-        by_size: dict[int, list[int]] = {}
-        for c in theirs.computed:
-            print_ = theirs.prints[c]
-            assert print_ is not None
-            by_size.setdefault(print_.size, []).append(c)
-        scales = {}
-        for size, entries in by_size.items():
-            entries.sort(key=lambda c: theirs.prints[c].scale)  # type: ignore[union-attr]
-            scales[size] = np.array([theirs.prints[c].scale for c in entries])  # type: ignore[union-attr]
+        shelf = Shelf([(c, print_) for c in theirs.computed if (print_ := theirs.prints[c]) is not None])
+        limit = max(2e-3, min(8 * max(ours.side.epsilon, theirs.side.epsilon), 0.05))
         possible: list[tuple[tuple[bool, bool, float], Matched]] = []
         for r in ours.computed:
             own = ours.prints[r]
             assert own is not None
-            if r in self.found.of_reference or own.size not in by_size:
+            if r in self.found.of_reference:
                 continue
-            eps = max(ours.side.epsilon, theirs.side.epsilon)
-            limit = max(2e-3, min(8 * eps, 0.05))
-            first, last = np.searchsorted(scales[own.size], [own.scale * (1 - limit), own.scale * (1 + limit)])
-            near = []
-            for c in by_size[own.size][int(first) : int(last)]:
-                print_ = theirs.prints[c]
-                assert print_ is not None
-                apart = own.apart(print_)
-                if apart <= 10 * limit:
-                    near.append((ours.cones[r] != theirs.cones[c], apart, self._out_of_order(r, c), c))
+            near = [
+                (ours.cones[r] != theirs.cones[c], apart, self._out_of_order(r, c), c)
+                for apart, c in shelf.near(own, limit, 10 * limit)
+            ]
             for differs, _, shift, c in sorted(near)[:_MOST_TRIED]:
                 pair = self.compared(r, c, True)
                 if pair.layout is not None and self._is_same_value(pair, differs, own.size):

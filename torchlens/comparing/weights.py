@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from torchlens.comparing.distances import distance, epsilon_of, numbers
-from torchlens.comparing.fingerprints import Fingerprint, fingerprint
+from torchlens.comparing.fingerprints import Fingerprint, Shelf, fingerprint
 from torchlens.comparing.layouts import SAME, Layout, layouts_between
 from torchlens.comparing.side import Weight
 
@@ -19,6 +19,7 @@ Tensor = torch.Tensor
 # Of float32, rounded once: copying a weight loses nothing, storing it in a shorter type loses half a unit of that.
 _CLOSE = 4.0
 _MOST_PARTS = 64
+_MOST_TRIED = 16
 
 
 class WeightPair(NamedTuple):
@@ -205,10 +206,12 @@ class _Finder:
         self._sides = (reference, candidate)
         self._numbers = tuple([None if w.value is None else numbers(w.value) for w in side] for side in self._sides)
         self._prints = tuple([None if value is None else fingerprint(value) for value in side] for side in self._numbers)
-        self._by_size: dict[int, list[int]] = {}
-        for number, print_ in enumerate(self._prints[1]):
-            if print_ is not None:
-                self._by_size.setdefault(print_.size, []).append(number)
+        dtypes = [weight.value.dtype for side in self._sides for weight in side if weight.value is not None]
+        self._coarsest = _CLOSE * epsilon_of(*dtypes)
+        self._shelves = [
+            Shelf([(number, print_) for number, print_ in enumerate(prints) if print_ is not None])
+            for prints in self._prints
+        ]
 
     def _close(self, a: int, b: int) -> float:
         first, second = self._sides[0][a].value, self._sides[1][b].value
@@ -224,31 +227,29 @@ class _Finder:
         own = self._prints[0][number]
         if own is None:
             return None
-        near = [n for n in self._by_size.get(own.size, ()) if n not in taken]
         found = []
-        for other in near:
-            pair = self._pair(number, other) if self._may_be(own, self._prints[1][other], number, other) else None
+        for other in self._near(0, own, taken):
+            pair = self._pair(number, other)
             if pair is not None:
-                rank = (
-                    other not in used,
-                    pair.how != "same",
-                    _unlike(self._sides[0][number].name, self._sides[1][other].name),
-                )
-                found.append((rank, other, pair))
+                names = self._sides[0][number].name, self._sides[1][other].name
+                found.append(((other not in used, pair.how != "same", _unlike(*names)), other, pair))
+            if len(found) > _MOST_TRIED:
+                break
         return min(found)[2] if found else None
 
     def again(self, number: int) -> WeightPair | None:
         """A weight of the candidate that holds what another holds that was taken before."""
         own = self._prints[1][number]
-        for other, print_ in enumerate(self._prints[0]):
-            if own is not None and print_ is not None and self._may_be(print_, own, other, number):
-                pair = self._pair(other, number)
-                if pair is not None:
-                    return pair
+        for other in () if own is None else self._near(1, own, set()):
+            pair = self._pair(other, number)
+            if pair is not None:
+                return pair
         return None
 
-    def _may_be(self, own: Fingerprint, other: Fingerprint | None, a: int, b: int) -> bool:
-        return other is not None and own.apart(other) <= 16 * self._close(a, b)
+    def _near(self, side: int, own: Fingerprint, taken: set[int]) -> list[int]:
+        """Weights of the other side that may hold the same numbers, in their order."""
+        limit = 16 * self._coarsest
+        return sorted(number for _, number in self._shelves[1 - side].near(own, limit, limit) if number not in taken)
 
     def _pair(self, a: int, b: int) -> WeightPair | None:
         first, second = self._numbers[0][a], self._numbers[1][b]
