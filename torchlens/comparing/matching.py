@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
@@ -93,6 +94,13 @@ class Subject:
     def own_groups(self, entry: int) -> set[int]:
         return {self._groups[weight] for weight in self.side.own_weights[entry] if weight in self._groups}
 
+    def group_sizes(self) -> dict[int, int]:
+        """How many numbers the largest weight of each group has."""
+        found: dict[int, int] = {}
+        for weight, group in self._groups.items():
+            found[group] = max(found.get(group, 0), prod(self.side.weights[weight].shape))
+        return found
+
     @cached_property
     def computed(self) -> list[int]:
         """The entries that computed a value of their own, inputs among them."""
@@ -131,6 +139,8 @@ class _Features:
         own = [tuple(sorted(chained[entry])) for entry in entries]
         self.own = np.array([hash(groups) if groups else 0 for groups in own])
         self.has_own = np.array([bool(groups) for groups in own])
+        sizes = subject.group_sizes()
+        self.main = np.array([max(groups, key=sizes.__getitem__) if groups else -1 for groups in own])
         self.exits = np.array([side.exits(entry) for entry in entries], dtype=bool)
         digits = [tuple(c for c in _words(side.module_of(entry)) if c.isdigit()) for entry in entries]
         self.digits = np.array([hash(words) for words in digits])
@@ -357,6 +367,7 @@ def _scores(a: _Features, row: int, b: _Features, columns: np.ndarray, both_last
     both_exit = b.exits[columns] & a.exits[row] & (b.digits[columns] == a.digits[row])
     allowed = same_size & (same_family | both_act | (close > 0.8) | same_own | both_exit | both_last)
     allowed |= same_own & same_family
+    allowed &= (b.main[columns] == a.main[row]) | (b.main[columns] < 0) | (a.main[row] < 0)
     score = 1.0 * same_dims + 0.3 * same_size + 1.5 * close**2 + 0.3 * same_type + 0.4 * (same_family | both_act)
     score = score + 0.8 * same_own + 0.7 * both_exit + 0.5 * both_last
     return np.where(allowed, score, -np.inf)
