@@ -70,14 +70,6 @@ def isolate(
                 trusted[pair.reference] = pair
         own_units = {}
         values = replay.run(_put_in(reference, trusted, pairing, own_units))
-        hidden = [
-            pair
-            for number, pair in trusted.items()
-            if number not in origins and own_units.get(number, 0.0) > tolerance and _runs(pair, replay)
-        ]
-        for pair in hidden:
-            ours, theirs = _regions(reference, subject, pairing, pair)
-            origins[pair.reference] = Origin(pair, ours, theirs)
         if not found:
             break
         changed = {entry: value for entry, value in values.items() if entry not in subject.side._buffers}
@@ -85,6 +77,12 @@ def isolate(
         known = [*fixed, *((pair.reference, pair.candidate) for pair in trusted.values())]
         pairing = Pairing(reference, subject, known, banned)
         analysis = analyse(reference, subject, pairing.run(), tolerance, set(trusted))
+    # Only now is every error a layer's own: all that goes in is the reference's.
+    for number, pair in trusted.items():
+        if number not in origins and own_units.get(number, 0.0) > tolerance and _runs(pair, replay):
+            origins[number] = Origin(pair, *_regions(reference, subject, pairing, pair))
+    for number in [number for number in origins if own_units.get(number, float("inf")) <= tolerance]:
+        del origins[number]
     for number, origin in origins.items():
         origin.pair.error = own_units.get(number, origin.pair.units) * origin.pair.eps
     kept = sorted(origins.values(), key=lambda origin: origin.pair.reference)
