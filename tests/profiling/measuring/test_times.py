@@ -389,6 +389,9 @@ def test_calibration_charges_nobody_with_what_others_do_to_the_machine(monkeypat
     assert found.module + found.module_around == pytest.approx(2 * US)
     assert found.cold_operation == pytest.approx(2 * US)
     assert found.cell == pytest.approx(7 * US)
+    # If all runs of the layers were disturbed, the rest cannot be theirs: it is cut to twice the 170 that is known.
+    model.of_layers = Disturbed(clock, own, 200 * US, 9000 * US, 40, 5, 200 * US, 22.0).excess()
+    assert model.found().cold_operation == pytest.approx(2 * 170 / 22 * US)
 
 
 def test_backward_nodes_that_have_not_run_for_a_while_are_charged_more():

@@ -29,6 +29,9 @@ __all__ = ["NOTHING", "NO_RESIDUALS", "Residuals", "measure_residuals"]
 
 _ROUNDS = 8
 _TURNS = 4
+# On quiet machines, what is left when all else is known is once to one and a half times that. More is a disturbance, which
+# would be taken off each operation of a model.
+_MOST_LEFT = 2.0
 
 Tensor = torch.Tensor
 Work = Callable[[Tensor], Any]
@@ -209,7 +212,7 @@ class _Measured(nn.Module):
         def rest(excess: _Excess) -> float:
             """What is left of the whole when all that has been found already is taken off."""
             known = excess.number * (each + share * excess.short_seconds) + 2 * module * excess.num_modules
-            return max(excess.total - known, 0.0)
+            return min(max(excess.total - known, 0.0), _MOST_LEFT * known)
 
         # Of an allocation, beside what makes the operation itself longer, of which its share is taken.
         listening = self.of_listening

@@ -67,8 +67,8 @@ class Windows:
                 return step
             if not window.has_memory:
                 problems.add(
-                    "Memory was not measured in some steps: another profiler (torch.profiler) was running, "
-                    "and there is room for one"
+                    "Memory was not measured in some steps: another profiler was running (torch.profiler, or a profile of "
+                    "another model in this thread), and there is room for one"
                 )
         return step
 
