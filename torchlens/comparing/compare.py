@@ -8,13 +8,14 @@ import torch
 
 from torchlens.comparing.diff import BaseDiff, Divergence, Outputs, Pair, Unmatched
 from torchlens.comparing.distances import numbers
-from torchlens.comparing.divergence import Analysis, analyse
+from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, analyse
 from torchlens.comparing.evidence import Evidence
 from torchlens.comparing.inputs import paired_inputs
 from torchlens.comparing.isolation import Origin, grouped, isolate
 from torchlens.comparing.layouts import best_layout
 from torchlens.comparing.mapping import fixed_by_name
 from torchlens.comparing.matching import Matched, Pairing, Subject
+from torchlens.comparing.precision import OWN_ERRORS, dtype_name, own_errors, short_type
 from torchlens.comparing.reasons import reasons_for
 from torchlens.comparing.replay import Replay
 from torchlens.comparing.side import Side, dense
@@ -48,8 +49,13 @@ def compare_histories(
     inputs = paired_inputs(ours, theirs)
     outputs = _paired_outputs(ours, theirs)
     fixed = [(ours.root[r], theirs.root[c]) for r, c in [*inputs, *named, *outputs]]
-    pairing = Pairing(ours, theirs, fixed)
-    analysis = analyse(ours, theirs, pairing.run(), tolerance)
+    short = short_type(*sides)
+    own_error = None if short is None else own_errors(sides[0], short)
+    if own_error:
+        tolerance /= OWN_ERRORS
+    growth = GROWTH_OF_OWN if own_error else GROWTH
+    pairing = Pairing(ours, theirs, fixed, (), own_error)
+    analysis = analyse(ours, theirs, pairing.run(), tolerance, growth=growth)
     error, units = _output_error(sides, outputs, pairing)
     replay = Replay(sides[1])
     notes: list[str] = []
@@ -88,6 +94,7 @@ def compare_histories(
         notes=tuple(notes),
         num_replayed=sum(map(sides[1].is_operation, range(sides[1].size))),
         largest_own=largest,
+        unit="eps" if own_error is None or short is None else f"times the reference's own {dtype_name(short)} error",
         _histories=(reference, candidate),
     )
 
@@ -129,20 +136,21 @@ def _name(history: BaseHistory, side: Side) -> str:
 
 
 def _paired_outputs(ours: Subject, theirs: Subject) -> list[tuple[int, int]]:
-    """Outputs in their order; those of equal size first where their numbers differ."""
+    """Outputs in their order; where there are more on one side, those that are nearest to one another."""
     first, second = list(ours.side.graph.outputs), list(theirs.side.graph.outputs)
     if len(first) == len(second):
         return list(zip(first, second, strict=True))
-    found = []
-    for r in first:
-        print_ = ours.prints[r]
-        sizes = [c for c in second if print_ is not None and theirs.prints[c] is not None]
-        near = [c for c in sizes if theirs.prints[c].size == print_.size]  # type: ignore[union-attr]
-        if near:
-            best = min(near, key=lambda c: print_.apart(theirs.prints[c]))  # type: ignore[union-attr, arg-type]
-            found.append((r, best))
-            second.remove(best)
-    return found
+    apart = [
+        (ours.prints[r].apart(theirs.prints[c]), r, c)  # type: ignore[union-attr, arg-type]
+        for r in first
+        for c in second
+        if ours.prints[r] is not None and theirs.prints[c] is not None
+    ]
+    found: dict[int, int] = {}
+    for distance, r, c in sorted(apart):
+        if r not in found and c not in found.values() and distance < float("inf"):
+            found[r] = c
+    return sorted(found.items())
 
 
 def _output_error(sides: tuple[Side, Side], outputs: Sequence[tuple[int, int]], pairing: Pairing) -> tuple[float, float]:

@@ -102,6 +102,7 @@ class BaseDiff:
     notes: tuple[str, ...] = ()
     num_replayed: int = 0
     largest_own: float = 0.0
+    unit: str = "eps"
     _histories: tuple[Any, Any] = field(default=(None, None), repr=False, compare=False)
 
     @property

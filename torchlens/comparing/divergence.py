@@ -8,7 +8,8 @@ from torchlens.comparing.matching import Found, Matched, Subject
 __all__ = ["Analysis", "Region", "analyse"]
 
 # How much larger than that of its inputs the error of a correct layer may be.
-_GROWTH = 6.0
+GROWTH = 6.0
+GROWTH_OF_OWN = 2.0  # where the unit of error is the reference's own, which grows, too
 # An error that much larger than that of all that is computed from it was none: two steps in between were taken for one.
 _VANISHED = 20.0
 
@@ -33,14 +34,19 @@ class Analysis:
 
 
 def analyse(
-    reference: Subject, candidate: Subject, found: Found, tolerance: float, trusted: set[int] | None = None
+    reference: Subject,
+    candidate: Subject,
+    found: Found,
+    tolerance: float,
+    trusted: set[int] | None = None,
+    growth: float = GROWTH,
 ) -> Analysis:
     """Sorts the pairs. Pairs that turn out to be none (all that is computed from them agrees) are taken out of `found`.
 
     `trusted`, by entry of the reference, are pairs whose error is known to be put right.
     """
     for _ in range(4):
-        analysis = _sorted(reference, candidate, found, tolerance, trusted or set())
+        analysis = _sorted(reference, candidate, found, tolerance, trusted or set(), growth)
         false = [pair for pair in analysis.pairs if _is_false(pair, candidate, found, analysis)]
         if not false:
             break
@@ -49,7 +55,9 @@ def analyse(
     return analysis
 
 
-def _sorted(reference: Subject, candidate: Subject, found: Found, tolerance: float, trusted: set[int]) -> Analysis:
+def _sorted(
+    reference: Subject, candidate: Subject, found: Found, tolerance: float, trusted: set[int], growth: float
+) -> Analysis:
     stops = (_stops(reference, found.of_reference, found.twins[0]), _stops(candidate, found.of_candidate, found.twins[1]))
     agreeing: set[int] = set(trusted)
     limits: dict[int, float] = {}
@@ -67,7 +75,7 @@ def _sorted(reference: Subject, candidate: Subject, found: Found, tolerance: flo
         # An input that the candidate reads and that comes later in the reference is judged by itself.
         good = [p for p in known if p.reference in agreeing or (p.reference >= pair.reference and p.units <= tolerance)]
         largest = max((p.error for p in good if p.reference not in trusted), default=0.0)
-        limits[pair.reference] = limit = tolerance + _GROWTH * largest / pair.eps
+        limits[pair.reference] = limit = tolerance + growth * largest / pair.eps
         if pair.units <= limit:
             agreeing.add(pair.reference)
             continue

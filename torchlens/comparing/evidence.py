@@ -16,7 +16,9 @@ from torchlens.comparing.isolation import Origin
 from torchlens.comparing.layouts import best_layout
 from torchlens.comparing.matching import Pairing, Subject
 from torchlens.comparing.replay import Instead, NotReplayableError, Replay
+from torchlens.comparing.side import dense
 from torchlens.comparing.weights import WeightMatch
+from torchlens.history.argument_words import plain_argument
 
 __all__ = ["Constant", "Evidence", "number_text"]
 
@@ -70,7 +72,7 @@ class Constant:
 
 
 def number_text(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else plain_argument(value)
 
 
 class Evidence:
@@ -105,7 +107,7 @@ class Evidence:
         """What the candidate computes from the inputs it had, or has when it runs again."""
         if self.replay is not None:
             try:
-                return self.again(origin)
+                return dense(self.again(origin))
             except NotReplayableError:
                 pass
         return self.theirs.side.value(origin.pair.candidate)
@@ -126,28 +128,28 @@ class Evidence:
         given = {}
         inside = set(region.entries)
         for entry in {parent for own in region.entries for parent in side.parents[own]} - inside:
-            value = side.value(entry)
-            if value is None:
+            value = side.raw(entry)
+            if not isinstance(value, Tensor):
                 raise NotReplayableError("an input was not saved")
             given[entry] = value
         return replay.part(region.entries, given, weights, instead)
 
     def units(self, origin: Origin, candidate: Tensor) -> float:
         """How far a result of the candidate's is from the reference's, in units of rounding."""
-        a = self.ours.side.value(origin.pair.reference)
-        if a is None or a.numel() != candidate.numel():
+        a, b = self.ours.side.value(origin.pair.reference), dense(candidate)
+        if a is None or b is None or a.numel() != b.numel():
             return float("inf")
         if origin.pair.layout is None:
-            return best_layout(numbers(a), numbers(candidate), 0.0)[0] / origin.pair.eps
-        back = origin.pair.layout.to_reference(numbers(candidate), tuple(a.shape))
+            return best_layout(numbers(a), numbers(b), 0.0)[0] / origin.pair.eps
+        back = origin.pair.layout.to_reference(numbers(b), tuple(a.shape))
         return distance(numbers(a), back) / origin.pair.eps
 
     def units_between(self, origin: Origin, reference: Tensor) -> float:
         """How far something that the reference might have computed is from what the candidate did, in units of rounding."""
-        layout, b = origin.pair.layout, self.candidate_result(origin)
-        if layout is None or b is None or b.numel() != reference.numel():
+        layout, b, a = origin.pair.layout, self.candidate_result(origin), dense(reference)
+        if layout is None or b is None or a is None or b.numel() != a.numel():
             return float("inf")
-        target = numbers(reference)
+        target = numbers(a)
         return distance(target, layout.to_reference(numbers(b), tuple(target.shape))) / origin.pair.eps
 
     def inputs(self, origin: Origin) -> list[Tensor]:

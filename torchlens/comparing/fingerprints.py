@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from torchlens.capture.operations import IDENTITY, OUTPUT
 from torchlens.comparing.distances import numbers
 from torchlens.comparing.side import Side
 
@@ -120,6 +121,9 @@ def roots(side: Side, prints: Sequence[Fingerprint | None]) -> list[int]:
     found = list(range(side.size))
     for entry in range(side.size):
         mine = prints[entry]
+        if side.rows[entry].operation in (OUTPUT, IDENTITY) and len(side.parents[entry]) == 1:
+            found[entry] = found[side.parents[entry][0]]
+            continue
         if mine is None or len(side.parents[entry]) != 1 or side.own_weights[entry]:
             continue
         parent = side.parents[entry][0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torchlens.comparing.distances import distance, numbers
-from torchlens.comparing.divergence import Analysis, Region, analyse
+from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Region, analyse
 from torchlens.comparing.matching import Matched, Pairing, Subject
 from torchlens.comparing.replay import Replay
 from torchlens.comparing.side import dense
@@ -51,7 +51,6 @@ def isolate(
     """Puts the reference's values in until nothing differs any more."""
     pairing, analysis = first
     origins: dict[int, Origin] = {}
-    banned: set[tuple[int, int]] = set()
     own_units: dict[int, float] = {}
     trusted: dict[int, Matched] = {}
     kinds: set[tuple[str, ...]] = set()
@@ -75,8 +74,9 @@ def isolate(
         changed = {entry: value for entry, value in values.items() if entry not in subject.side._buffers}
         subject = candidate.again(changed)
         known = [*fixed, *((pair.reference, pair.candidate) for pair in trusted.values())]
-        pairing = Pairing(reference, subject, known, banned)
-        analysis = analyse(reference, subject, pairing.run(), tolerance, set(trusted))
+        pairing = Pairing(reference, subject, known, (), pairing.unit_of)
+        growth = GROWTH_OF_OWN if pairing.unit_of else GROWTH
+        analysis = analyse(reference, subject, pairing.run(), tolerance, set(trusted), growth)
     # Only now is every error a layer's own: all that goes in is the reference's.
     for number, pair in trusted.items():
         if number not in origins and own_units.get(number, 0.0) > tolerance and _runs(pair, replay):
@@ -131,7 +131,7 @@ def _put_in(
 
     def put_in(entry: int, value: Tensor) -> Tensor | None:
         pair = by_candidate.get(entry) or twins.get(entry)
-        if pair is None or not value.dtype.is_floating_point:
+        if pair is None:
             return None
         target = reference.side.value(pair.reference)
         if target is None:
@@ -147,7 +147,8 @@ def _put_in(
         if entry in by_candidate:
             back = pair.layout.to_reference(numbers(own), tuple(target.shape))
             own_units[pair.reference] = distance(numbers(target), back) / pair.eps
-        return pair.layout.to_candidate(target, tuple(own.shape)).to(value.dtype)
+        changed = pair.layout.to_candidate(target, tuple(own.shape))
+        return torch.view_as_complex(changed.contiguous()) if value.is_complex() else changed.to(value.dtype)
 
     return put_in
 

@@ -185,7 +185,10 @@ class Found:
 
 
 class Pairing:
-    """Matches two subjects. `fixed` are pairs that are known, in numbers of entries."""
+    """Matches two subjects. `fixed` are pairs that are known, in numbers of entries.
+
+    `unit_of` has, by entry of the reference, the unit of rounding where that is known better than from the types.
+    """
 
     def __init__(
         self,
@@ -193,10 +196,12 @@ class Pairing:
         candidate: Subject,
         fixed: Sequence[tuple[int, int]] = (),
         banned: Collection[tuple[int, int]] = (),
+        unit_of: dict[int, float] | None = None,
     ) -> None:
         self.reference = reference
         self.candidate = candidate
         self._banned = banned
+        self.unit_of = unit_of or {}
         self.found = Found()
         # Layouts that were found, by the shapes of both sides, and orders of axes by their number.
         self._usual: dict[tuple[tuple[int, ...], tuple[int, ...]], Counter[Layout]] = {}
@@ -222,6 +227,8 @@ class Pairing:
 
     def epsilon(self, r: int, c: int) -> float:
         """The unit of rounding of two entries: the coarser model's. A coarser type that only one has is an error."""
+        if r in self.unit_of:
+            return self.unit_of[r]
         own = [epsilon_of(side.rows[entry].dtype) for side, entry in ((self.reference.side, r), (self.candidate.side, c))]
         return max(self.reference.side.epsilon, self.candidate.side.epsilon, min(own))
 
@@ -275,7 +282,8 @@ class Pairing:
 
     def _is_same_value(self, pair: Matched, differs: bool, size: int) -> bool:
         if differs:
-            return pair.units <= _EXACT_UNITS and size >= _FEW and pair.eps < 1e-4
+            eps = max(self.reference.side.epsilon, self.candidate.side.epsilon)
+            return pair.units <= _EXACT_UNITS and size >= _FEW and eps < 1e-4
         return pair.units <= _LOOSE_UNITS and pair.error <= _LOOSEST
 
     def _usual_layouts(self, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Layout, ...]:

@@ -52,21 +52,24 @@ class Replay:
     def run(
         self,
         put_in: Callable[[int, Tensor], Tensor | None] | None = None,
-        weights: dict[int, Tensor] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> dict[int, Tensor | None]:
         """The values of all entries. `put_in` is told each, and may give another to go on with.
 
-        `weights` stand in place of the model's own, by number.
+        With a `dtype`, all that is a fraction goes in as that.
         """
         live: dict[int, Tensor] = {}
         values: dict[int, Tensor | None] = {}
-        weights = weights or {}
+        params = enumerate(self._recording.params)
+        weights = {} if dtype is None else {number: _cast(param.detach(), dtype) for number, param in params}
         with torch.no_grad(), _without_patches():
             for entry, row in enumerate(self.side.rows):
                 result = self._result(entry, row, live, weights)
                 if result is None:
                     values[entry] = None
                     continue
+                if dtype is not None and (entry in self.pinned or row.operation in (INPUT, BUFFER)):
+                    result = _cast(result, dtype)
                 other = put_in(entry, result) if put_in is not None else None
                 if other is not None:
                     result = _put(result, other, self._is_alone(entry, row, result, live))
@@ -85,10 +88,13 @@ class Replay:
 
         `instead` are functions to be called in place of an entry's own; they are given that and the arguments.
         """
-        live = dict(given)
+        entries = sorted(entries)
+        # What is given belongs to the history.
+        writes = any(self.side.rows[entry].operation.written for entry in entries)
+        live = {entry: value.detach().clone() if writes else value.detach() for entry, value in given.items()}
         result: Tensor | None = None
         with torch.no_grad(), _without_patches():
-            for entry in sorted(entries):
+            for entry in entries:
                 if entry in given:
                     continue
                 if entry in self.pinned:
@@ -159,6 +165,8 @@ class Replay:
                 found[location] = live[source]
             elif -1 - number < len(params):
                 found[location] = weights.get(-1 - number, params[-1 - number]).detach()
+                if row.operation.written:
+                    found[location] = found[location].clone()
             elif kept is None:
                 raise NotReplayableError(
                     "it reads a tensor that the history does not hold; log with save_function_args=True"
@@ -174,6 +182,10 @@ class Replay:
             return True
         parents = [live[parent] for parent in self.side.parents[entry] if parent in live]
         return all(parent.untyped_storage().data_ptr() != result.untyped_storage().data_ptr() for parent in parents)
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def _put(result: Tensor, other: Tensor, is_alone: bool) -> Tensor:

@@ -46,8 +46,11 @@ class Side:
 
     def value(self, entry: int) -> Tensor | None:
         """The value as a plain tensor on the CPU; None where none was saved or there are no numbers in it."""
-        found = self._replaced[entry] if entry in self._replaced else self.log.value(entry)
-        return dense(found)
+        return dense(self.raw(entry))
+
+    def raw(self, entry: int) -> Any:
+        """The value as it is."""
+        return self._replaced[entry] if entry in self._replaced else self.log.value(entry)
 
     @cached_property
     def epsilon(self) -> float:

@@ -35,16 +35,16 @@ def diff_text(diff: "BaseDiff", width: int | None = None, color: bool = False) -
     return _colored(text) if color else text
 
 
-def units_text(units: float) -> str:
+def units_text(units: float, unit: str = "eps") -> str:
     """`46,785 eps`, `1.3e7 eps`."""
     if units != units:
         return "?"
     if units == float("inf"):
-        return "no end of eps"
+        return "no end"
     if units >= 1e6:
         mantissa, _, exponent = f"{units:.1e}".partition("e")
-        return f"{mantissa}e{int(exponent)} eps"
-    return f"{units:,.0f} eps" if units >= 100 else f"{units:.1f} eps"
+        return f"{mantissa}e{int(exponent)} {unit}"
+    return f"{units:,.0f} {unit}" if units >= 100 else f"{units:.1f} {unit}"
 
 
 def _fact(name: str, text: str, width: int) -> list[str]:
@@ -66,7 +66,7 @@ def _output(diff: "BaseDiff") -> str:
         return "the same"
     eps = outputs.error / outputs.units if outputs.units < float("inf") else 0.0
     if outputs.agree and diff.ok:
-        return f"agrees: relative error {outputs.error:.1e} ({units_text(outputs.units)})"
+        return f"agrees: relative error {outputs.error:.1e} ({units_text(outputs.units, diff.unit)})"
     rounding = f"   (rounding would explain {diff.tolerance * eps:.0e})" if eps else ""
     verb = "differs" if not outputs.agree else "differs little"
     return f"{verb}: relative error {outputs.error:.1e}{rounding}"
@@ -74,18 +74,18 @@ def _output(diff: "BaseDiff") -> str:
 
 def _agreement(diff: "BaseDiff") -> str:
     largest = max((pair.units for pair in diff.pairs if pair.units == pair.units), default=0.0)
-    own = f"; given the reference's inputs, each to {units_text(diff.largest_own)}" if diff.is_isolated else ""
-    return f"They agree: {len(diff.pairs)} pairs, the furthest {units_text(largest)} apart{own}."
+    own = f"; given the reference's inputs, each to {units_text(diff.largest_own, diff.unit)}" if diff.is_isolated else ""
+    return f"They agree: {len(diff.pairs)} pairs, the furthest {units_text(largest, diff.unit)} apart{own}."
 
 
 # -- the first one -----------------------------------------------------------------------------------------------------
 
 
 def _first(diff: "BaseDiff", width: int) -> list[str]:
-    lines = _block(diff.culprits[0], "FIRST DIVERGENCE", width)
+    lines = _block(diff.culprits[0], "FIRST DIVERGENCE", width, diff.unit)
     others = diff.culprits[1:]
     for other in others[: _MOST_SHOWN - 1]:
-        lines += ["", *_block(other, "ALSO, independent of it", width)]
+        lines += ["", *_block(other, "ALSO, independent of it", width, diff.unit)]
     advice = (
         "Errors behind a divergence are hidden by it. To see each layer's own: isolate=True, --isolate "
         f"(needs the live candidate, runs its {diff.num_replayed} operations again)."
@@ -93,7 +93,7 @@ def _first(diff: "BaseDiff", width: int) -> list[str]:
     return [*lines, "", *_wrapped(advice, "", "", width)]
 
 
-def _block(culprit: "Divergence", title: str, width: int) -> list[str]:
+def _block(culprit: "Divergence", title: str, width: int, unit: str) -> list[str]:
     ours, theirs = culprit.reference_module or culprit.reference, culprit.candidate_module or culprit.candidate
     lines = _wrapped(f"{title}  {ours}  <->  {theirs}", "  ", "      ", width)
     names = [f"{culprit.reference} ({shape_text(culprit.reference_shape)})",
@@ -105,8 +105,8 @@ def _block(culprit: "Divergence", title: str, width: int) -> list[str]:
     ):  # fmt: skip
         count = f", {len(steps)} operations" if len(steps) > 1 else ""
         lines += _wrapped(f"{name:<{longest}}   {line}{count}".rstrip(), "      ", "          ", width)
-    agree = "exactly" if culprit.input_units == 0 else f"to {units_text(culprit.input_units)}"
-    apart = f"outputs differ by {culprit.error:.1e} = {units_text(culprit.units)} (tolerance {culprit.tolerance:g})"
+    agree = "exactly" if culprit.input_units == 0 else f"to {units_text(culprit.input_units, unit)}"
+    apart = f"outputs differ by {culprit.error:.1e} = {units_text(culprit.units, unit)} (tolerance {culprit.tolerance:g})"
     if culprit.reference_shape != culprit.candidate_shape and culprit.error == float("inf"):
         apart = "outputs differ in shape"
     lines += _wrapped(f"inputs agree {agree}; {apart}", "      ", "      ", width)
@@ -134,11 +134,11 @@ def _isolated(diff: "BaseDiff", width: int) -> list[str]:
     agreeing = sum(pair.agrees for pair in diff.pairs)
     one = len(culprits) == 1
     head = f"{len(culprits)} layer{'s' * (not one)} compute{'s' * one} something else; "
-    head += f"the others agree to {units_text(diff.largest_own)} when given the reference's inputs."
+    head += f"the others agree to {units_text(diff.largest_own, diff.unit)} when given the reference's inputs."
     lines = [*_wrapped(head, "", "", width), ""] if agreeing or culprits else []
     shown = culprits[:_MOST_SHOWN]
     columns = [
-        Column("own error", [units_text(c.units) for c in shown]),
+        Column("own error", [units_text(c.units, "eps" if diff.unit == "eps" else "times") for c in shown]),
         Column("reference", [_what(c.reference_module, c.reference, c.reference_type) for c in shown], is_number=False),
         Column("candidate", [_steps(c) for c in shown], is_number=False),
     ]
@@ -154,7 +154,7 @@ def _isolated(diff: "BaseDiff", width: int) -> list[str]:
         units = diff.outputs.mended / eps
         word = "agrees" if units <= diff.tolerance * 8 else "still differs"
         which = "this" if one else f"these {len(culprits)}"
-        said = f"With {which} put right, the output {word}: {diff.outputs.mended:.1e} ({units_text(units)})."
+        said = f"With {which} put right, the output {word}: {diff.outputs.mended:.1e} ({units_text(units, diff.unit)})."
         lines += ["", *_wrapped(said, "  ", "  ", width)]
     return lines
 
