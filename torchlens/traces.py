@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from torchlens.capture.collector import without_collector
 from torchlens.capture.user_code import warn_caller
 from torchlens.model_history import ModelHistory
 from torchlens.options import check_model
@@ -31,6 +32,10 @@ def load(path: str | os.PathLike[str], call: int | None = None) -> ModelHistory:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path must name a file, such as 'trace.safetensors', got {got(path)}.")
+    return without_collector(lambda: _load(path, call))  # it makes much that is no garbage
+
+
+def _load(path: str | os.PathLike[str], call: int | None) -> ModelHistory:
     files = open_trace(path)
     calls = calls_of(files)
     if call is None:

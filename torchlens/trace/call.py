@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from torchlens.capture.backward import NodeRun
@@ -12,6 +14,7 @@ from torchlens.capture.stored import StoredMapping, StoredParams, StoredValue, o
 from torchlens.errors import TraceError
 from torchlens.history.pickling import CHANGED, changed_entries
 from torchlens.options import Transform
+from torchlens.trace.damage import told_as_damage
 from torchlens.trace.names import param_name
 from torchlens.trace.plain_text import shown
 from torchlens.trace.python_values import PythonReader, PythonWriter
@@ -128,47 +131,61 @@ class StoredGradients(StoredMapping, Gradients):
 class _Decoded(StoredValue):
     """A value that is made of JSON when somebody asks for it."""
 
-    __slots__ = ("_make",)
+    __slots__ = ("_make", "_path")
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, path: Path, make: Callable[[], Any]) -> None:
+        self._path = path
         self._make = make
 
     def read(self) -> Any:
-        return self._make()
+        with told_as_damage(self._path):
+            return self._make()
 
 
 def fill_recording(
-    recording: Recording, document: dict[str, Any], tensor: Callable[[Any], Any], reader: PythonReader
+    recording: Recording, document: dict[str, Any], path: Path, tensor: Callable[[Any], Any], reader: PythonReader
 ) -> None:
     """Puts what one call left behind into its recording. `tensor` makes of a note what stands for the tensor."""
     count = len(recording.rows)
-    values, seconds = document["values"], document["seconds"]
-    if len(values) != count or len(seconds) != count or not all(type(one) in (float, int) for one in seconds):
-        raise TraceError("A call must have a value and a time for each row of its graph.")
-    recording.values = [_value_of(form, tensor, reader) for form in values]
+    values = document["values"]
+    if len(values) != count:
+        raise TraceError("A call must have a value, or none, for each row of its graph.")
+    recording.values = [_value_of(form, path, tensor, reader) for form in values]
     for number in document["changed"]:
-        recording.values[number] = _Decoded(lambda: None)
+        recording.values[number] = _Decoded(path, lambda: None)
         recording.versions[number] = CHANGED
-    recording.rows = [row._replace(seconds=own) for row, own in zip(recording.rows, seconds, strict=True)]
     recording.saved_args = StoredMapping(
-        {_number(number, count): _Decoded(partial(reader.read, form)) for number, form in document["arguments"]}
+        {_number(n, count): _Decoded(path, partial(_arguments_of, form, reader)) for n, form in document["arguments"]}
     )
     if document["params"] is not None:
         stored = {number: tensor(note) for number, note in enumerate(document["params"])}
         recording.params = StoredParams(recording.params, _of_shape(stored, recording))
     _fill_gradients(recording, document["gradients"], tensor, count)
     for name in _TIMES:
-        setattr(recording, name, float(document[name]))
+        setattr(recording, name, _finite(document[name]))
     seed = document["random_seed"]
     recording.random_seed = seed if isinstance(seed, int) else None
     recording.warnings = [str(message) for message in document["warnings"]]
 
 
-def _value_of(form: Any, tensor: Callable[[Any], Any], reader: PythonReader) -> Any:
+def _finite(number: Any) -> float:
+    if type(number) not in (int, float) or not isfinite(number):
+        raise TraceError(f"A time must be a number, not {shown(number)}.")
+    return float(number)
+
+
+def _arguments_of(form: Any, reader: PythonReader) -> tuple[Any, Any]:
+    args, kwargs = reader.read(form)
+    if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+        raise TraceError("The arguments of a call must be a tuple and a dictionary.")
+    return args, kwargs
+
+
+def _value_of(form: Any, path: Path, tensor: Callable[[Any], Any], reader: PythonReader) -> Any:
     if form is None:
         return None
     if type(form) is dict and "value" in form:
-        return _Decoded(partial(reader.read, form["value"]))
+        return _Decoded(path, partial(reader.read, form["value"]))
     return tensor(form)
 
 
@@ -198,9 +215,17 @@ def _fill_gradients(recording: Recording, form: Any, tensor: Callable[[Any], Any
         setattr(gradients, name, set(form[name]))
     gradients.has_checkpoint = bool(form["has_checkpoint"])
     gradients.missing = {_number(number, count): str(why) for number, why in form["missing"]}
-    gradients.outside = [NodeRun(*run) for run in form["outside"]]
-    gradients.watch.runs = [NodeRun(*run) for run in form["runs"]]
+    gradients.outside = list(map(_run_of, form["outside"]))
+    gradients.watch.runs = list(map(_run_of, form["runs"]))
     recording.gradients = gradients
+
+
+def _run_of(form: Any) -> NodeRun:
+    run = NodeRun(*form)
+    numbers = [value for value in run if value is not run.name and value is not run.parameter]
+    if not isinstance(run.name, str) or not all(type(number) in (int, float) and isfinite(number) for number in numbers):
+        raise TraceError(f"A run of a node must be a name and numbers, not {shown(form)}.")
+    return run
 
 
 def _number(number: Any, count: int) -> int:

@@ -6,13 +6,16 @@ with how many there are, and nothing refers to what comes after it, so that no g
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from itertools import chain
+from math import isfinite
 from types import CodeType
 from typing import Any
 
 import torch
 
 from torchlens.capture.branches import Branch
-from torchlens.capture.operations import BOUNDARIES, Kind, Operation
+from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Kind, Operation
 from torchlens.capture.recording import Failure, ModuleCall, Recording, References, Row
 from torchlens.capture.user_code import code_of_line, line_of_code
 from torchlens.errors import TraceError
@@ -33,6 +36,7 @@ __all__ = [
     "shape_of_form",
 ]
 
+make_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)
 _FAR = 1 << 40  # no log has as many of anything
 
 
@@ -187,10 +191,10 @@ def _renumbered(storages: Iterable[int]) -> list[int]:
 # -- back --------------------------------------------------------------------------------------------------------------
 
 
-def recording_of(document: dict[str, Any], reader: PythonReader) -> Recording:
-    """The recording, without values and times."""
+def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: PythonReader) -> Recording:
+    """The recording, without values. `seconds` are the times of the rows."""
     operations = [_operation_of(form) for form in document["operations"]]
-    arguments = [(reader.read(args), reader.read(kwargs)) for args, kwargs in document["arguments"]]
+    arguments = [_arguments_of(form, reader) for form in document["arguments"]]
     codes = [(None, 0), *map(_code_of, document["places"])]  # the first is for -1: nowhere
     shapes = [shape_of_form(reader.read(form)) for form in document["shapes"]]
     words = document["words"]
@@ -208,27 +212,31 @@ def recording_of(document: dict[str, Any], reader: PythonReader) -> Recording:
     count = len(columns["operation"])
     _check_numbers(columns["module_call"], len(calls))
     _check_numbers([index for index in columns["output_index"] if index is not None], _FAR)
-    references = [references_of(form, number) for number, form in enumerate(columns["references"])]
-    nothing: tuple[Any, Any] = ((), None)
-    own_arguments = [nothing if number == -1 else _at(arguments, number) for number in columns["argument"]]
+    if set(map(type, seconds)) - {int, float} or not all(map(isfinite, seconds)):
+        raise TraceError("The times of a call must be numbers.")
     rows = [
-        Row(operation, args, kwargs, refers, call, code, instruction, 0.0, index, shape, dtype, gradfunc)
-        for operation, (args, kwargs), refers, call, (code, instruction), index, shape, dtype, gradfunc in zip(
-            [_at(operations, number) for number in columns["operation"]],
-            own_arguments,
-            references,
+        make_row((operation, args, kwargs, refers, call, code, instruction, time, index, shape, dtype, gradfunc))
+        for operation, (args, kwargs), refers, call, (code, instruction), time, index, shape, dtype, gradfunc in zip(
+            _picked(operations, columns["operation"]),
+            _picked([*arguments, ((), None)], columns["argument"], -1),
+            _all_references(columns["references"]),
             columns["module_call"],
-            [_at(codes, number + 1) for number in columns["place"]],
+            _picked([*codes[1:], codes[0]], columns["place"], -1),
+            seconds,
             columns["output_index"],
-            [_at(shapes, number) for number in columns["shape"]],
+            _picked(shapes, columns["shape"]),
             map(dtypes.__getitem__, columns["dtype"]),
-            [_at(words, number) for number in columns["gradfunc"]],
+            _picked([*words, None], columns["gradfunc"], -1),
             strict=True,
         )
     ]
     _check_numbers(document["storages"], _FAR, -_FAR)
     if len(document["storages"]) != count:
         raise TraceError("There must be as many numbers of memory as there are rows.")
+    for kind, word in ((INPUT, "inputs"), (OUTPUT, "outputs"), (BUFFER, "buffers")):
+        known = {number for _, number in document[word]}
+        if any(row.operation is kind and number not in known for number, row in enumerate(rows)):
+            raise TraceError(f"One of the {word} has no name.")
     params = [_param_of(*form[1:]) for form in document["params"]]
     failure = document["failure"]
     return Recording(
@@ -271,7 +279,12 @@ def decisions_of(document: dict[str, Any]) -> Decisions:
     """What was decided about the graph."""
     form, count = document["graph"], len(document["rows"]["operation"])
     recorded = _checked(form["recorded"], count)
-    reads = [tuple(_checked(own, entry)) for entry, own in enumerate(form["reads"])]
+    if not set(map(type, chain.from_iterable(form["reads"]))) <= {int}:
+        raise TraceError("What an entry reads must be told by numbers.")
+    reads = list(map(tuple, form["reads"]))
+    for entry, own in enumerate(reads):
+        if own and not (min(own) >= 0 and max(own) < entry):
+            raise TraceError(f"Entry {entry} reads {shown(own)}, which does not come before it.")
     firsts = form["first_of_layer"]
     if len(set(recorded)) != len(recorded) or not len(recorded) == len(reads) == len(firsts):
         raise TraceError("Each entry of a graph must be one row, with what it reads and its layer.")
@@ -290,10 +303,11 @@ def check_reads(recording: Recording, decisions: Decisions) -> None:
     """Sees that what operations were given is in the graph, where they are."""
     known = set(decisions.recorded)
     for number in decisions.recorded:
-        if number not in decisions.located_reads:
-            for _, read in located(recording.rows[number].references):
-                if read >= 0 and read not in known:
-                    raise TraceError("An operation of the graph reads a row that is not in it.")
+        references = recording.rows[number].references
+        given = references if type(references) is tuple else [read for _, read in located(references)]
+        for read in given:
+            if read is not None and read >= 0 and read not in known and number not in decisions.located_reads:
+                raise TraceError("An operation of the graph reads a row that is not in it.")
 
 
 def _is_read(read: Any, known: set[int]) -> bool:
@@ -314,6 +328,17 @@ def _operation_of(form: Any) -> Operation:
         function_of(parts), name, layer_type, Kind(kind), tuple(_checked(written, _FAR)), tuple(map(str, names)), writes_if,
         bool(has_output),
     )  # fmt: skip
+
+
+def _arguments_of(form: Any, reader: PythonReader) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    args, kwargs = map(reader.read, form)
+    if (
+        not isinstance(args, tuple)
+        or not isinstance(kwargs, dict | None)
+        or not all(isinstance(k, str) for k in kwargs or ())
+    ):
+        raise TraceError("The arguments of a call must be a tuple and a dictionary.")
+    return args, kwargs
 
 
 def _code_of(form: Any) -> tuple[CodeType, int]:
@@ -355,7 +380,10 @@ def _classes(form: Any, calls: Sequence[ModuleCall]) -> dict[str, str]:
 
 
 def _paths(form: Any, reader: PythonReader, count: int) -> list[tuple[Any, int]]:
-    return [(reader.read(path), number) for path, number in _pairs(form, count)]
+    found = [(reader.read(path), number) for path, number in _pairs(form, count)]
+    if not all(isinstance(path, tuple) for path, _ in found):
+        raise TraceError("The place of an input or output must be a path.")
+    return found
 
 
 def _pairs(form: Any, count: int) -> list[tuple[Any, int]]:
@@ -394,6 +422,27 @@ def references_of(form: Any, number: int) -> References:
     given = {_place_of(place): one for place, one in form["at"]}
     _check_numbers(list(given.values()), number, -_FAR)
     return given
+
+
+def _all_references(forms: Sequence[Any]) -> list[References]:
+    """What each row was given; mostly a few numbers, and these are looked at all at once."""
+    flat = [form for form in forms if type(form) is list]
+    if set(map(type, chain.from_iterable(flat))) <= {int, type(None)}:
+        return [
+            tuple(form) if type(form) is list and _comes_before(form, number) else references_of(form, number)
+            for number, form in enumerate(forms)
+        ]
+    return [references_of(form, number) for number, form in enumerate(forms)]
+
+
+def _comes_before(given: list[Any], number: int) -> bool:
+    return all(one is None or -_FAR < one < number for one in given)
+
+
+def _picked(things: list[Any], numbers: Sequence[Any], least: int = 0) -> Iterable[Any]:
+    """The things with these numbers; -1 is the last of them, if the least is."""
+    _check_numbers(numbers, len(things) + least, least)
+    return map(things.__getitem__, numbers)
 
 
 def _place_of(form: Any) -> Any:

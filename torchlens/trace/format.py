@@ -85,12 +85,49 @@ def parse_header(text: bytes, data_bytes: int) -> Header:
     if not text.startswith(b"{"):
         raise TraceError("Its header is no JSON object.")
     try:
-        entries = json.loads(text, object_pairs_hook=_without_twins)
+        entries = json.loads(text)
+        if text.count(b'"data_offsets"') != len(entries) - ("__metadata__" in entries):  # or a name looks like that
+            entries = json.loads(text, object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError too
         raise TraceError(f"Its header is no JSON: {shown(str(error))}.") from None
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise TraceError("The metadata in its header must be text by name.")
+    return Header(_places_in_order(entries, data_bytes) or _places(entries, data_bytes), metadata, len(text) + 8)
+
+
+def _places_in_order(entries: dict[str, Any], data_bytes: int) -> dict[str, Place] | None:
+    """Where the tensors lie, if all is as it should be and they are listed in the order of their bytes; None otherwise.
+
+    A tenth of the time that it takes to find out what is wrong.
+    """
+    found: dict[str, Place] = {}
+    known: dict[
+        tuple[str, tuple[int, ...]], tuple[tuple[int, ...], int]
+    ] = {}  # shapes that were looked at, and their bytes
+    last = 0
+    try:
+        for name, entry in entries.items():
+            dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+            if (dtype, shape) not in known:
+                place = checked_place(name, entry, data_bytes)
+                known[dtype, shape] = place.shape, place.end - place.start
+            shape, num_bytes = known[dtype, shape]
+            if (
+                start != last
+                or end != start + num_bytes
+                or not type(start) is type(end) is int
+                or len(name) > _LONGEST_NAME
+            ):
+                return None
+            last = end
+            found[name] = tuple.__new__(Place, (dtype, shape, start, end))
+    except (KeyError, TypeError, ValueError, TraceError):
+        return None
+    return found if last == data_bytes else None
+
+
+def _places(entries: dict[str, Any], data_bytes: int) -> dict[str, Place]:
     places = {name: checked_place(name, entry, data_bytes) for name, entry in entries.items()}
     places = dict(sorted(places.items(), key=lambda item: item[1][2:]))
     end = 0
@@ -101,7 +138,7 @@ def parse_header(text: bytes, data_bytes: int) -> Header:
         end = place.end
     if end != data_bytes:
         raise TraceError(f"{data_bytes - end} bytes after the last tensor belong to none; the file may be damaged.")
-    return Header(places, metadata, len(text) + 8)
+    return places
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torchlens.graph.build import Graph, assemble_graph
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log
 from torchlens.trace.call import fill_recording, options_of
+from torchlens.trace.damage import told_as_damage
 from torchlens.trace.document import check_reads, decisions_of, recording_of
 from torchlens.trace.files import TraceFiles
 from torchlens.trace.fragment import recording_of_journal
@@ -22,9 +23,6 @@ from torchlens.trace.stored_tensors import stored_tensor
 __all__ = ["calls_of", "load_call"]
 
 _History = TypeVar("_History", bound=BaseHistory)
-
-# What reading JSON that somebody made up may raise, beside what is checked.
-_BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError, RuntimeError)
 
 
 def calls_of(files: TraceFiles) -> list[int]:
@@ -50,13 +48,8 @@ def calls_of(files: TraceFiles) -> list[int]:
 
 def load_call(files: TraceFiles, number: int, kind: type[_History]) -> _History:
     """One call of a trace, as a history of that kind."""
-    try:
+    with told_as_damage(files.path):
         return _load_call(files, number, kind)
-    except TraceError as error:
-        raise TraceError(f"{printable(str(files.path))} cannot be loaded: {error}") from None
-    except _BROKEN as error:
-        reason = shown(f"{type(error).__name__}: {error}")
-        raise TraceError(f"{printable(str(files.path))} cannot be loaded; its graph is damaged ({reason}).") from None
 
 
 def _load_call(files: TraceFiles, number: int, kind: type[_History]) -> _History:
@@ -66,13 +59,14 @@ def _load_call(files: TraceFiles, number: int, kind: type[_History]) -> _History
     graph = files.text(f"{OWN_PREFIX}graph/{document['graph']}")
     tensor = partial(stored_tensor, files)
     reader = PythonReader(tensor)
-    recording = recording_of(graph, reader)
-    fill_recording(recording, document, tensor, reader)
+    recording = recording_of(graph, document["seconds"], reader)
+    fill_recording(recording, document, files.path, tensor, reader)
     decisions = decisions_of(graph)
     check_reads(recording, decisions)
 
     def make_graph(own: Recording) -> Graph:
-        return assemble_graph(own, decisions)
+        with told_as_damage(files.path):
+            return assemble_graph(own, decisions)
 
     listing = document["listing"]
     log = Log(recording, marks_distances=bool(listing["marks_distances"]), make_graph=make_graph)

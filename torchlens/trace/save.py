@@ -2,11 +2,13 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from torchlens.capture.collector import without_collector
 from torchlens.history.log import Log
 from torchlens.trace.call import call_document, options_form
 from torchlens.trace.document import document_of
@@ -39,6 +41,10 @@ def save_history(log: Log, path: str | os.PathLike[str], params: bool = False, m
     if not isinstance(params, bool):
         raise TypeError(f"params must be True or False, got {got(params)}.")
     check_count("max_shard_bytes", max_shard_bytes, 1)
+    without_collector(lambda: _save(log, target, params, max_shard_bytes))  # it makes much that is no garbage
+
+
+def _save(log: Log, target: Path, params: bool, max_shard_bytes: int) -> None:
     names = Names()
     tensors = Tensors(names.claim)
     writer = PythonWriter(tensors.add)

@@ -14,6 +14,7 @@ from torchlens.capture.regions import Region
 from torchlens.capture.stored import StoredValue
 from torchlens.capture.valueless import outside_fake_mode
 from torchlens.errors import TraceError
+from torchlens.trace.damage import told_as_damage
 from torchlens.trace.files import TraceFiles
 from torchlens.trace.format import DTYPES, dtype_named
 from torchlens.trace.plain_text import shown
@@ -29,7 +30,7 @@ _DTYPES_OF_QUANTIZED = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torc
 def stored_tensor(files: TraceFiles, note: Note | str) -> Any:
     """What stands for a tensor: something to read, or, where there are no numbers, the thing itself."""
     if isinstance(note, str):
-        note = {"key": note}
+        return StoredTensor(files, note)
     if "meta" in note:
         return _flagged(_meta_tensor(note), note)
     if "text" in note:
@@ -42,7 +43,7 @@ class StoredTensor(StoredValue):
 
     __slots__ = ("_files", "_last", "_note")
 
-    def __init__(self, files: TraceFiles, note: Note) -> None:
+    def __init__(self, files: TraceFiles, note: Note | str) -> None:
         self._files = files
         self._note = note
         self._last: tuple[Callable[[], Tensor | None], int] | None = None
@@ -53,7 +54,9 @@ class StoredTensor(StoredValue):
             if tensor is not None and tensor._version == self._last[1]:
                 return tensor
         with torch._C.DisableTorchFunctionSubclass(), outside_fake_mode(), torch.no_grad(), torch.inference_mode(False):
-            tensor = _flagged(_tensor_of(self._files, self._note), self._note)
+            note = {"key": self._note} if isinstance(self._note, str) else self._note
+            with told_as_damage(self._files.path):
+                tensor = _flagged(_tensor_of(self._files, note), note)
         self._last = (weakref.ref(tensor), tensor._version)
         return tensor
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
 
 from torchlens.capture.regions import Region, region_of
@@ -50,12 +51,14 @@ class Blob(NamedTuple):
 
         What is conjugated or negated when it is read is written so, for others to read it right.
         """
-        with torch._C.DisableTorchFunctionSubclass(), outside_fake_mode(), torch.no_grad():
-            tensor = self.tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            flat = torch.empty(0, dtype=torch.uint8)
-            start = tensor.storage_offset() * tensor.element_size()
-            flat.set_(tensor.untyped_storage(), start, (self.num_bytes,), (1,))
-            return memoryview(flat.numpy())  # type: ignore[arg-type]
+        tensor = self.tensor
+        if not _is_as_written(tensor):
+            with torch._C.DisableTorchFunctionSubclass(), outside_fake_mode(), torch.no_grad():
+                tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        flat = torch.empty(0, dtype=torch.uint8, device="cpu")
+        start = tensor.storage_offset() * tensor.element_size()
+        flat.set_(tensor.untyped_storage(), start, (self.num_bytes,), (1,))
+        return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 class _Held(NamedTuple):
@@ -87,6 +90,10 @@ class Tensors:
         if known is None:
             note: Note = {}
             known = self._known[id(tensor)] = (tensor, note)
+            if _is_plain(tensor):
+                held = _Held(name, tensor, region_of(tensor), note)
+                self._groups.setdefault(tensor.untyped_storage()._cdata, []).append(held)
+                return note
             with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
                 self._fill(tensor, name, note)
         return known[1]
@@ -235,6 +242,19 @@ def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(size, 1)
     return tuple(reversed(strides))
+
+
+def _is_as_written(tensor: Tensor) -> bool:
+    """Whether the bytes of a tensor lie in memory as they are to be written."""
+    is_here = type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous()
+    return is_here and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is a tensor like most: numbers in memory, and no more."""
+    is_dense = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
+    is_plain = is_dense and not tensor.is_quantized and not tensor.is_meta and not tensor.requires_grad
+    return is_plain and not is_functorch_wrapped_tensor(tensor)
 
 
 def _has_memory(tensor: Tensor) -> bool:

@@ -1,0 +1,95 @@
+"""The command `torchlens log`: a trace without a script."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchlens as tl
+from torchlens.cli import main
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(x)
+
+net = Net()
+
+def pair():
+    return Net(), torch.ones(2, 4)
+
+def words():
+    return nn.Embedding(50, 4)
+
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "nets_of_a_test.py"
+    path.write_text(CODE)
+    return path
+
+
+@pytest.mark.parametrize("target", ["Net", "net", "pair"])
+def test_a_class_a_model_or_a_function(target: str, file: Path, capsys: pytest.CaptureFixture[str]):
+    saved = file.with_suffix(".safetensors")
+    inputs = [] if target == "pair" else ["--input", "2x4"]
+    assert main(["log", f"{file}:{target}", *inputs, "--save", str(saved), "--params"]) == 0
+    assert "nets_of_a_test.safetensors   Net" in capsys.readouterr().out
+    history = tl.load(saved)
+    assert history.layer_labels == ["input_1_0", "linear_1_1", "output_1_2"]
+    weight, bias = history["linear_1"].parent_params
+    x = history["input_1"].tensor_contents
+    assert torch.equal(history["linear_1"].tensor_contents, torch.nn.functional.linear(x, weight, bias))
+
+
+def test_whole_numbers_below_a_bound(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(file.parent)
+    assert main(["log", "nets_of_a_test:words", "--input", "2x12:int64<50"]) == 0
+    assert tl.load("words.safetensors")["input_1"].tensor_contents.max() > 1
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("Nets", "Did you mean 'net'?"),
+        ("wrong", "TARGET must be a model"),
+    ],
+)
+def test_errors_teach(target: str, words: str, file: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["log", f"{file}:{target}"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_is_no_target_or_no_input(file: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["log", "Net"]) == 2
+    assert "TARGET must be module:name" in capsys.readouterr().err
+    assert main(["log", f"{file}:Net", "--input", "2,4"]) == 2
+    assert "--input must be a shape such as" in capsys.readouterr().err
+    assert main(["log", "no_such_module:Net"]) == 2
+    assert "no_such_module" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_as_a_program(file: Path):
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "torchlens", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(tl.__file__).parents[1])
+
+    done = run("log", f"{file}:pair", "--save", file.with_suffix(".safetensors"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run("show", file).returncode == 2
+    assert run().returncode == 2
+    assert "COMMAND" in run("--help").stdout

@@ -1,0 +1,84 @@
+"""`torchlens log TARGET --save F`: run a model once and save its log, without writing a script.
+
+TARGET names something in a module or a file, `package.module:Model` or `train.py:build`: a model, a class of models that
+takes no arguments, or a function that returns a model, a pair of model and arguments, or a history.
+"""
+
+import re
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchlens.api import log_forward_pass
+from torchlens.commands.live import named_object
+from torchlens.commands.terminal import paint, say, width
+from torchlens.model_history import ModelHistory
+from torchlens.trace import open_trace, overview, printable
+from torchlens.wording import got
+
+__all__ = ["HELP", "add_arguments", "run"]
+
+HELP = "run a model once and save its log: torchlens log module:Model --input 1x3x224x224 --save f.safetensors"
+_INPUT = re.compile(r"(?P<shape>scalar|\d+(?:x\d+)*)(?::(?P<dtype>[a-z]\w*))?(?:<(?P<end>\d+))?")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="module:name or file.py:name; a model, its class, or a function")
+    parser.add_argument(
+        "--input",
+        action="append",
+        default=[],
+        metavar="SHAPE",
+        help="an input of random numbers, once for each: 1x3x224x224, 2x12:int64<50 (whole numbers below 50)",
+    )
+    parser.add_argument("--save", type=Path, metavar="F", help="the file to write (default: NAME.safetensors)")
+    parser.add_argument("--params", action="store_true", help="save the model's parameters, too")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="for weights and inputs (default 0)")
+    parser.add_argument("--train", action="store_true", help="leave the model in training mode")
+
+
+def run(arguments: Namespace) -> int:
+    torch.manual_seed(arguments.seed)
+    where, _, name = arguments.target.rpartition(":")
+    if not where or not name:
+        raise ValueError(f"TARGET must be module:name or file.py:name, got {printable(arguments.target)!r}.")
+    found = named_object(arguments.target)
+    history = _history_of(found, arguments)
+    path = arguments.save or Path(f"{name}.safetensors")
+    history.save(path, params=arguments.params)
+    say(overview(open_trace(path)).text(width(), paint))
+    return 0
+
+
+def _history_of(found: Any, arguments: Namespace) -> ModelHistory:
+    inputs: Any = [_random_input(text) for text in arguments.input] or None
+    kwargs = None
+    if not isinstance(found, torch.nn.Module) and callable(found):
+        found = found()
+    if isinstance(found, ModelHistory):
+        return found
+    if isinstance(found, tuple):
+        found, given, *rest = found
+        inputs, kwargs = given if inputs is None else inputs, rest[0] if rest else None
+    if not isinstance(found, torch.nn.Module):
+        raise TypeError(
+            "TARGET must be a model, a class of models, or a function that returns a model, a pair of model and arguments, "
+            f"or a history, got {got(found)}."
+        )
+    if not arguments.train:
+        found.eval()
+    with torch.no_grad():
+        return log_forward_pass(found, inputs, kwargs)
+
+
+def _random_input(text: str) -> torch.Tensor:
+    known = _INPUT.fullmatch(text)
+    dtype = getattr(torch, (known["dtype"] if known else None) or "float32", None)
+    if known is None or not isinstance(dtype, torch.dtype):
+        raise ValueError(f"--input must be a shape such as 1x3x224x224 or 2x12:int64<50, got {printable(text)!r}.")
+    shape = [] if known["shape"] == "scalar" else [int(size) for size in known["shape"].split("x")]
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape).to(dtype)
+    return torch.randint(0, int(known["end"] or 2), shape).to(dtype)
