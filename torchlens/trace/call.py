@@ -222,7 +222,7 @@ def _fill_gradients(recording: Recording, form: Any, tensor: Callable[[Any], Any
 
 def _run_of(form: Any) -> NodeRun:
     run = NodeRun(*form)
-    numbers = [value for value in run if value is not run.name and value is not run.parameter]
+    numbers: list[Any] = [value for value in run if value is not run.name and value is not run.parameter]
     if not isinstance(run.name, str) or not all(type(number) in (int, float) and isfinite(number) for number in numbers):
         raise TraceError(f"A run of a node must be a name and numbers, not {shown(form)}.")
     return run

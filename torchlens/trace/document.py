@@ -206,6 +206,8 @@ def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: Pytho
     ]
     _check_numbers([call.pass_num for call in calls], _FAR)
     _check_numbers([call.parent for call in calls], len(calls), -1)
+    if any(bool(call.address) != bool(number) for number, call in enumerate(calls)):
+        raise TraceError("Each module but the model itself must have an address.")
     if not calls or any(not 0 <= call.parent < number for number, call in enumerate(calls) if number):
         raise TraceError("A call of a module must be inside one that came before it.")
     columns = document["rows"]
@@ -233,6 +235,8 @@ def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: Pytho
     _check_numbers(document["storages"], _FAR, -_FAR)
     if len(document["storages"]) != count:
         raise TraceError("There must be as many numbers of memory as there are rows.")
+    if any(row.args and type(row.references) is tuple and len(row.references) > len(row.args) for row in rows):
+        raise TraceError("An operation was given more tensors than it has arguments.")
     for kind, word in ((INPUT, "inputs"), (OUTPUT, "outputs"), (BUFFER, "buffers")):
         known = {number for _, number in document[word]}
         if any(row.operation is kind and number not in known for number, row in enumerate(rows)):
