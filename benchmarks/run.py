@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 MODELS = ["transformers==5.22.2"]
 # tool → what is installed beside torch and the models
-PEERS = {"classic": ["torchlens==0.1.36"], "newest": ["torchlens==2.36.1"]}
+PEERS = {"classic": ["torchlens==0.1.36"], "newest": ["torchlens==2.36.1"], "clouseau": ["clouseau==0.2", "jax"]}
 NAMES = {
     "torchlens": "torchlens (ours)",
     "labelled": "ours, with the labels made at the first look",
@@ -98,6 +98,15 @@ def training_rows(seconds: float) -> list[str]:
     return rows
 
 
+def trace_rows(seconds: float, with_peers: bool) -> list[str]:
+    """What files cost: see `benchmarks/traces.py`."""
+    peer = ["--peer", python_of("clouseau")] if with_peers else []
+    command = [python_of("torchlens"), "-m", "benchmarks.traces", "--seconds", str(seconds), *peer]
+    print("measuring traces ...", file=sys.stderr, flush=True)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=900)
+    return done.stdout.strip().splitlines()
+
+
 def make_table(seconds: float, with_peers: bool) -> str:
     tools = [tool for tool in NAMES if with_peers or tool not in PEERS]
     rows = [f"| everything saved, no_grad | {' | '.join(NAMES[tool] for tool in tools)} |", "|---|" + "---|" * len(tools)]
@@ -126,6 +135,7 @@ def make_table(seconds: float, with_peers: bool) -> str:
     others["memory beyond the saved tensors"] = f"{memory['extra'] / 1024:.2f} KB per operation"
     others["`import torchlens` after `import torch`"] = f"{imports['seconds'] * 1000:.0f} ms"
     rows += ["", "| more | |", "|---|---|", *(f"| {name} | {value} |" for name, value in others.items())]
+    rows += trace_rows(seconds, with_peers)
     rows += ["", f"1× is the plain forward pass: {', '.join(plain)}. Measured on {os.cpu_count()} cores by `make bench`."]
     return "\n".join(rows)
 
