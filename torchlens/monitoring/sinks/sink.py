@@ -1,0 +1,90 @@
+"""What every sink is: opened with the run, given its recorded steps one after the other, closed at the end."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from torchlens.monitoring.sinks.step_record import STATISTICS, SeriesRecord, StepRecord
+from torchlens.wording import check_count, did_you_mean, got, one_of
+
+__all__ = ["Sink", "needed"]
+
+
+class Sink:
+    """Sends a run somewhere else, beside its folder. Write your own by overriding `open`, `write` and `close`.
+
+    >>> class Printer(torchlens.sinks.Sink):
+    ...     def write(self, record):
+    ...         for series in record.series:
+    ...             print(record.step, series.module, series.kind, series.statistics['rms'])
+    >>> run = torchlens.monitor(model, 'runs/a', sinks=[Printer(every=10)])
+
+    `open` is called where `monitor` is, `write` and `close` in a thread of the sink's own: what fails there is told in
+    `run.problems`, ends the sink and nothing else. A sink that is too slow misses steps, which `run.problems` tells, too.
+
+    every: send each so many recorded steps; scalars are sent always.
+    statistics: what to send as numbers of each tensor; 'quantiles' for nine of them.
+    histograms: whether to send histograms.
+    """
+
+    def __init__(
+        self, *, every: int = 1, statistics: str | Iterable[str] = STATISTICS, histograms: bool = True
+    ) -> None:
+        check_count("every", every, 1, "1 sends every recorded step")
+        chosen = [statistics] if isinstance(statistics, str) else list(statistics)
+        known = (*STATISTICS, "quantiles")
+        for each in chosen:
+            if each not in known:
+                hint = did_you_mean(each, known)
+                raise ValueError(f"statistics must be made of {one_of(known)}, got {got(each)}. {hint}".rstrip())
+        if not isinstance(histograms, bool):
+            raise TypeError(f"histograms must be True or False, got {got(histograms)}.")
+        self.every = every
+        self.statistics = tuple(chosen)
+        self.histograms = histograms
+        self._model = "model"
+
+    # -- for those who write one ---------------------------------------------------------------------------------------
+
+    def open(self, info: Mapping[str, Any]) -> None:
+        """The run begins: `info` has 'name', 'folder', 'model' (its class) and 'options'. What is raised, the caller gets."""
+
+    def write(self, record: StepRecord) -> None:
+        """Takes a recorded step, or scalars alone."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The run is over."""
+
+    # -- for those who feed one ----------------------------------------------------------------------------------------
+
+    def begin(self, info: Mapping[str, Any]) -> None:
+        """Opens it."""
+        self._model = str(info.get("model") or "model")
+        self.open(info)
+
+    # -- what sinks share ----------------------------------------------------------------------------------------------
+
+    def tag(self, series: SeriesRecord, statistic: str = "") -> str:
+        """The name of a series there: 'outputs/layer1.0.conv1', 'outputs.rms/layer1.0.conv1', 'parameters/fc.weight'."""
+        place = ".".join(part for part in (series.module or self._model, series.name) if part)
+        return f"{series.kind}.{statistic}/{place}" if statistic else f"{series.kind}/{place}"
+
+    def numbers(self, series: SeriesRecord) -> Iterator[tuple[str, float]]:
+        """The statistics of a series that were asked for, by their tags."""
+        for name in self.statistics:
+            if name == "quantiles":
+                yield from ((self.tag(series, f"q{level:g}"), value) for level, value in series.quantiles.items())
+            elif name in series.statistics:
+                yield self.tag(series, name), series.statistics[name]
+
+
+def needed(module: str, extra: str, title: str) -> Any:
+    """An optional package, or the cure."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != module.partition(".")[0]:
+            # It is there, but something that it needs is not (torch's writer needs tensorboard).
+            raise ImportError(f"{title} cannot be imported: {error}. Run: pip install 'torchlens[{extra}]'.") from error
+        raise ImportError(f"{title} is not installed. Run: pip install 'torchlens[{extra}]'.") from error

@@ -1,0 +1,65 @@
+"""Sends a run to Weights & Biases, online or offline."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchlens.monitoring.sinks.sink import Sink, needed
+from torchlens.monitoring.sinks.step_record import StepRecord
+
+__all__ = ["Wandb"]
+
+STEP = "torchlens_step"
+# A run that finds something anew in every step does not fill the summary.
+_MOST_FINDINGS = 200
+
+
+class Wandb(Sink):
+    """Logs histograms, statistics, scalars and findings to Weights & Biases.
+
+    >>> run = torchlens.monitor(model, 'runs/a', sinks=[torchlens.sinks.Wandb(project='cnn', mode='offline')])
+
+    If a run of wandb is active (`wandb.init` was called), that one is used and stays open; otherwise one is begun with
+    `settings`, which are the arguments of `wandb.init`, and finished at the end. Everything is logged over the step of the
+    training, 'torchlens_step', so your own `wandb.log` goes on counting as before. Findings are in the run's summary.
+    `every`, `statistics` and `histograms` are those of `Sink`.
+    """
+
+    def __init__(self, *, every: int = 1, statistics: Any = None, histograms: bool = True, **settings: Any) -> None:
+        chosen = {} if statistics is None else {"statistics": statistics}
+        super().__init__(every=every, histograms=histograms, **chosen)
+        self._wandb = needed("wandb", "wandb", "Weights & Biases")
+        self._settings = settings
+        self._run: Any = None
+        self._is_ours = False
+        self._findings: list[str] = []
+
+    def open(self, info: Mapping[str, Any]) -> None:
+        """Takes the active run, or begins one."""
+        self._run = self._wandb.run
+        if self._run is None or self._settings:
+            settings = {"name": info["name"], **self._settings}
+            self._run, self._is_ours = self._wandb.init(reinit="create_new", **settings), True
+        self._run.config.update({"torchlens": dict(info)}, allow_val_change=True)
+        self._run.define_metric(STEP, hidden=True)
+        self._run.define_metric("*", step_metric=STEP) if self._is_ours else None
+
+    def write(self, record: StepRecord) -> None:
+        """Logs one row for each step that something is told of."""
+        rows: dict[int, dict[str, Any]] = {}
+        for name, step, value in record.scalars:
+            rows.setdefault(step, {})[name] = value
+        for series in record.series:
+            row = rows.setdefault(record.step, {})
+            row.update(self.numbers(series))
+            if self.histograms and series.bins is not None:
+                row[self.tag(series)] = self._wandb.Histogram(np_histogram=(series.bins.counts, series.bins.edges))
+        for step in sorted(rows):
+            self._run.log({STEP: step, **rows[step]})
+        if record.findings and len(self._findings) < _MOST_FINDINGS:
+            self._findings += map(str, record.findings)
+            self._run.summary["torchlens_findings"] = self._findings[:_MOST_FINDINGS]
+
+    def close(self) -> None:
+        """Finishes the run, if it was begun here."""
+        if self._is_ours:
+            self._run.finish()

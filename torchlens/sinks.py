@@ -1,0 +1,8 @@
+"""Where a run may be sent, beside its folder.
+
+>>> run = torchlens.monitor(model, 'runs/a', sinks=[torchlens.sinks.TensorBoard('tb/a')])
+"""
+
+from torchlens.monitoring.sinks import MLflow, SeriesRecord, Sink, StepRecord, TensorBoard, Trackio, Wandb
+
+__all__ = ["MLflow", "SeriesRecord", "Sink", "StepRecord", "TensorBoard", "Trackio", "Wandb"]
