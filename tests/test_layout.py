@@ -55,7 +55,7 @@ GROUND = [
     *("errors", "lazy_import", "wording", "problems", "foreign_names", "frameworks", "options", "health"),
     *("capture", "jax", "state", "graph", "nonfinite", "history"),
 ]
-FACADE = ["model_history", "api", "measure", "traces", "differences", "runs", "__init__", "commands", "cli", "__main__"]
+FACADE = ["model_history", "api", "measure", "traces", "differences", "runs", "callbacks", "sinks", "__init__", "commands", "cli", "__main__"]
 # The monitor draws its graph on the page that a history has.
 FRIENDS = {("monitoring", "viewer")}
 
@@ -148,7 +148,7 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_dir_shows_the_public_names_alone() -> None:
-    assert sorted(dir(tl)) == sorted([*PUBLIC_NAMES, "__version__"])
+    assert sorted(dir(tl)) == sorted([*PUBLIC_NAMES, "__version__", "callbacks", "sinks"])
     assert re.fullmatch(r"\d+\.\d+\.\d+", tl.__version__)
     star: dict[str, object] = {}
     exec("from torchlens import *", star)

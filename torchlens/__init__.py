@@ -89,6 +89,8 @@ _LATER = {
     "validate_forward_pass": "torchlens.validation",
     "validate_saved_activations": "torchlens.validation",
 }
+# Modules that are entered by their names, as in `torchlens.sinks.TensorBoard`.
+_MODULES = ("callbacks", "sinks")
 # What the classic TorchLens calls the types of an entry and of a layer with all its passes.
 _CLASSIC = {
     "TensorLogEntry": ("torchlens.history.layer_entry", "LayerEntry"),
@@ -102,6 +104,8 @@ def __getattr__(name: str) -> Any:
     if name in _LATER:
         value = globals()[name] = getattr(import_module(_LATER[name]), name)
         return value
+    if name in _MODULES:
+        return import_module(f"torchlens.{name}")
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     listing = f"There are: {', '.join(__all__)}."
@@ -111,4 +115,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_MODULES, "__version__"]

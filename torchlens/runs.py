@@ -1,7 +1,7 @@
 """The public functions that record a training run and read it again: check the options, then the monitoring room."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from torchlens.model_history import ModelHistory
 from torchlens.monitoring import MonitorOptions, Run, RunReader
 from torchlens.monitoring import open_run as _open_run
 from torchlens.monitoring.series import KINDS
+from torchlens.monitoring.sinks.sink import Sink
 from torchlens.options import check_model
 from torchlens.wording import got
 
@@ -30,6 +31,7 @@ def monitor(
     graph: str = "operations",
     compiled: str = "boundary",
     evaluation: bool = False,
+    sinks: Sink | Sequence[Sink] = (),
 ) -> Run:
     """Records the distributions of what a model's modules compute over a training run, at almost no cost.
 
@@ -54,11 +56,12 @@ def monitor(
     graph: 'operations' logs the first recorded call for the graph, 'modules' only notes who called whom.
     compiled: what torch.compile made is seen from outside ('boundary'), or runs as its source in recorded steps ('eager').
     evaluation: also record calls in eval mode without gradients.
+    sinks: where to send it, too: torchlens.sinks.TensorBoard('tb/a'), Wandb(), Trackio('project'), MLflow().
     """
     check_model(model)
     options = MonitorOptions(
         every=every, log=log, modules=modules, seconds=seconds, step=step, budget=budget, graph=graph, compiled=compiled,
-        evaluation=evaluation,
+        evaluation=evaluation, sinks=sinks,
     )  # fmt: skip
     if not isinstance(folder, str | os.PathLike) or not str(folder):
         raise TypeError(f"folder must name a folder, such as 'runs/a', got {got(folder)}.")

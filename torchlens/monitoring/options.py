@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchlens.monitoring.series import KINDS
+from torchlens.monitoring.sinks.sink import Sink
 from torchlens.wording import check_choice, check_count, did_you_mean, got, one_of
 
 __all__ = ["MonitorOptions"]
@@ -24,6 +25,7 @@ class MonitorOptions:
     compiled: str = "boundary"
     step: int | None = None
     evaluation: bool = False
+    sinks: Any = ()
 
     def __post_init__(self) -> None:
         check_count("every", self.every, 1, "1 records every step")
@@ -37,6 +39,7 @@ class MonitorOptions:
         seconds = self.seconds
         if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0):
             raise ValueError(f"seconds must be a number above 0, or None for no limit, got {got(seconds)}.")
+        object.__setattr__(self, "sinks", _checked_sinks(self.sinks))
         object.__setattr__(self, "log", _checked_kinds(self.log))
         object.__setattr__(self, "modules", _checked_modules(self.modules))
 
@@ -60,6 +63,17 @@ def _checked_kinds(log: Any) -> frozenset[str]:
         if kind not in KINDS:
             raise ValueError(f"log must be made of {one_of(KINDS)}, got {got(kind)}. {did_you_mean(kind, KINDS)}".rstrip())
     return frozenset(kinds)
+
+
+def _checked_sinks(sinks: Any) -> tuple[Sink, ...]:
+    found = [sinks] if isinstance(sinks, Sink) else list(sinks) if isinstance(sinks, list | tuple) else [sinks]
+    for each in found:
+        if not isinstance(each, Sink):
+            raise TypeError(
+                "sinks must be made of torchlens.sinks.TensorBoard('tb/'), Wandb(), Trackio('project'), MLflow() or your own "
+                f"torchlens.sinks.Sink, got {got(each)}."
+            )
+    return tuple(found)
 
 
 def _checked_modules(modules: Any) -> tuple[str, ...] | None:

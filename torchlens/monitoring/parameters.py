@@ -54,8 +54,11 @@ class ParameterWatch:
         self._strangers[id(optimizer)] = count
         return False
 
-    def note_before(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Samples parameters and gradients before a step of the optimizer; of all, if there is none. Call it quietly."""
+    def note_before(self, optimizer: torch.optim.Optimizer | None, has_gradients: bool = True) -> None:
+        """Samples parameters and gradients before a step of the optimizer; of all, if there is none. Call it quietly.
+
+        Where the step itself computes the gradients, those that are there now are of another step.
+        """
         log, collector = self._options.log, self._collector
         self._before.clear()
         for module, name, parameter in self._of(optimizer):
@@ -68,7 +71,8 @@ class ParameterWatch:
                     collector.pending.append(Observation(number, sample))
                 if "updates" in log:
                     self._before[id(parameter)] = sample
-            self._note_gradient(module, name, parameter)
+            if has_gradients:
+                self._note_gradient(module, name, parameter)
 
     def remember(self) -> None:
         """Keeps samples of all parameters, from which `note_after` tells the changes. Call it quietly."""
@@ -79,10 +83,12 @@ class ParameterWatch:
                 if sample is not None:
                     self._before[id(parameter)] = sample
 
-    def note_after(self, optimizer: torch.optim.Optimizer | None) -> None:
-        """Samples what changed since `note_before`. Call it quietly."""
+    def note_after(self, optimizer: torch.optim.Optimizer | None, has_gradients: bool = False) -> None:
+        """Samples what changed since `note_before`, and gradients that came since. Call it quietly."""
         collector = self._collector
         for module, name, parameter in self._of(optimizer):
+            if has_gradients:
+                self._note_gradient(module, name, parameter)
             before = self._before.pop(id(parameter), None)
             if before is not None:
                 after = collector.sampler.take(parameter, False)

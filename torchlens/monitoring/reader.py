@@ -25,6 +25,9 @@ from torchlens.monitoring.columns import Columns, merged
 from torchlens.monitoring.folder import GRAPH_FILE, RUN_FILE, SegmentFile, is_run, read_json_file, segment_files
 from torchlens.monitoring.frames import Damage, Frame, Kind, Step, parse_json, read_frames, unpack_step
 from torchlens.monitoring.health import RunFinding
+from torchlens.monitoring.sinks.export import send
+from torchlens.monitoring.sinks.sink import Sink
+from torchlens.monitoring.sinks.tensorboard_sink import TensorBoard
 from torchlens.monitoring.views import ModuleView, Scalars, Series, SeriesKey, SeriesMap
 from torchlens.monitoring.writer import Counts
 from torchlens.wording import got
@@ -232,6 +235,21 @@ class RunReader:
             return pandas.DataFrame()
         return pandas.concat(tables, ignore_index=True)
 
+    def send_to(self, sink: Sink) -> None:
+        """Sends what is recorded to a sink: `r.send_to(torchlens.sinks.Wandb(mode='offline'))`."""
+        if not isinstance(sink, Sink):
+            raise TypeError(f"sink must be one of torchlens.sinks, got {got(sink)}.")
+        joined, info = self._join(), self.info
+        about = {
+            "name": self.folder.name, "folder": str(self.folder), "model": info.get("model"),
+            "options": info.get("options", {}),
+        }  # fmt: skip
+        send(sink, about, joined.steps, joined.key_of, joined.scalars, self.findings)
+
+    def to_tensorboard(self, folder: str | os.PathLike[str], **options: Any) -> None:
+        """Writes what is recorded for TensorBoard. The options are those of `torchlens.sinks.TensorBoard`."""
+        self.send_to(TensorBoard(folder, **options))
+
     # -- files -----------------------------------------------------------------------------------------------------------
 
     def _is_last(self, place: int) -> bool:
@@ -355,6 +373,10 @@ class _Joined:
             self.by_module.setdefault(module, {}).setdefault(kind, {})[name] = series
         for name, own in rows.items():
             self.scalars[name] = Scalars(name, [own[step] for step in sorted(own)])
+
+    def key_of(self, number: int) -> SeriesKey:
+        """What a series is about."""
+        return self._keys[number]
 
     def _number(self, key: SeriesKey) -> int:
         """One number for the series of that name in all files."""

@@ -19,6 +19,7 @@ from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.current import add_watcher, remove_watcher
 from torchlens.capture.patching import apply_module_patches, undo_patches
 from torchlens.capture.session import CaptureOptions
+from torchlens.capture.user_code import warn_caller
 from torchlens.health.thresholds import THRESHOLDS
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log
@@ -33,6 +34,8 @@ from torchlens.monitoring.quiet import quietly
 from torchlens.monitoring.reader import last_step_of
 from torchlens.monitoring.samples import to_host
 from torchlens.monitoring.series import WATCHED, SeriesNames
+from torchlens.monitoring.sinks.feed import SinkFeed
+from torchlens.monitoring.sinks.sink import Sink
 from torchlens.monitoring.statistics import Observation
 from torchlens.monitoring.watcher import ModuleWatcher, hide_from_compiler
 from torchlens.monitoring.writer import Counts, Part, RecordedStep, Writer
@@ -113,6 +116,8 @@ class Run:
             register_optimizer_step_post_hook(self._after_step),
         ]
         multiprocessing_util.register_after_fork(self, Run._forget_in_fork)
+        for sink in self.options.sinks:  # before ours is told of the end: packages tell theirs in reverse order
+            self.add_sink(sink)
         atexit.register(self.finish)
         self._collector.on_full = self._hand_over_part
         self._arm_or_disarm()
@@ -218,6 +223,31 @@ class Run:
         """Has `listener` called in the writer's thread with each step that is in the file."""
         self._writer.listeners.append(listener)
 
+    def add_sink(self, sink: Sink) -> None:
+        """Sends what is recorded from now on to a sink, too: see `torchlens.sinks`. Of several ranks, the first one does."""
+        if not isinstance(sink, Sink):
+            raise TypeError(f"sink must be one of torchlens.sinks, got {got(sink)}.")
+        if self.rank != 0 or self._is_finished:
+            return
+        model = self._model()
+        name = type(sink).__name__
+        try:
+            sink.begin(
+                {
+                    "name": self.folder.name, "folder": str(self.folder), "model": type(model).__name__,
+                    "options": self.options.as_json(),
+                }
+            )  # fmt: skip
+        except Exception as error:
+            # A server that is away is no reason not to train.
+            self.problems.add_failure(error, f"The sink {name} could not be opened")
+            warn_caller(f"The sink {name} could not be opened, and gets nothing: {type(error).__name__}: {error}")
+            return
+        rows = self._names.rows
+        feed = SinkFeed(sink, lambda number: rows[number], self.problems)
+        self._writer.listeners.append(feed.tell)
+        self._writer.at_end.append(feed.finish)
+
     # -- what there is to know -----------------------------------------------------------------------------------------
 
     @property
@@ -258,25 +288,25 @@ class Run:
         return True
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._guard(self._note_before_step, optimizer)
+        self._guard(self._note_before_step, optimizer, _has_closure(args, kwargs))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._guard(self._note_after_step, optimizer)
+        self._guard(self._note_after_step, optimizer, _has_closure(args, kwargs))
 
-    def _note_before_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _note_before_step(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         if not self._owns(optimizer):
             return
         if not self._is_manual and self._clock.begins_new(optimizer):
             self._end_step()
         if self._records_now():
             self._has_optimizer = True
-            quietly(self._parameters.note_before, optimizer)
+            quietly(self._parameters.note_before, optimizer, not has_closure)
 
-    def _note_after_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _note_after_step(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         if not self._owns(optimizer):
             return
         if self._records_now():
-            quietly(self._parameters.note_after, optimizer)
+            quietly(self._parameters.note_after, optimizer, has_closure)
         if self._is_manual:
             return
         is_over = self._clock.has_stepped(optimizer)
@@ -433,6 +463,11 @@ class Run:
             make = graph.finished(model)
             path = self.folder / GRAPH_FILE
             self._writer.do(lambda: write_json_file(path, make()))
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the optimizer is given a function that computes loss and gradients: they come within its step (Lightning)."""
+    return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
 
 
 def _copied(value: torch.Tensor) -> Any:

@@ -70,6 +70,7 @@ class Writer:
     ) -> None:
         self.problems = Problems("the monitor")
         self.listeners: list[Callable[[RecordedStep], None]] = []
+        self.at_end: list[Callable[[], None]] = []  # done after the last step, in the writer's thread
         self.last_step: int | None = None  # the last step that is in the file
         self._names = names
         self._health = health
@@ -142,6 +143,8 @@ class Writer:
         try:
             if self._part_size:
                 self._write_step(self._open_step, [])
+            for task in self.at_end:
+                task()
             counts = self.counts
             self._write_problems()
             end = {"offered": counts.offered, "recorded": counts.recorded, "dropped": counts.dropped, "time": time()}

@@ -47,7 +47,7 @@ class Sink:
     # -- for those who write one ---------------------------------------------------------------------------------------
 
     def open(self, info: Mapping[str, Any]) -> None:
-        """The run begins: `info` has 'name', 'folder', 'model' (its class) and 'options'. What is raised, the caller gets."""
+        """The run begins: `info` has 'name', 'folder', 'model' (its class) and 'options'."""
 
     def write(self, record: StepRecord) -> None:
         """Takes a recorded step, or scalars alone."""

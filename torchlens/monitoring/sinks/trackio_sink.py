@@ -14,23 +14,32 @@ class Trackio(Sink):
 
     >>> run = torchlens.monitor(model, 'runs/a', sinks=[torchlens.sinks.Trackio(project='cnn')])
 
-    Begins a run of Trackio with `settings`, the arguments of `trackio.init`, and finishes it at the end. `every`,
-    `statistics` and `histograms` are those of `Sink`.
+    Begins a run of Trackio with `settings`, the arguments of `trackio.init`, and finishes it at the end. Without a project,
+    the run that `trackio.init` began is used, and stays open. `every`, `statistics` and `histograms` are those of `Sink`.
     """
 
     def __init__(
-        self, project: str, *, every: int = 1, statistics: Any = None, histograms: bool = True, **settings: Any
+        self, project: str | None = None, *, every: int = 1, statistics: Any = None, histograms: bool = True, **settings: Any
     ) -> None:
         chosen = {} if statistics is None else {"statistics": statistics}
         super().__init__(every=every, histograms=histograms, **chosen)
         self._trackio = needed("trackio", "trackio", "Trackio")
-        self._settings = {"project": project, **settings}
+        self._project = project
+        self._settings = settings
         self._run: Any = None
 
     def open(self, info: Mapping[str, Any]) -> None:
-        """Begins a run."""
-        config = {"torchlens_folder": str(info["folder"]), "model": info["model"]}
-        self._run = self._trackio.init(**{"name": info["name"], "config": config, "embed": False, **self._settings})
+        """Takes the active run, or begins one."""
+        if self._project is None:
+            self._run = self._trackio.context_vars.current_run.get()
+            if self._run is None:
+                raise ValueError("project must be named, as in Trackio('cnn'), unless trackio.init was called before.")
+            return
+        defaults = {
+            "name": info["name"], "config": {"torchlens_folder": str(info["folder"]), "model": info["model"]},
+            "embed": False, "auto_log_cpu": False, "auto_log_gpu": False,
+        }  # fmt: skip
+        self._run = self._trackio.init(project=self._project, **{**defaults, **self._settings})
 
     def write(self, record: StepRecord) -> None:
         """Logs one row for each step that something is told of."""
@@ -49,6 +58,6 @@ class Trackio(Sink):
             self._run.alert(title=finding.kind, text=str(finding), step=finding.step)
 
     def close(self) -> None:
-        """Finishes the run."""
-        if self._run is not None:
+        """Finishes the run, if it was begun here."""
+        if self._project is not None:
             self._run.finish()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torchlens.monitoring.series import KINDS, WATCHED
 from torchlens.monitoring.sinks.sink import Sink, needed
 from torchlens.monitoring.sinks.step_record import StepRecord
 
@@ -41,7 +42,8 @@ class Wandb(Sink):
             self._run, self._is_ours = self._wandb.init(reinit="create_new", **settings), True
         self._run.config.update({"torchlens": dict(info)}, allow_val_change=True)
         self._run.define_metric(STEP, hidden=True)
-        self._run.define_metric("*", step_metric=STEP) if self._is_ours else None
+        for pattern in ["*"] if self._is_ours else [f"{kind}*" for kind in (*KINDS, WATCHED)]:
+            self._run.define_metric(pattern, step_metric=STEP)
 
     def write(self, record: StepRecord) -> None:
         """Logs one row for each step that something is told of."""
