@@ -65,7 +65,7 @@ $(VENV)/ready: pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[draw,networkx,dev]'
 	touch $@
 
-# The tests also log models of other people's.
+# The tests also log models of other people's, and send runs to other people's programs.
 $(VENV)/tested: $(VENV)/ready
-	$(BIN)/pip install --quiet --editable '.[zoo]'
+	$(BIN)/pip install --quiet --editable '.[zoo,tensorboard,wandb,trackio,mlflow,lightning,transformers,video]'
 	touch $@

@@ -55,12 +55,18 @@ GROUND = [
     *("errors", "lazy_import", "wording", "problems", "foreign_names", "frameworks", "options", "health"),
     *("capture", "jax", "state", "graph", "nonfinite", "history"),
 ]
-FACADE = ["model_history", "api", "measure", "traces", "differences", "runs", "callbacks", "sinks", "__init__", "commands", "cli", "__main__"]
+FACADE = [
+    *("model_history", "api", "measure", "traces", "differences", "runs", "callbacks", "sinks"),
+    *("__init__", "commands", "cli", "__main__"),
+]
 # The monitor draws its graph on the page that a history has.
 FRIENDS = {("monitoring", "viewer")}
 
 # Slow to import or not always there: imported where they are needed.
-OPTIONAL = {"pandas", "graphviz", "pygraphviz", "networkx", "IPython", "jax", "safetensors", "sympy", "transformers"}
+OPTIONAL = {
+    *("pandas", "graphviz", "pygraphviz", "networkx", "IPython", "jax", "safetensors", "sympy", "transformers"),
+    *("av", "lightning", "mlflow", "tensorboard", "trackio", "wandb"),
+}
 
 
 def place(module: str) -> str:

@@ -86,7 +86,7 @@ class Lightning(_Callback):
         self._begin(pl_module, int(trainer.global_step))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """What was logged belongs to the step that the optimizer has just made; while gradients accumulate there is none."""
+        """What was logged belongs to the step that the optimizer has just made; there is none while gradients add up."""
         if self.run is None or self.run.current_step == self._logged:
             return
         self._logged = self.run.current_step

@@ -255,9 +255,7 @@ def wandb_records(data: bytes) -> Iterator[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_own_run", [True, False])
-def test_wandb_keeps_what_was_recorded_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_own_run: bool
-) -> None:
+def test_wandb_keeps_what_was_recorded_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_own_run: bool) -> None:
     wandb = quiet_import("wandb")
     messages = quiet_import("wandb.proto.wandb_internal_pb2")
     monkeypatch.setenv("WANDB_SILENT", "true")

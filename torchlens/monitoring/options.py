@@ -70,8 +70,8 @@ def _checked_sinks(sinks: Any) -> tuple[Sink, ...]:
     for each in found:
         if not isinstance(each, Sink):
             raise TypeError(
-                "sinks must be made of torchlens.sinks.TensorBoard('tb/'), Wandb(), Trackio('project'), MLflow() or your own "
-                f"torchlens.sinks.Sink, got {got(each)}."
+                "sinks must be made of torchlens.sinks.TensorBoard('tb/'), Wandb(), Trackio('project'), MLflow() or your "
+                f"own torchlens.sinks.Sink, got {got(each)}."
             )
     return tuple(found)
 

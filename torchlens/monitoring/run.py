@@ -224,7 +224,7 @@ class Run:
         self._writer.listeners.append(listener)
 
     def add_sink(self, sink: Sink) -> None:
-        """Sends what is recorded from now on to a sink, too: see `torchlens.sinks`. Of several ranks, the first one does."""
+        """Sends what is recorded from now on to a sink, too: see `torchlens.sinks`. Of several ranks, the first does."""
         if not isinstance(sink, Sink):
             raise TypeError(f"sink must be one of torchlens.sinks, got {got(sink)}.")
         if self.rank != 0 or self._is_finished:

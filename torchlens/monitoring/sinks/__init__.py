@@ -1,4 +1,4 @@
-"""Where a run may be sent, beside its folder: TensorBoard, Weights & Biases, Trackio, MLflow, or what you write yourself."""
+"""Where a run may be sent, beside its folder: TensorBoard, Weights & Biases, Trackio, MLflow, or one of your own."""
 
 from torchlens.monitoring.sinks.mlflow_sink import MLflow
 from torchlens.monitoring.sinks.sink import Sink

@@ -1,4 +1,4 @@
-"""Feeds a sink, in a thread of its own: a server that does not answer holds up neither the training nor the run's folder."""
+"""Feeds a sink, in a thread of its own: a server that does not answer holds up neither training nor the run's folder."""
 
 import threading
 from collections.abc import Callable

@@ -27,9 +27,7 @@ class Sink:
     histograms: whether to send histograms.
     """
 
-    def __init__(
-        self, *, every: int = 1, statistics: str | Iterable[str] = STATISTICS, histograms: bool = True
-    ) -> None:
+    def __init__(self, *, every: int = 1, statistics: str | Iterable[str] = STATISTICS, histograms: bool = True) -> None:
         check_count("every", every, 1, "1 sends every recorded step")
         chosen = [statistics] if isinstance(statistics, str) else list(statistics)
         known = (*STATISTICS, "quantiles")

@@ -19,7 +19,13 @@ class Trackio(Sink):
     """
 
     def __init__(
-        self, project: str | None = None, *, every: int = 1, statistics: Any = None, histograms: bool = True, **settings: Any
+        self,
+        project: str | None = None,
+        *,
+        every: int = 1,
+        statistics: Any = None,
+        histograms: bool = True,
+        **settings: Any,
     ) -> None:
         chosen = {} if statistics is None else {"statistics": statistics}
         super().__init__(every=every, histograms=histograms, **chosen)
