@@ -174,7 +174,7 @@ def test_wrong_sinks_are_refused(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(TypeError, match=r"sinks must be made of torchlens.sinks.TensorBoard.*got 'tensorboard'"):
         tl.monitor(model, tmp_path / "a", sinks="tensorboard")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="statistics must be made of .*got 'median'"):
+    with pytest.raises(ValueError, match=r"statistics must be made of .*got 'median'"):
         Recorder(statistics="median")
     with pytest.raises(TypeError, match="histograms must be True or False, got 3"):
         Recorder(histograms=3)
