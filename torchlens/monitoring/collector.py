@@ -2,22 +2,27 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from torchlens.capture.backward import node_of
+from torchlens.capture.wrappers import local_value
 from torchlens.monitoring.quiet import quietly
 from torchlens.monitoring.samples import Sample, Sampler
 from torchlens.monitoring.series import SeriesNames
 from torchlens.monitoring.statistics import Observation
+from torchlens.nonfinite import has_numbers
 from torchlens.problems import Problems
 
-__all__ = ["Collector"]
+__all__ = ["Capture", "Collector"]
 
 # Of so many tensors the samples are remembered: what one module returns, its parent returns, and the next is given.
 _MOST_SEEN = 16
 _MOST_PENDING = 4_000
+# Of whole tensors so many are kept in a step, each with so many numbers.
+_MOST_CAPTURES = 64
+_MOST_CAPTURED = 1 << 20
 # torch overflows its stack when it frees a chain of tens of thousands of nodes that were looked at from Python.
 _MOST_HOOKS = 5_000
 # Python's own references die with the Python object, which may come and go while the tensor lives.
@@ -37,6 +42,15 @@ class _Seen:
         self.hook: GradientHook | None = None
 
 
+class Capture(NamedTuple):
+    """A tensor on its way to a job of the worker's."""
+
+    job: str
+    name: str
+    options: dict[str, Any]
+    tensor: _Tensor
+
+
 class Collector:
     """Holds what was seen since it was last taken. While `is_armed` is False it takes note of nothing."""
 
@@ -44,6 +58,7 @@ class Collector:
         self.names = names
         self.problems = problems
         self.pending: list[Observation] = []
+        self.captures: list[Capture] = []  # whole arrays, for the worker
         self.is_armed = False
         self.sampler = Sampler()
         # What is done when so much is pending that it should not wait for the end of the step.
@@ -55,6 +70,20 @@ class Collector:
         """What was seen since the last time."""
         found, self.pending = self.pending, []
         return found
+
+    def take_captures(self) -> "list[Capture]":
+        """The arrays for the worker that were kept since the last time."""
+        found, self.captures = self.captures, []
+        return found
+
+    def capture(self, job: str, name: str, options: dict[str, Any], tensor: _Tensor, rows: int) -> None:
+        """Keeps a copy of the first rows of a tensor for a job. Call it quietly."""
+        tensor = local_value(tensor)
+        if len(self.captures) < _MOST_CAPTURES and has_numbers(tensor) and tensor.layout is torch.strided and tensor.dim():
+            part = tensor[:rows].detach().to(torch.float32, copy=True)
+            if part.numel() > _MOST_CAPTURED:
+                part = part[: max(_MOST_CAPTURED // max(part[0].numel(), 1), 1)]
+            self.captures.append(Capture(job, name, options, part))
 
     def check_size(self) -> None:
         """To be called now and then."""

@@ -6,6 +6,7 @@
     r['layer1.0.conv1'].outputs.histogram()   # of the last recorded step; histogram(step=100); heat_map() over all steps
     r['layer1.0.conv1'].outputs.rms           # an array over .steps; also low, high, mean, std, zero, dead, nonfinite ...
     r.scalars['loss']                         # .steps, .values
+    r.projections['layer1']                   # what run.embed asked for: (step, points, share of variance) by step
     r.findings, r.problems, r.counts, r.drops, r.damage, r.is_finished, r.info, r.graph
     r.steps                                   # recorded steps; where the oldest were merged, the last of each group
     r.to_pandas(); r.refresh()                # refresh() reads what was written since, and says whether there was anything
@@ -25,6 +26,7 @@ from torchlens.monitoring.columns import Columns, merged
 from torchlens.monitoring.folder import GRAPH_FILE, RUN_FILE, SegmentFile, is_run, read_json_file, segment_files
 from torchlens.monitoring.frames import Damage, Frame, Kind, Step, parse_json, read_frames, unpack_step
 from torchlens.monitoring.health import RunFinding
+from torchlens.monitoring.projection import ProjectedStep, projections_in, read_projection
 from torchlens.monitoring.sinks.export import send
 from torchlens.monitoring.sinks.sink import Sink
 from torchlens.monitoring.sinks.tensorboard_sink import TensorBoard
@@ -194,6 +196,11 @@ class RunReader:
                 state = " (it may be being written)" if is_open else ""
                 found.append(f"rank{key[0]}, segment {key[2]}: cut at byte {damage.offset:,}: {damage.reason}{state}")
         return found
+
+    @property
+    def projections(self) -> dict[str, list[ProjectedStep]]:
+        """What `run.embed` asked for, by address: (step, points, share of the variance that they show) for each step."""
+        return {name: read_projection(self.folder, name) for name in projections_in(self.folder)}
 
     @property
     def scalars(self) -> dict[str, Scalars]:

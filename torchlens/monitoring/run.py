@@ -28,6 +28,7 @@ from torchlens.monitoring.collector import Collector
 from torchlens.monitoring.folder import FORMAT, GRAPH_FILE, RUN_FILE, is_run, write_json_file
 from torchlens.monitoring.graph import GraphMaker
 from torchlens.monitoring.health import Health
+from torchlens.monitoring.jobs import JOBS
 from torchlens.monitoring.options import MonitorOptions
 from torchlens.monitoring.parameters import ParameterWatch
 from torchlens.monitoring.quiet import quietly
@@ -38,9 +39,10 @@ from torchlens.monitoring.sinks.feed import SinkFeed
 from torchlens.monitoring.sinks.sink import Sink
 from torchlens.monitoring.statistics import Observation
 from torchlens.monitoring.watcher import ModuleWatcher, hide_from_compiler
+from torchlens.monitoring.worker import WorkCounts
 from torchlens.monitoring.writer import Counts, Part, RecordedStep, Writer
 from torchlens.problems import Problems
-from torchlens.wording import check_count, got
+from torchlens.wording import check_choice, check_count, did_you_mean, got
 
 __all__ = ["Run"]
 
@@ -204,6 +206,27 @@ class Run:
         self._collector.note(name, WATCHED, "", tensor)
         self._collector.follow_gradient(name, "", tensor)
 
+    def embed(self, address: str, method: str = "pca", *, basis: str = "aligned", rows: int = 256) -> None:
+        """Projects what a module returns to two dimensions, one point for each of the first `rows`, in every recorded step.
+
+        A process of its own does it. basis: 'fixed' keeps the directions of the first step, 'aligned' finds them anew for
+        each and turns them so that points move as little as they can. `open_run(...).projections[address]` has the points.
+        """
+        check_choice("method", method, JOBS)
+        check_choice("basis", basis, ("aligned", "fixed"))
+        check_count("rows", rows, 2)
+        self.capture(address, method, {"basis": basis}, rows)
+
+    def capture(self, address: str, job: str, options: dict[str, Any], rows: int) -> None:
+        """Sends the first `rows` of what a module returns to a job of the worker process (see jobs.py)."""
+        known = {info.address for info in self._watcher.infos.values()}
+        if address not in known:
+            raise ValueError(
+                f"address must be that of a module of the model, got {got(address)}. {did_you_mean(address, known)}"
+            )
+        check_choice("job", job, JOBS)
+        self._watcher.captured.setdefault(address, []).append((job, options, rows))
+
     def step(self) -> None:
         """Ends a step, where no optimizer of torch's does. Once it was called, optimizers end no steps any more."""
         if not self._is_finished and os.getpid() == self._pid:
@@ -264,6 +287,11 @@ class Run:
     def counts(self) -> Counts:
         """How many tensors were offered, recorded and dropped."""
         return self._writer.counts
+
+    @property
+    def work_counts(self) -> WorkCounts:
+        """How many arrays were offered to the worker process, done and dropped."""
+        return self._writer.worker.counts
 
     @property
     def problems(self) -> Problems:
@@ -355,12 +383,13 @@ class Run:
     def _offer(self, step: int, observations: list[Observation], is_end: bool = True) -> None:
         now = monotonic()
         is_soon = now - self._last_offer < _SCALARS_EVERY and len(self._scalars) < _MANY_SCALARS and not self._is_ending
-        if not observations and (not self._scalars or is_soon):
+        captures = self._collector.take_captures()
+        if not observations and not captures and (not self._scalars or is_soon):
             return
         self._last_offer = now
         scalars, self._scalars = self._scalars, []
         quietly(_start_copies, observations, scalars)
-        if not self._writer.offer(Part(step, observations, scalars, is_end)):
+        if not self._writer.offer(Part(step, observations, scalars, is_end, captures)):
             self._scalars = scalars + self._scalars  # they are small, and wait for the next step
 
     def _hand_over_part(self) -> None:

@@ -65,6 +65,7 @@ class ModuleWatcher:
     ) -> None:
         self.collector = collector
         self.infos: dict[int, ModuleInfo] = {}
+        self.captured: dict[str, list[tuple[str, dict[str, Any], int]]] = {}  # by address: job, its options, rows
         self.num_calls = 0  # since the last time somebody set it to 0
         self.graph = graph
         self._options = options
@@ -192,6 +193,8 @@ class ModuleWatcher:
 
     def _note_outputs(self, info: ModuleInfo, takes: int, result: Any) -> None:
         collector, address = self.collector, info.address
+        if address in self.captured and takes == _ALL:
+            self._capture(address, result)
         if isinstance(result, _Tensor):
             if self._has_outputs and takes == _ALL:
                 if info.output_number < 0:
@@ -207,6 +210,11 @@ class ModuleWatcher:
                 self._describe(collector.note(address, "outputs", name, tensor), info)
             if self._has_gradients:
                 collector.follow_gradient(address, name, tensor)
+
+    def _capture(self, address: str, result: Any) -> None:
+        for _, tensor in itertools.islice(_named_results(result), 1):
+            for job, options, rows in self.captured[address]:
+                self.collector.capture(job, address, options, tensor, rows)
 
     def _describe(self, number: int, info: ModuleInfo) -> None:
         """Tells the statistics what to look for in a series."""
@@ -238,6 +246,9 @@ def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[s
 
 
 def _named_results(result: Any) -> Iterator[tuple[str, _Tensor]]:
+    if isinstance(result, _Tensor):
+        yield "", result
+        return
     if result is None:
         return
     if isinstance(result, list | tuple | Mapping):

@@ -7,12 +7,14 @@ is refused and counted: recorded + dropped = offered.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import time
 from typing import Any
 
 from torchlens.health.thresholds import THRESHOLDS
+from torchlens.monitoring.collector import Capture
 from torchlens.monitoring.columns import Columns, merged
 from torchlens.monitoring.frames import Kind, Step, frame_bytes, json_frame, pack_step
 from torchlens.monitoring.health import Health, RunFinding
@@ -20,6 +22,7 @@ from torchlens.monitoring.samples import value_of
 from torchlens.monitoring.segments import SegmentWriter
 from torchlens.monitoring.series import SeriesNames
 from torchlens.monitoring.statistics import Observation, UnitActivity, summarized
+from torchlens.monitoring.worker import Worker
 from torchlens.problems import Problems
 
 __all__ = ["Counts", "Part", "RecordedStep", "Writer"]
@@ -51,6 +54,7 @@ class Part:
     observations: list[Observation]
     scalars: list[tuple[str, int, Any]] = field(default_factory=list)
     is_end: bool = True  # nothing more of this step will come
+    captures: list[Capture] = field(default_factory=list)  # for the worker
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +76,7 @@ class Writer:
         self.listeners: list[Callable[[RecordedStep], None]] = []
         self.at_end: list[Callable[[], None]] = []  # done after the last step, in the writer's thread
         self.last_step: int | None = None  # the last step that is in the file
+        self.worker = Worker(folder, self.problems)
         self._names = names
         self._health = health
         self._activity = UnitActivity(names.counts_units, THRESHOLDS["min_values"])
@@ -105,6 +110,8 @@ class Writer:
             is_full = self._num_waiting_parts >= MOST_PARTS or self._num_waiting + size > MOST_OBSERVATIONS
             if is_full and (size or self._num_waiting_parts >= 2 * MOST_PARTS):
                 self._dropped += size
+                if part.captures:
+                    self._queue.put(partial(self.worker.add_dropped, len(part.captures)))
                 if size:
                     self._queue.put(lambda: self._tell_dropped(part.step, size))
                 return False
@@ -141,6 +148,7 @@ class Writer:
                 self.problems.add_failure(error, "A step could not be written")
             del item
         try:
+            self.worker.finish()
             if self._part_size:
                 self._write_step(self._open_step, [])
             for task in self.at_end:
@@ -162,6 +170,8 @@ class Writer:
                 self._part_size += size
                 self._open_step = part.step
             part.observations = []
+            for job, name, options, tensor in part.captures:
+                self.worker.send(job, name, part.step, tensor.cpu().numpy(), options)
             scalars = [(name, step, float(value_of(value))) for name, step, value in part.scalars]
             if part.is_end and self._part_size:
                 self._write_step(part.step, scalars)
