@@ -131,7 +131,24 @@ def test_what_did_not_run_is_told_and_the_call_stack_has_its_source(visit, tmp_p
     tab.run(f"torchlens.select({tab.find('moe')})")
     assert tab.page.locator("#panel .idle span").all_text_contents() == ["moe.experts.0", "moe.experts.3"]
     tab.run("torchlens.openTo(2)")
-    assert tab.page.locator(".idle-text").all_text_contents() == ["did not run: 0, 3"]
+    ghosts = tab.page.locator(".ghost")
+    assert [ghost.locator("text").all_text_contents() for ghost in ghosts.all()] == [
+        ["experts.0", "Linear · did not run"],
+        ["experts.3", "Linear · did not run"],
+    ]
+    moe = tab.run(f"torchlens.scene.nodes.get({tab.find('moe')})")
+    nodes = tab.run("[...torchlens.scene.nodes.values()].filter(n => !n.isBox)")
+    for ghost in tab.run("torchlens.scene.idle"):
+        assert moe["x"] <= ghost["x"]
+        assert ghost["x"] + ghost["w"] <= moe["x"] + moe["w"]
+        assert ghost["y"] + ghost["h"] <= moe["y"] + moe["h"]
+        for node in nodes:
+            assert (
+                ghost["y"] >= node["y"] + node["h"]
+                or node["y"] >= ghost["y"] + ghost["h"]
+                or node["x"] >= ghost["x"] + ghost["w"]
+                or ghost["x"] >= node["x"] + node["w"]
+            )
     tab.run(f"torchlens.select({tab.find('moe.experts.1')})")
     codes = tab.page.locator("#panel code").all_text_contents()
     assert codes[0].startswith("return self.experts[1](x)")

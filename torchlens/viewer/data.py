@@ -283,15 +283,19 @@ class _Writer:
         read = {number for own in self.log.graph.params for number in own}
         called |= {recording.param_addresses[number].rpartition(".")[0] for number in read}
         box_of = {part.address: number for number, part in reversed(list(enumerate(parts))) if part.kind == "module"}
-        found: dict[int, list[int]] = {}
+        found: dict[int, list[str]] = {}
         for address in recording.module_classes:
             above = address.rpartition(".")[0]
             if not address or address in called or above not in holders or address in holders:
                 continue
             while above and above not in box_of:
                 above = above.rpartition(".")[0]
-            found.setdefault(box_of.get(above, 0), []).append(self.strings(address))
-        return [[number, names] for number, names in found.items()]
+            found.setdefault(box_of.get(above, 0), []).append(address)
+        classes = recording.module_classes
+        return [
+            [number, [self.strings(name) for name in names], [self.strings(classes[name]) for name in names]]
+            for number, names in found.items()
+        ]
 
     def _left_out(self, chosen: Selection, number_of: Mapping[int, int]) -> dict[str, Any] | None:
         """How much of each part the page does not carry; None where it carries everything."""

@@ -3,7 +3,8 @@
 import { D, FOOT, HEAD_H, LINE_H, N, NODE_H, P, PAD, PART, SIDE, failedUnit, isUnit, kids, scene, siblings, state } from "./outline.js";
 import { columnsIn, connect, links } from "./links.js";
 import { widthOf } from "./numbers.js";
-import { extraLines, failedText, idleText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
+import { extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
+import { placeIdle } from "./idle.js";
 import { layoutBox, pathOf } from "./layout.js";
 
 const VALUE_ROOM = 76;  // for a number beside the title, when the nodes are coloured by one
@@ -86,17 +87,17 @@ export function arrange() {
     const order = scene.orders.get(i) || new Map();
     for (const [id, pos] of made.order) if (typeof id === "number" && !order.has(id)) order.set(id, pos);
     scene.orders.set(i, order);
-    const head = i === 0 ? 0 : HEAD_H + 8, foot = i === 0 ? 0 : FOOT + (idleText(i) ? LINE_H + 6 : 0), pad = i === 0 ? 0 : PAD;
+    const head = i === 0 ? 0 : HEAD_H + 8, idle = placeIdle(i, made.height), foot = i === 0 ? 0 : FOOT, pad = i === 0 ? 0 : PAD;
     const title = i === 0 ? 0 : Math.min(560, widthOf(titleOf(i), true) + widthOf(typeOf(i)) + widthOf(noteOf(i, true)) + 76);
     const loopRoom = l.loops.length ? 18 + 10 * l.loops.length : 0;
-    const w = Math.max(made.width + 2 * pad + loopRoom, title), h = made.height + head + foot;
-    const dx = (w - made.width - loopRoom) / 2;
+    const right = loopRoom + (idle ? idle.w : 0), w = Math.max(made.width + 2 * pad + right, title), h = Math.max(made.height, idle ? idle.h : 0) + head + foot;
+    const dx = (w - made.width - right) / 2;
     const ins = new Map(), outs = new Map();
     nodes.forEach((node, k) => {
       if (node.kind === "in") ins.set(+node.id.slice(1), made.placed[k].x + dx - w / 2);
       if (node.kind === "out") outs.set(+node.id.slice(1), made.placed[k].x + dx - w / 2);
     });
-    return { w: Math.ceil(w), h, ins, outs, made, nodes, edges, dx, head, loops: l.loops, index, loopRoom };
+    return { w: Math.ceil(w), h, ins, outs, made, nodes, edges, dx, head, loops: l.loops, index, loopRoom, idle };
   }
   const root = lay(0);
   scene.nodes = new Map();
@@ -104,6 +105,7 @@ export function arrange() {
   scene.links = [...edgeMap.values()];
   scene.rep = rep;
   scene.selfLoops = selfLoops;
+  scene.idle = [];
   (function spread(i, own, x, y) {
     const isBox = Boolean(own.made);
     if (i) scene.nodes.set(i, { id: i, x, y, w: own.w, h: own.h, isBox });
@@ -113,6 +115,7 @@ export function arrange() {
     }
     if (!isBox) return;
     const ox = x + own.dx, oy = y + own.head;
+    if (own.idle) for (const node of own.idle.nodes) scene.idle.push({ ...node, x: ox + own.made.width + own.loopRoom + node.x, y: oy + node.y });
     own.nodes.forEach((node, k) => {
       if (node.kind === "node") spread(node.id, boxes.get(node.id), ox + own.made.placed[k].x - node.w / 2, oy + own.made.placed[k].y);
     });
@@ -130,7 +133,7 @@ export function arrange() {
     own.loops.forEach(([a, b, pairs], k) => {
       const from = scene.nodes.get(a), to = scene.nodes.get(b);
       if (!from || !to) return;
-      const r = x + own.w - 12 - 10 * k, y0 = from.y + Math.min(from.h - 10, from.h / 2 + 6), y1 = to.y + Math.min(16, to.h / 2);
+      const r = (own.idle ? ox + own.made.width + own.loopRoom + PAD : x + own.w) - 12 - 10 * k, y0 = from.y + Math.min(from.h - 10, from.h / 2 + 6), y1 = to.y + Math.min(16, to.h / 2);
       scene.edges.push({
         d: `M${from.x + from.w} ${y0}H${r - 8}Q${r} ${y0} ${r} ${y0 - 8}V${y1 + 8}Q${r} ${y1} ${r - 8} ${y1}H${to.x + to.w + 5}`,
         kind: "loop", tip: [to.x + to.w, y1, -1], ends: [{ s: a, t: b, pairs }],

@@ -2,11 +2,12 @@
 
 import { BAR_H, D, HEAD_H, LINE_H, P, SIDE, failedUnit, isOpenable, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
 import { clip, many, widthOf } from "./numbers.js";
-import { describe, extraLines, failedText, idleText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
+import { describe, extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
 import { colourValue, css, inkOn, overlayColour, overlayRange, placeOn } from "./overlays.js";
 import { label, make } from "./elements.js";
 import { drawLegend } from "./legend.js";
 import { light } from "./light.js";
+import { drawIdle } from "./idle.js";
 import { drawMark } from "./marks.js";
 import { hitsIn } from "./search.js";
 import { isCondition, shapesOn } from "./edges.js";
@@ -33,6 +34,7 @@ export function draw(before) {
   });
   if (state.extras.shapes) drawShapes(edgesLayer);
   drawConditions(edgesLayer);
+  drawIdle(nodesLayer);
   world.replaceChildren(boxesLayer, edgesLayer, nodesLayer);
   badges.clear();
   markHits();
@@ -158,11 +160,6 @@ function drawBox(node, layer, heads, range) {
   const hasFailed = failedUnit > 0 && within(failedUnit, id) ? " has-failed" : "";
   const box = make("g", { class: "box", transform: `translate(${x} ${y})` }, layer);
   make("rect", { class: "back", width: w, height: h, rx: 8 }, box);
-  const idle = idleText(id);
-  if (idle) {
-    make("rect", { class: "idle-strip", x: 8, y: h - LINE_H - 10, width: w - 16, height: LINE_H + 2, rx: 6 }, box);
-    label(box, clip(idle, w - 32), 16, h - 14, "idle-text");
-  }
   const g = make("g", { class: "box-head k-" + kindOf(id) + hasFailed, transform: `translate(${x} ${y})` }, heads);
   const bar = make("path", { class: "bar-fill", d: `M0 ${HEAD_H}V8a8 8 0 0 1 8 -8H${w - 8}a8 8 0 0 1 8 8V${HEAD_H}z` }, g);
   make("rect", { class: "frame", width: w, height: h, rx: 8, "pointer-events": "none", fill: "none" }, g);

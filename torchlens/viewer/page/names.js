@@ -83,12 +83,6 @@ export function extraLines(i) {
   if (state.extras.params) for (const p of P.params[i].slice(0, 4)) lines.push(S[Q.address[p]].split(".").pop() + "  " + S[Q.shape[p]]);
   return lines;
 }
-/* Modules that did not run, by the part that they are in; of those with a number, as experts have, the box tells. */
-export const idleIn = new Map(D.idle);
-export function idleText(i) {
-  const names = (idleIn.get(i) || []).map(name => S[name].split(".").pop()).filter(name => /^\d+$/.test(name));
-  return names.length ? "did not run: " + names.join(", ") : "";
-}
 const counts = new Map();
 export function countUnits(i) {
   let c = counts.get(i);

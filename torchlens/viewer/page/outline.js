@@ -41,7 +41,7 @@ export const state = {
   sides: { buffer: "dim", constant: "dim", mask: "dim", view: "dim" }, view: { x: 0, y: 0, k: 1 },
   scale: { kind: "auto", per: "total" }, edge: null, extras: { args: false, params: false, shapes: false },  // what nodes and edges show if asked to
 };
-export const scene = { nodes: new Map(), edges: [], orders: new Map(), width: 0, height: 0, fresh: new Set() };
+export const scene = { nodes: new Map(), edges: [], idle: [], orders: new Map(), width: 0, height: 0, fresh: new Set() };
 export const timings = { open: 0, render: 0 };
 
 export function siblings(a, b) {

@@ -3,9 +3,10 @@
 import { $, D, E, LEFT, NUM, P, PART, Q, S, T, VALUELESS, children, end, failedUnit, isOpenable, isUnit, leftIn, leftOut, panel, passOfEntry, state, tell, unitOf, within } from "./outline.js";
 import { links } from "./links.js";
 import { bytesText, many, numberText, short, timeText } from "./numbers.js";
-import { countUnits, entriesNow, idleIn, paramCount, paramsIn, shapeOf, typeOf } from "./names.js";
+import { countUnits, entriesNow, paramCount, paramsIn, shapeOf, typeOf } from "./names.js";
 import { overlayText, overlayValue, overlays } from "./overlays.js";
 import { html } from "./elements.js";
+import { idleIn } from "./idle.js";
 import { draw } from "./draw.js";
 import { entriesIn } from "./light.js";
 import { select, toggle } from "./actions.js";
@@ -85,7 +86,7 @@ function passBlock(i) {
 function idleBlock(i) {
   const out = document.createDocumentFragment(), idle = idleIn.get(i) || [];
   if (!idle.length) return out;
-  const list = html("div", { class: "idle" }, ...idle.slice(0, 60).map(name => html("span", {}, S[name])));
+  const list = html("div", { class: "idle" }, ...idle.slice(0, 60).map(({ name }) => html("span", {}, name)));
   if (idle.length > 60) list.append("and " + many(idle.length - 60) + " more");
   out.append(html("h3", {}, "Did not run"), list);
   return out;
