@@ -1,5 +1,6 @@
 """Two histories in one page: what differs is marked and listed, and what is done in one is done in the other."""
 
+import random
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,9 +10,15 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import Model
+from tests.viewer.test_outline_loops import Program
+from tests.viewer.test_outline_loops import _random_program as random_program
 from tests.viewer.viewer_models import GPT2, Recurrent, ResidualBlock, ResNet18, failed_history
+from torchlens.history.matching import match
 from torchlens.model_history import ModelHistory
 from torchlens.viewer import Pair, explore_together
+from torchlens.viewer.data import carried_data
+from torchlens.viewer.differences import find_differences
+from torchlens.viewer.pairs import Side, matched_pairs
 
 IMAGE = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 IDS = torch.randint(0, 1000, (1, 8), generator=torch.Generator().manual_seed(0))
@@ -246,7 +253,10 @@ def test_nothing_in_common_and_failed_histories_open(together):
     kinds = {kind for _, _, own in both.listed() for kind in own}
     assert {"added", "removed"} <= kinds
     assert together(failed_history(), log(resnet(), IMAGE)).listed()
-    assert together(failed_history(), failed_history()).run("torchlens.panes.length") == 2
+    failed = failed_history()
+    both = together(failed, failed)
+    assert both.listed() == both.listed(follows=True) == []
+    assert both.selected() == ["head.0", "head.0"]  # what failed
 
 
 def test_an_address_opens_what_was_seen(together, visit):
@@ -274,6 +284,43 @@ def test_a_phone_stacks_the_two(together):
     assert both.selected()[0] == both.selected()[1] != ""
     both.tab.page.locator("#grip").locator("visible=true").click()
     assert both.tab.page.locator("#differences").first.is_visible()
+
+
+# -- nothing is passed over --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [*range(10), 58, 246])
+def test_whatever_one_of_two_random_models_lacks_is_in_the_list(seed):
+    chance = random.Random(seed)
+    statements = random_program(chance, [chance.randrange(5) for _ in range(60)])
+    changed = list(statements)
+    for _ in range(1 + chance.randrange(3)):
+        at = chance.randrange(len(changed) + 1)
+        if chance.random() < 0.5 and len(changed) > 1:
+            changed.pop(min(at, len(changed) - 1))
+        else:
+            changed.insert(at, chance.choice([0, 1, 2, (2, [1, 2])]))
+    logs = []
+    for own in (statements, changed):
+        torch.manual_seed(seed)
+        logs.append(log(Program(own, 5), torch.ones(1, 3)))
+    sides = [Side(history, carried_data(history, {}, "")) for history in logs]
+    matching = match(logs[0], logs[1])
+    found = find_differences(sides[0], sides[1], matched_pairs(sides[0], sides[1], matching))
+    told = {"removed", "added", "passes", "operation"}
+    for which, side in enumerate(sides):
+        parts = {
+            (found_one.a, found_one.b)[which] for found_one in found if found_one.is_listed and told & set(found_one.words)
+        }
+        above = side.carried.data["parts"]["parent"]
+        matched = {pair[which] for pair in matching.entries}
+        for entry in set(range(len(side.history))) - matched:
+            part = side.carried.part_of[entry]
+            while part > 0 and part not in parts:
+                part = above[part]
+            assert part > 0, side.history[entry].layer_label
+    if statements == changed:
+        assert found == []
 
 
 # -- pairs that the caller knows ---------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ KINDS_OF_DIFFERENCE = (
     "removed", "added", "operation", "passes", "argument", "parameters", "weights", "shape", "dtype", "values", "name",
     "note",
 )  # fmt: skip
+_UNMATCHED = frozenset({"removed", "added", "operation", "passes"})  # what says that something has no counterpart
 _CARRIED = frozenset({"shape", "dtype", "values"})  # what an operation hands on to those that read it
 
 
@@ -58,6 +59,7 @@ class _Finder:
         self.a, self.b = a, b
         self.logs: tuple[Log, Log] = a.history._log, b.history._log
         self.pairs = pairs
+        self.paired_parts = {(id(a.carried.parts[pair.a]), id(b.carried.parts[pair.b])) for pair in pairs}
         self.weights: dict[tuple[int, int], float | None] = {}
         self.matched = (
             {one for pair in pairs for one, _ in pair.entries},
@@ -73,8 +75,25 @@ class _Finder:
             *self._without(self.b, paired[1], lambda part: Difference(-1, part, {"added": ""})),
         ]
         self._mark_followers(by_entry)
-        order = self._order()
-        return sorted([*by_entry, *gone], key=order)
+        found = [*by_entry, *gone]
+        found += [*self._passed_over(0, found), *self._passed_over(1, found)]
+        return sorted(found, key=self._order())
+
+    def _passed_over(self, which: int, found: Sequence[Difference]) -> Iterator[Difference]:
+        """Operations of which some passes have no counterpart, where nothing that is listed says so, of them or around."""
+        side = (self.a, self.b)[which]
+        told = {(one.a, one.b)[which] for one in found if one.is_listed and _UNMATCHED & one.words.keys()}
+        above, partner = side.carried.data["parts"]["parent"], {(pair.a, pair.b)[which]: pair for pair in self.pairs}
+        for number, part in enumerate(side.carried.parts):
+            missing = sum(own[0] not in self.matched[which] for own in part.passes)
+            around = number
+            while around > 0 and around not in told:
+                around = above[around]
+            if not missing or around > 0 or number not in partner:
+                continue
+            if part.passes[0][0] < len(side.history._log.graph.recorded):  # not the call that failed
+                text = f"{missing} of {len(part.passes)} without a counterpart"
+                yield Difference(partner[number].a, partner[number].b, {"passes": text})
 
     # -- pairs ---------------------------------------------------------------------------------------------------------
 
@@ -84,7 +103,8 @@ class _Finder:
         self._compare_boxes(one, other, found, pair)
         if one.kind == other.kind == "operation":
             for mine, theirs in pair.entries:
-                self._compare(mine, theirs, found)
+                if mine < len(self.logs[0].graph.recorded):  # what failed made nothing to compare
+                    self._compare(mine, theirs, found)
         if found.words:
             yield found
 
@@ -102,10 +122,11 @@ class _Finder:
         if one.num_passes != other.num_passes and not self._differ_above(one, other):
             found.words["passes"] = f"× {one.num_passes} → × {other.num_passes}"
 
-    @staticmethod
-    def _differ_above(one: Part, other: Part) -> bool:
-        above = one.above, other.above
-        return above[0] is not None and above[1] is not None and above[0].num_passes != above[1].num_passes
+    def _differ_above(self, one: Part, other: Part) -> bool:
+        """Whether what is around two parts is a pair that runs another number of times, so that it is said of that."""
+        if one.above is None or other.above is None or one.above.num_passes == other.above.num_passes:
+            return False
+        return (id(one.above), id(other.above)) in self.paired_parts
 
     def _compare(self, mine: int, theirs: int, found: Difference) -> None:
         """Adds what differs between two entries to what is known of their parts: what the first pass says stays."""

@@ -58,7 +58,17 @@ def matched_pairs(a: Side, b: Side, matching: Matching) -> list[PartPair]:
     for one, other in matching.calls:
         if one in homes[0] and other in homes[1]:
             votes[homes[0][one], homes[1][other]] += 1
-    return _joined(a, b, [PartPair(*pair) for pair in _elected(votes)], matching.entries)
+    return _joined(a, b, [PartPair(*pair) for pair in _elected(votes)], [*matching.entries, *_failed_calls(a, b)])
+
+
+def _failed_calls(a: Side, b: Side) -> list[tuple[int, int]]:
+    """The calls that failed, which are the entries after the last, if the same operation failed in both."""
+    logs = a.history._log, b.history._log
+    failures = [log.recording.failure for log in logs]
+    names = [failure.operation.name if failure and failure.operation else "" for failure in failures]
+    if failures[0] is None or failures[1] is None or names[0] != names[1]:
+        return []
+    return [(len(logs[0].graph.recorded), len(logs[1].graph.recorded))]
 
 
 def given_pairs(a: Side, b: Side, pairs: Iterable[Pair]) -> list[PartPair]:
