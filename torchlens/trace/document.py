@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from torchlens.capture.branches import Branch
-from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Kind, Operation
+from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, KNOWN_OPERATIONS, OUTPUT, Kind, Operation
 from torchlens.capture.recording import Failure, ModuleCall, Recording, References, Row
 from torchlens.capture.user_code import code_of_line, line_of_code
 from torchlens.errors import TraceError
@@ -30,6 +30,7 @@ __all__ = [
     "check_reads",
     "decisions_of",
     "document_of",
+    "function_parts",
     "recording_of",
     "references_form",
     "references_of",
@@ -158,7 +159,20 @@ def _operation_form(operation: Operation) -> Any:
     if BOUNDARIES.get(operation.name) is operation:
         return operation.name
     rest = [operation.kind.value, operation.written, operation.argument_names, operation.writes_if, operation.has_output]
-    return [reference_parts(operation.func), operation.name, operation.layer_type, *rest]
+    return [function_parts(operation), operation.name, operation.layer_type, *rest]
+
+
+def function_parts(operation: Operation) -> list[Any]:
+    """How the function of an operation may be found. It takes a while to find that out, so it is remembered with it."""
+    known = _PARTS.get(operation)
+    if known is None:
+        known = reference_parts(operation.func)
+        if KNOWN_OPERATIONS.get(operation.func) is operation:  # which stays anyway
+            _PARTS[operation] = known
+    return known
+
+
+_PARTS: dict[Operation, list[Any]] = {}
 
 
 def references_form(references: References) -> Any:

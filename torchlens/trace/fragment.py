@@ -6,11 +6,11 @@ from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Oper
 from torchlens.capture.recording import ModuleCall, Recording, Row
 from torchlens.errors import TraceError
 from torchlens.graph.edges import located
-from torchlens.trace.document import references_form, references_of, shape_of_form
+from torchlens.trace.document import function_parts, references_form, references_of, shape_of_form
 from torchlens.trace.files import TraceFiles
 from torchlens.trace.format import dtype_named
 from torchlens.trace.plain_text import shown
-from torchlens.trace.python_values import function_of, reference_parts
+from torchlens.trace.python_values import function_of
 from torchlens.trace.stored_tensors import stored_tensor
 from torchlens.trace.tensors import word_of
 
@@ -29,7 +29,7 @@ def row_line(recording: Recording, addresses: dict[int, str], call: int, number:
         at = record.parent
     return {
         "call": call, "row": number, "value": note, "operation": operation.name, "type": operation.layer_type,
-        "function": None if BOUNDARIES.get(operation.name) is operation else reference_parts(operation.func),
+        "function": None if BOUNDARIES.get(operation.name) is operation else function_parts(operation),
         "modules": modules[::-1], "references": references_form(row.references), "shape": [int(size) for size in row.shape],
         "dtype": word_of(row.dtype), "model": recording.model_name, "address": addresses.get(number),
     }  # fmt: skip
