@@ -1,0 +1,68 @@
+"""Findings of a run: what began to be wrong, at which step and in which module; and nothing about what is well."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import torchlens as tl
+
+
+def kinds(folder: Path) -> dict[str, tuple[int, str]]:
+    found = [each for each in tl.open_run(folder).findings if not each.is_over]
+    return {each.kind: (each.step, each.module) for each in reversed(found)}
+
+
+def train(model: nn.Module, folder: Path, num_steps: int, lr: float = 1e-3) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with tl.monitor(model, folder, graph="modules"):
+        for _ in range(num_steps):
+            optimizer.zero_grad()
+            model(torch.randn(64, 16)).square().mean().backward()
+            optimizer.step()
+
+
+def test_dead_units_are_found_where_they_die_and_not_where_zeros_are_handed_on(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Identity(), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[0].bias[:12] = -1000.0
+    train(model, tmp_path, 4)
+    assert kinds(tmp_path)["dead units"][1] == "1"
+    assert tl.open_run(tmp_path)["1"].outputs.dead[-1] == 12 / 16
+
+
+def test_saturation_is_found(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[0].weight.mul_(1000)
+    train(model, tmp_path, 4)
+    assert kinds(tmp_path)["saturated activation"] == (2, "1")  # after three recorded steps in a row
+
+
+def test_nan_is_found_in_the_step_and_module_where_it_comes_up(tmp_path: Path) -> None:
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.num_calls = nn.Linear(16, 16), nn.Linear(16, 2), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.num_calls += 1
+            hidden = self.first(x)
+            return self.second(hidden / 0.0 * 0.0 if self.num_calls == 3 else hidden)
+
+    train(Breaks(), tmp_path, 3)
+    assert kinds(tmp_path)["non-finite values"] == (2, "second")
+
+
+def test_vanishing_gradients_and_updates_that_are_too_large_are_found(tmp_path: Path) -> None:
+    layers = [layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Sigmoid())]
+    train(nn.Sequential(*layers, nn.Linear(16, 2)), tmp_path / "deep", 4)
+    assert kinds(tmp_path / "deep")["vanishing gradient"] == (2, "0")
+    train(nn.Sequential(nn.Linear(16, 2)), tmp_path / "fast", 4, lr=1.0)
+    assert kinds(tmp_path / "fast")["large update"] == (2, "0")
+
+
+def test_a_model_that_is_well_has_no_findings(tmp_path: Path) -> None:
+    train(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2)), tmp_path, 5, lr=0.02)
+    assert not {"dead units", "saturated activation", "vanishing gradient", "exploding gradient"} & set(kinds(tmp_path))
+    assert "non-finite values" not in kinds(tmp_path)
