@@ -107,6 +107,14 @@ def trace_rows(seconds: float, with_peers: bool) -> list[str]:
     return done.stdout.strip().splitlines()
 
 
+def monitoring_rows(seconds: float) -> list[str]:
+    rows = ["| a training step under the monitor, CPU time of the thread | `every=1` | `every=10` |", "|---|---|---|"]
+    for workload in (*TRAINING, "GPT of 6 layers, 8 × 64 tokens"):
+        results = [measure("monitoring", workload, "--every", str(n), "--seconds", str(seconds)) for n in (1, 10)]
+        rows.append(f"| {workload} | {' | '.join(map(ratio, results))} |")
+    return rows
+
+
 def make_table(seconds: float, with_peers: bool) -> str:
     tools = [tool for tool in NAMES if with_peers or tool not in PEERS]
     rows = [f"| everything saved, no_grad | {' | '.join(NAMES[tool] for tool in tools)} |", "|---|" + "---|" * len(tools)]
@@ -128,7 +136,7 @@ def make_table(seconds: float, with_peers: bool) -> str:
     }
     for kind, name in LISTINGS.items():
         others[f"{name} of 100,000 operations against 10,000 (time)"] = listing(measure("listing", kind))
-    rows += ["", *training_rows(seconds)]
+    rows += ["", *training_rows(seconds), "", *monitoring_rows(seconds)]
     memory, imports = measure("memory"), measure("import")
     if isinstance(memory, str) or isinstance(imports, str):
         raise SystemExit(f"memory: {memory}; import: {imports}")

@@ -180,7 +180,45 @@ def resnet18_training() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     return ResNet18().train(), torch.rand(8, 3, 112, 112), torch.randint(0, 1000, (8,))
 
 
+class GPTBlock(nn.Module):
+    """Attention and a small network, each around a residual."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm1(x)).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+        x = x + self.proj(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm2(x))
+
+
+class SmallGPT(nn.Module):
+    """Six layers; gives the logits of all tokens in a row."""
+
+    def __init__(self, num_tokens: int = 1000, width: int = 192, length: int = 64) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(num_tokens, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(GPTBlock(width, 6) for _ in range(6)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, num_tokens, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+        return self.head(self.norm(self.blocks(hidden))).flatten(0, 1)
+
+
+def gpt_training() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, 1000, (8, 64))
+    return SmallGPT().train(), tokens, tokens.flatten()
+
+
 TRAINING_WORKLOADS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor, torch.Tensor]]] = {
     "small CNN, 32 images of 32×32": small_cnn_training,
     "ResNet-18, 8 images of 112×112": resnet18_training,
+    "GPT of 6 layers, 8 × 64 tokens": gpt_training,
 }
