@@ -15,6 +15,7 @@ from torchlens.comparing.isolation import Origin, grouped, isolate
 from torchlens.comparing.layouts import best_layout
 from torchlens.comparing.mapping import fixed_by_name
 from torchlens.comparing.matching import Matched, Pairing, Subject
+from torchlens.comparing.own_error import own_error_in
 from torchlens.comparing.precision import OWN_ERRORS, dtype_name, own_errors, short_type
 from torchlens.comparing.reasons import reasons_for
 from torchlens.comparing.replay import Replay
@@ -50,14 +51,16 @@ def compare_histories(
     outputs = _paired_outputs(ours, theirs)
     fixed = [(ours.root[r], theirs.root[c]) for r, c in [*inputs, *named, *outputs]]
     short = short_type(*sides)
-    own_error = None if short is None else own_errors(sides[0], short)
-    if own_error:
+    short_errors = None if short is None else own_errors(sides[0], short)
+    if short_errors:
         tolerance /= OWN_ERRORS
-    growth = GROWTH_OF_OWN if own_error else GROWTH
-    pairing = Pairing(ours, theirs, fixed, (), own_error)
-    analysis = analyse(ours, theirs, pairing.run(), tolerance, growth=growth)
-    error, units = _output_error(sides, outputs, pairing)
+    growth = GROWTH_OF_OWN if short_errors else GROWTH
+    pairing = Pairing(ours, theirs, fixed, (), short_errors)
     replay = Replay(sides[1])
+    found_pairs = pairing.run()
+    own_error = own_error_in(ours, theirs, replay, found_pairs) if replay.is_live else None
+    analysis = analyse(ours, theirs, found_pairs, tolerance, growth=growth, own_error=own_error)
+    error, units = _output_error(sides, outputs, pairing)
     notes: list[str] = []
     own: dict[int, float] = {}
     mended = None
@@ -94,7 +97,7 @@ def compare_histories(
         notes=tuple(notes),
         num_replayed=sum(map(sides[1].is_operation, range(sides[1].size))),
         largest_own=largest,
-        unit="eps" if own_error is None or short is None else f"times the reference's own {dtype_name(short)} error",
+        unit="eps" if short_errors is None or short is None else f"times the reference's own {dtype_name(short)} error",
         _histories=(reference, candidate),
     )
 

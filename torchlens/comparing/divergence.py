@@ -1,17 +1,21 @@
 """Where two histories part: the pairs whose inputs agree and whose outputs do not."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torchlens.comparing.matching import Found, Matched, Subject
 
-__all__ = ["Analysis", "Region", "analyse"]
+__all__ = ["GROWTH", "GROWTH_OF_OWN", "Analysis", "OwnError", "Region", "analyse", "region_of", "stops_of"]
 
 # How much larger than that of its inputs the error of a correct layer may be.
-GROWTH = 6.0
+GROWTH = 4.0
 GROWTH_OF_OWN = 2.0  # where the unit of error is the reference's own, which grows, too
 # An error that much larger than that of all that is computed from it was none: two steps in between were taken for one.
 _VANISHED = 20.0
+
+
+# The own error of a pair, given the candidate's region: in units of rounding, or None.
+OwnError = Callable[[Matched, "Region"], float | None]
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,15 @@ def analyse(
     tolerance: float,
     trusted: set[int] | None = None,
     growth: float = GROWTH,
+    own_error: OwnError | None = None,
 ) -> Analysis:
     """Sorts the pairs. Pairs that turn out to be none (all that is computed from them agrees) are taken out of `found`.
 
-    `trusted`, by entry of the reference, are pairs whose error is known to be put right.
+    `trusted`, by entry of the reference, are pairs whose error is known to be put right. `own_error` tells, where it can be
+    told, what of a pair's error is its own; without it, errors may grow from layer to layer, and how much is a guess.
     """
     for _ in range(4):
-        analysis = _sorted(reference, candidate, found, tolerance, trusted or set(), growth)
+        analysis = _sorted(reference, candidate, found, tolerance, trusted or set(), growth, own_error)
         false = [pair for pair in analysis.pairs if _is_false(pair, candidate, found, analysis)]
         if not false:
             break
@@ -56,9 +62,15 @@ def analyse(
 
 
 def _sorted(
-    reference: Subject, candidate: Subject, found: Found, tolerance: float, trusted: set[int], growth: float
+    reference: Subject,
+    candidate: Subject,
+    found: Found,
+    tolerance: float,
+    trusted: set[int],
+    growth: float,
+    own_error: OwnError | None,
 ) -> Analysis:
-    stops = (_stops(reference, found.of_reference, found.twins[0]), _stops(candidate, found.of_candidate, found.twins[1]))
+    stops = stops_of(reference, found, 0), stops_of(candidate, found, 1)
     agreeing: set[int] = set(trusted)
     limits: dict[int, float] = {}
     regions: dict[int, tuple[Region, Region]] = {}
@@ -68,15 +80,16 @@ def _sorted(
         if pair.reference in trusted:
             limits[pair.reference] = tolerance
             continue
-        ours = _region(reference, pair.reference, stops[0])
-        theirs = _region(candidate, pair.candidate, stops[1])
+        ours, theirs = region_of(pair, 0, reference, found, stops[0]), region_of(pair, 1, candidate, found, stops[1])
         above = [_pair_at(found, 0, end) for end in ours.inputs] + [_pair_at(found, 1, end) for end in theirs.inputs]
         known = [p for p in above if p is not None]
         # An input that the candidate reads and that comes later in the reference is judged by itself.
         good = [p for p in known if p.reference in agreeing or (p.reference >= pair.reference and p.units <= tolerance)]
         largest = max((p.error for p in good if p.reference not in trusted), default=0.0)
         limits[pair.reference] = limit = tolerance + growth * largest / pair.eps
-        if pair.units <= limit:
+        is_in_question = pair.units > tolerance and len(good) == len(known) and own_error is not None
+        own = own_error(pair, theirs) if is_in_question and own_error is not None else None
+        if (pair.units if own is None else own) <= (limit if own is None else tolerance):
             agreeing.add(pair.reference)
             continue
         regions[pair.reference] = (ours, theirs)
@@ -89,13 +102,32 @@ def _sorted(
     return Analysis(pairs, agreeing, origins, regions, limits)
 
 
-def _stops(subject: Subject, paired: dict[int, Matched], twins: dict[int, Matched]) -> list[bool]:
-    return [root in paired or root in twins for root in subject.root]
+def stops_of(subject: Subject, found: Found, side: int) -> list[bool]:
+    """For each entry of a side, whether it is known what it is on the other."""
+    paired = (found.of_reference, found.of_candidate)[side]
+    return [root in paired or root in found.twins[side] for root in subject.root]
 
 
-def _region(subject: Subject, entry: int, stops: Sequence[bool]) -> Region:
-    ends, passed = subject.side.above(entry, stops)
-    return Region(tuple(dict.fromkeys(subject.root[end] for end in ends)), tuple(passed))
+def region_of(pair: Matched, side: int, subject: Subject, found: Found, stops: list[bool]) -> Region:
+    """What lies between a pair and the pairs above it, on one side.
+
+    An entry above that holds the same as the pair itself (a norm before it is multiplied by ones) lies in between, too.
+    """
+    entry = (pair.reference, pair.candidate)[side]
+    while True:
+        ends, passed = subject.side.above(entry, stops)
+        own = [end for end in ends if stops[end] and _is_itself(_pair_at(found, side, subject.root[end]), pair, side)]
+        if not own:
+            return Region(tuple(dict.fromkeys(subject.root[end] for end in ends)), tuple(passed))
+        stops = list(stops)
+        for end in own:
+            stops[end] = False
+
+
+def _is_itself(other: Matched | None, pair: Matched, side: int) -> bool:
+    if other is None:
+        return False
+    return other.reference == pair.reference if side else other.candidate == pair.candidate
 
 
 def _pair_at(found: Found, side: int, entry: int) -> Matched | None:

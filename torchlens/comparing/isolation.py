@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torchlens.comparing.distances import distance, numbers
-from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Region, analyse
+from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Region, analyse, region_of, stops_of
 from torchlens.comparing.matching import Matched, Pairing, Subject
 from torchlens.comparing.replay import Replay
 from torchlens.comparing.side import dense
@@ -108,15 +108,8 @@ def _runs(pair: Matched, replay: Replay) -> bool:
 
 def _regions(reference: Subject, candidate: Subject, pairing: Pairing, pair: Matched) -> tuple[Region, Region]:
     found = pairing.found
-    regions = []
-    for subject, entry, paired, twins in (
-        (reference, pair.reference, found.of_reference, found.twins[0]),
-        (candidate, pair.candidate, found.of_candidate, found.twins[1]),
-    ):
-        stops = [root in paired or root in twins for root in subject.root]
-        ends, passed = subject.side.above(entry, stops)
-        regions.append(Region(tuple(dict.fromkeys(subject.root[end] for end in ends)), tuple(passed)))
-    return regions[0], regions[1]
+    ours = region_of(pair, 0, reference, found, stops_of(reference, found, 0))
+    return ours, region_of(pair, 1, candidate, found, stops_of(candidate, found, 1))
 
 
 def _put_in(
@@ -131,7 +124,7 @@ def _put_in(
 
     def put_in(entry: int, value: Tensor) -> Tensor | None:
         pair = by_candidate.get(entry) or twins.get(entry)
-        if pair is None:
+        if pair is None or (entry not in by_candidate and _comes_later(pairs.get(pair.reference), entry)):
             return None
         target = reference.side.value(pair.reference)
         if target is None:
@@ -151,6 +144,11 @@ def _put_in(
         return torch.view_as_complex(changed.contiguous()) if value.is_complex() else changed.to(value.dtype)
 
     return put_in
+
+
+def _comes_later(pair: Matched | None, entry: int) -> bool:
+    """Whether what an entry holds is the result of a computation that it is itself a step of."""
+    return pair is not None and pair.candidate > entry
 
 
 def grouped(origins: Sequence[Origin], reference: Subject, candidate: Subject) -> list[Origin]:
