@@ -33,6 +33,7 @@ PUBLIC_NAMES = [
     "ValidationReport",
     "ValueChangedError",
     "compare",
+    "current_run",
     "diff",
     "explore_together",
     "get_model_metadata",
@@ -52,7 +53,7 @@ PUBLIC_NAMES = [
 # From the bottom up; a file imports from its own line and the lines above it in this list. A folder that is not listed
 # is a room: it hangs on the history, and no room knows another.
 GROUND = [
-    *("errors", "lazy_import", "wording", "problems", "foreign_names", "frameworks", "options", "health"),
+    *("errors", "lazy_import", "wording", "problems", "foreign_names", "watch_names", "frameworks", "options", "health"),
     *("capture", "jax", "state", "graph", "nonfinite", "history"),
 ]
 FACADE = [

@@ -21,13 +21,14 @@ from torchlens.errors import (
 from torchlens.foreign_names import FUNCTION_NAMES, no_such_name
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.model_history import ModelHistory
+from torchlens.watch_names import MONITOR_FUNCTIONS
 
 if TYPE_CHECKING:
     from torchlens.differences import Diff, diff
     from torchlens.measure import compare, profile
     from torchlens.monitoring import Run, RunReader
     from torchlens.profiling import Finding, Profile
-    from torchlens.runs import monitor, open_run
+    from torchlens.runs import current_run, monitor, open_run
     from torchlens.traces import load, magnify, read_trace, tail
     from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
     from torchlens.viewer import explore_together
@@ -50,6 +51,7 @@ __all__ = [
     "ValidationReport",
     "ValueChangedError",
     "compare",
+    "current_run",
     "diff",
     "explore_together",
     "get_model_metadata",
@@ -77,6 +79,7 @@ _LATER = {
     "RunReader": "torchlens.monitoring",
     "ValidationReport": "torchlens.validation",
     "compare": "torchlens.measure",
+    "current_run": "torchlens.runs",
     "diff": "torchlens.differences",
     "explore_together": "torchlens.viewer",
     "load": "torchlens.traces",
@@ -110,7 +113,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     listing = f"There are: {', '.join(__all__)}."
     raise AttributeError(
-        no_such_name(f"module {__name__!r}", "attribute", name, FUNCTION_NAMES, __all__, listing), name=name
+        no_such_name(f"module {__name__!r}", "attribute", name, FUNCTION_NAMES | MONITOR_FUNCTIONS, __all__, listing),
+        name=name,
     )
 
 

@@ -10,12 +10,14 @@ import torch
 from torchlens.model_history import ModelHistory
 from torchlens.monitoring import MonitorOptions, Run, RunReader
 from torchlens.monitoring import open_run as _open_run
+from torchlens.monitoring.run import last_run
 from torchlens.monitoring.series import KINDS
 from torchlens.monitoring.sinks.sink import Sink
 from torchlens.options import check_model
+from torchlens.watch_names import known_options
 from torchlens.wording import got
 
-__all__ = ["monitor", "open_run"]
+__all__ = ["current_run", "monitor", "open_run"]
 
 
 def monitor(
@@ -32,6 +34,7 @@ def monitor(
     compiled: str = "boundary",
     evaluation: bool = False,
     sinks: Sink | Sequence[Sink] = (),
+    **foreign: Any,
 ) -> Run:
     """Records the distributions of what a model's modules compute over a training run, at almost no cost.
 
@@ -57,18 +60,34 @@ def monitor(
     compiled: what torch.compile made is seen from outside ('boundary'), or runs as its source in recorded steps ('eager').
     evaluation: also record calls in eval mode without gradients.
     sinks: where to send it, too: torchlens.sinks.TensorBoard('tb/a'), Wandb(), Trackio('project'), MLflow().
+
+    Options of `torchexplorer.watch`, `wandb.watch` and pytorch_inspector that mean the same are taken (`log_freq=`,
+    `log=['io', 'params']`); of the others, an error says what to do.
     """
     check_model(model)
-    options = MonitorOptions(
-        every=every, log=log, modules=modules, seconds=seconds, step=step, budget=budget, graph=graph, compiled=compiled,
-        evaluation=evaluation, sinks=sinks,
-    )  # fmt: skip
+    own = {
+        "every": every, "log": log, "modules": modules, "seconds": seconds, "step": step, "budget": budget, "graph": graph,
+        "compiled": compiled, "evaluation": evaluation, "sinks": sinks,
+    }  # fmt: skip
+    options = MonitorOptions(**known_options(foreign, own))
     if not isinstance(folder, str | os.PathLike) or not str(folder):
         raise TypeError(f"folder must name a folder, such as 'runs/a', got {got(folder)}.")
     path = Path(folder).expanduser()
     if path.exists() and not path.is_dir():
         raise ValueError(f"folder must name a folder, got the file {str(path)!r}.")
     return Run(model, path, options, ModelHistory).start()
+
+
+def current_run() -> Run:
+    """The run that is being recorded, from any place in the program; of several, the one that was begun last.
+
+    >>> torchlens.current_run().watch('latent', z)
+    >>> torchlens.current_run().video('layer1', 'layer1.mp4', seconds=60)
+    """
+    run = last_run()
+    if run is None:
+        raise RuntimeError("No run is being recorded. Begin one with torchlens.monitor(model, 'runs/a').")
+    return run
 
 
 def open_run(folder: Any) -> RunReader:

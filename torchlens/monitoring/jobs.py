@@ -20,7 +20,8 @@ import numpy as np
 __all__ = ["JOBS", "Job", "make_job"]
 
 JOBS: dict[str, str] = {
-    "pca": "torchlens.monitoring.projection:PrincipalComponents",
+    "points": "torchlens.monitoring.projection:PointsJob",
+    "video": "torchlens.monitoring.video_job:Video",
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torchlens.monitoring.series import KINDS
 from torchlens.monitoring.sinks.sink import Sink
+from torchlens.watch_names import LOG_WORDS
 from torchlens.wording import check_choice, check_count, did_you_mean, got, one_of
 
 __all__ = ["MonitorOptions"]
@@ -59,6 +60,9 @@ def _checked_kinds(log: Any) -> frozenset[str]:
     kinds = [log] if isinstance(log, str) else list(log) if isinstance(log, Iterable) else None
     if kinds is None:
         raise TypeError(f"log must be a list of {one_of(KINDS)}, got {got(log)}.")
+    kinds = [own for kind in kinds for own in (LOG_WORDS.get(kind, (kind,)) if isinstance(kind, str) else (kind,))]
+    if "*" in kinds:
+        return frozenset(KINDS)
     for kind in kinds:
         if kind not in KINDS:
             raise ValueError(f"log must be made of {one_of(KINDS)}, got {got(kind)}. {did_you_mean(kind, KINDS)}".rstrip())

@@ -1,7 +1,7 @@
 """Arrays → pictures (height, width, RGB): activations as images, histograms, points. On numpy alone: the worker paints.
 
-A painter keeps the range that its pictures have shown so far, and only ever widens it: colours and places mean the same from
-one picture to the next, and a film of them does not flicker.
+A painter keeps the range that its pictures have shown so far, and only ever widens it: colours and places mean the same
+from one picture to the next, and a film of them does not flicker.
 """
 
 from collections.abc import Callable

@@ -20,6 +20,7 @@ from torchlens.capture.current import add_watcher, remove_watcher
 from torchlens.capture.patching import apply_module_patches, undo_patches
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.user_code import warn_caller
+from torchlens.foreign_names import no_such_name
 from torchlens.health.thresholds import THRESHOLDS
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log
@@ -28,7 +29,6 @@ from torchlens.monitoring.collector import Collector
 from torchlens.monitoring.folder import FORMAT, GRAPH_FILE, RUN_FILE, is_run, write_json_file
 from torchlens.monitoring.graph import GraphMaker
 from torchlens.monitoring.health import Health
-from torchlens.monitoring.jobs import JOBS
 from torchlens.monitoring.options import MonitorOptions
 from torchlens.monitoring.parameters import ParameterWatch
 from torchlens.monitoring.quiet import quietly
@@ -38,18 +38,28 @@ from torchlens.monitoring.series import WATCHED, SeriesNames
 from torchlens.monitoring.sinks.feed import SinkFeed
 from torchlens.monitoring.sinks.sink import Sink
 from torchlens.monitoring.statistics import Observation
+from torchlens.monitoring.tracking import Track, matching, video_options
 from torchlens.monitoring.watcher import ModuleWatcher, hide_from_compiler
 from torchlens.monitoring.worker import WorkCounts
 from torchlens.monitoring.writer import Counts, Part, RecordedStep, Writer
 from torchlens.problems import Problems
+from torchlens.watch_names import RUN_NAMES
 from torchlens.wording import check_choice, check_count, did_you_mean, got
 
-__all__ = ["Run"]
+__all__ = ["Run", "last_run"]
 
 _MOST_SCALARS = 100_000
 # Scalars of steps that are not recorded otherwise are handed over so often (in seconds), or when there are so many.
 _SCALARS_EVERY = 0.2
 _MANY_SCALARS = 500
+# Those that were started, the last one last. Weakly: who drops a run drops it.
+_STARTED: "list[weakref.ref[Run]]" = []
+
+
+def last_run() -> "Run | None":
+    """The run that was started last, of those that are not finished."""
+    _STARTED[:] = [each for each in _STARTED if (run := each()) is not None and not run.is_finished]
+    return _STARTED[-1]() if _STARTED else None
 
 
 class Run:
@@ -77,6 +87,7 @@ class Run:
         is_resumed = is_run(folder)
         first = options.step if options.step is not None else last_step_of(folder) + 1 if is_resumed else 0
         self._clock = StepClock(first)
+        self._first_step = first
         self._names = SeriesNames()
         self._writer = Writer(
             folder, self.rank, self._session(first), options.budget, self._names, Health(self._names, model)
@@ -122,6 +133,7 @@ class Run:
             self.add_sink(sink)
         atexit.register(self.finish)
         self._collector.on_full = self._hand_over_part
+        _STARTED.append(weakref.ref(self))
         self._arm_or_disarm()
         return self
 
@@ -131,6 +143,7 @@ class Run:
             return
         try:
             self._guard(self._end_last_step)
+            self._guard(self._tell_unseen)
         finally:
             try:
                 self._take_away()
@@ -147,6 +160,13 @@ class Run:
             self.finish()
         finally:  # once more, as above
             self.finish()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"'Run' object has no attribute {name!r}")
+        own = [each for each in dir(type(self)) if not each.startswith("_")]
+        listing = f"There are: {', '.join(own)}."
+        raise AttributeError(no_such_name("'Run'", "attribute", name, RUN_NAMES, own, listing), name=name)
 
     def __repr__(self) -> str:
         counts = self.counts
@@ -203,29 +223,84 @@ class Run:
         return tensor
 
     def _watch(self, name: str, tensor: torch.Tensor) -> None:
+        self._watcher.capture(name, tensor)
         self._collector.note(name, WATCHED, "", tensor)
         self._collector.follow_gradient(name, "", tensor)
 
-    def embed(self, address: str, method: str = "pca", *, basis: str = "aligned", rows: int = 256) -> None:
-        """Projects what a module returns to two dimensions, one point for each of the first `rows`, in every recorded step.
+    def embed(
+        self, address: str, method: str = "pca", *, basis: str = "aligned", rows: int = 256, every: int = 1,
+        seconds: float | None = None, name: str | None = None,
+    ) -> Track:  # fmt: skip
+        """Projects what a module returns, or a watched tensor, to two dimensions: a point for each of the first `rows`.
 
-        A process of its own does it. basis: 'fixed' keeps the directions of the first step, 'aligned' finds them anew for
-        each and turns them so that points move as little as they can. `open_run(...).projections[address]` has the points.
+        >>> run.embed('encoder')                                # principal components
+        >>> run.embed('latent', 'tsne', every=100)              # what run.watch('latent', z) is given
+        >>> torchlens.open_run('runs/a').projections['encoder']
+
+        Points do not jump from step to step. Of principal components, basis='fixed' keeps the directions of the first step;
+        with 'aligned' those of each, turned so that points move as little as they can. 'tsne' begins each step where
+        the last one ended. A process of its own does it; `projections` knows it by `name`: the address, if not given.
         """
-        check_choice("method", method, JOBS)
+        check_choice("method", method, ("pca", "tsne"))
         check_choice("basis", basis, ("aligned", "fixed"))
-        check_count("rows", rows, 2)
-        self.capture(address, method, {"basis": basis}, rows)
+        found = matching(address, self._addresses())
+        if name is not None and len(found) > 1:
+            raise ValueError(f"name must be None for several modules: each has its address, got {got(name)}.")
+        used = {own.get("name") for track in self._tracks() for own in track.options.values()}
+        options = {each: {"name": name or each, "method": method, "basis": basis} for each in found}
+        for own in options.values():
+            if own["name"] in used:
+                raise ValueError(f"{own['name']!r} is embedded already: say name=, such as '{own['name']} {method}'.")
+        return self._track("points", options, rows, every, seconds)
 
-    def capture(self, address: str, job: str, options: dict[str, Any], rows: int) -> None:
-        """Sends the first `rows` of what a module returns to a job of the worker process (see jobs.py)."""
-        known = {info.address for info in self._watcher.infos.values()}
-        if address not in known:
-            raise ValueError(
-                f"address must be that of a module of the model, got {got(address)}. {did_you_mean(address, known)}"
-            )
-        check_choice("job", job, JOBS)
-        self._watcher.captured.setdefault(address, []).append((job, options, rows))
+    def video(
+        self, address: str, path: str | os.PathLike[str], *, show: str = "auto", every: int = 1,
+        seconds: float | None = None, fps: int = 10, size: tuple[int, int] = (640, 480), rows: int = 256,
+        basis: str = "aligned",
+    ) -> Track:  # fmt: skip
+        """Films what a module returns, or a watched tensor, one picture for each recorded step.
+
+        >>> run.video('layer1', 'layer1.mp4')
+        >>> run.video('layer1.*', 'videos/{module}.mp4', show='histogram', every=10, seconds=600)
+        >>> film = run.video('latent', 'latent.mp4', show='tsne'); film.pause(); film.resume(); film.stop()
+
+        show: 'images' (the channels of the first example, or a matrix), 'histogram', 'pca' or 'tsne' (see `embed`); 'auto'
+        takes images where there are two dimensions. every, seconds: how often, and for how long. rows: of each tensor, the
+        first so many are filmed. A process of its own paints; the file plays at any time, also if the run is killed.
+        The range of colours and scales is that of all pictures so far. A run that is resumed begins another file.
+        """
+        is_resumed = self._first_step > 0
+        options = video_options(address, path, self._addresses(), show, fps, size, basis, is_resumed)
+        return self._track("video", options, rows, every, seconds)
+
+    def _track(self, job: str, options: dict[str, dict[str, Any]], rows: int, every: int, seconds: float | None) -> Track:
+        infos = {info.address: info for info in self._watcher.infos.values()}
+        for address in options:
+            if address in infos and not infos[address].is_wanted:
+                raise ValueError(f"address must be that of a module that is recorded (modules=), got {got(address)}.")
+        clock = self._clock
+        track = Track(job, options, rows, every, seconds, lambda: clock.step)
+        if self.rank == 0:  # the files of several would be the same
+            for address in options:
+                self._watcher.captured.setdefault(address, []).append(track)
+        return track
+
+    def _addresses(self) -> list[str]:
+        return [info.address for info in self._watcher.infos.values()]
+
+    def _tracks(self) -> list[Track]:
+        return list({id(each): each for own in self._watcher.captured.values() for each in own}.values())
+
+    def _tell_unseen(self) -> None:
+        """A name that nothing came under may be mistaken."""
+        known = set(self._addresses())
+        for track in self._tracks():
+            if not track.num_taken and not known.issuperset(track.options):
+                name = next(each for each in track.options if each not in known)
+                hint = did_you_mean(name, known)
+                self.problems.add(
+                    f"Nothing was seen of {name!r}: no module has this address, nor was it watched. {hint}".rstrip()
+                )
 
     def step(self) -> None:
         """Ends a step, where no optimizer of torch's does. Once it was called, optimizers end no steps any more."""

@@ -21,6 +21,7 @@ from torchlens.monitoring.collector import Collector
 from torchlens.monitoring.graph import GraphMaker
 from torchlens.monitoring.options import MonitorOptions
 from torchlens.monitoring.quiet import quietly
+from torchlens.monitoring.tracking import Track
 
 __all__ = ["ModuleInfo", "ModuleWatcher"]
 
@@ -65,7 +66,7 @@ class ModuleWatcher:
     ) -> None:
         self.collector = collector
         self.infos: dict[int, ModuleInfo] = {}
-        self.captured: dict[str, list[tuple[str, dict[str, Any], int]]] = {}  # by address: job, its options, rows
+        self.captured: dict[str, list[Track]] = {}  # by address, or by the name of a watched tensor
         self.num_calls = 0  # since the last time somebody set it to 0
         self.graph = graph
         self._options = options
@@ -213,8 +214,15 @@ class ModuleWatcher:
 
     def _capture(self, address: str, result: Any) -> None:
         for _, tensor in itertools.islice(_named_results(result), 1):
-            for job, options, rows in self.captured[address]:
-                self.collector.capture(job, address, options, tensor, rows)
+            self.capture(address, tensor)
+
+    def capture(self, address: str, tensor: _Tensor) -> None:
+        """Hands a tensor to all that follow it. Call it quietly."""
+        for track in self.captured.get(address, ()):
+            if track.takes(address):
+                options = track.options[address]
+                name = options.get("path") or options.get("name") or address
+                self.collector.capture(track.job, name, options, tensor, track.rows)
 
     def _describe(self, number: int, info: ModuleInfo) -> None:
         """Tells the statistics what to look for in a series."""
