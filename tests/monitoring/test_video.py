@@ -123,11 +123,11 @@ def test_a_track_keeps_its_time_and_its_frequency(tmp_path: Path) -> None:
     with tl.monitor(model, tmp_path, every=2, modules="") as run:
         over = run.embed("", name="over", seconds=1e-9)
         rare = run.embed("", every=3)
-        with pytest.raises(ValueError, match="'' is embedded already|say name="):
+        with pytest.raises(ValueError, match="'' is embedded already"):
             run.embed("", "tsne")
         with pytest.raises(ValueError, match="seconds must be a number above 0"):
             run.embed("", name="b", seconds=-1)
-        with pytest.raises(ValueError, match="No module has an address like 'layer.\\*'"):
+        with pytest.raises(ValueError, match=r"No module has an address like 'layer.\*'"):
             run.embed("layer.*")
         for _ in range(9):
             model(torch.randn(6, 2)).sum().backward()
