@@ -9,14 +9,18 @@ import torch
 
 from torchlens.capture.collector import without_collector
 from torchlens.capture.user_code import warn_caller
+from torchlens.frameworks import Model, OtherModel, as_model
+from torchlens.lazy_import import lazy_function
 from torchlens.model_history import ModelHistory
 from torchlens.options import check_model
 from torchlens.trace import Tail, calls_of, chosen_layers, load_call, open_trace, overview, printable, read_pattern
 from torchlens.wording import check_count, checked_file, got
 
+jax_tail = lazy_function("torchlens.trace.jax_tailing", "JaxTail")
+
 __all__ = ["load", "magnify", "read_trace", "tail"]
 
-_Model = TypeVar("_Model", bound=torch.nn.Module)
+_Model = TypeVar("_Model", bound=Model)
 _ROOM = 1 << 20
 
 
@@ -58,7 +62,7 @@ def _load(path: str | os.PathLike[str], call: int | None) -> ModelHistory:
 def tail(
     model: _Model,
     path: str | os.PathLike[str] = "trace.safetensors",
-    layers: "str | Sequence[str] | Callable[[list[str], torch.nn.Module], bool]" = "all",
+    layers: "str | Sequence[str] | Callable[[list[str], Any], bool]" = "all",
     every: int = 1,
     params: bool = False,
     max_bytes: int | None = None,
@@ -75,7 +79,8 @@ def tail(
     >>> load('trace.safetensors')
 
     Args:
-        model: Any `nn.Module`.
+        model: Any `nn.Module`; or a callable of JAX. Entering then gives a function to call in its place. One that is
+            jitted stays one compiled program, which returns what is recorded as well.
         path: The file. While it is written there are a `.partial` and a `.journal` beside it.
         layers: `'all'` for every operation; modules by address or pattern (`'features.*'`), whose outputs are recorded;
             names in the file (`'features.*/relu'`); or a function of the path of a module (a list) and the module.
@@ -84,7 +89,8 @@ def tail(
         max_bytes: Calls that come when the file has this many bytes are not recorded, and counted.
         max_shard_bytes: Beyond that, another file is begun, and an index of all of them is written.
     """
-    check_model(model)
+    own = as_model(model)
+    check_model(own)
     target = checked_file("path", path, "trace.safetensors")
     check_count("every", every, 1)
     check_count("max_shard_bytes", max_shard_bytes, 1)
@@ -92,6 +98,10 @@ def tail(
         check_count("max_bytes", max_bytes, 1)
     if not isinstance(params, bool):
         raise TypeError(f"params must be True or False, got {got(params)}.")
+    if isinstance(own, OtherModel):
+        tailing: Any = jax_tail(own, target, layers, every, params, max_bytes, max_shard_bytes, _ROOM)
+        return tailing
+    assert isinstance(model, torch.nn.Module)
     return Tail(model, target, chosen_layers(model, layers), every, params, max_bytes, max_shard_bytes, _ROOM)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "check_internals",
     "concrete",
     "current_context",
+    "is_traced",
     "name_scope",
     "scopes_of",
 ]
@@ -55,6 +56,11 @@ def scopes_of(context: Any) -> tuple[Any, ...]:
     """The named scopes and transformations around an operation, outermost first; each has a `name`."""
     scopes: tuple[Any, ...] = context.name_stack.stack
     return scopes
+
+
+def is_traced(tree: Any) -> bool:
+    """Whether a program is being traced, so that some of these arrays have no values."""
+    return any(isinstance(leaf, core.Tracer) for leaf in jax.tree_util.tree_leaves(tree))
 
 
 def concrete(value: Any) -> Any:

@@ -32,7 +32,7 @@ class ModuleTracker:
         self._recorder = recorder
         self._num_calls: dict[str, int] = {}
         self._running: list[tuple[Any, str]] = []  # the objects and their addresses, outermost first
-        self._weight_addresses = dict(zip(map(id, parts.params), parts.param_addresses, strict=True))
+        self.weight_addresses = dict(zip(map(id, parts.params), parts.param_addresses, strict=True))
 
     def call(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a module; `super().__call__()` is part of the call that it stands in."""
@@ -97,7 +97,7 @@ class ModuleTracker:
     def _address_by_weights(self, module: Any) -> str | None:
         """Where the first of its weights stands, without the part of the way that leads from the module to it."""
         for part in parts_of(module):
-            address = self._weight_addresses.get(id(concrete(part.value)))
+            address = self.weight_addresses.get(id(concrete(part.value)))
             if address is not None:
                 own = _joined("", part.path)
                 if address == own:
@@ -127,8 +127,7 @@ def watched_call(original: Any) -> Any:
 
     @wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder = CURRENT.recorder
-        tracker = None if recorder is None else CURRENT.tracker
+        tracker = CURRENT.tracker
         if tracker is None:
             return original(self, *args, **kwargs)
         return tracker.call(self, original.__get__(self, type(self)), args, kwargs)

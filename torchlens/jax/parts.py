@@ -124,7 +124,10 @@ def _first_dict(given: list[tuple[Path, Any]]) -> list[Path]:
 def _nested_weights(path: Path, found: list[Part]) -> tuple[list[_Tree], list[Part]]:
     """Trees of weights inside an argument (`state.params`, a list of modules), and what is not in one."""
     trees: dict[Path, list[Part]] = {}
+    # An optimizer keeps trees of the same classes, and what is in them are no weights.
+    states = [part.path for part in found if type(part.value).__module__.partition(".")[0] == "optax"]
     heads = [part.path for part in found if part.path and not is_array(part.value) and _is_head(part)]
+    heads = [head for head in heads if not any(head[: len(state)] == state for state in states)]
     rest = []
     for part in found:
         head = next((head for head in heads if part.path[: len(head)] == head), None)

@@ -63,7 +63,7 @@ class Recorder:
         self._is_busy = False
         self._scopes: tuple[Any, ...] | None = None
         self._scope_call = 0
-        self._is_backward = False
+        self.is_backward = False
 
     # -- what no primitive made ------------------------------------------------------------------------------------
 
@@ -176,8 +176,8 @@ class Recorder:
                 number = self.find(arg)
             references.append(number)
             rest.append(None if number is not None else self._constant(arg))
-        call = self._module_call(context)
-        operation = operation_of(primitive, tuple([getattr(arg, "dtype", None) for arg in args]), self._is_backward)
+        call = self.module_call_of(context)
+        operation = operation_of(primitive, tuple([getattr(arg, "dtype", None) for arg in args]), self.is_backward)
         head = (operation, tuple(rest), params, tuple(references), call, code, instruction, seconds)
         results = result if primitive.multiple_results else (result,)
         for index, array in enumerate(results):
@@ -199,13 +199,13 @@ class Recorder:
             return number_of(arg)
         return arg if number is None else number
 
-    def _module_call(self, context: Any) -> int:
+    def module_call_of(self, context: Any) -> int:
         """The module call that an operation was written in, which may be over, as where its gradient is computed."""
         scopes = scopes_of(context)
         if scopes is not self._scopes:
             self._scopes = scopes
             self._scope_call = -1
-            self._is_backward = any(scope.name == "transpose" for scope in scopes)
+            self.is_backward = any(scope.name == "transpose" for scope in scopes)
             for scope in reversed(scopes):
                 call = self.call_of_scope.get(scope.name)
                 if call is not None:
@@ -234,7 +234,7 @@ class Recorder:
         known = [self._entry_of_id.get(id(arg)) for arg in args]
         text = ", ".join(f"{getattr(arg, 'dtype', type(arg).__name__)}{list(np.shape(arg))}" for arg in args)
         operation = operation_of(primitive, tuple(getattr(arg, "dtype", None) for arg in args))
-        call = self._module_call(current_context())
+        call = self.module_call_of(current_context())
         self.failure = Failure(str(error), call, code, instruction, operation, text, tuple(known))
 
     def fail_outside(self, error: BaseException, place: Place) -> None:

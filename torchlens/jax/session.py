@@ -42,12 +42,12 @@ class JaxSession:
         freed_memory().begin()
         self.model = model
         self.options = options
-        self._recorder = Recorder(options.saves, options.keeps_args, options.transform)
+        self.recorder = Recorder(options.saves, options.keeps_args, options.transform)
         self._name = name
         self._inputs: list[tuple[Path, int]] = []
-        self._outputs: list[tuple[Path, int]] = []
+        self.outputs: list[tuple[Path, int]] = []
         self._buffers: list[tuple[str, int]] = []
-        self._params: list[torch.nn.Parameter] = []
+        self.params: list[torch.nn.Parameter] = []
         self._versions: list[int] = []
         self._returns_data = False
         self._seconds_forward = self._seconds_total = self._seconds_setup = self._started_at = 0.0
@@ -58,10 +58,8 @@ class JaxSession:
         self._started_at = time()
         if self.options.random_seed is not None:
             seed_generators(self.options.random_seed)
-        recorder = self._recorder
-        self._parts = parts = parts_of_call(self.model, self._name, args, kwargs)
-        self._tracker = ModuleTracker(parts, recorder)
-        self._add_sources()
+        recorder = self.recorder
+        self.prepare(args, kwargs)
         try:
             result = self._run_logged(args, kwargs, start)
             self._add_outputs(result)
@@ -73,19 +71,31 @@ class JaxSession:
             return result
         finally:
             self._versions = recorder.finish()
-            self._params = [torch.nn.Parameter(to_torch(array), requires_grad=False) for array in parts.params]
+            self.params = [torch.nn.Parameter(to_torch(array), requires_grad=False) for array in self.parts.params]
             self._seconds_total = perf_counter() - start
+
+    def prepare(self, args: list[Any], kwargs: dict[str, Any], modules: type[ModuleTracker] = ModuleTracker) -> None:
+        """Learns what goes in: inputs, weights, buffers and modules."""
+        self.parts = parts_of_call(self.model, self._name, args, kwargs)
+        self.tracker = modules(self.parts, self.recorder)
+        self._add_sources()
+
+    def watch_modules(self, around: ExitStack) -> None:
+        """Has the calls of modules told to the tracker until `around` is left."""
+        around.callback(self._leave)
+        self._intercept_linen(around)
+        apply_patches(self, self.parts.modules)
+        CURRENT.tracker = self.tracker
 
     def _run_logged(self, args: list[Any], kwargs: dict[str, Any], started: float) -> Any:
         """The part in which JAX is patched. Undoing stands twice: an interrupt (Ctrl-C) can cut short one, not both."""
         _torchlens_log_began = True  # frames above this one are no part of the model (see `places.py`)
-        recorder = self._recorder
+        recorder = self.recorder
         try:
             with ExitStack() as around:
                 around.enter_context(jax.disable_jit())
-                self._intercept_linen(around)
-                apply_patches(self, self._parts.modules)
-                CURRENT.recorder, CURRENT.tracker = recorder, self._tracker
+                self.watch_modules(around)
+                CURRENT.recorder = recorder
                 start = perf_counter()
                 self._seconds_setup = start - started
                 try:
@@ -110,7 +120,7 @@ class JaxSession:
         linen = sys.modules.get("flax.linen")
         if linen is None:
             return
-        tracker = self._tracker
+        tracker = self.tracker
 
         def intercept(run: Any, args: Any, kwargs: Any, context: Any) -> Any:
             if context.method_name != "__call__" or CURRENT.tracker is not tracker:
@@ -121,7 +131,7 @@ class JaxSession:
         around.enter_context(linen.intercept_methods(intercept))
 
     def _add_sources(self) -> None:
-        recorder, parts = self._recorder, self._parts
+        recorder, parts = self.recorder, self.parts
         for number, array in enumerate(parts.params):
             recorder.know(array, -1 - number)
         for array, number in parts.aliases:
@@ -139,19 +149,19 @@ class JaxSession:
 
     def _add_outputs(self, result: Any) -> None:
         for path, array, _ in array_leaves(result):
-            self._outputs.append((path, self._recorder.add_output(array)))
+            self.outputs.append((path, self.recorder.add_output(array)))
         leaves = jax.tree_util.tree_leaves(result)
         self._returns_data = any(isinstance(leaf, bool | int | float | complex | str | np.generic) for leaf in leaves)
 
     @property
     def failure(self) -> Failure | None:
         """Where the function raised, if it did."""
-        return self._recorder.failure
+        return self.recorder.failure
 
     @property
     def recording(self) -> Recording:
         """What was recorded."""
-        recorder, parts, tracker = self._recorder, self._parts, self._tracker
+        recorder, parts, tracker = self.recorder, self.parts, self.tracker
         return Recording(
             model_name=self._name,
             rows=recorder.rows,
@@ -161,12 +171,12 @@ class JaxSession:
             regions={},
             writes=[],
             inputs=self._inputs,
-            outputs=self._outputs,
+            outputs=self.outputs,
             buffers=[*self._buffers, *recorder.constants],
-            params=self._params,
+            params=self.params,
             param_addresses=parts.param_addresses,
             module_params=parts.module_params,
-            outside_storages=[-1] * len(self._params),
+            outside_storages=[-1] * len(self.params),
             module_calls=recorder.module_calls,
             module_classes=tracker.classes,
             module_entries=tracker.entries,

@@ -13,7 +13,7 @@ import torch
 from torchlens.capture.trees import Path
 from torchlens.jax.arrays import is_array
 
-__all__ = ["Part", "array_leaves", "is_variable", "parts_of", "raw_value"]
+__all__ = ["Part", "array_leaves", "is_variable", "key_word", "parts_of", "raw_value"]
 
 _MAX_DEPTH = 30
 _PLAIN = (
@@ -84,10 +84,11 @@ def _children(tree: Any) -> list[tuple[Any, Any]]:
 def _pytree_children(tree: Any) -> list[tuple[Any, Any]]:
     """Of something that is only known as a pytree, with slots or written in C."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
-    return [(_name_of(keys[0]), value) for keys, value in leaves if keys]
+    return [(key_word(keys[0]), value) for keys, value in leaves if keys]
 
 
-def _name_of(key: Any) -> Any:
+def key_word(key: Any) -> Any:
+    """What a person writes for a step of JAX's own paths through trees."""
     for name in ("key", "idx", "name"):
         if hasattr(key, name):
             return getattr(key, name)

@@ -20,7 +20,7 @@ from torchlens.wording import did_you_mean, got
 
 __all__ = ["ModuleFilter", "Tail", "chosen_layers"]
 
-_Model = TypeVar("_Model", bound=torch.nn.Module)
+_Model = TypeVar("_Model")
 # A path as the seed has it, ['features', '0'], and the module there.
 ModuleFilter = Callable[[list[str], torch.nn.Module], bool]
 _LIMIT = 64 * 2**20  # bytes that a running call holds before they are written
@@ -44,6 +44,7 @@ class Tail(Generic[_Model]):
         room: int,
     ) -> None:
         self.model = model
+        self._module: Any = model
         self.path = path
         self.num_calls = 0
         self.num_dropped = 0
@@ -140,7 +141,7 @@ class Tail(Generic[_Model]):
         options = CaptureOptions(saves=not isinstance(self._layers, frozenset), saved_modules=saved)
         outflow = _Outflow(scribe, number)
         try:
-            session = Session(self.model, options, outflow=outflow)
+            session = Session(self._module, options, outflow=outflow)
         except Exception as error:  # ours to bear, not the caller's
             scribe.fail(error)
             return None
