@@ -89,3 +89,12 @@ def test_profile_training_names_the_origin_of_the_nan(folder: Path, capsys: pyte
     assert re.search(r"called at \S*profile_training\.py:\d+ in Distance\.forward", printed)
     assert "With the root kept away from zero: 0 findings." in printed
     assert {path.name for path in (folder / "output").iterdir()} == {"profile.json", "profile.csv", "profile.html"}
+
+
+@pytest.mark.slow
+def test_film_training_leaves_films_and_events(folder: Path, capsys: pytest.CaptureFixture[str]):
+    example("film_training").main(steps=12)
+    assert "6 of 12 steps recorded" in capsys.readouterr().out
+    for name in ("conv.mp4", "embedding.mp4"):
+        assert (folder / "output" / name).stat().st_size > 1000
+    assert list((folder / "output" / "tensorboard").glob("events.*"))
