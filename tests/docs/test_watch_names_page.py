@@ -1,6 +1,7 @@
 """docs/coming-from-torchexplorer.md names every word that the code knows of, and the code takes them or says what to do."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -32,8 +33,9 @@ def test_words_of_others_are_taken(tmp_path: Path) -> None:
 def test_other_words_are_refused_with_what_to_write(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     for name, cure in MONITOR_OPTIONS.items():
+        given: dict[str, Any] = {name: 1}
         with pytest.raises(TypeError) as caught:
-            tl.monitor(model, tmp_path / "a", **{name: 1})
+            tl.monitor(model, tmp_path / "a", **given)
         assert str(caught.value) == f"monitor() has no option {name!r}. Instead: {cure}."
     with pytest.raises(TypeError, match=r"monitor\(\) has no option 'evry'. There are: every, log"):
         tl.monitor(model, tmp_path / "a", evry=3)
