@@ -135,7 +135,7 @@ class GraphMaker:
             page, why = None, note
             if recording is not None:
                 try:
-                    page = page_data(history_type(Log(recording), CaptureOptions(saves=False)), {}, None)
+                    page = page_data(history_type(Log(recording), CaptureOptions(saves=False)), {}, None, has_repeats=False)
                 except Exception as error:  # the rest is as good without it
                     problems.add_failure(error, "The graph has no operations")
                     why = "The page of the operations could not be made."

@@ -233,6 +233,11 @@ class RunReader:
         """Everything that was recorded over the steps."""
         return [series for kinds in self._join().by_module.values() for own in kinds.values() for series in own.values()]
 
+    def recorded(self) -> tuple[list[SeriesKey], list[Step]]:
+        """Everything as it lies in the files: what the series are called, by number, and the steps with their columns."""
+        joined = self._join()
+        return joined.keys, joined.steps
+
     def to_pandas(self) -> "pandas.DataFrame":
         """A table with one row for each series and step."""
         import pandas
@@ -362,20 +367,21 @@ class _Joined:
         self.by_module: dict[str, dict[str, dict[str, Series]]] = {}
         self.scalars: dict[str, Scalars] = {}
         self._numbers: dict[tuple[str, str, str], int] = {}
-        self._keys: list[SeriesKey] = []
+        self.keys: list[SeriesKey] = []
         groups: dict[tuple[int, int], list[Step]] = {}
         rows: dict[str, dict[int, list[Any]]] = {}
         for segment in segments:
             limit = limits.get((segment.rank, segment.session), 1 << 62)
             numbers = {own: self._number(key) for own, key in segment.names.items()}
+            num_same = next((own for own in range(len(numbers)) if numbers.get(own) != own), len(numbers))
             for step in segment.steps:
                 if step.first < limit:
-                    groups.setdefault((step.first, step.last), []).append(_renumbered(step, numbers))
+                    groups.setdefault((step.first, step.last), []).append(_renumbered(step, numbers, num_same))
             for row in segment.scalars:
                 if row[1] < limit and segment.rank == min(each.rank for each in segments):
                     rows.setdefault(row[0], {})[row[1]] = row
         self.steps = [_together(groups[key]) for key in sorted(groups, key=lambda key: (key[1], key[0]))]
-        for key, (module, kind, name) in zip(self._keys, self._numbers, strict=True):
+        for key, (module, kind, name) in zip(self.keys, self._numbers, strict=True):
             series = Series(key, self._numbers[module, kind, name], self.steps)
             self.by_module.setdefault(module, {}).setdefault(kind, {})[name] = series
         for name, own in rows.items():
@@ -389,13 +395,16 @@ class _Joined:
         """One number for the series of that name in all files."""
         short = key[:3]
         if short not in self._numbers:
-            self._numbers[short] = len(self._keys)
-            self._keys.append(key)
+            self._numbers[short] = len(self.keys)
+            self.keys.append(key)
         return self._numbers[short]
 
 
-def _renumbered(step: Step, numbers: dict[int, int]) -> Step:
+def _renumbered(step: Step, numbers: dict[int, int], num_same: int) -> Step:
+    """With the numbers that series have in all files. The first `num_same` have those already."""
     columns = step.columns
+    if len(columns) and columns.series[-1] < num_same:  # series are in order
+        return step
     unknown = [number for number in columns.series.tolist() if number not in numbers]
     if unknown or not len(columns):
         # A file that does not tell its names is damaged in a way that no checksum shows.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -86,8 +87,15 @@ class Series:
     def __init__(self, key: SeriesKey, number: int, steps: Sequence[Step]) -> None:
         self.key = key
         self._number = number
-        places = [(step, int(np.searchsorted(step.columns.series, number))) for step in steps]
-        self._rows = [(step, row) for step, row in places if row < len(step.columns) and step.columns.series[row] == number]
+        self._steps = steps
+
+    @cached_property
+    def _rows(self) -> list[tuple[Step, int]]:
+        """Where it is in each step that has it. Looked for when asked: a run has thousands of series."""
+        places = [(step, int(np.searchsorted(step.columns.series, self._number))) for step in self._steps]
+        return [
+            (step, row) for step, row in places if row < len(step.columns) and step.columns.series[row] == self._number
+        ]
 
     @property
     def steps(self) -> np.ndarray:

@@ -42,17 +42,27 @@ class Carried(NamedTuple):
     part_of: dict[int, int]
 
 
-def page_data(history: BaseHistory, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> dict[str, Any]:
-    """Everything the page knows."""
-    return carried_data(history, overlays, title).data
+def page_data(
+    history: BaseHistory,
+    overlays: Mapping[str, Mapping[str, float]],
+    title: str | None,
+    has_repeats: bool = True,
+) -> dict[str, Any]:
+    """Everything the page knows. Without repeats, identical modules are not folded to one."""
+    return carried_data(history, overlays, title, has_repeats).data
 
 
-def carried_data(history: BaseHistory, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> Carried:
+def carried_data(
+    history: BaseHistory,
+    overlays: Mapping[str, Mapping[str, float]],
+    title: str | None,
+    has_repeats: bool = True,
+) -> Carried:
     """Everything the page knows, and where each entry is in it."""
     user = object()
     try:
         pause_collector(user)  # nothing of the outline is garbage before the page is written, and it is large
-        return _Writer(history, history._log).write(overlays, title)
+        return _Writer(history, history._log).write(overlays, title, has_repeats)
     finally:
         resume_collector(user)
 
@@ -78,12 +88,12 @@ class _Writer:
         self.flops: dict[Any, int] = {}
         self.backward_seconds = backward_times(log).seconds
 
-    def write(self, overlays: Mapping[str, Mapping[str, float]], title: str | None) -> Carried:
+    def write(self, overlays: Mapping[str, Mapping[str, float]], title: str | None, has_repeats: bool) -> Carried:
         recording = self.log.recording
         failure = recording.failure
         failed = None if failure is None else self._failed_call(failure)
         found = outline(self.log, failed)
-        fold(self.log, found)
+        fold(self.log, found, has_repeats)
         num_all = len(self.log.graph.recorded) + (failed is not None)
         num_operations = num_all - len(self.log.graph.inputs) - len(self.log.graph.buffers) - len(self.log.graph.outputs)
         chosen = select(found.root, num_all, num_operations, always=num_all - 1 if failed is not None else -1)

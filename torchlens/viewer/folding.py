@@ -22,14 +22,15 @@ _FEWEST_REPEATED_MODULES = 3
 _FEWEST_REPEATED_OPERATIONS = 8
 
 
-def fold(log: Log, outline: Outline) -> None:
-    """Folds all boxes of an outline, in place."""
-    _Folder(log, outline).fold(outline.root)
+def fold(log: Log, outline: Outline, has_repeats: bool = True) -> None:
+    """Folds all boxes of an outline, in place. Without repeats, what is identical stays apart: each has numbers of its own."""
+    _Folder(log, outline, has_repeats).fold(outline.root)
 
 
 class _Folder:
-    def __init__(self, log: Log, outline: Outline) -> None:
+    def __init__(self, log: Log, outline: Outline, has_repeats: bool) -> None:
         self.log = log
+        self.has_repeats = has_repeats
         self.boundary = {*log.graph.inputs, *log.graph.outputs}
         self.outputs = set(log.graph.outputs)
         self.edges_in = _edges_in(outline)
@@ -47,7 +48,8 @@ class _Folder:
             edges = tuple(sorted((position[id(a)], position[id(b)]) for a, b in self.edges_in.get(id(box), ())))
             name = self.log.recording.module_classes.get(box.address, "") if box.kind == "module" else box.kind
             box.shape = self._known((name, box.num_passes, tuple([part.shape for part in children]), edges))
-        self._fold_repeats(box)
+        if self.has_repeats:
+            self._fold_repeats(box)
         if box.above is None:
             self._fold_outputs(box)
         self._put_together(box)
