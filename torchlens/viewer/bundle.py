@@ -5,7 +5,7 @@ from pathlib import Path
 
 __all__ = ["bundle"]
 
-_IMPORT = re.compile(r'^import \{[^}]*\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
+_IMPORT = re.compile(r'^import \{[^}]*\} from "((?:\./|\.\./)[\w/-]+\.js)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", re.MULTILINE)
 
 
@@ -14,15 +14,16 @@ def bundle(folder: Path, start: str) -> str:
 
     They share one scope there: no two files define the same name. Whoever calls the function twice has two of everything.
     """
-    scripts: dict[str, str] = {}
-    _add(folder, start, scripts, set())
+    scripts: dict[Path, str] = {}
+    _add((folder / start).resolve(), scripts, set())
     return "given => {\n" + "\n".join(scripts.values()) + "}"
 
 
-def _add(folder: Path, name: str, scripts: dict[str, str], begun: set[str]) -> None:
-    begun.add(name)
-    text = (folder / name).read_text(encoding="utf-8")
+def _add(path: Path, scripts: dict[Path, str], begun: set[Path]) -> None:
+    begun.add(path)
+    text = path.read_text(encoding="utf-8")
     for imported in _IMPORT.findall(text):
-        if imported not in begun:
-            _add(folder, imported, scripts, begun)
-    scripts[name] = _EXPORT.sub("", _IMPORT.sub("", text))
+        other = (path.parent / imported).resolve()
+        if other not in begun:
+            _add(other, scripts, begun)
+    scripts[path] = _EXPORT.sub("", _IMPORT.sub("", text))

@@ -1,6 +1,7 @@
 /* Which part of the scene is seen: pan and zoom. */
 
-import { $, NODE_H, SMALLEST_TEXT, TEXT, scene, stage, state, tell } from "./outline.js";
+import { $, NODE_H, SMALLEST_TEXT, scene, stage, state, tell } from "./outline.js";
+import { TEXT } from "./numbers.js";
 import { world } from "./draw.js";
 import { drawMap } from "./map.js";
 import { remember } from "./address.js";

@@ -3,7 +3,8 @@
 import { BAR_H, D, HEAD_H, LINE_H, P, SIDE, failedUnit, isOpenable, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
 import { clip, many, widthOf } from "./numbers.js";
 import { describe, extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
-import { colourValue, css, inkOn, overlayColour, overlayRange, placeOn } from "./overlays.js";
+import { colourValue, overlayColour, overlayRange, placeOn } from "./overlays.js";
+import { css, inkOn } from "./scale.js";
 import { label, make } from "./elements.js";
 import { drawLegend } from "./legend.js";
 import { light } from "./light.js";
@@ -19,6 +20,7 @@ export const elements = new Map();
 export function draw(before) {
   const boxesLayer = make("g", {}), edgesLayer = make("g", {}), nodesLayer = make("g", {});
   elements.clear();
+  painted.clear();
   const range = overlayRange();
   for (const node of scene.nodes.values()) {
     if (node.isBox) drawBox(node, boxesLayer, nodesLayer, range); else drawNode(node, nodesLayer, range, before);
@@ -105,6 +107,30 @@ export function focusable() {
   return scene.nodes.keys().next().value;
 }
 
+/* The colour of a number; of what has none, none: its kind is not what colours mean now. */
+const painted = new Map();
+function paint(id, parts, range) {
+  const value = colourValue(id), c = value === null ? null : css(overlayColour(placeOn(range, value)));
+  if (parts.colour !== c) {
+    const [body, bar] = parts.fills.length > 1 ? parts.fills : [null, parts.fills[0]];
+    bar.style.fill = c || "var(--card)";
+    if (body) body.style.fill = c || "";
+    const ink = c ? inkOn(overlayColour(placeOn(range, value))) : "";
+    for (const text of parts.g.querySelectorAll(":scope > text")) text.style.fill = ink;
+    parts.colour = c;
+  }
+  painted.set(id, parts);
+}
+/* Other numbers, in the same places: nothing is drawn anew but colours and what nodes say. */
+export function recolour() {
+  const range = overlayRange();
+  for (const [id, parts] of painted) {
+    if (parts.note) { const text = clip(noteOf(id), parts.room); if (parts.note.textContent !== text) parts.note.textContent = text; }
+    paint(id, parts, range);
+  }
+  drawLegend(range);
+}
+
 function drawNode(node, layer, range, before) {
   const { id, x, y, w, h } = node;
   const side = SIDE[P.side[id]], isDim = side && state.sides[side] === "dim" && !state.overlay;
@@ -124,21 +150,14 @@ function drawNode(node, layer, range, before) {
   if (note) noteText = clip(note, w - lead - 18 - widthOf(title, true));
   if (!isUnit(id)) label(g, isOpenable(id) ? "▸" : "▪", 9, 15, "title");
   label(g, title, lead, 15, "title");
-  if (noteText) label(g, noteText, w - 9, 15, "note", "end");
+  const noteLabel = noteText || state.overlay ? label(g, noteText, w - 9, 15, "note", "end") : null;
   const shape = shapeOf(id), type = id === failedUnit ? failedText() : typeOf(id);
   const shapeText = clip(shape, w * 0.66);
   label(g, clip(type, w - 26 - (shape ? widthOf(shapeText) : 0)), 9, 36, "type");
   if (id === failedUnit) label(g, clip(D.failure.message.split("\n")[0], w - 18), 9, 54, "error");
   if (shape) label(g, shapeText, w - 9, 36, "shape", "end");
   extraLines(id).forEach((line, k) => label(g, clip(line, w - 18), 9, 36 + LINE_H * (k + 1), "shape"));
-  if (state.overlay) {
-    const value = colourValue(id);
-    if (value !== null) {
-      const c = overlayColour(placeOn(range, value)), ink = inkOn(c);
-      body.style.fill = bar.style.fill = css(c);
-      for (const text of g.querySelectorAll(":scope > text")) text.style.fill = ink;
-    } else bar.style.fill = "var(--card)";  // its kind is not what colours mean now
-  }
+  if (state.overlay) paint(id, { g, fills: [body, bar], note: noteLabel, room: w - lead - 18 - widthOf(title, true) }, range);
   const tip = make("title", {}, g);
   tip.textContent = describe(id);
   drawBad(g, id);
@@ -168,13 +187,8 @@ function drawBox(node, layer, heads, range) {
   label(g, title, 22, 17.5, "title");
   const room = w - 22 - widthOf(title, true) - widthOf(note) - 34;
   if (room > 40) label(g, clip(typeOf(id), room), 30 + widthOf(title, true), 17.5, "note");
-  if (note) label(g, note, w - 10, 17.5, "note", "end");
-  const value = state.overlay ? colourValue(id) : null;
-  if (value !== null) {
-    const c = overlayColour(placeOn(range, value));
-    bar.style.fill = css(c);
-    for (const text of g.querySelectorAll(":scope > text")) text.style.fill = inkOn(c);
-  } else if (state.overlay) bar.style.fill = "var(--card)";
+  const noteLabel = note || state.overlay ? label(g, note, w - 10, 17.5, "note", "end") : null;
+  if (state.overlay) paint(id, { g, fills: [bar], note: noteLabel, room: Math.max(60, widthOf(note) + 12) }, range);
   drawMark(g, node);
   drawPick(g, w + 2, HEAD_H);
   common(g, node);

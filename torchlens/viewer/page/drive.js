@@ -7,7 +7,9 @@ import { factsOf } from "./facts.js";
 import { describe } from "./names.js";
 import { openTo } from "./levels.js";
 import { setPass, showPanel } from "./panel.js";
-import { draw } from "./draw.js";
+import { draw, recolour } from "./draw.js";
+import { setMarks } from "./marks.js";
+import { overlays } from "./overlays.js";
 import { search } from "./search.js";
 
 export const drive = {
@@ -33,6 +35,14 @@ export const drive = {
   setPass(i, at) { setPass(i, at); draw(); showPanel(); },
   colourBy(name) { $("overlay").value = name; $("overlay").dispatchEvent(new Event("change")); },
   colours: () => [...$("overlay").options].map(option => option.value),
+  /* Colours by numbers from outside, by part; with the same name again only the numbers change. `range` holds for all of them. */
+  setNumbers(name, { parts, text, range, title }) {
+    overlays.set(name, { parts, text, range, title, isSum: false, isOwn: true });
+    const isNew = state.overlay !== name;
+    state.overlay = name;
+    if (isNew) draw(); else recolour();
+  },
+  setMarks(list) { setMarks(list); draw(); },
   view: () => state.view,
   moveTo(view) { state.view = view; applyView(); },
   /* Where the top of a node is on the stage; of one that is not shown, of what is closed around it. */

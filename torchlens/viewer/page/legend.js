@@ -1,7 +1,8 @@
 /* What the colours and lines mean. */
 
 import { $, kindOf, scene, state } from "./outline.js";
-import { SCALE, css, overlayText, overlays } from "./overlays.js";
+import { overlayText, overlays } from "./overlays.js";
+import { SCALE, css } from "./scale.js";
 import { html, make } from "./elements.js";
 import { markRows } from "./marks.js";
 
@@ -9,7 +10,8 @@ const LEGEND = [["input", "input"], ["output", "output"], ["module", "module"], 
   ["activation", "activation"], ["compute", "other computation"], ["view", "view"], ["source", "buffer, constant"]];
 let range = null;  // of the values that are shown, while the nodes are coloured by them
 export const shownRange = () => range;
-export const legendTitle = () => state.overlay + (overlays.get(state.overlay).isSum ? state.scale.per === "operation" ? ", per operation" : ", sum of what is inside" : ", mean of what is inside") + (range && range.isLog ? ", logarithmic" : "");
+export const legendTitle = () => (overlays.get(state.overlay).title || inWords()) + (range && range.isLog ? ", logarithmic" : "");
+const inWords = () => state.overlay + (overlays.get(state.overlay).isSum ? state.scale.per === "operation" ? ", per operation" : ", sum of what is inside" : ", mean of what is inside");
 export function drawLegend(now) {
   range = state.overlay && now.min <= now.max ? now : null;
   const legend = $("legend");

@@ -5,17 +5,22 @@ import { widthOf } from "./numbers.js";
 import { html, label, make } from "./elements.js";
 
 const marks = new Map(D.marks || []);  // by part: {look, text, tag, colour, follows}
-const LOOKS = [["added", "only here"], ["removed", "only here"], ["changed", "does something else"], ["values", "other shape or values"], ["name", "other name"], ["inside", "differences inside"]];
+const LOOKS = [["added", "only here"], ["removed", "only here"], ["changed", "does something else"], ["values", "other shape or values"], ["name", "other name"], ["inside", "differences inside"], ["found", "something was found"]];
 const counted = new Map();
+export function setMarks(list) {
+  marks.clear();
+  counted.clear();
+  for (const [part, mark] of list) marks.set(part, mark);
+}
 /* The mark of a part; of one that is closed, also what is inside it. */
 export function markOf(i) {
   const own = marks.get(i);
   if (own || !marks.size || !isOpenable(i) || state.open[i]) return own || null;
   let found = counted.get(i);
   if (found === undefined) {
-    let causes = 0, followers = 0;
-    for (let u = i + 1; u < end[i]; u++) if (marks.has(u)) { const mark = marks.get(u); if (mark.follows) followers++; else if (mark.isListed) causes++; }
-    const tag = causes ? causes + (causes === 1 ? " difference" : " differences") : followers ? "follows" : "";
+    let causes = 0, followers = 0, noun = "difference";
+    for (let u = i + 1; u < end[i]; u++) if (marks.has(u)) { const mark = marks.get(u); if (mark.noun) noun = mark.noun; if (mark.follows) followers++; else if (mark.isListed) causes++; }
+    const tag = causes ? causes + " " + noun + (causes === 1 ? "" : "s") : followers ? "follows" : "";
     found = tag ? { look: "inside", tag, text: causes ? tag + " inside" : followers + " inside differ as a consequence", follows: !causes, colour: "" } : null;
     counted.set(i, found);
   }

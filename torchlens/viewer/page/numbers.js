@@ -1,7 +1,6 @@
 /* Texts: how wide they are, and how numbers are written. */
 
-import { TEXT } from "./outline.js";
-
+export const TEXT = 12;
 const ruler = document.createElement("canvas").getContext("2d");
 const FONT = getComputedStyle(document.body).fontFamily;
 const widths = new Map();

@@ -8,7 +8,7 @@ export const tell = (what, ...facts) => { if (given.tell) given.tell(what, ...fa
 export const S = D.strings, E = D.entries, P = D.parts, Q = D.parameters, T = D.statistics;
 export const N = P.part.length, NUM = E.label.length;
 export const KIND = D.kinds, PART = D.partKinds, SIDE = D.sides;
-export const LINE_H = 17, NODE_H = 42, BAR_H = 21, HEAD_H = 26, PAD = 16, FOOT = 14, SMALLEST_TEXT = 11, TEXT = 12;
+export const LINE_H = 17, NODE_H = 42, BAR_H = 21, HEAD_H = 26, PAD = 16, FOOT = 14, SMALLEST_TEXT = 11;
 export const $ = id => root.getElementById(id);
 export const svg = $("graph"), stage = $("stage"), panel = $("panel");
 

@@ -3,8 +3,8 @@
 import { D, E, LEFT, N, P, end, isUnit, leftIn, scene, state } from "./outline.js";
 import { countUnits } from "./names.js";
 import { bytesText, numberText, short, timeText } from "./numbers.js";
+import { colourAt } from "./scale.js";
 
-export const SCALE = [[0, 32, 77], [49, 68, 107], [102, 105, 112], [149, 143, 120], [202, 185, 105], [255, 234, 70]];
 export const overlays = new Map();
 overlays.set("time", { values: E.micros, left: "micros", isSum: true, text: timeText });
 overlays.set("memory", { values: E.bytes, left: "bytes", isSum: true, text: bytesText });
@@ -25,15 +25,6 @@ export function overlayValue(i) {
   return count ? (o.isSum ? sum : sum / count) : null;
 }
 export const overlayText = v => overlays.get(state.overlay).text(v);
-export function colourAt(t) {
-  const at = Math.max(0, Math.min(1, t)) * (SCALE.length - 1), i = Math.min(SCALE.length - 2, Math.floor(at)), f = at - i;
-  return SCALE[i].map((c, k) => Math.round(c + (SCALE[i + 1][k] - c) * f));
-}
-export const css = c => "rgb(" + c.join(",") + ")";
-export function inkOn(c) {
-  const [r, g, b] = c.map(v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#10151d" : "#ffffff";
-}
 
 /* What a part is coloured by: its total, or what one operation in it has on average. */
 export function colourValue(i) {
@@ -43,6 +34,8 @@ export function colourValue(i) {
 /* The ends of the scale, and whether it is logarithmic. Per operation they are those of all, so that opening changes no colour. */
 export function overlayRange() {
   if (!state.overlay) return null;
+  const given = overlays.get(state.overlay).range;
+  if (given) return given;
   let min = Infinity, max = -Infinity, least = Infinity;
   const look = i => {
     const v = colourValue(i);

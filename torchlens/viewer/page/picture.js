@@ -1,7 +1,8 @@
 /* The graph as it is opened now, as a picture: SVG or PNG, with everything in it that it needs. */
 
 import { D, scene, state } from "./outline.js";
-import { SCALE, css, overlayText } from "./overlays.js";
+import { overlayText } from "./overlays.js";
+import { SCALE, css } from "./scale.js";
 import { html, label, make } from "./elements.js";
 import { world } from "./draw.js";
 import { legendTitle, shownRange } from "./legend.js";

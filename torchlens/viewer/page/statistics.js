@@ -2,7 +2,7 @@
 
 import { E, P, T, end } from "./outline.js";
 import { many, numberText, percent } from "./numbers.js";
-import { colourAt } from "./overlays.js";
+import { colourAt } from "./scale.js";
 import { html, make } from "./elements.js";
 
 function bytesOf(text) { const raw = atob(text), out = new Uint8Array(raw.length); for (let i = 0; i < raw.length; i++) out[i] = raw.charCodeAt(i); return out; }
