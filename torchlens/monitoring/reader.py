@@ -17,7 +17,7 @@ the later one counts. A file with a torn or damaged end is read as far as it is 
 
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,9 +30,11 @@ from torchlens.monitoring.projection import ProjectedStep, projections_in, read_
 from torchlens.monitoring.sinks.export import send
 from torchlens.monitoring.sinks.sink import Sink
 from torchlens.monitoring.sinks.tensorboard_sink import TensorBoard
+from torchlens.monitoring.run_page import explore_runs
 from torchlens.monitoring.views import ModuleView, Scalars, Series, SeriesKey, SeriesMap
 from torchlens.monitoring.writer import Counts
-from torchlens.wording import got
+from torchlens.viewer.page import Exploration
+from torchlens.wording import checked_file, got
 
 if TYPE_CHECKING:
     import pandas
@@ -261,6 +263,26 @@ class RunReader:
     def to_tensorboard(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Writes what is recorded for TensorBoard. The options are those of `torchlens.sinks.TensorBoard`."""
         self.send_to(TensorBoard(folder, **options))
+
+    def explore(
+        self,
+        path: str | os.PathLike[str] | None = "run.html",
+        *,
+        compare: "Iterable[RunReader | str | os.PathLike[str]]" = (),
+        title: str | None = None,
+    ) -> Exploration:
+        """Writes one HTML file in which the run can be looked through; it needs no network and no other file.
+
+        `compare` are other runs (or their folders), shown beside this one. A file is two megabytes at most: of long runs it
+        carries fewer points. With `path=None` nothing is written; in a notebook the page is shown.
+
+        >>> r.explore('run.html', compare=['runs/b'])
+        """
+        if isinstance(compare, str | os.PathLike | RunReader):
+            compare = [compare]
+        others = [each if isinstance(each, RunReader) else open_run(each) for each in compare]
+        target = None if path is None else checked_file("path", path, "run.html")
+        return explore_runs([self, *others], target, title)
 
     # -- files -----------------------------------------------------------------------------------------------------------
 

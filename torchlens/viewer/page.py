@@ -84,12 +84,15 @@ def page_text(data: dict[str, Any]) -> str:
     return filled_template(data["title"], data, (PAGE / "pane.html").read_text(encoding="utf-8"), ["page.css"], script)
 
 
-def filled_template(title: str, data: dict[str, Any], body: str, styles: Sequence[str], script: str) -> str:
-    """A page: the template with style, body, scripts and data put in their places."""
+def filled_template(
+    title: str, data: dict[str, Any], body: str, styles: Sequence[str], script: str, connects: bool = False
+) -> str:
+    """A page: the template with style, body, scripts and data put in their places. Only if it `connects` may it ask its server."""
     template = (PAGE / "page.html").read_text(encoding="utf-8")
     pieces = {
         "TITLE": html.escape(title),
         "STYLE": "".join((PAGE / name).read_text(encoding="utf-8") for name in styles),
+        "CONNECT": "; connect-src 'self'" if connects else "",
         "BODY": body,
         "DATA": _safe_json(data),
         "SCRIPT": f'"use strict";\n{script}\n',

@@ -1,0 +1,142 @@
+"""Runs as one web page: a file with everything in it, or the page that a server fills."""
+
+import base64
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchlens.monitoring.module_page import graph_page
+from torchlens.monitoring.tables import STATISTICS, RunTables, bfloat16, block, histogram_block
+from torchlens.viewer.bundle import bundle
+from torchlens.viewer.page import PAGE, Exploration, filled_template, write_page
+
+if TYPE_CHECKING:
+    from torchlens.monitoring.reader import RunReader
+
+__all__ = ["explore_runs", "live_page_text"]
+
+RUN_PAGE = PAGE.parent / "run"
+# How much of a long run goes into a file, from most to least: columns of what is looked at first, of the other statistics,
+# and of histograms. The first that is small enough is taken; the page says what it carries.
+_DETAIL = (
+    (1024, 1024, 128), (1024, 256, 64), (1024, 128, 64), (1024, 128, 32), (512, 128, 32), (512, 64, 32), (256, 64, 32),
+    (256, 32, 16), (128, 32, 16), (64, 16, 16), (32, 16, 8), (16, 8, 8),
+)  # fmt: skip
+_FIRST = frozenset({"rms", "dead", "saturated", "nonfinite"})
+_MOST_BYTES = 1_900_000
+# Shares of the fullest bin in so many levels.
+_LEVELS = 15
+
+
+def live_page_text(title: str) -> str:
+    """The page that asks a server for everything."""
+    return _page_text({"title": title, "packed": ""}, connects=True)
+
+
+def explore_runs(runs: "Sequence[RunReader]", target: Path | None, title: str | None) -> Exploration:
+    """One file with runs in it; it needs no network and no other file."""
+    names = _names([run.folder for run in runs])
+    tables = [RunTables(run) for run in runs]
+    share = _MOST_BYTES // len(runs)
+    packs = [_smallest(own, name, share) for own, name in zip(tables, names, strict=True)]
+    body, index = b"", []
+    for head, data in packs:
+        index.append(_shifted(head, len(body)))
+        body += data
+    packed = zlib.compress(block({"runs": index}, np.frombuffer(body, "u1")), 9)
+    data = {"title": title or " · ".join(names[:3]), "packed": base64.b64encode(packed).decode()}
+    return write_page(_page_text(data, connects=False), target)
+
+
+def _page_text(data: dict[str, Any], connects: bool) -> str:
+    pane = (PAGE / "pane.html").read_text(encoding="utf-8")
+    body = (RUN_PAGE / "run.html").read_text(encoding="utf-8").replace("%%PANE%%", pane)
+    script = f"const openPane = {bundle(PAGE, 'start.js')};\n({bundle(RUN_PAGE, 'start.js')})();"
+    return filled_template(data["title"], data, body, ["page.css", "../run/run.css"], script, connects)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, and as much more as tells them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(own[-length:]) for own in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{'/'.join(own[-1:])} ({number})" for number, own in enumerate(parts, 1)]
+
+
+# -- packing -------------------------------------------------------------------------------------------------------------
+
+
+def _smallest(tables: RunTables, name: str, most: int) -> tuple[dict[str, Any], bytes]:
+    """A run with as much detail as fits. Long runs begin further down: what is too large is not even tried."""
+    numbers = sum(len(tables.steps) and len(step.columns) for step in tables.steps)
+    found = None
+    for first, others, histograms in _DETAIL:
+        is_hopeless = len(tables.keys) * (3 * min(first, len(tables.steps)) + 4 * histograms) > 24 * most
+        if numbers > 10_000 and is_hopeless and (first, others, histograms) != _DETAIL[-1]:
+            continue
+        found = _packed(tables, name, first, others, histograms)
+        if len(zlib.compress(found[1], 9)) * 4 // 3 <= most:
+            break
+    assert found is not None
+    return found
+
+
+def _packed(tables: RunTables, name: str, first: int, others: int, most_histograms: int) -> tuple[dict[str, Any], bytes]:
+    """(index, data): where in the data each table, histogram and scalar stands."""
+    pieces: list[bytes] = []
+    size = 0
+
+    def place(piece: bytes) -> list[int]:
+        nonlocal size
+        piece += b" " * (-len(piece) % 8)
+        pieces.append(piece)
+        size += len(piece)
+        return [size - len(piece), len(piece)]
+
+    reader = tables.reader
+    found: dict[str, list[int]] = {}
+    for kind in dict.fromkeys(key.kind for key in tables.keys):
+        for statistic in STATISTICS:
+            stride, values = tables.reduced_table(kind, statistic, first if statistic in _FIRST else others)
+            head = {"stride": stride, "from": 0, "columns": values.shape[1], "series": tables.numbers(kind).tolist()}
+            found[f"{kind}/{statistic}"] = place(block(head, _planes(bfloat16(values))))
+    stride, columns = tables.all_histograms(most_histograms)
+    histograms = [
+        place(histogram_block([column[number] for column in columns], {"stride": stride, "from": 0}, _LEVELS))
+        for number in range(len(tables.keys))
+    ]
+    scalars = {own: place(tables.scalar(own, most=first)) for own in reader.scalars}
+    info = reader.info
+    index = {
+        "name": name,
+        "model": str(info.get("model", "")),
+        "summary": tables.summary(),
+        "graph": graph_page(reader.graph),
+        "tables": found,
+        "histograms": histograms,
+        "scalars": scalars,
+    }
+    return index, b"".join(pieces)
+
+
+def _planes(values: np.ndarray) -> np.ndarray:
+    """Differences from column to column, first their upper bytes, then their lower ones: that is packed well."""
+    changes = np.diff(values.astype("<u2"), axis=1, prepend=np.zeros((len(values), 1), "<u2")).astype("<u2").reshape(-1)
+    return np.concatenate([(changes >> 8).astype("u1"), (changes & 255).astype("u1")])
+
+
+def _shifted(index: dict[str, Any], by: int) -> dict[str, Any]:
+    def moved(place: list[int]) -> list[int]:
+        return [place[0] + by, place[1]]
+
+    return {
+        **index,
+        "tables": {key: moved(place) for key, place in index["tables"].items()},
+        "histograms": [moved(place) for place in index["histograms"]],
+        "scalars": {key: moved(place) for key, place in index["scalars"].items()},
+    }
