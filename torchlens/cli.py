@@ -18,7 +18,7 @@ from torchlens.trace import printable
 __all__ = ["COMMANDS", "main"]
 
 # The commands, in the order in which the help lists them. Each is a file in `commands/`.
-COMMANDS = ("log", "show", "diff")
+COMMANDS = ("log", "show", "diff", "serve")
 # What a command may raise because of what it was given.
 _EXPECTED = (TorchLensError, ValueError, TypeError, LookupError, OSError, ImportError)
 

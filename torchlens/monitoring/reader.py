@@ -411,7 +411,7 @@ class _Joined:
 
     def key_of(self, number: int) -> SeriesKey:
         """What a series is about."""
-        return self._keys[number]
+        return self.keys[number]
 
     def _number(self, key: SeriesKey) -> int:
         """One number for the series of that name in all files."""
