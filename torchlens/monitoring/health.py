@@ -106,7 +106,9 @@ class Health:
                 begun.setdefault(finding.kind, []).append(finding)
         for group in begun.values():
             told.append(RunFinding(step.last, _grouped(group)))
-        for key in [key for key in self._in_a_row if key not in now]:
+        # Of a module that this step knows nothing about (only something else was recorded), nothing is over.
+        silent = {key for key, finding in self._told.items() if finding.module not in rows.modules}
+        for key in [key for key in self._in_a_row if key not in now and key not in silent]:
             del self._in_a_row[key]
             finding_over = self._told.pop(key, None)
             if finding_over is not None:
@@ -165,10 +167,12 @@ class _Rows:
         self.columns = step.columns
         self._by_kind: dict[str, list[tuple[SeriesName, int]]] = {}
         self._places: dict[tuple[str, str, str], int] = {}
+        self.modules: set[str] = set()
         for row, number in enumerate(step.columns.series):
             name = names[int(number)]
             self._by_kind.setdefault(name.kind, []).append((name, row))
             self._places[name.module, name.kind, name.name] = row
+            self.modules.add(name.module)
 
     def of(self, kind: str) -> list[tuple[SeriesName, int]]:
         """In the order in which they first came up."""

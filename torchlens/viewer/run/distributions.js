@@ -35,7 +35,8 @@ function linear(histograms, numBins) {
       if (inside > 0) for (let c = 0; c < columns; c++) out[c][k] += own[c] * inside;
     }
   }
-  scaled(out);
+  // Zeros are often most of all: their bar is cut, so that the others can be seen.
+  scaled(out, shares.has(ZERO) ? Math.max(0, Math.min(numBins - 1, Math.floor(-low / size))) : -1);
   return { columns: out, low, high };
 }
 /* The bins as they are: two an octave on either side of zero. */
@@ -46,8 +47,13 @@ function logarithmic(histograms) {
   codes.forEach((code, k) => { const row = histograms.rows.get(code); for (let c = 0; c < row.length; c++) out[c][k] = (row[c] / histograms.levels) ** 2; });
   return { columns: out, codes };
 }
-function scaled(columns) {
-  for (const column of columns) { let most = 0; for (const v of column) if (v > most) most = v; if (most) for (let k = 0; k < column.length; k++) column[k] /= most; }
+function scaled(columns, zeros) {
+  for (const column of columns) {
+    let most = 0;
+    for (let k = 0; k < column.length; k++) if (k !== zeros && column[k] > most) most = column[k];
+    if (!most) most = column[zeros] || 0;
+    if (most) for (let k = 0; k < column.length; k++) column[k] = Math.min(1, column[k] / most);
+  }
 }
 
 export class Distributions {

@@ -50,7 +50,7 @@ class Pack {
     const place = this.index.runs[run].tables[kind + "/" + statistic];
     const { head, body } = this.at(place);
     // Differences from column to column, first their upper bytes, then their lower ones: so they are packed well.
-    const count = body.length / 2, bits = new Uint16Array(count);
+    const count = head.columns * head.series.length, bits = new Uint16Array(count);
     for (let i = 0; i < count; i++) bits[i] = (body[i] << 8 | body[count + i]) + (i % head.columns ? bits[i - 1] : 0);
     return { head, body: new Uint8Array(bits.buffer) };
   }

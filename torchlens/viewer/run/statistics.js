@@ -64,12 +64,18 @@ export function placeOn(range, v) {
   if (range.isLog) return v <= range.least ? 0 : Math.min(1, Math.log(v / range.least) / Math.log(range.max / range.least));
   return range.max > range.min ? Math.max(0, Math.min(1, (v - range.min) / (range.max - range.min))) : 1;
 }
+/* A step may lack a series (only something else was recorded then): the value just before it stands for it. */
+const LOOK_BACK = 3;
+function before(row, column) {
+  for (let k = column; k >= 0 && k > column - LOOK_BACK; k--) if (!Number.isNaN(row[k])) return row[k];
+  return NaN;
+}
 /* The value of a module that has several tensors of a kind is that of the first; the worst, where it is a share of what is bad. */
 export function valueIn(table, list, statistic, place) {
   const column = Math.min(Math.floor(place / table.stride), table.columns - 1);
   let found = NaN;
   for (const own of list) {
-    const row = table.rows.get(own.number), v = row ? row[column] : NaN;
+    const row = table.rows.get(own.number), v = row ? before(row, column) : NaN;
     if (Number.isNaN(v)) continue;
     if (!STATISTICS[statistic].isWorst) return v;
     if (!(found >= v)) found = v;
