@@ -98,3 +98,12 @@ def test_film_training_leaves_films_and_events(folder: Path, capsys: pytest.Capt
     for name in ("conv.mp4", "embedding.mp4"):
         assert (folder / "output" / name).stat().st_size > 1000
     assert list((folder / "output" / "tensorboard").glob("events.*"))
+
+
+def test_the_dying_layer_is_found(folder: Path, capsys: pytest.CaptureFixture[str]):
+    module = example("dying_layer")
+    found = module.main(folder)
+    assert found[0].module == "3.1"
+    assert found[0].number > 0.5
+    assert f"step {module.ACCIDENT}" < capsys.readouterr().out[:7]
+    assert (folder / "dying.html").stat().st_size > 100_000

@@ -47,7 +47,7 @@ def server(tmp_path: Path) -> Iterator[RunServer]:
         thread.join()
 
 
-def ask(server: RunServer, what: str, headers: dict[str, str] | None = None, method: str = "GET", **options: Any) -> Any:
+def ask(server: RunServer, what: str, headers: Any = None, method: Any = "GET", **options: Any) -> Any:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)
     connection.request(method, f"{what}?{urlencode({'token': server.token, **options})}", headers=headers or {})
     answer = connection.getresponse()
@@ -79,7 +79,9 @@ def test_nothing_is_answered_without_the_token(server: RunServer, what: str) -> 
         assert b"token" in body
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "localhost.evil.example:{port}"]
+)
 def test_a_host_that_is_not_this_machine_is_refused(server: RunServer, host: str) -> None:
     assert ask(server, "/runs", {"Host": host.format(port=server.server_port)})[0] == 403
     assert ask(server, "/runs", {"Host": f"localhost:{server.server_port}"})[0] == 200
@@ -102,7 +104,8 @@ def test_nothing_can_be_written(server: RunServer, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/../../etc/passwd", "/a/run.json", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/runs/../a/graph.json", "/run/0"]
+    "path",
+    ["/../../etc/passwd", "/a/run.json", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/runs/../a/graph.json", "/run/0"],
 )
 def test_no_path_leads_to_a_file(server: RunServer, path: str) -> None:
     assert ask(server, path)[0] == 404

@@ -21,6 +21,18 @@ def defined(text: str) -> list[str]:
     return found
 
 
+def test_the_page_of_runs_is_put_together_with_what_it_shares() -> None:
+    text = bundle(PAGE.parent / "run", "start.js")
+    assert "import {" not in text
+    assert not re.search(r"^export ", text, re.MULTILINE)
+    own = sorted((PAGE.parent / "run").glob("*.js"))
+    shared = [PAGE / name for name in ("elements.js", "numbers.js", "scale.js", "sheet.js")]
+    for path in [*own, *shared]:
+        assert text.count(path.read_text(encoding="utf-8").splitlines()[0]) == 1, path.name
+    names = Counter(name for path in [*own, *shared] for name in defined(path.read_text(encoding="utf-8")))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_every_import_names_what_the_other_file_exports() -> None:
     count = 0
     for name, text in SCRIPTS.items():

@@ -26,7 +26,8 @@ def run(arguments: Namespace) -> int:
     with RunServer(arguments.folder.expanduser(), arguments.port) as server:
         count = len(server.live.runs)
         found = f"{count} run{'' if count == 1 else 's'}" if count else "no run yet"
-        say(f"{printable(str(arguments.folder))}: {found}. Only this machine can open the page; Ctrl-C ends it.\n{server.url}")
+        say(f"{printable(str(arguments.folder))}: {found}. Only this machine can open the page; Ctrl-C ends it.")
+        say(server.url)
         sys.stdout.flush()
         if arguments.open:
             webbrowser.open(server.url)

@@ -33,7 +33,7 @@ class _Strings:
 
 
 def _modules(graph: dict[str, Any]) -> dict[str, Any] | None:
-    """Modules as parts, each where it was called; a module that calls no other is an operation, with an entry for each call."""
+    """Modules as parts, each where it was called; one that calls no other is an operation, with an entry for each call."""
     calls = graph["calls"][:_MOST_CALLS]
     if not calls:
         return None

@@ -41,11 +41,11 @@ def explore_runs(runs: "Sequence[RunReader]", target: Path | None, title: str | 
     names = _names([run.folder for run in runs])
     tables = [RunTables(run) for run in runs]
     share = _MOST_BYTES // len(runs)
-    packs = [_smallest(own, name, share) for own, name in zip(tables, names, strict=True)]
+    packs = [_smallest(each, name, share) for each, name in zip(tables, names, strict=True)]
     body, index = b"", []
-    for head, data in packs:
+    for head, own in packs:
         index.append(_shifted(head, len(body)))
-        body += data
+        body += own
     packed = zlib.compress(block({"runs": index}, np.frombuffer(body, "u1")), 9)
     data = {"title": title or " · ".join(names[:3]), "packed": base64.b64encode(packed).decode()}
     return write_page(_page_text(data, connects=False), target)

@@ -1,8 +1,8 @@
 """The server behind `torchlens serve`: the page of the runs in a folder, and their numbers as they come.
 
 It is bound to this machine and answers only who has the token, asks for it by a name of this machine (`Host`: no other site
-can be made to lead here), and is no other site (`Sec-Fetch-Site`). It only reads: there is nothing but GET, and runs are named
-by number, so that no path leads anywhere else.
+can be made to lead here), and is no other site (`Sec-Fetch-Site`). It only reads: there is nothing but GET, and runs go by
+number, so that no path leads anywhere else.
 """
 
 import hmac
@@ -92,10 +92,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_GET(self) -> None:
         self._answer(has_body=True)
 
-    def do_HEAD(self) -> None:  # noqa: N802
+    def do_HEAD(self) -> None:
         self._answer(has_body=False)
 
     def __getattr__(self, name: str) -> Any:
@@ -136,7 +136,9 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             raise _Refused(HTTPStatus.BAD_REQUEST, "Too much was asked.") from None
         if not hmac.compare_digest(options.get("token", "").encode(), self.server.token.encode()):
-            raise _Refused(HTTPStatus.FORBIDDEN, "The address lacks its token. Take the one that `torchlens serve` printed.")
+            raise _Refused(
+                HTTPStatus.FORBIDDEN, "The address lacks its token. Take the one that `torchlens serve` printed."
+            )
         return options
 
     def _send(

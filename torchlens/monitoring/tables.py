@@ -1,4 +1,4 @@
-"""A run as a page asks for it: one statistic of all series of a kind over the steps, the histograms of one series, a scalar.
+"""A run as a page asks for it: a statistic of all series of a kind over the steps, the histograms of one series, a scalar.
 
 Steps are counted by *place*: the first recorded one is 0. What is sent begins at a place, so that only what is new is sent,
 and has one column for `stride` places, a power of two, so that no answer is larger than a screen can show.
@@ -70,7 +70,9 @@ class RunTables:
         self.reader = reader
         self.keys: list[SeriesKey] = []
         self.steps: list[Step] = []
-        self._tables: dict[tuple[str, str], np.ndarray] = {}  # one row for each series of the kind, one column for each place
+        self._tables: dict[
+            tuple[str, str], np.ndarray
+        ] = {}  # one row for each series of the kind, one column for each place
         self._numbers: dict[str, np.ndarray] = {}
         self.update()
 
@@ -99,7 +101,7 @@ class RunTables:
     # -- statistics ------------------------------------------------------------------------------------------------------
 
     def table(self, kind: str, statistic: str, start: int = 0, known_stride: int = 0, most: int = MOST_COLUMNS) -> bytes:
-        """A statistic of all series of a kind, from a place on; from the beginning if the stride is another than is known."""
+        """A statistic of all series of a kind, from a place on; from the beginning if the stride is not the known one."""
         values = self._table(kind, statistic)
         head, shown = self._reduced(values, STATISTICS[statistic], start, known_stride, most)
         head["series"] = self.numbers(kind).tolist()
@@ -184,14 +186,14 @@ class RunTables:
         start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
         shown = rows[:, start:]
         if stride > 1:
-            hows = (np.nanmax, np.nanmean, np.nanmin, np.nanmax)
+            hows: tuple[Callable[..., Any], ...] = (np.nanmax, np.nanmean, np.nanmin, np.nanmax)
             shown = np.concatenate([_grouped(shown[each : each + 1], stride, how) for each, how in enumerate(hows)])
         return block({"stride": stride, "from": start, "columns": shown.shape[1]}, shown.astype("<f8"))
 
     # -- the rest --------------------------------------------------------------------------------------------------------
 
     def summary(self, start: int = 0, num_series: int = 0, num_findings: int = 0) -> dict[str, Any]:
-        """What the page knows of a run besides its numbers: steps from a place on, and what came after so many of the rest."""
+        """What the page knows of a run besides its numbers: steps from a place on, and the rest after so many."""
         reader = self.reader
         counts = reader.counts
         findings = [each.as_json() for each in reader.findings[num_findings:]]

@@ -93,9 +93,7 @@ class Series:
     def _rows(self) -> list[tuple[Step, int]]:
         """Where it is in each step that has it. Looked for when asked: a run has thousands of series."""
         places = [(step, int(np.searchsorted(step.columns.series, self._number))) for step in self._steps]
-        return [
-            (step, row) for step, row in places if row < len(step.columns) and step.columns.series[row] == self._number
-        ]
+        return [(step, row) for step, row in places if row < len(step.columns) and step.columns.series[row] == self._number]
 
     @property
     def steps(self) -> np.ndarray:

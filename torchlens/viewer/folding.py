@@ -23,7 +23,7 @@ _FEWEST_REPEATED_OPERATIONS = 8
 
 
 def fold(log: Log, outline: Outline, has_repeats: bool = True) -> None:
-    """Folds all boxes of an outline, in place. Without repeats, what is identical stays apart: each has numbers of its own."""
+    """Folds all boxes of an outline, in place. Without repeats, what is identical stays apart."""
     _Folder(log, outline, has_repeats).fold(outline.root)
 
 

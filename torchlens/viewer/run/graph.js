@@ -53,6 +53,7 @@ export class Graph {
       }
       if (count) for (const part of parts) values.set(part, isWorst ? sum : sum / count);
     }
+    this.shown = values;
     this.page.drive.setNumbers("run", { parts: values, text, range, title });
   }
   prepare(table, kind) {

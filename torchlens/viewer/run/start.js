@@ -45,6 +45,7 @@ const lastStep = () => page.active && page.active.count ? page.active.steps[page
 let isShowing = false, isStale = false;
 /* Everything as it is now. Asked for while it is at it, it does it once more. */
 async function show() {
+  if (!page.active) { drawBar(); return; }
   if (isShowing) { isStale = true; return; }
   isShowing = true;
   try {

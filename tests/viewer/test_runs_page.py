@@ -1,0 +1,214 @@
+"""The page of runs, in a browser: as one file, and live from a server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import torchlens as tl
+
+
+def train(folder: Path, num_steps: int = 12, dies_at: int = -1, **options) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(8, 16), nn.ReLU()), nn.Sequential(nn.Linear(16, 16), nn.ReLU()), nn.Linear(16, 3)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with tl.monitor(model, folder, **options) as run:
+        for step in range(num_steps):
+            if step == dies_at:
+                with torch.no_grad():
+                    model[1][0].bias.fill_(-100.0)
+            loss = model(torch.randn(96, 8)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.log(loss=loss, rate=0.05)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    train(folder / "dying", dies_at=6)
+    train(folder / "well", num_steps=8)
+    tl.open_run(folder / "dying").explore(folder / "run.html", compare=[folder / "well"], title="two runs")
+    return folder
+
+
+@pytest.fixture
+def opened(visit, runs):
+    def opened(path: Path | None = None, **options):
+        tab = visit(path or runs / "run.html", **options)
+        tab.until("window.torchlens && torchlens.isReady === true")
+        return tab
+
+    return opened
+
+
+def settled(tab) -> None:
+    tab.run("new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
+
+
+def text(tab, selector: str) -> str:
+    return tab.run(f"document.querySelector({json.dumps(selector)}).innerText")
+
+
+def inked(tab, selector: str) -> int:
+    """How many pixels of a canvas are not empty."""
+    return tab.run(
+        f"(() => {{ const c = document.querySelector({json.dumps(selector)}), d = c.getContext('2d')"
+        ".getImageData(0, 0, c.width, c.height).data; let n = 0; "
+        "for (let i = 3; i < d.length; i += 4) if (d[i]) n++; return n; })()"
+    )
+
+
+def test_the_file_shows_curves_of_both_runs_and_asks_nobody(opened) -> None:
+    tab = opened()
+    assert text(tab, "#name") == "two runs"
+    assert tab.run("[...document.querySelectorAll('.chip')].map(chip => chip.innerText.trim())") == ["dying", "well"]
+    assert tab.run("[...document.querySelectorAll('#panel h3')].map(h => h.firstChild.textContent)") == ["loss", "rate"]
+    assert inked(tab, "#panel canvas") > 500
+    assert "finished" in text(tab, "#status")
+
+
+def test_the_graph_has_the_colours_of_the_chosen_step(opened, runs) -> None:
+    reader = tl.open_run(runs / "dying")
+    tab = opened()
+    tab.page.select_option("#by", "outputs/zero")
+    shown = "(() => { const g = torchlens.graphs.get(torchlens.active); return g.shown.get(g.partsOf.get('1.1')[0]); })()"
+    tab.until("torchlens.statistic === 'zero' && document.getElementById('by').value === 'outputs/zero'")
+    for step in (2, 11):
+        tab.run(f"torchlens.goToStep({step})")
+        settled(tab)
+        own = reader["1.1"].outputs
+        expected = float(own.zero[own.steps.tolist().index(step)])
+        assert tab.run(shown) == pytest.approx(expected, abs=0.005)
+    assert expected == 1.0
+    assert text(tab, "#step").startswith("step 11")
+
+
+def test_every_kind_of_series_has_its_histograms(opened) -> None:
+    tab = opened()
+    tab.run("torchlens.goToModule('1.0')")
+    tab.until("document.querySelectorAll('#panel .chart').length > 0")
+    tab.until("[...document.querySelectorAll('#panel h3')].length === 9")
+    headings = tab.run("[...document.querySelectorAll('#panel h3')].map(h => h.firstChild.textContent)")
+    assert headings == [
+        "Outputs", "Inputs", "Gradients of outputs", "Parameters · weight", "Parameters · bias",
+        "Gradients of parameters · weight", "Gradients of parameters · bias", "Updates · weight", "Updates · bias",
+    ]  # fmt: skip
+    settled(tab)
+    assert inked(tab, "#panel .chart canvas") > 500
+    for key, value in (("shape", "ridge"), ("axis", "log"), ("shape", "heat")):
+        tab.run(f"torchlens.setLook('{key}', '{value}')")
+        settled(tab)
+        assert inked(tab, "#panel .chart canvas") > 500
+
+
+def test_a_finding_leads_to_its_step_and_module(opened, runs) -> None:
+    found = next(each for each in tl.open_run(runs / "dying").findings if each.kind == "dead units")
+    assert found.module == "1.1"
+    tab = opened()
+    tab.page.click("#tab-findings")
+    tab.page.locator("#findings .found", has_text="dead units").first.click()
+    tab.until("document.querySelector('#panel h2') && document.querySelector('#panel h2').innerText === '1.1'")
+    assert tab.run("[torchlens.module, torchlens.step]") == ["1.1", found.step]
+    tab.until("torchlens.graphs.get(torchlens.active).page.state.selected > 0")
+    marks = "[...document.querySelector('.pane').shadowRoot.querySelectorAll('.mark .tag')].map(tag => tag.textContent)"
+    tab.until(f"{marks}.some(text => text.includes('dead units'))")
+
+
+def test_all_modules_over_all_steps_side_by_side(opened) -> None:
+    tab = opened()
+    tab.page.click("#view-modules")
+    tab.until("document.querySelectorAll('.matrix canvas').length === 2")
+    settled(tab)
+    assert inked(tab, ".matrix canvas") > 5000
+    box = tab.page.locator(".matrix canvas").first.bounding_box()
+    tab.page.mouse.click(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5)
+    tab.until("torchlens.module !== null && torchlens.tab === 'module'")
+    tab.page.locator(".chip input").nth(1).uncheck()
+    tab.until("document.querySelectorAll('.matrix canvas').length === 1")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_shows_graph_and_sheet(opened, scheme: str) -> None:
+    tab = opened(viewport={"width": 390, "height": 844}, color_scheme=scheme, has_touch=True, is_mobile=True)
+    assert tab.run("document.documentElement.scrollWidth") <= 390
+    tab.page.click("#tab-module")
+    tab.until("document.getElementById('side').dataset.size === 'half'")
+    assert tab.run("document.getElementById('time').getBoundingClientRect().width") > 100
+
+
+def test_a_graph_of_modules_alone(opened, tmp_path: Path) -> None:
+    train(tmp_path / "plain", 2, graph="modules")
+    tl.open_run(tmp_path / "plain").explore(tmp_path / "plain.html")
+    tab = opened(tmp_path / "plain.html")
+    tab.until("torchlens.graphs.get(torchlens.active).page !== undefined")
+    assert tab.run("[...torchlens.graphs.get(torchlens.active).partsOf.keys()]") == [
+        "0",
+        "0.0",
+        "0.1",
+        "1",
+        "1.0",
+        "1.1",
+        "2",
+    ]
+    links = "torchlens.graphs.get(torchlens.active).data.links"
+    assert tab.run(f"{links}.from.length") == 4
+
+
+def test_in_a_notebook_the_page_is_shown_in_a_frame(browser, runs) -> None:
+    shown = tl.open_run(runs / "dying").explore(None)._repr_html_()
+    page = browser.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.set_content(f"<body>{shown}</body>")
+    frame = page.frames[-1]
+    for _ in range(3000):
+        if frame.evaluate("Boolean(window.torchlens && torchlens.isReady)"):
+            break
+        page.wait_for_timeout(20)
+    assert frame.evaluate("document.querySelectorAll('#panel canvas').length") == 2
+    assert complaints == []
+    page.close()
+
+
+def test_a_change_in_the_folder_comes_onto_the_screen(browser, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    command = [sys.executable, "-m", "torchlens", "serve", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert "no run yet" in process.stdout.readline()
+            page = browser.new_page()
+            complaints: list[str] = []
+            page.on("console", lambda message: complaints.append(message.text))
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.goto(process.stdout.readline().strip())
+
+            def until(fact: str) -> None:
+                for _ in range(6000):
+                    if page.evaluate(fact):
+                        return
+                    page.wait_for_timeout(20)
+                raise AssertionError(f"never came true: {fact}; {complaints}")
+
+            until("!document.getElementById('empty').hidden")
+            train(folder / "a", 3)
+            until("window.torchlens.active && torchlens.active.count === 3 && torchlens.step === 2")
+            until("torchlens.graphs.get(torchlens.active) && torchlens.graphs.get(torchlens.active).page !== undefined")
+            train(folder / "a", 2)
+            until("torchlens.active.count === 5 && document.getElementById('step').innerText === 'step 4'")
+            train(folder / "b", 2)
+            until("document.querySelectorAll('.chip').length === 2")
+            assert complaints == []
+            page.close()
+        finally:
+            process.terminate()
+            process.wait()
