@@ -68,7 +68,7 @@ class LiveRun:
             return True
 
     def summary(self, have: int, num_series: int, num_findings: int) -> dict[str, Any]:
-        """What is new since a revision, for one who knows so many series and findings; everything if that cannot be told."""
+        """What is new since a revision, for one who knows so many series and findings; all if that cannot be told."""
         with self.lock:
             is_other = not self._forgotten < have <= self.revision or num_findings > len(self.reader.findings)
             if is_other:

@@ -27,10 +27,10 @@ from torchlens.monitoring.folder import GRAPH_FILE, RUN_FILE, SegmentFile, is_ru
 from torchlens.monitoring.frames import Damage, Frame, Kind, Step, parse_json, read_frames, unpack_step
 from torchlens.monitoring.health import RunFinding
 from torchlens.monitoring.projection import ProjectedStep, projections_in, read_projection
+from torchlens.monitoring.run_page import explore_runs
 from torchlens.monitoring.sinks.export import send
 from torchlens.monitoring.sinks.sink import Sink
 from torchlens.monitoring.sinks.tensorboard_sink import TensorBoard
-from torchlens.monitoring.run_page import explore_runs
 from torchlens.monitoring.views import ModuleView, Scalars, Series, SeriesKey, SeriesMap
 from torchlens.monitoring.writer import Counts
 from torchlens.viewer.page import Exploration

@@ -87,7 +87,7 @@ def page_text(data: dict[str, Any]) -> str:
 def filled_template(
     title: str, data: dict[str, Any], body: str, styles: Sequence[str], script: str, connects: bool = False
 ) -> str:
-    """A page: the template with style, body, scripts and data put in their places. One that `connects` may ask its server."""
+    """A page: the template with style, body, scripts and data put in their places. If it `connects`, it may ask others."""
     template = (PAGE / "page.html").read_text(encoding="utf-8")
     pieces = {
         "TITLE": html.escape(title),
