@@ -4,6 +4,8 @@ import importlib
 import json
 import struct
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +137,34 @@ def test_a_sink_that_fails_ends_alone(tmp_path: Path) -> None:
     reader = tl.open_run(tmp_path / "a")
     assert reader.steps == list(range(6))
     assert "the server is away" in reader.problems[0]
+
+
+class Stuck(Recorder):
+    """A server that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+
+    def write(self, record: tl.sinks.StepRecord) -> None:
+        self.answers.wait()
+        super().write(record)
+
+
+def test_a_sink_that_is_stuck_holds_up_nothing_and_misses_steps(tmp_path: Path) -> None:
+    sink = Stuck()
+    model = nn.Linear(2, 2)
+    with tl.monitor(model, tmp_path, graph="modules", log="outputs", sinks=sink) as run:
+        for _ in range(80):
+            model(torch.randn(3, 2))
+            run.step()
+            while run.last_step != run.current_step - 1:  # it is in the folder, though the sink has not taken any
+                time.sleep(0.001)
+        sink.answers.set()
+    missed = 80 - len(sink.records)
+    assert missed in (15, 16)  # 64 waited, and one was being written unless its thread had not come so far
+    assert run.problems == [f"Stuck was too slow: {missed} recorded steps were not sent to it (every=)"]
+    assert tl.open_run(tmp_path).steps == list(range(80))
 
 
 def test_a_sink_that_cannot_be_opened_does_not_stop_the_training(tmp_path: Path) -> None:
