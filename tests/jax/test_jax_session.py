@@ -172,3 +172,21 @@ def test_a_history_of_jax_is_printed_drawn_explored_pickled_and_tabled(tmp_path)
     assert "Dense" in str(history.summary())
     history.explore(tmp_path / "page.html")
     history.render_graph(vis_opt="rolled", vis_outpath=str(tmp_path / "graph.gv"), vis_save_only=True, vis_fileformat="svg")
+
+
+def test_a_saved_log_of_jax_comes_back_as_one(tmp_path, capsys):
+    history = tl.log_forward_pass(blocks(), X[0])
+    history.save(tmp_path / "jax.safetensors", params=True)
+    loaded = tl.load(tmp_path / "jax.safetensors")
+    assert loaded._log.recording.framework == "jax"
+    assert loaded.layer_labels == history.layer_labels
+    for label in history.layer_labels:
+        torch.testing.assert_close(
+            loaded[label].tensor_contents, history[label].tensor_contents, rtol=0, atol=0, equal_nan=True
+        )
+    assert loaded.to_pandas().map(repr).equals(history.to_pandas().map(repr))
+    diff = tl.diff(history, loaded)
+    assert diff.ok
+    assert "10 of 10 found" in str(diff)
+    tl.magnify(tmp_path / "jax.safetensors")
+    assert "Blocks (jax)" in capsys.readouterr().out

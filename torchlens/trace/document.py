@@ -39,6 +39,7 @@ __all__ = [
 
 make_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)
 _FAR = 1 << 40  # no log has as many of anything
+_FRAMEWORKS = ("torch", "jax")
 
 
 class _Table:
@@ -116,6 +117,7 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
         "sent": sorted(recording.sent),
         "joint_params": sorted(recording.joint_params),
         "returns_data": recording.returns_data,
+        "framework": recording.framework,
         "branches": recording.branches,
         "failure": None if failure is None else _failure_form(failure, operations, place),
         "graph": {
@@ -289,6 +291,7 @@ def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: Pytho
         joint_params=set(_checked(document["joint_params"], _FAR)),
         received=set(_checked(document["received"], count)),
         sent=set(_checked(document["sent"], count)),
+        framework=_framework(document["framework"]),
         is_copy=True,
     )
 
@@ -370,6 +373,12 @@ def shape_of_form(shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
         raise TraceError(f"A shape must consist of whole numbers, not {shown(shape)}.")
     return torch.Size(shape) if all(type(size) is int and 0 <= size < 1 << 62 for size in shape) else shape
+
+
+def _framework(name: Any) -> str:
+    if name not in _FRAMEWORKS:
+        raise TraceError(f"The framework of a log must be one of {', '.join(_FRAMEWORKS)}, not {shown(name)}.")
+    return str(name)
 
 
 def _check_words(words: Any) -> None:

@@ -90,7 +90,8 @@ def _no_such(key: str, history: BaseHistory) -> str:
 
 
 def _title(files: TraceFiles, log: Log) -> str:
-    made_by = f"torch {files.metadata.get('torch', '?')}"
+    framework = log.recording.framework
+    made_by = f"{framework} {files.metadata.get('torch', '?')}" if framework == "torch" else framework
     return f"{printable(files.path.name)}   {printable(log.recording.model_name)} ({printable(made_by, 40)})"
 
 
