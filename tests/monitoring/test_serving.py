@@ -140,7 +140,7 @@ def test_what_is_sent_is_what_was_recorded(server: RunServer) -> None:
     assert summary["steps"] == reader.steps
     assert summary["isFinished"]
     assert summary["counts"] == [reader.counts.offered, reader.counts.recorded, reader.counts.dropped]
-    for statistic in ("rms", "mean", "low", "high", "zero", "nonfinite"):
+    for statistic in ("rms", "mean", "std", "low", "high", "zero", "nonfinite"):
         head, body = parsed(ask(server, "/table", run=0, kind="outputs", statistic=statistic)[1])
         bits = np.frombuffer(body, "<u2").astype(np.uint32) << 16
         values = bits.view(np.float32).reshape(len(head["series"]), head["columns"])

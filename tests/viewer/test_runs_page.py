@@ -128,6 +128,8 @@ def test_all_modules_over_all_steps_side_by_side(opened) -> None:
     tab.until("document.querySelectorAll('.matrix canvas').length === 2")
     settled(tab)
     assert inked(tab, ".matrix canvas") > 5000
+    widths = tab.run("[...document.querySelectorAll('.matrix canvas')].map(c => [c.width, c.clientWidth])")
+    assert all(drawn == shown for drawn, shown in widths)  # none is squeezed
     box = tab.page.locator(".matrix canvas").first.bounding_box()
     tab.page.mouse.click(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5)
     tab.until("torchlens.module !== null && torchlens.tab === 'module'")

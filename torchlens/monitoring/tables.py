@@ -31,10 +31,10 @@ __all__ = ["STATISTICS", "RunTables", "block", "stride_for"]
 
 # As many columns as are sent at most: of curves, and of histograms.
 MOST_COLUMNS, MOST_HISTOGRAMS = 1024, 256
-# What each is where several steps share a column. Others (norm, std, update ratio) the page works out of these.
+# What each is where several steps share a column. Others (norm, update ratio) the page works out of these.
 STATISTICS: dict[str, Callable[..., Any]] = {
-    "rms": np.nanmean, "mean": np.nanmean, "low": np.nanmin, "high": np.nanmax, "zero": np.nanmean, "dead": np.nanmean,
-    "saturated": np.nanmean, "nonfinite": np.nanmax,
+    "rms": np.nanmean, "mean": np.nanmean, "std": np.nanmean, "low": np.nanmin, "high": np.nanmax, "zero": np.nanmean,
+    "dead": np.nanmean, "saturated": np.nanmean, "nonfinite": np.nanmax,
 }  # fmt: skip
 _MOST_TABLES = 48
 
@@ -253,8 +253,10 @@ def _statistic(columns: Columns, name: str) -> np.ndarray:
         share = bad / np.maximum(sampled, 1)
         return np.where(is_known, np.maximum(share, 1 / np.maximum(columns.elements.astype(np.float64), 1)), share)
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = (columns.total if name == "mean" else columns.squares) / (sampled - bad)
-        return np.asarray(mean if name == "mean" else np.sqrt(mean))
+        mean, square = columns.total / (sampled - bad), columns.squares / (sampled - bad)
+        if name == "std":
+            return np.asarray(np.sqrt(np.maximum(square - mean**2, 0)))
+        return np.asarray(mean if name == "mean" else np.sqrt(square))
 
 
 def _counted(columns: Columns, code: int) -> np.ndarray:

@@ -3,8 +3,8 @@
 import { source } from "./source.js";
 
 export const KINDS = { outputs: "Outputs", inputs: "Inputs", gradients: "Gradients of outputs", parameters: "Parameters", parameter_gradients: "Gradients of parameters", updates: "Updates", watched: "Watched" };
-/* What is sent as it is, and what is made of that. */
-export const SENT = ["rms", "mean", "low", "high", "zero", "dead", "saturated", "nonfinite"];
+
+
 
 /* Numbers over places that grow at the end. `valid` is the number of places that are known and still so. */
 class Growing {

@@ -128,9 +128,12 @@ function showMatrices(runs, tables) {
       title.firstChild.style.background = run.colour;
       matrices.set(run, { matrix, title, box: html("section", {}, title, matrix.element) });
     }
-    const { matrix, title, box } = matrices.get(run), list = [];
+    const { title, box } = matrices.get(run);
     if (host.children[k] !== box) host.insertBefore(box, host.children[k] || null);
     title.hidden = runs.length < 2;
+  });
+  runs.forEach((run, k) => {  // each is drawn as wide as it is among all
+    const { matrix } = matrices.get(run), list = [];
     for (const [name, kinds] of run.modules) for (const own of kinds[page.kind] || []) {
       const values = tables[k].rows.get(own.number);
       if (values) { list.push({ name, values }); break; }

@@ -9,7 +9,7 @@ export const STATISTICS = {
   rms: { label: "rms", needs: ["rms"], make: ([rms]) => rms, ...number },
   norm: { label: "norm (estimated)", needs: ["rms"], make: ([rms], own) => rms * Math.sqrt(own.shape.reduce((a, b) => a * b, 1)), ...number },
   mean: { label: "mean", needs: ["mean"], make: ([mean]) => mean, ...number },
-  std: { label: "standard deviation", needs: ["rms", "mean"], make: ([rms, mean]) => Math.sqrt(Math.max(0, rms * rms - mean * mean)), ...number },
+  std: { label: "standard deviation", needs: ["std"], make: ([std]) => std, ...number },
   low: { label: "smallest", needs: ["low"], make: ([low]) => low, ...number },
   high: { label: "largest", needs: ["high"], make: ([high]) => high, ...number },
   zero: { label: "share of zeros", needs: ["zero"], make: ([zero]) => zero, ...share },
