@@ -45,8 +45,9 @@ fuzz: $(VENV)/tested  ## ten minutes of random programs
 soak: $(VENV)/tested  ## threads, interrupts, failures, a thousand logs in a row, memory after a hundred models
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
-pictures: $(VENV)/tested  ## make all pictures in images/ anew
+pictures: $(VENV)/tested chromium  ## make all pictures in images/ anew
 	$(BIN)/python examples/draw_gallery.py
+	$(BIN)/python -m tests.viewer.pictures
 
 pages: $(VENV)/tested chromium  ## open the pages of fifteen models in Chromium; NAMES="t5 gat" for some of them
 	$(BIN)/python -m benchmarks.pages $(NAMES)

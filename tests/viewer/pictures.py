@@ -9,6 +9,7 @@ import torch
 from playwright.sync_api import sync_playwright
 
 import torchlens as tl
+from benchmarks.pages import MODELS
 from tests.viewer.conftest import _FLAGS, Tab, chromium
 from tests.viewer.viewer_models import ResNet18, history_of
 from torchlens.viewer import explore, explore_together
@@ -60,6 +61,7 @@ PICTURES: dict[str, tuple[str, Literal["light", "dark"], list[str]]] = {
     ),
     "ten-thousand": ("nested_loop", "light", _open("sin, add 418 … 834")),
     "failed": ("failed", "light", []),
+    "encoder-decoder": ("t5", "light", []),
     "together": ("together", "light", [*_INTO_LAYER2, "torchlens.goTo(1)"]),
 }
 
@@ -84,7 +86,8 @@ def main() -> None:
             if model == "together":
                 _write_two(path)
             elif not path.exists():
-                explore(history_of(model), path)
+                torch.manual_seed(0)
+                explore(MODELS[model]() if model in MODELS else history_of(model), path)
             page = browser.new_page(viewport={"width": 1600, "height": 1000}, color_scheme=scheme)
             tab = Tab(page, path)
             page.goto(path.as_uri())
