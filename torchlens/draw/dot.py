@@ -17,6 +17,8 @@ _BOX_FILLS = ("#F7F9FC", "#EEF2F8")  # in turn, the deeper the modules are neste
 _MANY_NODES = 300
 _TOO_MANY_FOR_LABELS = 800
 
+_BOX_MARGIN = 16  # points
+
 _NODE = {"fontname": _FONT, "fontsize": 12, "style": "filled", "margin": "0.14,0.06", "color": "#3C3C3C"}
 _EDGE = {"fontname": _FONT, "fontsize": 10, "color": "#3C3C3C", "arrowsize": 0.8}
 
@@ -94,11 +96,14 @@ def _box_lines(scene: Scene, names: list[str], parent: int, indent: str) -> list
             above = scene.boxes[box].parent
             inside.setdefault(above, []).append((-1, box))
             box = above
+    spaces = _spaces_under_titles(scene)
     lines: list[str] = []
     pending: list[tuple[str, int, str]] = [("open", parent, indent)]
     while pending:
         what, number, space = pending.pop()
         if what == "node":
+            if number in spaces:
+                lines += [f"{space}{line}" for line in _space(number, spaces[number], names[number])]
             lines.append(f"{space}{_node(scene.nodes[number], names[number])}")
         elif what == "close":
             lines.append(f"{space}}}")
@@ -113,6 +118,42 @@ def _box_lines(scene: Scene, names: list[str], parent: int, indent: str) -> list
     return lines
 
 
+def _spaces_under_titles(scene: Scene) -> dict[int, float]:
+    """Node → the points to keep free to its left, so that an edge into the box comes down beside the title, not through it.
+
+    A title stands at the left above the first node of its box, and Graphviz leads edges around nodes, but not around
+    titles. From left to right, edges come in beside titles anyway.
+    """
+    if scene.direction == "leftright" or len(scene.nodes) > _MANY_NODES:
+        return {}
+    spaces: dict[int, float] = {}
+    entered: set[int] = set()
+    for number, node in enumerate(scene.nodes):
+        box = node.box
+        while box >= 0 and box not in entered:
+            entered.add(box)
+            title = _text_width(scene.boxes[box].title, (scene.boxes[box].subtitle,), 13) + 12
+            half = (_text_width(node.title, node.lines, 12) + 20) / 2 * (1.35 if node.shape is NodeShape.OPERATION else 1)
+            missing = title - half - _BOX_MARGIN - 6
+            if missing > 0:
+                spaces[number] = max(missing, spaces.get(number, 0.0))
+            box = scene.boxes[box].parent
+    return spaces
+
+
+def _text_width(title: str, lines: tuple[str, ...], fontsize: int) -> float:
+    """Points, about: the first line is bold."""
+    return fontsize * max(0.58 * len(title), *(0.5 * len(line) for line in lines), 0.0)
+
+
+def _space(number: int, width: float, name: str) -> list[str]:
+    """An unseen node on the same rank; the edge keeps it at the left."""
+    space = _quoted(f"space {number}")
+    size = {"shape": "box", "style": "invis", "label": "", "fixedsize": True, "height": 0.1, "width": f"{width / 72:.2f}"}
+    edge = {"style": "invis", "minlen": 0, "weight": 3}
+    return [f"{space} {_attributes(size)}", f"{space} -> {_quoted(name)} {_attributes(edge)}"]
+
+
 def _box_attributes(box: Box) -> dict[str, Any]:
     return {
         "label": f'<<B>{_text(box.title)}</B><BR ALIGN="LEFT"/>{_text(box.subtitle)}<BR ALIGN="LEFT"/>>',
@@ -121,7 +162,7 @@ def _box_attributes(box: Box) -> dict[str, Any]:
         "style": "filled,rounded",
         "fillcolor": _BOX_FILLS[box.depth % len(_BOX_FILLS)],
         "color": "#8A9BB5",
-        "margin": 16,  # wide enough that an edge into the middle seldom crosses the title
+        "margin": _BOX_MARGIN,
         "penwidth": 3 if box.is_stack else 1.2,
         **box.attributes,
     }
