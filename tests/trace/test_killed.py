@@ -135,6 +135,8 @@ def test_an_unfinished_trace_of_the_same_name_is_replaced(tmp_path: Path):
     tail = tl.tail(model(), path)
     tail.__enter__()(torch.rand(8, 16))
     tail._unpatch()
+    assert tail._scribe is not None
+    tail._scribe._stream.abandon()
     (path.parent / "trace.safetensors.2.partial").write_bytes(b"")
     with tl.tail(model(), path) as m:
         m(torch.rand(8, 16))

@@ -91,9 +91,10 @@ def _lines(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _shard(path: Path, number: Any) -> OpenFile:
-    if type(number) is not int or not 1 <= number <= 99_999:
+    if type(number) is not int or not 0 <= number <= 99_999:
         raise TraceError(f"There is no file number {shown(number)} of a trace.")
-    for candidate in (partial_path(path, number), path if number == 1 else None, *shard_glob(path, number)):
+    final = max(number, 1)  # 0 takes the place of 1 when that has become too small
+    for candidate in (partial_path(path, number), path if final == 1 else None, *shard_glob(path, final)):
         if candidate is not None and candidate.exists():
             return OpenFile(candidate)
     raise TraceError(f"{printable(partial_path(path, number).name)} is not there; the journal speaks of it.")

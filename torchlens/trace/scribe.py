@@ -27,6 +27,8 @@ __all__ = ["Handed", "Scribe"]
 
 # Bytes that may wait to be written before whoever hands over more of them has to wait.
 _MOST_WAITING = 128 * 2**20
+# A call with no more than this is written by whoever hands it over: waking another thread would take longer.
+_LITTLE, _FEW_ROWS = 2 * 2**20, 1000  # bytes, rows
 # A call with more bytes is told of in the journal row by row, not only when it is complete.
 _FEW_GRAPHS = 8  # that a call is compared with
 _LARGE = 16 * 2**20
@@ -73,8 +75,7 @@ class Scribe:
         self._waiting: deque[_Job] = deque()
         self._bytes_waiting = 0
         self._is_over = False
-        self._thread = threading.Thread(target=self._work, name="torchlens tail", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None  # until there is something to do for it
 
     @property
     def is_open(self) -> bool:
@@ -88,7 +89,13 @@ class Scribe:
     def hand(self, call: int, recording: Recording, params: bool = False) -> None:
         """Takes a call that has ended. Waits while too much is waiting already."""
         job = _Job(call, recording, params, _bytes_of(recording))
+        if job.num_bytes <= _LITTLE and len(recording.rows) <= _FEW_ROWS and self._thread is None and not self._is_over:
+            self._write(job)
+            return
         with self._turn:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="torchlens tail", daemon=True)
+                self._thread.start()
             while self._bytes_waiting and self._bytes_waiting + job.num_bytes > _MOST_WAITING and self.problem is None:
                 self._turn.wait()
             self._waiting.append(job)
@@ -113,7 +120,8 @@ class Scribe:
         with self._turn:
             self._is_over = True
             self._turn.notify_all()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         try:
             if self.problem is None:
                 self._stream.write([json_blob(f"{OWN_PREFIX}trace", closing)], [])
@@ -132,18 +140,21 @@ class Scribe:
                 if not self._waiting:
                     return
                 job = self._waiting[0]
-            try:
-                if self.problem is None:
-                    with self._writing:
-                        self._write_call(job)
-                    self.num_written += 1
-            except Exception as error:  # as above
-                self.fail(error)
+            self._write(job)
             with self._turn:
                 self._waiting.popleft()
                 self._bytes_waiting -= job.num_bytes
                 del job
                 self._turn.notify_all()
+
+    def _write(self, job: _Job) -> None:
+        try:
+            if self.problem is None:
+                with self._writing:
+                    self._write_call(job)
+                    self.num_written += 1
+        except Exception as error:  # whatever it is, the model goes on
+            self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Takes note of the first thing that went wrong; nothing more is written."""

@@ -1,7 +1,8 @@
 """A trace file that grows: tensors are appended as they come, and the header is put in front when it is closed.
 
-Room for the header is kept at the start of the file. When the header or the file would become too large, the next file
-begins. A small file is written once more at the end, without the room that was left over.
+Room for the header is kept at the start of the file: little at first, since most traces are short, and when that is used
+up the file is written once more with all the room it may have. When the header or the file would become too large, the next
+file begins. A file that would be mostly room is written once more at the end, without what was left over.
 """
 
 from pathlib import Path
@@ -16,7 +17,10 @@ from torchlens.trace.writing import index_bytes, remove_all, shard_name, write_a
 __all__ = ["TraceStream"]
 
 _ROOM = 1 << 20  # bytes, for the header
-_SMALL = 1 << 26  # bytes of a file that is written once more
+_LITTLE_ROOM = 1 << 16  # of a file that is short so far
+_SHORT = 1 << 24  # bytes that such a file may hold, as they may have to be written once more
+_MOST_ROOM = 8  # room left over that is more than one part in this many is left out at the end
+_MOVED = 0  # the number of the file that takes the place of the first one
 _GATHERED = 1 << 16  # bytes of tensors that are written one by one
 
 
@@ -46,7 +50,8 @@ class TraceStream:
         self._room = room
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_all([*_leftovers(path)])
-        self._shards = [_Shard(path, 1, room)]
+        self._shards = [_Shard(path, 1, min(room, _LITTLE_ROOM))]
+        self._outgrown: _Shard | None = None  # stays until all is done: the journal speaks of it
         self._journal: BinaryIO = journal_path(path).open("wb", buffering=0)
         write_all(self._journal, line_bytes(dict(metadata)))
 
@@ -81,13 +86,26 @@ class TraceStream:
 
     def _shard_for(self, blob: Blob, gathered: bytearray) -> _Shard:
         shard = self._shards[-1]
+        if shard.room < self._room and (shard.end + blob.num_bytes > _SHORT or shard.header > shard.room - 8 * 1024):
+            self._flush(gathered)
+            shard = self._move(shard)
         is_full = shard.end + blob.num_bytes > self._shard_bytes or shard.header > shard.room - 8 * 1024
         if not is_full or not shard.places:
             return shard
         self._flush(gathered)
         _finish(shard, self._metadata)
-        self._shards.append(_Shard(self.path, shard.number + 1, self._room))
+        self._shards.append(_Shard(self.path, max(shard.number, 1) + 1, self._room))
         return self._shards[-1]
+
+    def _move(self, shard: _Shard) -> _Shard:
+        """Goes on in a file with more room for the header, which begins with all that the other has."""
+        moved = _Shard(self.path, _MOVED, self._room)
+        shard.file.seek(shard.room)
+        write_all(moved.file, shard.file.read(shard.end))
+        shard.file.close()
+        moved.places, moved.end, moved.header = shard.places, shard.end, shard.header
+        self._outgrown, self._shards[-1] = shard, moved
+        return moved
 
     def _flush(self, gathered: bytearray) -> None:
         write_all(self._shards[-1].file, gathered)
@@ -99,18 +117,19 @@ class TraceStream:
         count = len(self._shards)
         index = self.path.with_name(self.path.name + INDEX_SUFFIX)
         if count == 1:
-            self._shards[0].result.replace(self.path)
+            _rename(self._shards[0].result, self.path)
             remove_all([index])
         else:
             maps: dict[str, str] = {}
-            for shard in self._shards:
-                target = self.path.with_name(shard_name(self.path.name, shard.number, count))
-                shard.result.replace(target)
+            for number, shard in enumerate(self._shards, start=1):
+                target = self.path.with_name(shard_name(self.path.name, number, count))
+                _rename(shard.result, target)
                 maps |= {name: target.name for name, _ in shard.places}
             index.write_bytes(index_bytes(maps, self.num_bytes, self._metadata))
             remove_all([self.path])
         self._journal.close()
-        remove_all([journal_path(self.path), *(shard.path for shard in self._shards)])
+        outgrown = [] if self._outgrown is None else [self._outgrown.path]
+        remove_all([journal_path(self.path), *outgrown, *(shard.path for shard in self._shards)])
 
     def abandon(self) -> None:
         """Leaves the files as they are, for whoever reads the journal."""
@@ -125,7 +144,8 @@ def _finish(shard: _Shard, metadata: dict[str, str]) -> None:
     The journal speaks of the file as it was, which stays until all is done.
     """
     file = shard.file
-    if shard.end > _SMALL:
+    header = header_bytes(shard.places, metadata)
+    if (shard.room - len(header)) * _MOST_ROOM <= shard.end:
         file.seek(0)
         write_all(file, header_bytes(shard.places, metadata, shard.room))
     else:
@@ -133,14 +153,21 @@ def _finish(shard: _Shard, metadata: dict[str, str]) -> None:
         content = file.read(shard.end)
         shard.result = shard.path.with_name(f"{shard.path.name}.closing")
         with shard.result.open("wb", buffering=0) as smaller:
-            write_all(smaller, header_bytes(shard.places, metadata))
+            write_all(smaller, header)
             write_all(smaller, content)
     file.close()
 
 
+def _rename(source: Path, target: Path) -> None:
+    """Gives a file its name. What had the name before goes first: file systems that see a file replace another write it
+    to the disk before they go on, which takes milliseconds; and until this is done, the journal has all there is."""
+    target.unlink(missing_ok=True)
+    source.rename(target)
+
+
 def _leftovers(path: Path) -> list[Path]:
     """What an earlier trace of this name left behind unfinished."""
-    found = [partial_path(path, 1), journal_path(path)]
+    found = [partial_path(path, _MOVED), partial_path(path, 1), journal_path(path)]
     number = 2
     while partial_path(path, number).exists():
         found.append(partial_path(path, number))
