@@ -9,12 +9,14 @@ import sys
 import textwrap
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import torchlens as tl
+from torchlens.trace import stream
 
 SCRIPT = textwrap.dedent(
     """
@@ -142,3 +144,29 @@ def test_an_unfinished_trace_of_the_same_name_is_replaced(tmp_path: Path):
         m(torch.rand(8, 16))
     assert len(tl.load(path)) == 26
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 24, 3_000])
+def test_a_trace_that_outgrows_its_first_file_loses_nothing(tmp_path: Path, monkeypatch: Any, num_bytes: int):
+    """By the length of its header, and by its bytes: before it is closed, and after."""
+    monkeypatch.setattr(stream, "_SHORT", num_bytes)
+    path = tmp_path / "trace.safetensors"
+    own = model()
+    xs = [torch.rand(8, 16) for _ in range(30)]
+    with torch.no_grad():
+        expected = [own(x) for x in xs]
+        tail = tl.tail(own, path)
+        with tail as m:
+            for x in xs:
+                m(x)
+            assert {file.name for file in tmp_path.iterdir()} == {
+                f"trace.safetensors.{ending}" for ending in ("partial", "0.partial", "journal")
+            }
+            with pytest.warns(UserWarning, match="not closed"):
+                unfinished = tl.load(path, call=30)
+            assert torch.equal(unfinished["output_1"].tensor_contents, expected[-1])
+            with pytest.warns(UserWarning, match="not closed"):
+                assert torch.equal(tl.load(path, call=1)["output_1"].tensor_contents, expected[0])
+    assert list(tmp_path.iterdir()) == [path]
+    for number, result in enumerate(expected, start=1):
+        assert torch.equal(tl.load(path, call=number)["output_1"].tensor_contents, result)

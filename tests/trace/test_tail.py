@@ -305,3 +305,17 @@ def test_magnify_prints_what_there_is(path: Path, capsys: pytest.CaptureFixture[
     assert "2 calls" in capsys.readouterr().out
     tl.magnify(path, "relu_1", call=2)
     assert "Layer relu_1_2" in capsys.readouterr().out
+
+
+def test_small_calls_are_written_when_they_end_and_large_ones_in_the_background(path: Path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    tail = tl.tail(model, path)
+    with tail as m:
+        scribe: Any = tail._scribe
+        m(torch.rand(2, 4))
+        assert (scribe.num_written, scribe._thread) == (1, None)
+        m(torch.rand(400_000, 4))
+        assert scribe._thread is not None
+        m(torch.rand(2, 4))
+    assert tail.num_calls == 3
+    assert [tuple(tl.load(path, call=number)[0].tensor_shape) for number in (1, 2, 3)] == [(2, 4), (400_000, 4), (2, 4)]
