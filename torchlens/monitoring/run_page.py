@@ -26,7 +26,7 @@ _DETAIL = (
     (256, 32, 16), (128, 32, 16), (64, 16, 16), (32, 16, 8), (16, 8, 8),
 )  # fmt: skip
 _FIRST = frozenset({"rms", "dead", "saturated", "nonfinite"})
-_MOST_BYTES = 1_900_000
+_MOST_BYTES = 1_750_000
 # Shares of the fullest bin in so many levels.
 _LEVELS = 15
 
