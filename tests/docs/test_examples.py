@@ -105,5 +105,6 @@ def test_the_dying_layer_is_found(folder: Path, capsys: pytest.CaptureFixture[st
     found = module.main(folder)
     assert found[0].module == "3.1"
     assert found[0].number > 0.5
-    assert f"step {module.ACCIDENT}" < capsys.readouterr().out[:7]
+    first = int(re.findall(r"step (\d+)", capsys.readouterr().out)[0])
+    assert module.ACCIDENT <= first < module.ACCIDENT + 20
     assert (folder / "dying.html").stat().st_size > 100_000

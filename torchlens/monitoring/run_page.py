@@ -20,7 +20,7 @@ __all__ = ["explore_runs", "live_page_text"]
 
 RUN_PAGE = PAGE.parent / "run"
 # How much of a long run goes into a file, from most to least: columns of what is looked at first, of the other statistics,
-# and of histograms. The first that is small enough is taken; the page says what it carries.
+# and of histograms. The first that is small enough is taken.
 _DETAIL = (
     (1024, 1024, 128), (1024, 256, 64), (1024, 128, 64), (1024, 128, 32), (512, 128, 32), (512, 64, 32), (256, 64, 32),
     (256, 32, 16), (128, 32, 16), (64, 16, 16), (32, 16, 8), (16, 8, 8),

@@ -9,6 +9,7 @@ import hmac
 import json
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -82,7 +83,8 @@ class RunServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A page that was closed in the middle of an answer is nothing to tell about."""
-        # The base class prints a traceback; a broken connection is the only error that reaches here.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
