@@ -4,8 +4,7 @@ A jitted function stays one compiled program, which also returns what is recorde
 `log_forward_pass` does it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,9 +14,9 @@ from torchlens.capture.session import CaptureOptions
 from torchlens.capture.user_code import warn_caller
 from torchlens.jax.compiled import CompiledRun, unjitted
 from torchlens.jax.internals import is_traced
+from torchlens.trace.layer_keys import checked_keys, is_named, modules_named, names_operations
 from torchlens.trace.names import names_of_rows
 from torchlens.trace.scribe import Scribe
-from torchlens.wording import did_you_mean, got
 
 __all__ = ["JaxTail"]
 
@@ -126,18 +125,9 @@ class JaxTail:
         if callable(layers):
             modules = {address: recording.module_classes.get(address) for address in addresses}
             return _outputs_of(recording, {address for address in modules if layers(address.split("."), modules[address])})
-        if any("/" in key for key in layers):
-            names = [name.partition("/")[2] for name in names_of_rows(recording, 1)]
-            patterns = [key if "/" in key else f"{key}/*" for key in layers]
-            return [row for row, name in enumerate(names) if any(fnmatchcase(name, pattern) for pattern in patterns)]
-        found: set[str] = set()
-        for key in layers:
-            fitting = {address for address in addresses if address == key or fnmatchcase(address, key)}
-            if not fitting:
-                near = did_you_mean(key, addresses)
-                raise ValueError(f"layers names {key!r}, and {self._model.name} calls no such module. {near}".rstrip())
-            found |= fitting
-        return _outputs_of(recording, found)
+        if names_operations(layers):
+            return [row for row, name in enumerate(names_of_rows(recording, 1)) if is_named(name, layers)]
+        return _outputs_of(recording, modules_named(layers, addresses, f"{self._model.name} calls"))
 
 
 def _outputs_of(recording: Recording, addresses: set[str]) -> list[int]:
@@ -146,13 +136,4 @@ def _outputs_of(recording: Recording, addresses: set[str]) -> list[int]:
 
 
 def _checked(layers: Any) -> Any:
-    if callable(layers) or layers == "all":
-        return layers
-    keys = [layers] if isinstance(layers, str) else layers
-    is_list = isinstance(keys, Sequence | set | frozenset) and not isinstance(keys, Mapping)
-    if not is_list or not keys or not all(isinstance(key, str) for key in keys):
-        raise TypeError(
-            "layers must be 'all', a module or several ('layers.0', 'layers.*'), names in the file ('layers.*/max'), "
-            f"or a function of path and class name, got {got(layers)}."
-        )
-    return list(keys)
+    return layers if callable(layers) or layers == "all" else checked_keys(layers, "layers", "max", "class name")

@@ -3,7 +3,6 @@
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -15,8 +14,8 @@ from torchlens.capture.current import CURRENT
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.capture.stored import StoredValue
 from torchlens.capture.user_code import warn_caller
+from torchlens.trace.layer_keys import checked_keys, is_named, modules_named, names_operations
 from torchlens.trace.scribe import Scribe
-from torchlens.wording import did_you_mean, got
 
 __all__ = ["ModuleFilter", "Tail", "chosen_layers"]
 
@@ -182,20 +181,7 @@ def chosen_layers(
     modules = {address: module for address, module in model.named_modules() if address}
     if callable(layers):
         return frozenset(address for address, module in modules.items() if layers(address.split("."), module))
-    keys = [layers] if isinstance(layers, str) else layers
-    if not isinstance(keys, Sequence | set | frozenset) or not keys or not all(isinstance(key, str) for key in keys):
-        raise TypeError(
-            "layers must be 'all', a module or several ('features.0', 'features.*'), names in the file "
-            f"('features.*/relu'), or a function of path and module, got {got(layers)}."
-        )
-    if any("/" in key for key in keys):
-        patterns = tuple(key if "/" in key else f"{key}/*" for key in keys)
-        return lambda name: any(fnmatchcase(name.partition("/")[2], pattern) for pattern in patterns)
-    found: set[str] = set()
-    for key in keys:
-        fitting = {address for address in modules if address == key or fnmatchcase(address, key)}
-        if not fitting:
-            near = did_you_mean(key, modules)
-            raise ValueError(f"layers names {key!r}, and {type(model).__name__} has no such module. {near}".rstrip())
-        found |= fitting
-    return frozenset(found)
+    keys = checked_keys(layers, "features", "relu", "module")
+    if names_operations(keys):
+        return lambda name: is_named(name, keys)
+    return frozenset(modules_named(keys, modules, f"{type(model).__name__} has"))

@@ -227,14 +227,16 @@ class _Changes:
         value = args[place]
         if not value.numel() or not any(result.numel() for result in results):
             return "it is empty"
+        num_tried = 0
         for other in self._others(value):
             try:
                 again = _run_again(row, [*args[:place], other, *args[place + 1 :]], params)
-            except Exception:
+            except Exception:  # this value is not to be had there
                 continue
+            num_tried += 1
             if not all(same(one, two) for one, two in zip(results, again, strict=True)):
                 return None
-        return "whatever was tried in its place, the result was the same"
+        return "whatever was tried in its place, the result was the same" if num_tried else "it takes no other value"
 
     def _others(self, value: torch.Tensor) -> list[torch.Tensor]:
         if value.dtype is torch.bool:

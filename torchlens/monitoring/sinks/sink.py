@@ -1,6 +1,6 @@
 """What every sink is: opened with the run, given its recorded steps one after the other, closed at the end."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -67,6 +67,18 @@ class Sink:
         """The name of a series there: 'outputs/layer1.0.conv1', 'outputs.rms/layer1.0.conv1', 'parameters/fc.weight'."""
         place = ".".join(part for part in (series.module or self._model, series.name) if part)
         return f"{series.kind}.{statistic}/{place}" if statistic else f"{series.kind}/{place}"
+
+    def rows(self, record: StepRecord, histogram: Callable[..., Any]) -> dict[int, dict[str, Any]]:
+        """By step, in order: what there is to say of it, by tags. `histogram` is made of `np_histogram=(counts, edges)`."""
+        rows: dict[int, dict[str, Any]] = {}
+        for name, step, value in record.scalars:
+            rows.setdefault(step, {})[name] = value
+        for series in record.series:
+            row = rows.setdefault(record.step, {})
+            row.update(self.numbers(series))
+            if self.histograms and series.bins is not None:
+                row[self.tag(series)] = histogram(np_histogram=(series.bins.counts, series.bins.edges))
+        return dict(sorted(rows.items()))
 
     def numbers(self, series: SeriesRecord) -> Iterator[tuple[str, float]]:
         """The statistics of a series that were asked for, by their tags."""

@@ -49,17 +49,8 @@ class Trackio(Sink):
 
     def write(self, record: StepRecord) -> None:
         """Logs one row for each step that something is told of."""
-        rows: dict[int, dict[str, Any]] = {}
-        for name, step, value in record.scalars:
-            rows.setdefault(step, {})[name] = value
-        for series in record.series:
-            row = rows.setdefault(record.step, {})
-            row.update(self.numbers(series))
-            if self.histograms and series.bins is not None:
-                edges, counts = series.bins
-                row[self.tag(series)] = self._trackio.Histogram(np_histogram=(counts, edges))
-        for step in sorted(rows):
-            self._run.log(rows[step], step=step)
+        for step, row in self.rows(record, self._trackio.Histogram).items():
+            self._run.log(row, step=step)
         for finding in record.findings:
             self._run.alert(title=finding.kind, text=str(finding), step=finding.step)
 

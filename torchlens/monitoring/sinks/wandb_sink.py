@@ -47,16 +47,8 @@ class Wandb(Sink):
 
     def write(self, record: StepRecord) -> None:
         """Logs one row for each step that something is told of."""
-        rows: dict[int, dict[str, Any]] = {}
-        for name, step, value in record.scalars:
-            rows.setdefault(step, {})[name] = value
-        for series in record.series:
-            row = rows.setdefault(record.step, {})
-            row.update(self.numbers(series))
-            if self.histograms and series.bins is not None:
-                row[self.tag(series)] = self._wandb.Histogram(np_histogram=(series.bins.counts, series.bins.edges))
-        for step in sorted(rows):
-            self._run.log({STEP: step, **rows[step]})
+        for step, row in self.rows(record, self._wandb.Histogram).items():
+            self._run.log({STEP: step, **row})
         if record.findings and len(self._findings) < _MOST_FINDINGS:
             self._findings += map(str, record.findings)
             self._run.summary["torchlens_findings"] = self._findings[:_MOST_FINDINGS]
