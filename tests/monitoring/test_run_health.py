@@ -66,3 +66,75 @@ def test_a_model_that_is_well_has_no_findings(tmp_path: Path) -> None:
     train(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2)), tmp_path, 5, lr=0.02)
     assert not {"dead units", "saturated activation", "vanishing gradient", "exploding gradient"} & set(kinds(tmp_path))
     assert "non-finite values" not in kinds(tmp_path)
+
+
+def test_exploding_gradients_are_found_in_the_weight_that_they_are_largest_beside(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[2].weight.mul_(1e5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with tl.monitor(model, tmp_path, graph="modules"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(64, 16)).square().sum().backward()
+            optimizer.step()
+    assert kinds(tmp_path)["exploding gradient"] in ((2, "0"), (2, "1"))
+
+
+def test_updates_that_are_too_small_are_found_and_told_together(tmp_path: Path) -> None:
+    train(nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2)), tmp_path, 4, lr=1e-9)
+    (found,) = [each for each in tl.open_run(tmp_path).findings if each.kind == "small update"]
+    assert found.step == 2
+    assert not found.is_over
+    assert found.finding.threshold == 1e-4
+    assert {"0.weight", "1.weight"} == {found.finding.where, found.finding.text.rsplit(": ", 1)[1].rstrip(".")}
+
+
+class Sometimes(nn.Module):
+    """The first layer runs in every call, the tanh only where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.tanh, self.runs_tanh = nn.Linear(16, 16), nn.Tanh(), True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        return self.tanh(hidden) if self.runs_tanh else hidden
+
+
+def saturations(model: Sometimes, folder: Path, runs: str) -> list[tuple[int, bool]]:
+    """Trains one step for each letter: 's' runs the tanh saturated, 'h' healthy, '-' not at all."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with tl.monitor(model, folder, graph="modules"):
+        for each in runs:
+            model.runs_tanh = each != "-"
+            model(torch.randn(64, 16) * (1000.0 if each == "s" else 0.001)).sum().backward()
+            optimizer.step()
+    findings = tl.open_run(folder).findings
+    return [(each.step, each.is_over) for each in findings if each.kind == "saturated activation"]
+
+
+def test_steps_in_which_its_module_does_not_run_do_not_end_a_finding(tmp_path: Path) -> None:
+    assert saturations(Sometimes(), tmp_path / "a", "sss---sss") == [(2, False)]
+    assert saturations(Sometimes(), tmp_path / "b", "sss--h") == [(2, False), (5, True)]
+
+
+def test_steps_in_which_its_module_does_not_run_do_not_count_against_one_that_is_coming(tmp_path: Path) -> None:
+    assert saturations(Sometimes(), tmp_path / "a", "s-s--s") == [(5, False)]
+    assert saturations(Sometimes(), tmp_path / "b", "s-shss") == []
+
+
+def test_steps_without_gradients_do_not_end_a_finding_about_them(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[2].weight.mul_(1e5)
+    with tl.monitor(model, tmp_path, graph="modules", evaluation=True) as run:
+        for number in range(6):
+            model.zero_grad()
+            with torch.set_grad_enabled(number < 3):
+                loss = model(torch.randn(64, 16)).square().sum()
+            if number < 3:
+                loss.backward()
+            run.step()
+    found = [each for each in tl.open_run(tmp_path).findings if each.kind == "exploding gradient"]
+    assert [(each.step, each.is_over) for each in found] == [(2, False)]

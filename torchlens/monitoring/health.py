@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf, isnan, nan, sqrt
+from math import inf, isnan, nan, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,18 @@ _STEPS_IN_A_ROW = 3
 _AT_ONCE = frozenset({"non-finite values", "non-finite gradients", "dead units"})
 # What comes and goes is told so many times.
 _MOST_EPISODES = 3
+# What a finding is seen in: a step without that cannot end it.
+_SEEN_IN = {
+    "non-finite values": {"parameters", "outputs", "watched"},
+    "non-finite gradients": {"gradients", "parameter_gradients"},
+    "dead units": {"outputs"},
+    "saturated activation": {"outputs"},
+    "vanishing gradient": {"parameter_gradients"},
+    "zero gradients": {"parameter_gradients"},
+    "exploding gradient": {"parameter_gradients"},
+    "small update": {"updates"},
+    "large update": {"updates"},
+}
 _ZEROING = frozenset({"ReLU", "ReLU6", "Threshold", "Hardswish"})
 _DEAD_ADVICE = (
     "They learn nothing. A lower learning rate, a smaller or zero bias, normalisation before the activation, or a leaky "
@@ -85,20 +97,24 @@ class Health:
         modules = named_modules(model)
         self._kinds = {address: type(module).__name__ for address, module in modules}
         self._with_children = {address for address, module in modules if module._modules}
-        self._in_a_row: dict[tuple[str, str], int] = {}
+        self._layout: _Layout | None = None
+        self._in_a_row: dict[tuple[str, str], tuple[int, str]] = {}  # how many times, and whose it is
         self._told: dict[tuple[str, str], Finding] = {}
         self._episodes: dict[tuple[str, str], int] = {}
 
     def look(self, step: Step) -> list[RunFinding]:
         """What began or ended with this step."""
-        rows = _Rows(step, self._names.rows)
+        if self._layout is None or not np.array_equal(self._layout.series, step.columns.series):
+            self._layout = _Layout(step.columns.series, self._names.rows)
+        rows = _Rows(step, self._layout)
         now: dict[tuple[str, str], Finding] = {}
         for finding in self._findings(rows):
             now[finding.kind, finding.where] = finding
         told: list[RunFinding] = []
         begun: dict[str, list[Finding]] = {}
         for key, finding in now.items():
-            count = self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
+            count = self._in_a_row.get(key, (0, ""))[0] + 1
+            self._in_a_row[key] = count, finding.module
             is_sure = count >= _STEPS_IN_A_ROW or finding.kind in _AT_ONCE
             if is_sure and key not in self._told and self._episodes.get(key, 0) < _MOST_EPISODES:
                 self._told[key] = finding
@@ -106,9 +122,13 @@ class Health:
                 begun.setdefault(finding.kind, []).append(finding)
         for group in begun.values():
             told.append(RunFinding(step.last, _grouped(group)))
-        # Of a module that this step knows nothing about (only something else was recorded), nothing is over.
-        silent = {key for key, finding in self._told.items() if finding.module not in rows.modules}
-        for key in [key for key in self._in_a_row if key not in now and key not in silent]:
+        # Of a module that this step knows nothing about (it did not run, or got no gradient), nothing is over.
+        seen = self._layout.kinds_of
+        for key in [
+            key
+            for key, (_, module) in self._in_a_row.items()
+            if key not in now and not _SEEN_IN[key[0]].isdisjoint(seen.get(module, ()))
+        ]:
             del self._in_a_row[key]
             finding_over = self._told.pop(key, None)
             if finding_over is not None:
@@ -133,7 +153,7 @@ class Health:
         kind = self._kinds.get(name.module, "")
         dead, saturated = float(columns.dead[row]), float(columns.saturated[row])
         if dead >= THRESHOLDS["dead_share"] and columns.low[row] == 0:
-            source = rows.find(name.module, "inputs", "")
+            source = rows.layout.find(name.module, "inputs", "")
             # What hands on the zeros of another (a pooling) is not to blame for them.
             if kind in _ZEROING or (source is not None and columns.low[source] < 0):
                 yield Finding(
@@ -160,64 +180,85 @@ class Health:
             )
 
 
-class _Rows:
-    """The rows of a step by what they are about."""
+class _Layout:
+    """The rows of a step by what they are about. From step to step it is mostly the same, and is kept."""
 
-    def __init__(self, step: Step, names: Sequence[SeriesName]) -> None:
-        self.columns = step.columns
-        self._by_kind: dict[str, list[tuple[SeriesName, int]]] = {}
-        self._places: dict[tuple[str, str, str], int] = {}
-        self.modules: set[str] = set()
-        for row, number in enumerate(step.columns.series):
-            name = names[int(number)]
-            self._by_kind.setdefault(name.kind, []).append((name, row))
-            self._places[name.module, name.kind, name.name] = row
-            self.modules.add(name.module)
+    def __init__(self, series: np.ndarray, names: Sequence[SeriesName]) -> None:
+        self.series = series
+        self.by_kind: dict[str, list[tuple[SeriesName, int]]] = {}
+        self.places: dict[tuple[str, str, str], int] = {}
+        for row, number in enumerate(series.tolist()):
+            name = names[number]
+            self.by_kind.setdefault(name.kind, []).append((name, row))
+            self.places[name.module, name.kind, name.name] = row
+        self.kinds_of: dict[str, set[str]] = {}  # what is known of each module
+        for module, kind, _ in self.places:
+            self.kinds_of.setdefault(module, set()).add(kind)
+        # Matrices with their gradients, no biases or scales: (address, module, elements, gradient, own row).
+        self.weights = [
+            (_address(name), name.module, prod(name.shape), row, own)
+            for name, row in self.by_kind.get("parameter_gradients", ())
+            if (own := self.find(name.module, "parameters", name.name)) is not None and _is_matrix(name)
+        ]
+        self.updates = [
+            (_address(name), name.module, row, own)
+            for name, row in self.by_kind.get("updates", ())
+            if (own := self.find(name.module, "parameters", name.name)) is not None and _is_matrix(name)
+        ]
+
+    def find(self, module: str, kind: str, name: str) -> int | None:
+        return self.places.get((module, kind, name))
+
+
+def _address(name: SeriesName) -> str:
+    return f"{name.module}.{name.name}" if name.module else name.name
+
+
+def _is_matrix(name: SeriesName) -> bool:
+    return sum(size > 1 for size in name.shape) > 1
+
+
+class _Rows:
+    """The rows of a step, with what is asked of each."""
+
+    def __init__(self, step: Step, layout: _Layout) -> None:
+        columns = self.columns = step.columns
+        self.layout = layout
+        sampled = columns.sampled.astype(np.float64)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            self.rms: list[float] = np.sqrt(columns.squares / sampled).tolist()  # of the sample
+        nan_counts, inf_counts = nonfinite_counts(columns)
+        self.has_nan = (nan_counts > 0) | ((columns.flags & HAS_NAN) > 0)
+        self.has_inf = (inf_counts > 0) | np.isinf(columns.low) | np.isinf(columns.high)
+        self.bad = set(np.flatnonzero(self.has_nan | self.has_inf).tolist())
 
     def of(self, kind: str) -> list[tuple[SeriesName, int]]:
         """In the order in which they first came up."""
-        return self._by_kind.get(kind, [])
-
-    def find(self, module: str, kind: str, name: str) -> int | None:
-        return self._places.get((module, kind, name))
-
-    def rms(self, row: int) -> float:
-        """Of the sample."""
-        columns = self.columns
-        count = float(columns.sampled[row])
-        return sqrt(float(columns.squares[row]) / count) if count else nan
+        return self.layout.by_kind.get(kind, [])
 
     def weights(self) -> list[WeightNorms]:
-        """Matrices with their gradients: no biases, scales, or single vectors."""
-        found = []
-        has_bad = {row for _, _, row in nonfinite_rows(self, ("parameter_gradients",))}
-        for name, row in self.of("parameter_gradients"):
-            own = self.find(name.module, "parameters", name.name)
-            if own is not None and sum(size > 1 for size in name.shape) > 1:
-                count = int(np.prod(name.shape, dtype=np.int64))
-                norm = inf if row in has_bad else self.rms(row) * sqrt(count)
-                address = f"{name.module}.{name.name}" if name.module else name.name
-                found.append(WeightNorms(address, name.module, norm, self.rms(own) * sqrt(count), count))
-        return found
+        """Matrices with their gradients."""
+        rms = self.rms
+        return [
+            WeightNorms(address, module, inf if row in self.bad else rms[row] * sqrt(count), rms[own] * sqrt(count), count)
+            for address, module, count, row, own in self.layout.weights
+        ]
 
-
-def nonfinite_rows(rows: _Rows, kinds: Iterable[str]) -> list[tuple[SeriesName, str, int]]:
-    """Series with NaN or Inf, each with the word for it, in the order in which they first came up."""
-    columns = rows.columns
-    nan_counts, inf_counts = nonfinite_counts(columns)
-    has_nan = (nan_counts > 0) | ((columns.flags & HAS_NAN) > 0)
-    has_inf = (inf_counts > 0) | np.isinf(columns.low) | np.isinf(columns.high)
-    return [
-        (name, "NaN" if has_nan[row] else "Inf", row)
-        for kind in kinds
-        for name, row in rows.of(kind)
-        if has_nan[row] or has_inf[row]
-    ]
+    def nonfinite(self, kinds: Iterable[str]) -> list[tuple[SeriesName, str, int]]:
+        """Series with NaN or Inf, each with the word for it, in the order in which they first came up."""
+        if not self.bad:
+            return []
+        return [
+            (name, "NaN" if self.has_nan[row] else "Inf", row)
+            for kind in kinds
+            for name, row in self.of(kind)
+            if row in self.bad
+        ]
 
 
 def _nonfinite(rows: _Rows) -> Iterable[Finding]:
-    forward = nonfinite_rows(rows, ("parameters", "outputs", "watched"))
-    backward = nonfinite_rows(rows, ("gradients", "parameter_gradients"))
+    forward = rows.nonfinite(("parameters", "outputs", "watched"))
+    backward = rows.nonfinite(("gradients", "parameter_gradients"))
     for found, kind, text in (
         (forward, "non-finite values", "first in the {kind} of {where}; {count} series have some."),
         (backward, "non-finite gradients", "first in the {kind} of {where}; {count} series have some."),
@@ -241,22 +282,18 @@ _NONFINITE_ADVICE = {
 
 
 def _updates(rows: _Rows) -> Iterable[Finding]:
-    for name, row in rows.of("updates"):
-        own = rows.find(name.module, "parameters", name.name)
-        if own is None or sum(size > 1 for size in name.shape) < 2:
-            continue
-        size = rows.rms(own)
-        ratio = rows.rms(row) / size if size else nan
-        low, high = THRESHOLDS["smallest_update"], THRESHOLDS["largest_update"]
+    low, high = THRESHOLDS["smallest_update"], THRESHOLDS["largest_update"]
+    for address, module, row, own in rows.layout.updates:
+        size = rows.rms[own]
+        ratio = rows.rms[row] / size if size else nan
         if isnan(ratio) or low <= ratio <= high:
             continue
         is_small = ratio < low
-        address = f"{name.module}.{name.name}" if name.module else name.name
         yield Finding(
             kind="small update" if is_small else "large update",
             severity="info",
             where=address,
-            module=name.module,
+            module=module,
             number=ratio,
             threshold=low if is_small else high,
             text=f"A step changes {address} by {ratio:.1g} of its size (by root mean square, sampled).",

@@ -38,17 +38,19 @@ class Plan:
     is_contiguous: bool
     has_range: bool  # whether the range of all elements is asked for
     units: np.ndarray | None = None  # which unit (channel, feature) each element of the sample belongs to, made on demand
+    unit_sizes: np.ndarray | None = None  # how many elements of the sample each unit has, made with it
 
-    def unit_of_each(self) -> tuple[np.ndarray, int] | None:
-        """The unit that each element of a sample belongs to, and how many there are: channels of an image, or features."""
+    def units_of_sample(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The unit that each element of a sample belongs to, and how many elements each has: channels, or features."""
         if len(self.shape) < 2:
             return None
         axis = 1 if len(self.shape) >= 4 else len(self.shape) - 1
-        if self.units is None:
+        if self.units is None or self.unit_sizes is None:
             places = np.arange(self.num_elements) if self.places is None else self.places.cpu().numpy()
             strides = self.strides if self.is_flat else _contiguous_strides(self.shape)
             self.units = places // max(strides[axis], 1) % self.shape[axis]
-        return self.units, self.shape[axis]
+            self.unit_sizes = np.bincount(self.units, minlength=self.shape[axis])
+        return self.units, self.unit_sizes
 
 
 # In place of a plan that was not made yet.

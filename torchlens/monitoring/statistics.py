@@ -38,17 +38,18 @@ class UnitActivity:
         """The share of units that were dead when that was last known; NaN before. A series without any zero has no such."""
         if not has_zeros and series not in self._windows and series not in self._shares:
             return float("nan")
-        units = plan.unit_of_each()
+        units = plan.units_of_sample()
         if units is None:
             return float("nan")
-        unit_of, count = units
+        unit_of, sizes = units
+        count = len(sizes)
         seen, alive = self._windows.get(series) or (np.zeros(count, np.int64), np.zeros(count, bool))
         if len(seen) != count:  # the number of its units changed
             seen, alive = np.zeros(count, np.int64), np.zeros(count, bool)
-        seen += np.bincount(unit_of, minlength=count)
+        seen += sizes
         alive[unit_of[values != 0]] = True
         known = seen >= self._least
-        if known.mean() > 0.9:  # of a few units the fixed places may have nothing
+        if np.count_nonzero(known) > 0.9 * count:  # of a few units the fixed places may have nothing
             self._shares[series] = float(1 - alive[known].mean())
             self._windows.pop(series, None)
         else:
@@ -61,149 +62,169 @@ def summarized(
 ) -> Columns:
     """One row for each series. `limits` are those of activations that have some; `activity` counts dead units."""
     rows: dict[tuple[int, int], int] = {}
-    arrays: list[np.ndarray] = []
     sources: list[Observation] = []
-    fan_out: list[tuple[int, int]] = []  # series and row: what one module returns, the next is given
+    place: list[int] = []  # the row of each: what one module returns, the next is given
     for observation in observations:
         key = id(observation.sample), id(observation.before)
-        row = rows.get(key)
-        if row is None:
-            row = rows[key] = len(arrays)
-            arrays.append(_values(observation))
+        row = rows.setdefault(key, len(sources))
+        if row == len(sources):
             sources.append(observation)
-        fan_out.append((observation.series, row))
-    if not arrays:
+        place.append(row)
+    if not sources:
         return merged([])
-    return merged([_fanned_out(fan_out, _rows(arrays, sources), arrays, sources, limits, activity)])
-
-
-def _values(observation: Observation) -> np.ndarray:
-    values = _numpy(value_of(observation.sample.values))
-    if observation.before is None:
-        return values
-    with np.errstate(invalid="ignore"):  # Inf less Inf
-        found: np.ndarray = values - _numpy(value_of(observation.before.values))
-    return found
-
-
-def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    if tensor.dtype not in (torch.float32, torch.float64):
-        tensor = tensor.float()
-    found: np.ndarray = tensor.numpy()
-    return found
+    series = [observation.series for observation in observations]
+    return merged([_fanned_out(series, place, _rows(sources), sources, limits, activity)])
 
 
 class _Rows(NamedTuple):
-    """Statistics of samples, in the order in which those came; bins by row."""
+    """Statistics of samples, in the order in which those came."""
 
+    values: list[np.ndarray]
     floats: np.ndarray  # low, high, total, squares
     flags: np.ndarray
     sizes: np.ndarray  # elements, sampled
     quantiles: np.ndarray
-    bins: list[tuple[np.ndarray, np.ndarray]]
+    # The bins of all rows in one, in no order of rows: where those of each begin, and how many it has.
+    starts: np.ndarray
+    num_bins: np.ndarray
+    codes: np.ndarray
+    counts: np.ndarray
 
 
-def _rows(arrays: list[np.ndarray], sources: list[Observation]) -> _Rows:
-    count = len(arrays)
+def _rows(sources: list[Observation]) -> _Rows:
+    """All samples of one length and type at once: one after the other, numpy would be called thousands of times."""
+    count = len(sources)
+    values: list[np.ndarray] = [_NO_VALUES] * count
+    floats, quantiles = np.empty((count, 4)), np.empty((count, 9), np.float32)
+    sizes = np.array([(each.sample.plan.num_elements, 0) for each in sources], np.int64)
+    starts, num_bins = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    all_codes: list[np.ndarray] = []
+    all_counts: list[np.ndarray] = []
+    num_before = 0
+    groups: dict[tuple[int, torch.dtype, bool], list[int]] = {}
+    for row, source in enumerate(sources):
+        own = source.sample.values
+        if not isinstance(own, torch.Tensor):
+            own = source.sample.values = value_of(own)
+        groups.setdefault((own.numel(), own.dtype, source.before is not None), []).append(row)
+    for (length, _, is_change), rows in groups.items():
+        together = _stacked([sources[row].sample.values for row in rows])
+        if is_change:
+            before = [value_of(each.values) for row in rows if (each := sources[row].before) is not None]
+            with np.errstate(invalid="ignore"):  # Inf less Inf
+                together = together - _stacked(before)
+        for row, own_values in zip(rows, together, strict=True):
+            values[row] = own_values
+        own_floats, own_quantiles, ordered = _numbers(together)
+        floats[rows], quantiles[rows], sizes[rows, 1] = own_floats, own_quantiles, length
+        codes, counts, own_num_bins = _bins(ordered)
+        num_bins[rows] = own_num_bins
+        starts[rows] = num_before + np.cumsum(own_num_bins) - own_num_bins
+        num_before += len(codes)
+        all_codes.append(codes)
+        all_counts.append(counts)
     found = _Rows(
-        np.empty((count, 4)), np.zeros(count, np.uint8), np.zeros((count, 2), np.int64),
-        np.empty((count, 9), np.float32), [(_NO_CODES, _NO_COUNTS)] * count,
+        values, floats, np.zeros(count, np.uint8), sizes, quantiles, starts, num_bins, np.concatenate(all_codes),
+        np.concatenate(all_counts),
     )  # fmt: skip
-    by_length: dict[tuple[int, np.dtype], list[int]] = {}
-    for row, values in enumerate(arrays):
-        by_length.setdefault((len(values), values.dtype), []).append(row)
-    for rows in by_length.values():
-        _fill(found, np.array(rows), np.stack([arrays[row] for row in rows]))
     _add_ranges(found, sources)
     return found
 
 
-_NO_CODES, _NO_COUNTS = np.zeros(0, np.uint16), np.zeros(0, np.int64)
+_NO_VALUES = np.zeros(0, np.float32)
 
 
-def _fill(found: _Rows, rows: np.ndarray, values: np.ndarray) -> None:
-    """Samples of one length together."""
+def _stacked(tensors: list[torch.Tensor]) -> np.ndarray:
+    together = torch.stack(tensors)
+    if together.dtype not in (torch.float32, torch.float64):
+        together = together.float()
+    found: np.ndarray = together.numpy()
+    return found
+
+
+def _numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(low, high, total and squares; quantiles; the values in order) of samples of one length."""
     ordered = np.sort(values, axis=1)  # NaN last
+    length = values.shape[1]
     wide = values.astype(np.float64)
-    is_finite = np.isfinite(wide).all(axis=1)
+    is_finite = np.isfinite(ordered[:, 0]) & np.isfinite(ordered[:, -1])
     if not is_finite.all():
         wide[~np.isfinite(wide)] = 0.0
-    length = values.shape[1]
     with np.errstate(over="ignore"):
-        found.floats[rows, 2], found.floats[rows, 3] = wide.sum(1), np.einsum("ij,ij->i", wide, wide)
-    found.sizes[rows, 1] = length
+        total, squares = wide.sum(1), np.einsum("ij,ij->i", wide, wide)
     places = QUANTILES * (length - 1)
     below = np.floor(places).astype(np.int64)
     above = np.minimum(below + 1, length - 1)
     with np.errstate(invalid="ignore", over="ignore"):
         lower, upper = ordered[:, below].astype(np.float64), ordered[:, above].astype(np.float64)
-        found.quantiles[rows] = lower + (upper - lower) * (places - below)
-    found.floats[rows, 0], found.floats[rows, 1] = ordered[:, 0], ordered[:, -1]
-    for place in np.flatnonzero(~is_finite):
-        own_row = rows[place]
-        real = ordered[place][~np.isnan(ordered[place])]
-        found.floats[own_row, :2] = (real[0], real[-1]) if len(real) else np.nan
+        quantiles = (lower + (upper - lower) * (places - below)).astype(np.float32)
+    floats = np.stack([ordered[:, 0], ordered[:, -1], total, squares], 1)
+    for row in np.flatnonzero(~is_finite).tolist():
+        real = ordered[row][~np.isnan(ordered[row])]
+        floats[row, :2] = (real[0], real[-1]) if len(real) else np.nan
         finite = real[np.isfinite(real)]
-        found.quantiles[own_row] = np.quantile(finite.astype(np.float64), QUANTILES) if len(finite) else np.nan
+        with np.errstate(over="ignore"):
+            quantiles[row] = np.quantile(finite.astype(np.float64), QUANTILES) if len(finite) else np.nan
+    return floats, quantiles, ordered
+
+
+def _bins(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(codes, counts, how many bins each row has) of rows in order: a bin is a run of equal codes."""
     codes = bins_of(narrowed(ordered))
-    is_first = np.ones(codes.shape, bool)
-    is_first[:, 1:] = codes[:, 1:] != codes[:, :-1]
-    starts = np.flatnonzero(is_first)
-    counts = np.diff(np.append(starts, codes.size))
-    codes = codes.reshape(-1)[starts]
-    bounds = np.searchsorted(starts, np.arange(len(rows) + 1) * length)
-    for line, number in enumerate(rows.tolist()):
-        own = slice(bounds[line], bounds[line + 1])
-        found.bins[number] = codes[own], counts[own]
+    is_first = np.empty(codes.shape, bool)
+    is_first[:, :1] = True
+    np.not_equal(codes[:, 1:], codes[:, :-1], out=is_first[:, 1:])
+    begins = np.flatnonzero(is_first)
+    counts = np.diff(begins, append=codes.size)
+    return codes.reshape(-1)[begins], counts, np.diff(np.searchsorted(begins, np.arange(len(codes) + 1) * codes.shape[1]))
 
 
 def _add_ranges(found: _Rows, sources: list[Observation]) -> None:
     """The ranges of all elements, where they are known."""
-    known = [row for row, each in enumerate(sources) if each.sample.low is not None and each.before is None]
-    if known:
-        # One tensor after the other would ask torch twice for each.
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        lows = {row: value_of(sources[row].sample.low) for row in known}
-        for row in known:
-            by_dtype.setdefault(lows[row].dtype, []).append(row)
-        for rows in by_dtype.values():
-            both = [lows[row] for row in rows] + [value_of(sources[row].sample.high) for row in rows]
-            values = torch.stack([each.reshape(()) for each in both]).double().numpy()
-            low, high = values[: len(rows)], values[len(rows) :]
-            chosen = np.array(rows)
-            has_nan = np.isnan(low)
-            found.flags[chosen] |= np.where(has_nan, HAS_NAN | RANGE_IS_EXACT, RANGE_IS_EXACT).astype(np.uint8)
-            found.floats[chosen[~has_nan], 0], found.floats[chosen[~has_nan], 1] = low[~has_nan], high[~has_nan]
-            # With NaN among them the range of the rest is not known: what there is, is the sample's.
-            found.flags[chosen[has_nan]] &= np.uint8(255 - RANGE_IS_EXACT)
+    by_dtype: dict[torch.dtype, list[int]] = {}
     for row, each in enumerate(sources):
-        plan: Plan = each.sample.plan
-        found.sizes[row, 0] = plan.num_elements
-        if plan.num_elements == found.sizes[row, 1]:  # all were looked at
-            codes = found.bins[row][0]
-            found.flags[row] |= RANGE_IS_EXACT | (HAS_NAN if NAN in codes else 0)
+        if each.sample.low is not None and each.before is None:
+            by_dtype.setdefault(value_of(each.sample.low).dtype, []).append(row)
+    for rows in by_dtype.values():
+        # One tensor after the other would ask torch twice for each.
+        low, high = (_in_one([value_of(getattr(sources[row].sample, name)) for row in rows]) for name in ("low", "high"))
+        chosen = np.array(rows)
+        has_nan = np.isnan(low)
+        # With NaN among them the range of the rest is not known: what there is, is the sample's.
+        found.flags[chosen] |= np.where(has_nan, HAS_NAN, RANGE_IS_EXACT).astype(np.uint8)
+        found.floats[chosen[~has_nan], 0], found.floats[chosen[~has_nan], 1] = low[~has_nan], high[~has_nan]
+    is_whole = found.sizes[:, 0] == found.sizes[:, 1]  # all were looked at
+    found.flags[is_whole] |= RANGE_IS_EXACT
+    found.flags[is_whole & _rows_with(NAN, found)] |= HAS_NAN
+
+
+def _in_one(tensors: list[torch.Tensor]) -> np.ndarray:
+    found: np.ndarray = torch.stack(tensors).reshape(-1).double().numpy()
+    return found
 
 
 def _fanned_out(
-    fan_out: list[tuple[int, int]],
+    series: list[int],
+    place: list[int],
     rows: _Rows,
-    arrays: list[np.ndarray],
     sources: list[Observation],
     limits: Mapping[int, tuple[float, float]],
     activity: UnitActivity | None,
 ) -> Columns:
-    series, place = (np.array(each) for each in zip(*fan_out, strict=True))
-    dead = np.full(len(fan_out), np.nan, np.float32)
-    saturated = np.full(len(fan_out), np.nan, np.float32)
-    for number, (own, row) in enumerate(fan_out):
-        if activity is not None and own in activity.series:
-            has_zeros = ZERO in rows.bins[row][0]
-            dead[number] = activity.dead_share(own, arrays[row], sources[row].sample.plan, has_zeros)
-        if own in limits:
-            saturated[number] = _saturated_share(arrays[row], *limits[own])
-    bins = [rows.bins[row] for row in place]
+    dead = np.full(len(series), np.nan, np.float32)
+    saturated = np.full(len(series), np.nan, np.float32)
+    if activity is not None or limits:
+        has_zeros = _rows_with(ZERO, rows).tolist()
+        for number, (own, row) in enumerate(zip(series, place, strict=True)):
+            if activity is not None and own in activity.series:
+                dead[number] = activity.dead_share(own, rows.values[row], sources[row].sample.plan, has_zeros[row])
+            if own in limits:
+                saturated[number] = _saturated_share(rows.values[row], *limits[own])
+    num_bins = rows.num_bins[place]
+    ends = np.cumsum(num_bins)
+    chosen = np.arange(ends[-1]) + np.repeat(rows.starts[place] - ends + num_bins, num_bins)
     return Columns(
-        series=series.astype("<u4"),
+        series=np.array(series, "<u4"),
         calls=np.ones(len(series), "<u4"),
         elements=rows.sizes[place, 0].astype("<u8"),
         sampled=rows.sizes[place, 1].astype("<u8"),
@@ -215,10 +236,20 @@ def _fanned_out(
         dead=dead,
         saturated=saturated,
         quantiles=rows.quantiles[place],
-        num_bins=np.array([len(codes) for codes, _ in bins], "<u2"),
-        codes=np.concatenate([codes for codes, _ in bins]).astype("<u2"),
-        counts=np.concatenate([counts for _, counts in bins]).astype("<u8"),
+        num_bins=num_bins.astype("<u2"),
+        codes=rows.codes[chosen].astype("<u2"),
+        counts=rows.counts[chosen].astype("<u8"),
     )
+
+
+def _rows_with(code: int, rows: _Rows) -> np.ndarray:
+    """Which rows have a bin."""
+    found = np.zeros(len(rows.starts), bool)
+    places = np.flatnonzero(rows.codes == code)
+    if len(places):
+        order = np.argsort(rows.starts)  # bins lie by the rows' starts
+        found[order[np.searchsorted(rows.starts[order], places, "right") - 1]] = True
+    return found
 
 
 def _saturated_share(values: np.ndarray, low: float, high: float) -> float:
