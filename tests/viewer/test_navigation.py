@@ -126,6 +126,7 @@ def test_a_search_marks_hits_and_draws_nothing_anew(visit):
     tab = visit("gpt2")
     tab.page.keyboard.press("0")
     assert tab.run("torchlens.shown()") > 400
+    tab.page.keyboard.press("f")  # all of it is seen
     tab.run("window.before = [...document.querySelectorAll('#world [data-id]')]")
     tab.page.locator("#query").fill("c_f")  # what is searched is put together once
     tab.count_blocks()
@@ -144,6 +145,40 @@ def test_a_search_marks_hits_and_draws_nothing_anew(visit):
     assert "36 hits" in tab.page.locator(".hit-badge").text_content()
     tab.page.locator("#query").fill("nothing")
     assert tab.page.locator(".hit-badge").count() == 0
+
+
+def test_only_what_is_near_is_drawn_and_the_rest_when_the_reader_comes_to_it(visit):
+    tab = visit("gpt2")
+    tab.page.keyboard.press("0")
+    shown = tab.run("torchlens.scene.nodes.size")
+    few = tab.run("document.querySelectorAll('#world [data-id]').length")
+    assert 10 < few < shown / 3
+    last = tab.run("[...torchlens.scene.nodes.keys()].at(-1)")
+    assert tab.page.locator(f'[data-id="{last}"]').count() == 0
+    # Every edge and node that the stage shows is there, wherever it is moved to.
+    missing = """(() => {
+      const { x, y, k } = torchlens.state.view, stage = document.getElementById('stage');
+      const isSeen = (a, b, c, d) => c * k + x > 0 && d * k + y > 0 && a * k + x < stage.clientWidth && b * k + y < stage.clientHeight;
+      const nodes = [...torchlens.scene.nodes.values()].filter(n => isSeen(n.x, n.y, n.x + n.w, n.y + n.h));
+      const edges = torchlens.scene.edges.filter(e => isSeen(...e.area));
+      return [nodes.length, nodes.filter(n => !document.querySelector(`[data-id="${n.id}"]`)).length, edges.filter(e => !e.el).length];
+    })()"""
+    tab.page.mouse.move(500, 500)
+    for _ in range(12):
+        tab.page.mouse.wheel(0, 700)
+        tab.page.mouse.wheel(35, 0)
+        tab.until(f"{missing}[1] === 0")
+        seen, *absent = tab.run(missing)
+        assert seen > 5
+        assert absent == [0, 0]
+    # Selecting, and the picture that is saved, reach what was never seen.
+    tab.run(f"torchlens.select({last}, {{ isFocused: true }})")
+    assert tab.run(f"document.activeElement.dataset.id") == str(last)
+    assert tab.run("document.querySelectorAll('[data-id][tabindex=\"0\"]').length") == 1
+    text = tab.run("torchlens.svgText()")
+    assert text.count("<title>") > tab.run("torchlens.shown()")
+    tab.page.keyboard.press("f")
+    assert tab.run("document.querySelectorAll('#world [data-id]').length") == shown
 
 
 def _base36(number: int) -> str:

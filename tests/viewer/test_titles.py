@@ -12,6 +12,7 @@ def test_no_edge_runs_through_the_title_of_a_box(visit):
     for name in ("gpt2", "resnet18", "recurrent"):
         tab = visit(name)
         tab.page.keyboard.press("0")
+        tab.page.keyboard.press("f")  # all of it is seen, so all of it is drawn
         crossed = tab.run("""(() => {
           const heads = [...torchlens.scene.nodes.values()].filter(n => n.isBox), found = [];
           for (const edge of torchlens.scene.edges) {

@@ -4,15 +4,17 @@ import { $, HEAD_H, NODE_H, P, SIDE, isOpenable, kids, scene, state, tell, timin
 import { forgetLinks, links } from "./links.js";
 import { describe } from "./names.js";
 import { arrange } from "./arrange.js";
-import { draw, elements, focusable } from "./draw.js";
+import { draw, elements, markFocusable } from "./draw.js";
 import { light } from "./light.js";
 import { applyView, bringIntoView } from "./camera.js";
 import { showPanel } from "./panel.js";
 import { drawCrumbs, drawSides } from "./bar.js";
 
-export function refresh(before) {
+/* `aim` moves the view to where it belongs in the new arrangement. */
+export function refresh(before, aim) {
   const t = performance.now();
   arrange();
+  if (aim) aim();
   draw(before);
   timings.render = performance.now() - t;
 }
@@ -23,10 +25,9 @@ export function toggle(i, pointer) {
   const old = scene.nodes.get(i), v = state.view, before = new Set(scene.nodes.keys());
   state.open[i] = state.open[i] ? 0 : 1;
   if (!state.open[i] && state.selected > i && within(state.selected, i)) state.selected = i;
-  if (old) {
-    const ox = v.x + (old.x + old.w / 2) * v.k, oy = v.y + old.y * v.k;
-    refresh(before);
-    const now = scene.nodes.get(i);
+  refresh(before, () => {
+    if (!old) return;
+    const ox = v.x + (old.x + old.w / 2) * v.k, oy = v.y + old.y * v.k, now = scene.nodes.get(i);
     v.x = ox - (now.x + now.w / 2) * v.k;
     v.y = oy - now.y * v.k;
     if (pointer) {  // The title stays under the pointer.
@@ -35,7 +36,7 @@ export function toggle(i, pointer) {
       const low = (now.isBox ? HEAD_H : NODE_H) * v.k - 3;
       if (py - oy > low) v.y += py - oy - low / 2;
     }
-  } else refresh(before);
+  });
   applyView();
   showPanel();
   timings.toggle = performance.now() - t;
@@ -52,10 +53,10 @@ export function select(i, options) {
   state.edge = null;
   if (o.second) { state.second = i === state.selected ? -1 : i; } else { state.selected = i; state.second = -1; }
   if (i > 0) reveal(i);
-  for (const [id, el] of elements) el.setAttribute("tabindex", id === focusable() ? "0" : "-1");
   light();
-  if (o.isFocused && elements.get(i)) elements.get(i).focus({ preventScroll: true });
   if (i > 0 && o.isShown !== false) bringIntoView(i, o.isCentred); else applyView();
+  markFocusable();
+  if (o.isFocused && elements.get(i)) elements.get(i).focus({ preventScroll: true });
   showPanel();
   drawCrumbs();
   if (i > 0) $("live").textContent = describe(i);

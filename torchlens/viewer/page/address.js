@@ -5,7 +5,7 @@ import { forgetLinks } from "./links.js";
 import { overlays } from "./overlays.js";
 import { arrange } from "./arrange.js";
 import { draw } from "./draw.js";
-import { applyView, fit, stageSize } from "./camera.js";
+import { aimAtAll, applyView, stageSize } from "./camera.js";
 import { search } from "./search.js";
 import { setPass, showPanel } from "./panel.js";
 import { drawCrumbs, drawExtras, drawScaleChoice, drawSides, drawSteps } from "./bar.js";
@@ -91,13 +91,13 @@ export function restore(text) {
   for (const key in state.extras) state.extras[key] = (found.x || "").split(",").includes(key);
   forgetLinks();
   arrange();
+  const [x, y, k] = found.v.split(",").map(Number), [w, h] = stageSize();
+  if ([x, y, k].every(Number.isFinite) && k > 0) state.view = { k, x: w / 2 - x * k, y: h / 2 - y * k };
+  else { isBroken = true; aimAtAll(true); }
   draw();
   const query = found.q ? decoded(found.q) : "";
   $("query").value = query;
   search(query);
-  const [x, y, k] = found.v.split(",").map(Number), [w, h] = stageSize();
-  if ([x, y, k].every(Number.isFinite) && k > 0) state.view = { k, x: w / 2 - x * k, y: h / 2 - y * k };
-  else { isBroken = true; fit(true); }
   $("overlay").value = state.overlay;
   drawSides();
   drawExtras();

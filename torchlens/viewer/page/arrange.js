@@ -61,6 +61,7 @@ export function arrange() {
     }
   }
   const boxes = new Map();
+  const line = (area, edge) => scene.edges.push({ area, ...edge, el: null, arrow: null });  // with where it goes, from a corner to the opposite
   function lay(i) {
     if (!state.open[i] || !kids[i].length) { const m = measure(i); return { w: m.w, h: m.h, ins: null, outs: null }; }
     const l = at(i), nodes = [], index = new Map();
@@ -111,7 +112,7 @@ export function arrange() {
     if (i) scene.nodes.set(i, { id: i, x, y, w: own.w, h: own.h, isBox });
     if (i && selfLoops.has(i)) {
       const r = x + own.w + (isUnit(i) || isBox ? 0 : 5), top = y + 10, low = y + NODE_H - 6;
-      scene.edges.push({ d: `M${r} ${low}h4c22 0 22 ${top - low} 2 ${top - low}`, kind: "loop", tip: [r, top, -1], ends: [{ s: i, t: i, pairs: selfLoops.get(i) }] });
+      line([r, top - 4, r + 26, low + 4], { d: `M${r} ${low}h4c22 0 22 ${top - low} 2 ${top - low}`, kind: "loop", tip: [r, top, -1], ends: [{ s: i, t: i, pairs: selfLoops.get(i) }] });
     }
     if (!isBox) return;
     const ox = x + own.dx, oy = y + own.head;
@@ -128,13 +129,13 @@ export function arrange() {
       const last = points[points.length - 1];
       const kind = e.ends.every(edge => edge.isResidual) ? "skip" : e.isSide ? "side" : "";
       if (!isOut && !isBoxed) last[1] -= 5;
-      scene.edges.push({ d: pathOf(points), kind, tip: isOut || isBoxed ? null : [last[0], last[1] + 5, 0], ends: e.ends, from: own.nodes[e.from].kind === "node" ? points[0] : null });
+      line(areaOf(points), { d: pathOf(points), kind, tip: isOut || isBoxed ? null : [last[0], last[1] + 5, 0], ends: e.ends, from: own.nodes[e.from].kind === "node" ? points[0] : null });
     });
     own.loops.forEach(([a, b, pairs], k) => {
       const from = scene.nodes.get(a), to = scene.nodes.get(b);
       if (!from || !to) return;
       const r = (own.idle ? ox + own.made.width + own.loopRoom + PAD : x + own.w) - 12 - 10 * k, y0 = from.y + Math.min(from.h - 10, from.h / 2 + 6), y1 = to.y + Math.min(16, to.h / 2);
-      scene.edges.push({
+      line([Math.min(from.x + from.w, to.x + to.w), Math.min(y0, y1), r, Math.max(y0, y1)], {
         d: `M${from.x + from.w} ${y0}H${r - 8}Q${r} ${y0} ${r} ${y0 - 8}V${y1 + 8}Q${r} ${y1} ${r - 8} ${y1}H${to.x + to.w + 5}`,
         kind: "loop", tip: [to.x + to.w, y1, -1], ends: [{ s: a, t: b, pairs }],
       });
@@ -142,4 +143,8 @@ export function arrange() {
   })(0, root, 0, 0);
   scene.width = root.w;
   scene.height = root.h;
+}
+function areaOf(points) {
+  const xs = points.map(p => p[0]), ys = points.map(p => p[1]);
+  return [Math.min(...xs), Math.min(...ys), Math.max(...xs), Math.max(...ys)];
 }

@@ -2,13 +2,14 @@
 
 import { $, NODE_H, SMALLEST_TEXT, scene, stage, state, tell } from "./outline.js";
 import { TEXT } from "./numbers.js";
-import { world } from "./draw.js";
+import { drawSeen, world } from "./draw.js";
 import { drawMap } from "./map.js";
 import { remember } from "./address.js";
 
 export function applyView() {
   const { x, y, k } = state.view;
   world.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
+  drawSeen();
   drawMap();
   remember();
 }
@@ -25,12 +26,17 @@ export function measureAnew() {
   sizes = { stage: [stage.clientWidth, stage.clientHeight], seen: [here.width, Math.max(120, here.height - covered)] };
   return sizes;
 }
-const resized = new ResizeObserver(measureAnew);
+const resized = new ResizeObserver(() => { measureAnew(); drawSeen(); });
 for (const el of [stage, $("side")]) resized.observe(el);
 export const stageSize = () => (sizes || measureAnew()).stage;
 /* How much of the stage can be seen: on a phone the panel may cover its lower part. */
 const seenSize = () => (sizes || measureAnew()).seen;
 export function fit(isOpening) {
+  aimAtAll(isOpening);
+  applyView();
+}
+/* To aim is to say where the view is to be; what is drawn next is drawn there. */
+export function aimAtAll(isOpening) {
   const [w, h] = seenSize(), margin = Math.min(24, stageSize()[0] / 40);
   let k = Math.min((w - 2 * margin) / scene.width, (h - 2 * margin) / scene.height, 1.35);
   let y = (h - scene.height * k) / 2, x = (w - scene.width * k) / 2;
@@ -41,7 +47,6 @@ export function fit(isOpening) {
     x = scene.width * k <= w - 2 * margin ? (w - scene.width * k) / 2 : w / 2 - (first.x + first.w / 2) * k;
   }
   state.view = { x, y, k };
-  applyView();
 }
 export function zoom(factor, cx, cy) {
   const v = state.view, k = Math.max(0.05, Math.min(4, v.k * factor));
@@ -49,6 +54,10 @@ export function zoom(factor, cx, cy) {
   moved(v);
 }
 export function bringIntoView(i, isCentred) {
+  aimAt(i, isCentred);
+  applyView();
+}
+export function aimAt(i, isCentred) {
   const node = scene.nodes.get(i);
   if (!node) return;
   const [w, h] = seenSize(), v = state.view, m = 50;
@@ -59,5 +68,4 @@ export function bringIntoView(i, isCentred) {
     v.x += w / 2 - x;
     v.y += h * 0.42 - y;
   }
-  applyView();
 }

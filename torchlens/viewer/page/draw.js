@@ -1,4 +1,4 @@
-/* Drawing the scene. */
+/* Drawing the scene: what is seen of it, and what is near; the rest when the reader comes to it. */
 
 import { BAR_H, D, HEAD_H, LINE_H, P, SIDE, failedUnit, isOpenable, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
 import { clip, many, widthOf } from "./numbers.js";
@@ -6,6 +6,7 @@ import { describe, extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } fr
 import { colourValue, overlayColour, overlayRange, placeOn } from "./overlays.js";
 import { css, inkOn } from "./scale.js";
 import { label, make } from "./elements.js";
+import { stageSize } from "./camera.js";
 import { drawLegend } from "./legend.js";
 import { light } from "./light.js";
 import { drawIdle } from "./idle.js";
@@ -15,33 +16,70 @@ import { isCondition, shapesOn } from "./edges.js";
 import { badIn } from "./statistics.js";
 
 export const world = make("g", { id: "world" }, svg);
-export const elements = new Map();
+export const elements = new Map();  // of the parts that are drawn
+const EVERYWHERE = [-Infinity, -Infinity, Infinity, Infinity], NEAR = 0.5;  // of a screen, on each side of it
+let layers = null, numbersRange = null, drawn = null;  // the part of the scene that is drawn
 
+/* Draws everything anew, where the view is now. */
 export function draw(before) {
-  const boxesLayer = make("g", {}), edgesLayer = make("g", {}), nodesLayer = make("g", {});
+  layers = { boxes: make("g", {}), edges: make("g", {}), nodes: make("g", {}), shapes: new Set() };
   elements.clear();
   painted.clear();
-  const range = overlayRange();
+  badges.clear();
+  for (const edge of scene.edges) edge.el = edge.arrow = null;
+  numbersRange = overlayRange();
+  drawn = null;
+  drawIdle(layers.nodes);
+  drawWithin(around(), before);
+  world.replaceChildren(layers.boxes, layers.edges, layers.nodes);
+  drawLegend(numbersRange);
+}
+/* Draws what came into view and was not drawn yet. */
+export function drawSeen() {
+  const seen = seenOf(0);
+  if (layers && !(drawn && seen[0] >= drawn[0] && seen[1] >= drawn[1] && seen[2] <= drawn[2] && seen[3] <= drawn[3])) drawWithin(around());
+}
+export function drawAll() { drawWithin(EVERYWHERE); }
+
+/* What the stage shows of the scene, and so much of a screen around it. */
+function seenOf(margin) {
+  const { x, y, k } = state.view, [w, h] = stageSize();
+  return [(-x - margin * w) / k, (-y - margin * h) / k, ((1 + margin) * w - x) / k, ((1 + margin) * h - y) / k];
+}
+const around = () => seenOf(NEAR);
+
+function drawWithin(area, before) {
+  const [left, top, right, bottom] = area;
+  let isMore = !drawn;
+  drawn = area;
   for (const node of scene.nodes.values()) {
-    if (node.isBox) drawBox(node, boxesLayer, nodesLayer, range); else drawNode(node, nodesLayer, range, before);
+    if (elements.has(node.id) || node.x > right || node.y > bottom || node.x + node.w < left || node.y + node.h < top) continue;
+    if (node.isBox) drawBox(node); else drawNode(node, before);
+    isMore = true;
   }
   scene.edges.forEach((edge, k) => {
-    make("path", { class: "edge-hit", d: edge.d, "data-edge": k }, edgesLayer);
-    edge.el = make("path", { class: "edge " + edge.kind, d: edge.d }, edgesLayer);
-    if (edge.tip) {
-      const [x, y, dir] = edge.tip;
-      const d = dir ? `M${x} ${y}l7 -4v8z` : `M${x} ${y}l-4 -7h8z`;
-      edge.arrow = make("path", { class: "arrow " + edge.kind, d }, edgesLayer);
-    } else edge.arrow = null;
+    const [x0, y0, x1, y1] = edge.area;
+    if (edge.el || x0 > right || y0 > bottom || x1 < left || y1 < top) return;
+    drawEdge(edge, k);
+    isMore = true;
   });
-  if (state.extras.shapes) drawShapes(edgesLayer);
-  drawConditions(edgesLayer);
-  drawIdle(nodesLayer);
-  world.replaceChildren(boxesLayer, edgesLayer, nodesLayer);
-  badges.clear();
-  markHits();
-  light();
-  drawLegend(range);
+  if (!isMore) return;
+  markFocusable();
+  if (state.hits.length) markHits();
+  light(true);
+}
+function drawEdge(edge, k) {
+  make("path", { class: "edge-hit", d: edge.d, "data-edge": k }, layers.edges);
+  edge.el = make("path", { class: "edge " + edge.kind, d: edge.d }, layers.edges);
+  if (edge.tip) {
+    const [x, y, dir] = edge.tip;
+    edge.arrow = make("path", { class: "arrow " + edge.kind, d: dir ? `M${x} ${y}l7 -4v8z` : `M${x} ${y}l-4 -7h8z` }, layers.edges);
+  }
+  if (state.extras.shapes && edge.from) drawShape(edge);
+  if (edge.tip && isCondition(edge)) {  // `IF` where the computation of a condition begins, as in the drawings
+    edge.el.classList.add("if");
+    label(layers.edges, "IF", edge.tip[0] + 7, edge.tip[1] - 8, "if");
+  }
 }
 
 /* Marks what the search found, and changes nothing else: typing does not draw anew. */
@@ -63,24 +101,11 @@ export function markHits() {
 }
 
 /* The shape of what leaves a node, once for each place where edges leave it. */
-function drawShapes(layer) {
-  const seen = new Set();
-  for (const edge of scene.edges) {
-    if (!edge.from) continue;
-    const [x, y] = edge.from, key = Math.round(x) + "/" + Math.round(y), text = shapesOn(edge);
-    if (seen.has(key) || !text) continue;
-    seen.add(key);
-    label(layer, text, x + 6, y + 14, "edge-shape");
-  }
-}
-
-/* `IF` where the computation of a condition begins, as in the drawings. */
-function drawConditions(layer) {
-  for (const edge of scene.edges) {
-    if (!edge.tip || !isCondition(edge)) continue;
-    edge.el.classList.add("if");
-    label(layer, "IF", edge.tip[0] + 7, edge.tip[1] - 8, "if");
-  }
+function drawShape(edge) {
+  const [x, y] = edge.from, key = Math.round(x) + "/" + Math.round(y), text = shapesOn(edge);
+  if (layers.shapes.has(key) || !text) return;
+  layers.shapes.add(key);
+  label(layers.edges, text, x + 6, y + 14, "edge-shape");
 }
 
 /* What is not finite in a part: NaN, or infinities. */
@@ -97,25 +122,32 @@ function common(g, node) {
   const i = node.id;
   g.dataset.id = i;
   g.setAttribute("role", "button");
-  g.setAttribute("tabindex", i === focusable() ? "0" : "-1");
   g.setAttribute("aria-label", describe(i));
   if (isOpenable(i)) g.setAttribute("aria-expanded", String(Boolean(state.open[i])));
   elements.set(i, g);
 }
+/* The one node that the Tab key comes to; from there the arrows go on. */
+let tabbed = null;
 export function focusable() {
-  if (scene.nodes.has(state.selected)) return state.selected;
-  return scene.nodes.keys().next().value;
+  if (elements.has(state.selected)) return state.selected;
+  return elements.keys().next().value;
+}
+export function markFocusable() {
+  const now = elements.get(focusable());
+  if (tabbed && tabbed !== now) tabbed.setAttribute("tabindex", "-1");
+  if (now) now.setAttribute("tabindex", "0");
+  tabbed = now;
 }
 
 /* The colour of a number; of what has none, none: its kind is not what colours mean now. */
 const painted = new Map();
-function paint(id, parts, range) {
-  const value = colourValue(id), c = value === null ? null : css(overlayColour(placeOn(range, value)));
+function paint(id, parts) {
+  const value = colourValue(id), c = value === null ? null : css(overlayColour(placeOn(numbersRange, value)));
   if (parts.colour !== c) {
     const [body, bar] = parts.fills.length > 1 ? parts.fills : [null, parts.fills[0]];
     bar.style.fill = c || "var(--card)";
     if (body) body.style.fill = c || "";
-    const ink = c ? inkOn(overlayColour(placeOn(range, value))) : "";
+    const ink = c ? inkOn(overlayColour(placeOn(numbersRange, value))) : "";
     for (const text of parts.g.querySelectorAll(":scope > text")) text.style.fill = ink;
     parts.colour = c;
   }
@@ -123,19 +155,19 @@ function paint(id, parts, range) {
 }
 /* Other numbers, in the same places: nothing is drawn anew but colours and what nodes say. */
 export function recolour() {
-  const range = overlayRange();
+  numbersRange = overlayRange();
   for (const [id, parts] of painted) {
     if (parts.note) { const text = clip(noteOf(id), parts.room); if (parts.note.textContent !== text) parts.note.textContent = text; }
-    paint(id, parts, range);
+    paint(id, parts);
   }
-  drawLegend(range);
+  drawLegend(numbersRange);
 }
 
-function drawNode(node, layer, range, before) {
+function drawNode(node, before) {
   const { id, x, y, w, h } = node;
   const side = SIDE[P.side[id]], isDim = side && state.sides[side] === "dim" && !state.overlay;
   const fresh = before && !before.has(id) ? " fresh" : "";
-  const g = make("g", { class: "node k-" + kindOf(id) + (isDim ? " dim" : "") + fresh + (failedUnit > 0 && id !== failedUnit && within(failedUnit, id) ? " has-failed" : ""), transform: `translate(${x} ${y})` }, layer);
+  const g = make("g", { class: "node k-" + kindOf(id) + (isDim ? " dim" : "") + fresh + (failedUnit > 0 && id !== failedUnit && within(failedUnit, id) ? " has-failed" : ""), transform: `translate(${x} ${y})` }, layers.nodes);
   if (P.passes[id] > 1 && !isUnit(id)) {
     make("rect", { class: "frame", x: 5, y: 5, width: w, height: h, rx: 6 }, g);
     make("rect", { class: "body", x: 2.5, y: 2.5, width: w, height: h, rx: 6 }, g);
@@ -157,16 +189,23 @@ function drawNode(node, layer, range, before) {
   if (id === failedUnit) label(g, clip(D.failure.message.split("\n")[0], w - 18), 9, 54, "error");
   if (shape) label(g, shapeText, w - 9, 36, "shape", "end");
   extraLines(id).forEach((line, k) => label(g, clip(line, w - 18), 9, 36 + LINE_H * (k + 1), "shape"));
-  if (state.overlay) paint(id, { g, fills: [body, bar], note: noteLabel, room: w - lead - 18 - widthOf(title, true) }, range);
-  const tip = make("title", {}, g);
-  tip.textContent = describe(id);
+  if (state.overlay) paint(id, { g, fills: [body, bar], note: noteLabel, room: w - lead - 18 - widthOf(title, true) });
   drawBad(g, id);
   drawMark(g, node);
-  if (isOpenable(id)) drawPick(g, w + 2, h);
   common(g, node);
 }
 
-/* A button on what can be opened that only selects it; it shows under the pointer. */
+/* What is made only when the pointer comes to a node: what it says, and a button that selects what can be opened without
+opening it. */
+export function drawUnderPointer(i) {
+  const g = elements.get(i), node = scene.nodes.get(i);
+  if (!g || hovered.has(g)) return;
+  hovered.add(g);
+  if (!node.isBox) addTip(g, i);
+  if (isOpenable(i)) drawPick(g, node.w + 2, node.isBox ? HEAD_H : node.h);
+}
+const hovered = new WeakSet();
+export function addTip(g, i) { make("title", {}, g).textContent = describe(i); }
 function drawPick(g, x, y) {
   const pick = make("g", { class: "pick", transform: `translate(${x} ${y})` }, g);
   make("circle", { r: 9 }, pick);
@@ -174,12 +213,12 @@ function drawPick(g, x, y) {
   make("title", {}, pick).textContent = "Select without opening or closing (Ctrl-click)";
 }
 
-function drawBox(node, layer, heads, range) {
+function drawBox(node) {
   const { id, x, y, w, h } = node;
   const hasFailed = failedUnit > 0 && within(failedUnit, id) ? " has-failed" : "";
-  const box = make("g", { class: "box", transform: `translate(${x} ${y})` }, layer);
+  const box = make("g", { class: "box", transform: `translate(${x} ${y})` }, layers.boxes);
   make("rect", { class: "back", width: w, height: h, rx: 8 }, box);
-  const g = make("g", { class: "box-head k-" + kindOf(id) + hasFailed, transform: `translate(${x} ${y})` }, heads);
+  const g = make("g", { class: "box-head k-" + kindOf(id) + hasFailed, transform: `translate(${x} ${y})` }, layers.nodes);
   const bar = make("path", { class: "bar-fill", d: `M0 ${HEAD_H}V8a8 8 0 0 1 8 -8H${w - 8}a8 8 0 0 1 8 8V${HEAD_H}z` }, g);
   make("rect", { class: "frame", width: w, height: h, rx: 8, "pointer-events": "none", fill: "none" }, g);
   const note = noteOf(id), title = clip(titleOf(id), w - 40 - widthOf(note), true);
@@ -188,8 +227,7 @@ function drawBox(node, layer, heads, range) {
   const room = w - 22 - widthOf(title, true) - widthOf(note) - 34;
   if (room > 40) label(g, clip(typeOf(id), room), 30 + widthOf(title, true), 17.5, "note");
   const noteLabel = note || state.overlay ? label(g, note, w - 10, 17.5, "note", "end") : null;
-  if (state.overlay) paint(id, { g, fills: [bar], note: noteLabel, room: Math.max(60, widthOf(note) + 12) }, range);
+  if (state.overlay) paint(id, { g, fills: [bar], note: noteLabel, room: Math.max(60, widthOf(note) + 12) });
   drawMark(g, node);
-  drawPick(g, w + 2, HEAD_H);
   common(g, node);
 }

@@ -2,7 +2,7 @@
 
 import { $, isOpenable, scene, stage, state, svg, tell, timings } from "./outline.js";
 import { describe } from "./names.js";
-import { elements } from "./draw.js";
+import { drawUnderPointer, elements } from "./draw.js";
 import { moved, stageSize, zoom } from "./camera.js";
 import { MAP_SIZE, map, mapScale } from "./map.js";
 import { select, selectEdge, toggle } from "./actions.js";
@@ -115,6 +115,7 @@ export function listenToGestures() {
   let before = 1;
   svg.addEventListener("gesturestart", event => { event.preventDefault(); before = 1; });
   svg.addEventListener("gesturechange", event => { event.preventDefault(); if (pointers.size < 2) zoom(event.scale / before, ...local(event)); before = event.scale; });
+  svg.addEventListener("pointerover", event => { const target = event.target.closest("[data-id]"); if (target) drawUnderPointer(+target.dataset.id); });
   svg.addEventListener("focusin", event => {
     const target = event.target.closest("[data-id]");
     if (target && +target.dataset.id !== state.selected && target.matches(":focus-visible") && !drag) select(+target.dataset.id, {});

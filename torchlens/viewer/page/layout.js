@@ -155,11 +155,22 @@ function assignX(byRank) {
     const middle = x / 2;
     for (const item of row) item.x -= middle;
   }
+  const upwards = byRank.slice().reverse(), before = new Map();
   for (let sweep = 0; sweep < 26; sweep++) {
     const isDown = sweep % 2 === 0;
-    const rows = isDown ? byRank : byRank.slice().reverse();
-    for (const row of rows) settle(row, sweep < 22 ? (isDown ? "up" : "down") : "both");
+    for (const row of isDown ? byRank : upwards) settle(row, isDown || sweep >= 22, !isDown || sweep >= 22);
+    // Two sweeps that change nothing are followed by others that change nothing.
+    if (isDown || sweep >= 22 || !isSettled(byRank, before)) continue;
+    sweep = 21;
   }
+}
+function isSettled(byRank, before) {
+  let isSame = true;
+  for (const row of byRank) for (const item of row) {
+    if (!(Math.abs(before.get(item) - item.x) < 0.01)) isSame = false;
+    before.set(item, item.x);
+  }
+  return isSame;
 }
 
 
@@ -197,27 +208,29 @@ function space(a, b) {
   return a.w / 2 + b.w / 2 + (a.isDummy || b.isDummy ? GAP_DUMMY : GAP_X);
 }
 
-function settle(row, which) {
-  if (!row.length) return;
-  const blocks = [];
+function settle(row, isUp, isDown) {
+  const blocks = [];  // neighbours that touch, by where they begin in the row
   let shift = 0;
-  row.forEach((item, i) => {
+  for (let i = 0; i < row.length; i++) {
+    const item = row[i];
     if (i) shift += space(row[i - 1], item);
+    item.shift = shift;
     let want = 0, weight = 0;
-    const near = which === "both" ? item.up.concat(item.down) : item[which];
-    for (const e of near) { want += e.weight * (e.item.x + e.other - e.offset); weight += e.weight; }
+    if (isUp) for (const e of item.up) { want += e.weight * (e.item.x + e.other - e.offset); weight += e.weight; }
+    if (isDown) for (const e of item.down) { want += e.weight * (e.item.x + e.other - e.offset); weight += e.weight; }
     if (!weight) { weight = 0.01; want = item.x * weight; }
-    blocks.push({ want: want - weight * shift, weight, items: [[item, shift]] });
-    while (blocks.length > 1) {
-      const b = blocks[blocks.length - 1], a = blocks[blocks.length - 2];
-      if (a.want / a.weight <= b.want / b.weight) break;
-      blocks.pop();
-      a.want += b.want; a.weight += b.weight; a.items.push(...b.items);
+    let block = { want: want - weight * shift, weight, from: i };
+    while (blocks.length) {
+      const before = blocks[blocks.length - 1];
+      if (before.want / before.weight <= block.want / block.weight) break;
+      before.want += block.want; before.weight += block.weight;
+      block = blocks.pop();
     }
-  });
-  for (const block of blocks) {
-    const x = block.want / block.weight;
-    for (const [item, offset] of block.items) item.x = x + offset;
+    blocks.push(block);
+  }
+  for (let k = 0, i = 0; k < blocks.length; k++) {
+    const x = blocks[k].want / blocks[k].weight, to = k + 1 < blocks.length ? blocks[k + 1].from : row.length;
+    for (; i < to; i++) row[i].x = x + row[i].shift;
   }
 }
 

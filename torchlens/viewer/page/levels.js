@@ -3,7 +3,7 @@
 import { P, depth, end, isOpenable, kids, scene, state, tell } from "./outline.js";
 import { connect, links } from "./links.js";
 import { many } from "./numbers.js";
-import { applyView, bringIntoView, fit } from "./camera.js";
+import { aimAt, aimAtAll, applyView } from "./camera.js";
 import { refresh } from "./actions.js";
 import { showPanel } from "./panel.js";
 import { drawCrumbs } from "./bar.js";
@@ -37,8 +37,8 @@ export function openTo(level, box = 0) {
   while (shown > box && !isShown(shown)) shown = P.parent[shown];
   if (shown !== state.selected) state.selected = shown > 0 ? shown : -1;
   if (state.second > 0 && !isShown(state.second)) state.second = -1;
-  refresh(before);
-  if (box > 0 || state.selected > 0) { bringIntoView(box || state.selected); applyView(); } else fit(true);
+  refresh(before, () => { if (box > 0 || state.selected > 0) aimAt(box || state.selected); else aimAtAll(true); });
+  applyView();
   showPanel();
   drawCrumbs();
   tell("levelled", level, box);

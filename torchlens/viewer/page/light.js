@@ -30,9 +30,11 @@ function repsOf(seen) {
   for (let e = 0; e < NUM_ENDS; e++) if (seen[e]) reps.add(scene.rep[partOfEnd(e)]);
   return reps;
 }
-export function light() {
+/* `isNew` tells that everything was just drawn: nothing is lit yet. */
+export function light(isNew) {
   const chosen = state.selected > 0 && (!state.open[0] || state.selected !== 0);
   world.classList.toggle("lit", chosen || Boolean(state.edge));
+  if (isNew && !chosen && !state.edge) return;
   for (const [i, el] of elements) { el.classList.toggle("sel", i === state.selected); el.classList.toggle("second", i === state.second); el.classList.remove("off"); }
   const tint = (edge, cls) => { for (const el of [edge.el, edge.arrow]) if (el) { el.classList.remove("off", "anc", "desc", "way"); if (cls) el.classList.add(cls); } };
   if (state.edge) state.edge = sameEdge(state.edge);

@@ -3,7 +3,7 @@
 import { D, N, P, PART, SIDE, end, isOpenable, kids, state, within } from "./outline.js";
 import { countUnits } from "./names.js";
 
-export let links = null;  // {pairs: [[a, b, is residual]], loops: [[child a, child b, of what they go round, a, b]], outOf: last operation read outside of each part, hidden}
+export let links = null;  // {pairs: [[a, b, is residual]], loops: [[child a, child b, of what they go round, a, b]], outOf: last operation read outside of each part, hidden, columns: what was found of each box}
 
 export function connect() {
   const hidden = new Uint8Array(N);
@@ -43,20 +43,25 @@ export function connect() {
     if (!isOpenable(i)) outOf[i] = i;
     else if (outOf[i] < 0) { let u = end[i] - 1; while (u > i && isOpenable(u)) u--; outOf[i] = u; }
   }
-  links = { pairs, loops, outOf, hidden };
+  links = { pairs, loops, outOf, hidden, columns: new Map() };
 }
 
 /* Two modules in a box that stand beside each other, as encoder and decoder do: the second reads the first, but begins with
 something that the first does not lead to and does not read. */
 export function columnsIn(box) {
+  if (!links.columns.has(box)) links.columns.set(box, findColumns(box));
+  return links.columns.get(box);
+}
+function findColumns(box) {
   const reads = new Map(), total = countUnits(box);
+  const large = kids[box].filter(k => isOpenable(k) && PART[P.part[k]] === "module" && countUnits(k) >= 0.2 * total);
+  if (large.length < 2) return null;
   for (const [a, b] of links.pairs) {
     if (!within(a, box) || !within(b, box)) continue;
     const x = childOf(a, box), y = childOf(b, box);
     if (x !== y) { if (!reads.has(y)) reads.set(y, new Set()); reads.get(y).add(x); }
   }
   const leadsTo = (x, y) => { const seen = new Set([y]), pending = [y]; while (pending.length) for (const p of reads.get(pending.pop()) || []) { if (p === x) return true; if (!seen.has(p)) { seen.add(p); pending.push(p); } } return false; };
-  const large = kids[box].filter(k => isOpenable(k) && PART[P.part[k]] === "module" && countUnits(k) >= 0.2 * total);
   for (const a of large) {
     for (const b of large) {
       if (!(reads.get(b) || new Set()).has(a)) continue;

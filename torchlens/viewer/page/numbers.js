@@ -1,15 +1,19 @@
 /* Texts: how wide they are, and how numbers are written. */
 
 export const TEXT = 12;
-const ruler = document.createElement("canvas").getContext("2d");
 const FONT = getComputedStyle(document.body).fontFamily;
-const widths = new Map();
-export function widthOf(text, isBold) {
-  const key = (isBold ? "b" : "n") + text;
-  let w = widths.get(key);
-  if (w === undefined) { ruler.font = (isBold ? "600 " : "") + TEXT + "px " + FONT; w = ruler.measureText(text).width; widths.set(key, w); }
-  return w;
+/* One for each weight: a canvas that is told another font works it out anew. */
+function ruler(weight) {
+  const ink = document.createElement("canvas").getContext("2d"), widths = new Map();
+  ink.font = weight + TEXT + "px " + FONT;
+  return text => {
+    let w = widths.get(text);
+    if (w === undefined) widths.set(text, w = ink.measureText(text).width);
+    return w;
+  };
 }
+const plainWidth = ruler(""), boldWidth = ruler("600 ");
+export function widthOf(text, isBold) { return isBold ? boldWidth(text) : plainWidth(text); }
 export function clip(text, most, isBold) {
   if (widthOf(text, isBold) <= most) return text;
   let low = 1, high = text.length;
@@ -20,7 +24,8 @@ export function clip(text, most, isBold) {
   const left = Math.ceil(low * 0.35);
   return text.slice(0, left) + "…" + text.slice(text.length - (low - left));
 }
-export const many = n => n.toLocaleString("en-US");
+const grouped = new Intl.NumberFormat("en-US");
+export const many = n => grouped.format(n);
 export function short(n, unit) {
   if (!n) return "0" + (unit ? " " + unit : "");
   for (const [size, name] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]]) {

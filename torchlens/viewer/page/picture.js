@@ -4,7 +4,7 @@ import { D, scene, state } from "./outline.js";
 import { overlayText } from "./overlays.js";
 import { SCALE, css } from "./scale.js";
 import { html, label, make } from "./elements.js";
-import { world } from "./draw.js";
+import { addTip, drawAll, world } from "./draw.js";
 import { legendTitle, shownRange } from "./legend.js";
 import { say } from "./word.js";
 
@@ -13,6 +13,7 @@ const KEPT = ["fill", "paint-order", "stroke", "stroke-width", "stroke-dasharray
 
 /* An SVG element that looks the same anywhere: no class, no variable, no style sheet. */
 export function picture() {
+  drawAll();
   const scale = state.overlay ? 46 : 0;
   const [w, h] = [scene.width + 2 * MARGIN, scene.height + 2 * MARGIN + scale].map(Math.ceil);
   const paper = getComputedStyle(document.documentElement).getPropertyValue("--paper").trim();
@@ -28,6 +29,7 @@ export function picture() {
 }
 function inline(from, to) {
   if (from instanceof SVGGraphicsElement) {
+    if (from.matches(".pick")) { to.remove(); return; }
     const style = getComputedStyle(from);
     if (style.display === "none") { to.remove(); return; }
     for (const name of from.childElementCount && from.tagName === "g" ? ["opacity"] : KEPT) {
@@ -38,6 +40,7 @@ function inline(from, to) {
   for (const name of [...to.getAttributeNames()]) if (["class", "style", "tabindex", "role", "id"].includes(name) || /^(aria|data)-/.test(name)) to.removeAttribute(name);
   const inner = [...to.children];
   [...from.children].forEach((child, k) => inline(child, inner[k]));
+  if (from.matches(".node") && !from.querySelector(":scope > title")) addTip(to, +from.dataset.id);
 }
 function drawScale(out, x, y) {
   const range = shownRange(), ink = getComputedStyle(document.body).color;

@@ -7,7 +7,7 @@ import { overlays } from "./overlays.js";
 import { arrange } from "./arrange.js";
 import { html } from "./elements.js";
 import { draw } from "./draw.js";
-import { fit } from "./camera.js";
+import { aimAtAll, applyView, fit } from "./camera.js";
 import { select, toggle } from "./actions.js";
 import { search, walk } from "./search.js";
 import { showPanel } from "./panel.js";
@@ -64,8 +64,9 @@ function start() {
   if (!restore(given.address === undefined ? location.hash : given.address)) {
     openReadable();
     arrange();
+    aimAtAll(true);
     draw();
-    fit(true);
+    applyView();
     showPanel();
     if (failedUnit > 0) select(failedUnit, {});
   }

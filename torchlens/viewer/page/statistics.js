@@ -37,8 +37,10 @@ function heatMap(row) {
   return canvas;
 }
 /* Whether a value inside a part is NaN, or else infinite. */
+const isAllFinite = !T.nonfinite.some(share => share > 0);
 export function badIn(i) {
   let bad = "";
+  if (isAllFinite) return bad;
   for (let u = i; u < end[i]; u++) for (const own of P.entries[u]) for (const e of own) {
     const row = E.stat[e];
     if (row < 0 || !T.nonfinite[row]) continue;
