@@ -173,7 +173,7 @@ def test_only_what_is_near_is_drawn_and_the_rest_when_the_reader_comes_to_it(vis
         assert absent == [0, 0]
     # Selecting, and the picture that is saved, reach what was never seen.
     tab.run(f"torchlens.select({last}, {{ isFocused: true }})")
-    assert tab.run(f"document.activeElement.dataset.id") == str(last)
+    assert tab.run("document.activeElement.dataset.id") == str(last)
     assert tab.run("document.querySelectorAll('[data-id][tabindex=\"0\"]').length") == 1
     text = tab.run("torchlens.svgText()")
     assert text.count("<title>") > tab.run("torchlens.shown()")
