@@ -158,10 +158,12 @@ def test_only_what_is_near_is_drawn_and_the_rest_when_the_reader_comes_to_it(vis
     # Every edge and node that the stage shows is there, wherever it is moved to.
     missing = """(() => {
       const { x, y, k } = torchlens.state.view, stage = document.getElementById('stage');
-      const isSeen = (a, b, c, d) => c * k + x > 0 && d * k + y > 0 && a * k + x < stage.clientWidth && b * k + y < stage.clientHeight;
+      const isSeen = (left, top, right, bottom) => right * k + x > 0 && bottom * k + y > 0
+        && left * k + x < stage.clientWidth && top * k + y < stage.clientHeight;
       const nodes = [...torchlens.scene.nodes.values()].filter(n => isSeen(n.x, n.y, n.x + n.w, n.y + n.h));
       const edges = torchlens.scene.edges.filter(e => isSeen(...e.area));
-      return [nodes.length, nodes.filter(n => !document.querySelector(`[data-id="${n.id}"]`)).length, edges.filter(e => !e.el).length];
+      const absent = nodes.filter(n => !document.querySelector(`[data-id="${n.id}"]`));
+      return [nodes.length, absent.length, edges.filter(e => !e.el).length];
     })()"""
     tab.page.mouse.move(500, 500)
     for _ in range(12):
