@@ -11,7 +11,7 @@ demo: $(VENV)/ready  ## log a model; print, index, table and draw it
 	$(BIN)/python examples/alexnet.py
 
 test: $(VENV)/tested lint types chromium  ## lint, types and tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # The folders that every change touches; no browser, no notebook, no zoo.
 QUICK := tests/test_api.py tests/test_layout.py tests/capture tests/graph tests/history tests/validation tests/export

@@ -26,6 +26,12 @@ def _patient() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _as_wide_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed is not cut to the terminal that the tests happen to run in."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)

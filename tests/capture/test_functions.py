@@ -50,7 +50,6 @@ def test_every_function_that_torch_reports_is_found_again():
         torch.nn.functional.linear, torch.nn.functional.grouped_mm, Twice.apply, Twice, at_the_top, torch.from_numpy,
         torch.Tensor.grad.__get__,
     ],
-    ids=str,
 )  # fmt: skip
 def test_a_function_with_a_name_is_found_again(func):
     assert found_again(pickle.loads(pickle.dumps(reference_to(func)))) == func
