@@ -1,5 +1,6 @@
 """What all tests share: golden files, a quiet machine, and generators that start the same everywhere."""
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,17 @@ def _patient() -> Iterator[None]:
 def _as_wide_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is printed is not cut to the terminal that the tests happen to run in."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_loop_of_a_browser(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A browser, once started, holds an event loop in this thread until the last test; only its own tests may see that."""
+    loop = None if "browser" in request.fixturenames else asyncio._get_running_loop()
+    if loop is not None:
+        asyncio._set_running_loop(None)
+    yield
+    if loop is not None:
+        asyncio._set_running_loop(loop)
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,8 @@ import torchlens as tl
 from tests.networks import MLP, Model
 from torchlens.capture.current import CURRENT
 
+PATIENCE = 600.0  # seconds; only so that a test that fails ends
+
 Work = Callable[[int], torch.Tensor]
 Run = Callable[[Work, int], list[torch.Tensor]]
 
@@ -72,13 +74,7 @@ def in_asyncio(work: Work, count: int) -> list[torch.Tensor]:
     async def gather() -> list[torch.Tensor]:
         return list(await asyncio.gather(*(asyncio.to_thread(work, number) for number in range(count))))
 
-    # A browser that another test drives holds a loop in this thread for as long as it lives; it waits meanwhile.
-    of_the_browser = asyncio._get_running_loop()
-    asyncio._set_running_loop(None)
-    try:
-        return asyncio.run(gather())
-    finally:
-        asyncio._set_running_loop(of_the_browser)
+    return asyncio.run(gather())
 
 
 def in_nested_threads(work: Work, count: int) -> list[torch.Tensor]:
@@ -169,7 +165,7 @@ def test_a_pool_that_was_there_before_works_for_the_model() -> None:
     started = threading.Event()
 
     def warm(_: int) -> None:
-        started.wait(20)
+        started.wait(PATIENCE)
 
     with ThreadPoolExecutor(2) as pool, ThreadPool(2) as other:
         waiting = [pool.submit(warm, number) for number in range(2)]
@@ -195,7 +191,7 @@ def test_jobs_of_others_in_the_same_pool_stay_unlogged() -> None:
         return torch.tanh(torch.ones(3))
 
     def submit_from_outside(pool: ThreadPoolExecutor) -> None:
-        inside.wait(20)
+        inside.wait(PATIENCE)
         pool.submit(other_job).result()
         done.set()
 
@@ -203,7 +199,7 @@ def test_jobs_of_others_in_the_same_pool_stay_unlogged() -> None:
 
         def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
             inside.set()
-            done.wait(20)
+            done.wait(PATIENCE)
             return pool.submit(torch.sin, x).result()
 
         outsider = threading.Thread(target=submit_from_outside, args=(pool,))
@@ -289,13 +285,13 @@ def test_threads_that_hand_tensors_to_each_other() -> None:
 
         def work() -> None:
             for _ in range(3):
-                back.put(torch.sin(there.get(timeout=20)))
+                back.put(torch.sin(there.get(timeout=PATIENCE)))
 
         thread = threading.Thread(target=work)
         thread.start()
         for number in range(3):
             there.put(x + number)
-            x = back.get(timeout=20) * 2
+            x = back.get(timeout=PATIENCE) * 2
         thread.join()
         return x
 
@@ -314,7 +310,7 @@ def test_an_operation_may_wait_for_an_operation_of_another_thread() -> None:
 
     @torch.library.custom_op("torchlens_tests::meet", mutates_args=())
     def meet(x: torch.Tensor) -> torch.Tensor:
-        barrier.wait(20)
+        barrier.wait(PATIENCE)
         return x + 1
 
     model = Model(lambda self, x: sum(in_threads(lambda number: meet(x * number), 2)))
@@ -398,7 +394,7 @@ def test_a_thread_that_runs_on_does_so_unlogged_and_holds_nothing() -> None:
     def work(x: torch.Tensor) -> None:
         y = torch.sin(x)
         results.put(y)
-        go_on.wait(20)
+        go_on.wait(PATIENCE)
         for _ in range(3):
             y = MLP()(torch.relu(y) + 1)[:, :1].expand(2, 4)
             y = y + torch.ones(2, 4).mul_(2)
@@ -408,7 +404,7 @@ def test_a_thread_that_runs_on_does_so_unlogged_and_holds_nothing() -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         self.thread = threading.Thread(target=work, args=(x,))
         self.thread.start()
-        return results.get(timeout=20) * 2
+        return results.get(timeout=PATIENCE) * 2
 
     model = Model(forward)
     gc.disable()
@@ -423,11 +419,11 @@ def test_a_thread_that_runs_on_does_so_unlogged_and_holds_nothing() -> None:
 
     def let_go(self: Model, x: torch.Tensor) -> torch.Tensor:
         go_on.set()
-        model.thread.join(20)
+        model.thread.join(PATIENCE)
         return x + 1
 
     other = tl.log_forward_pass(Model(let_go), torch.rand(3))
-    y, num_layers = results.get(timeout=20)
+    y, num_layers = results.get(timeout=PATIENCE)
     assert y.shape == (2, 4)
     assert num_layers == 5
     assert other.layer_labels == ["input_1_0", "add_1_1", "output_1_2"]
@@ -450,7 +446,7 @@ def test_a_job_that_never_ran_harms_nobody() -> None:
 
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         with ThreadPoolExecutor(1) as pool:
-            first: Future[Any] = pool.submit(block.wait, 20)
+            first: Future[Any] = pool.submit(block.wait, PATIENCE)
             second = pool.submit(torch.exp, x)
             assert second.cancel()
             block.set()
@@ -488,7 +484,7 @@ def test_jobs_that_run_when_the_log_has_ended_do_so_unlogged() -> None:
     go_on = threading.Event()
 
     def late(x: torch.Tensor) -> torch.Tensor:
-        go_on.wait(20)
+        go_on.wait(PATIENCE)
         return torch.tanh(x)
 
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
@@ -501,7 +497,7 @@ def test_jobs_that_run_when_the_log_has_ended_do_so_unlogged() -> None:
         history = tl.log_forward_pass(model, x)
         facts = facts_of(history)
         go_on.set()
-        results = [future.result(20) for future in model.later] + model.mapped.get(20)
+        results = [future.result(PATIENCE) for future in model.later] + model.mapped.get(PATIENCE)
         assert all(torch.equal(result, torch.tanh(x)) for result in results)
         assert facts_of(history) == facts
         assert history.layer_labels == ["input_1_0", "add_1_1", "output_1_2"]
