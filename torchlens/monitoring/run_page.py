@@ -2,14 +2,14 @@
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torchlens.monitoring.module_page import graph_page
-from torchlens.monitoring.tables import STATISTICS, RunTables, bfloat16, block, histogram_block
+from torchlens.monitoring.tables import STATISTICS, RunTables, bfloat16, block, grouped, stride_for
 from torchlens.viewer.bundle import bundle
 from torchlens.viewer.page import PAGE, Exploration, filled_template, write_page
 
@@ -29,6 +29,8 @@ _FIRST = frozenset({"rms", "dead", "saturated", "nonfinite"})
 _MOST_BYTES = 1_750_000
 # Shares of the fullest bin in so many levels.
 _LEVELS = 15
+# How large a level of detail becomes is seen by so many series.
+_SERIES_TO_TRY = 60
 
 
 def live_page_text(title: str) -> str:
@@ -71,22 +73,55 @@ def _names(folders: Sequence[Path]) -> list[str]:
 # -- packing -------------------------------------------------------------------------------------------------------------
 
 
+class _Contents:
+    """The numbers of a run with as much detail as a file may have; with less, where that is asked for."""
+
+    def __init__(self, tables: RunTables, detail: tuple[int, int, int]) -> None:
+        first, others, most_histograms = detail
+        self.tables = tables
+        self._statistics = tables.all_tables({name: first if name in _FIRST else others for name in STATISTICS})
+        self._histograms = tables.all_histograms(most_histograms)
+        self._kinds = dict.fromkeys(key.kind for key in tables.keys)
+
+    def pieces(self, detail: tuple[int, int, int], every: int = 1) -> Iterator[tuple[str, bytes]]:
+        """Tables and histograms, each with what it is; of every so-manieth series, to see how large they become."""
+        first, others, most_histograms = detail
+        for kind in self._kinds:
+            numbers = self.tables.numbers(kind)[::every]
+            for statistic in STATISTICS:
+                stride, values = self._statistics[statistic]
+                by = stride_for(values.shape[1], first if statistic in _FIRST else others)
+                shown = values[numbers] if by == 1 else grouped(values[numbers], by, STATISTICS[statistic])
+                head = {"stride": stride * by, "from": 0, "columns": shown.shape[1], "series": numbers.tolist()}
+                yield f"{kind}/{statistic}", block(head, _planes(bfloat16(shown)))
+        for number in range(0, len(self.tables.keys), every):
+            yield "", self._histograms.block(number, most_histograms, _LEVELS)
+
+    def packed_size(self, detail: tuple[int, int, int]) -> int:
+        """About how large it is in the file, by some of the series."""
+        every = -(-len(self.tables.keys) // _SERIES_TO_TRY)
+        body = b"".join(piece for _, piece in self.pieces(detail, every))
+        return len(zlib.compress(body, 6)) * every * 4 // 3
+
+
 def _smallest(tables: RunTables, name: str, most: int) -> tuple[dict[str, Any], bytes]:
     """A run with as much detail as fits. Long runs begin further down: what is too large is not even tried."""
-    numbers = sum(len(tables.steps) and len(step.columns) for step in tables.steps)
-    found = None
-    for first, others, histograms in _DETAIL:
-        is_hopeless = len(tables.keys) * (3 * min(first, len(tables.steps)) + 4 * histograms) > 24 * most
-        if numbers > 10_000 and is_hopeless and (first, others, histograms) != _DETAIL[-1]:
-            continue
-        found = _packed(tables, name, first, others, histograms)
-        if len(zlib.compress(found[1], 9)) * 4 // 3 <= most:
-            break
-    assert found is not None
-    return found
+    levels = list(_DETAIL)
+    if sum(len(step.columns) for step in tables.steps) > 10_000:
+        while (
+            len(levels) > 1 and len(tables.keys) * (3 * min(levels[0][0], len(tables.steps)) + 4 * levels[0][2]) > 24 * most
+        ):
+            del levels[0]
+    contents = _Contents(tables, levels[0])
+    while len(levels) > 1 and contents.packed_size(levels[0]) > 1.3 * most:  # some are packed worse than all
+        del levels[0]
+    while True:
+        found = _packed(contents, name, levels.pop(0))
+        if not levels or len(zlib.compress(found[1], 6)) * 4 // 3 <= most:
+            return found
 
 
-def _packed(tables: RunTables, name: str, first: int, others: int, most_histograms: int) -> tuple[dict[str, Any], bytes]:
+def _packed(contents: _Contents, name: str, detail: tuple[int, int, int]) -> tuple[dict[str, Any], bytes]:
     """(index, data): where in the data each table, histogram and scalar stands."""
     pieces: list[bytes] = []
     size = 0
@@ -98,24 +133,20 @@ def _packed(tables: RunTables, name: str, first: int, others: int, most_histogra
         size += len(piece)
         return [size - len(piece), len(piece)]
 
-    reader = tables.reader
+    reader = contents.tables.reader
     found: dict[str, list[int]] = {}
-    for kind in dict.fromkeys(key.kind for key in tables.keys):
-        for statistic in STATISTICS:
-            stride, values = tables.reduced_table(kind, statistic, first if statistic in _FIRST else others)
-            head = {"stride": stride, "from": 0, "columns": values.shape[1], "series": tables.numbers(kind).tolist()}
-            found[f"{kind}/{statistic}"] = place(block(head, _planes(bfloat16(values))))
-    stride, columns = tables.all_histograms(most_histograms)
-    histograms = [
-        place(histogram_block([column[number] for column in columns], {"stride": stride, "from": 0}, _LEVELS))
-        for number in range(len(tables.keys))
-    ]
-    scalars = {own: place(tables.scalar(own, most=first)) for own in reader.scalars}
+    histograms: list[list[int]] = []
+    for what, piece in contents.pieces(detail):
+        if what:
+            found[what] = place(piece)
+        else:
+            histograms.append(place(piece))
+    scalars = {own: place(contents.tables.scalar(own, most=detail[0])) for own in reader.scalars}
     info = reader.info
     index = {
         "name": name,
         "model": str(info.get("model", "")),
-        "summary": tables.summary(),
+        "summary": contents.tables.summary(),
         "graph": graph_page(reader.graph),
         "tables": found,
         "histograms": histograms,

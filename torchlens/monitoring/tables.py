@@ -13,13 +13,13 @@ A block is four bytes (the length of the head), the head (JSON), and numbers:
 
 import json
 import struct
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from torchlens.monitoring.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bin_order, narrowed
-from torchlens.monitoring.columns import HAS_NAN, Columns, merged
+from torchlens.monitoring.bins import MINUS_INF, NAN, NUM_BINS, PLUS_INF, ZERO, bin_order, narrowed
+from torchlens.monitoring.columns import HAS_NAN, Columns
 from torchlens.monitoring.frames import Step
 from torchlens.monitoring.statistics import nonfinite_counts
 
@@ -36,7 +36,11 @@ STATISTICS: dict[str, Callable[..., Any]] = {
     "rms": np.nanmean, "mean": np.nanmean, "std": np.nanmean, "low": np.nanmin, "high": np.nanmax, "zero": np.nanmean,
     "dead": np.nanmean, "saturated": np.nanmean, "nonfinite": np.nanmax,
 }  # fmt: skip
+_STORED = frozenset({"low", "high", "dead", "saturated"})
 _MOST_TABLES = 48
+# Bins of so many series are counted at once: a number for each bin of each.
+_SERIES_AT_ONCE = 4096
+_NO_CODES, _NO_COUNTS = np.zeros(0, np.uint16), np.zeros(0, np.int64)
 
 
 def stride_for(count: int, most: int) -> int:
@@ -107,10 +111,24 @@ class RunTables:
         head["series"] = self.numbers(kind).tolist()
         return block(head, bfloat16(shown))
 
-    def reduced_table(self, kind: str, statistic: str, most: int) -> tuple[int, np.ndarray]:
-        """(stride, values) with so many columns at most."""
-        head, shown = self._reduced(self._table(kind, statistic), STATISTICS[statistic], 0, 0, most)
-        return head["stride"], shown
+    def all_tables(self, most: Mapping[str, int]) -> dict[str, tuple[int, np.ndarray]]:
+        """(stride, values) of each statistic, a row for each series: so many columns at most. In one pass over the steps."""
+        count = len(self.steps)
+        strides = {statistic: stride_for(count, most[statistic]) for statistic in STATISTICS}
+        found = {
+            name: np.full((len(self.keys), -(-count // stride)), np.nan, np.float32) for name, stride in strides.items()
+        }
+        length = max(*strides.values(), 64)  # all are powers of two
+        for start in range(0, count, length):
+            steps = self.steps[start : start + length]
+            values = {name: np.full((len(self.keys), len(steps)), np.nan, np.float32) for name in STATISTICS}
+            for place, step in enumerate(steps):
+                for name, own in _statistics(step.columns).items():
+                    values[name][step.columns.series, place] = narrowed(own)
+            for name, stride in strides.items():
+                shown = values[name] if stride == 1 else grouped(values[name], stride, STATISTICS[name])
+                found[name][:, start // stride : start // stride + shown.shape[1]] = shown
+        return {name: (strides[name], values) for name, values in found.items()}
 
     def _table(self, kind: str, statistic: str) -> np.ndarray:
         numbers = self.numbers(kind)
@@ -127,7 +145,7 @@ class RunTables:
             rows = row_of[np.minimum(columns.series, len(self.keys))]
             is_own = rows >= 0
             if is_own.any():
-                values[rows[is_own], place] = narrowed(np.asarray(_statistic(columns, statistic)[is_own], np.float64))
+                values[rows[is_own], place] = narrowed(_statistics(columns, (statistic,))[statistic][is_own])
         self._tables[kind, statistic] = values
         while len(self._tables) > _MOST_TABLES:
             self._tables.pop(next(iter(self._tables)))
@@ -141,7 +159,7 @@ class RunTables:
         start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
         shown = values[:, start:]
         if stride > 1:
-            shown = _grouped(shown, stride, how)
+            shown = grouped(shown, stride, how)
         return {"stride": stride, "from": start, "columns": shown.shape[1]}, shown
 
     # -- histograms ------------------------------------------------------------------------------------------------------
@@ -151,29 +169,29 @@ class RunTables:
         count = len(self.steps)
         stride = stride_for(count, most)
         start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
-        columns: list[dict[int, int]] = []
-        for first in range(start, count, stride):
-            column: dict[int, int] = {}
-            for step in self.steps[first : first + stride]:
-                for code, number_in in zip(*_bins(step.columns, number), strict=True):
-                    column[code] = column.get(code, 0) + number_in
-            columns.append(column)
-        return histogram_block(columns, {"stride": stride, "from": start}, 255)
+        parts = [(place // stride, *_bins(step.columns, number)) for place, step in enumerate(self.steps[start:])]
+        codes = np.concatenate([_NO_CODES, *(codes for _, codes, _ in parts)])
+        places = np.repeat([place for place, _, _ in parts], [len(codes) for _, codes, _ in parts]).astype(np.int64)
+        counts = np.concatenate([_NO_COUNTS, *(counts for _, _, counts in parts)])
+        head = {"stride": stride, "from": start}
+        return histogram_block(codes, places, counts, -(-(count - start) // stride), head, 255)
 
-    def all_histograms(self, most: int) -> tuple[int, list[list[dict[int, int]]]]:
-        """(stride, for each column the bins of all series): as `histograms`, but of everything at once."""
+    def all_histograms(self, most: int) -> "AllHistograms":
+        """As `histograms`, but of everything at once."""
         stride = stride_for(len(self.steps), most)
-        found = []
+        keys: list[np.ndarray] = []
+        counts: list[np.ndarray] = []
         for first in range(0, len(self.steps), stride):
             own = [step.columns for step in self.steps[first : first + stride]]
-            together = own[0] if len(own) == 1 else merged(own)
-            starts, codes, counts = together.starts.tolist(), together.codes.tolist(), together.counts.tolist()
-            column: list[dict[int, int]] = [{} for _ in self.keys]
-            for row, series in enumerate(together.series.tolist()):
-                part = slice(starts[row], starts[row + 1])
-                column[series] = dict(zip(codes[part], counts[part], strict=True))
-            found.append(column)
-        return stride, found
+            found = [_counted_keys(own, start, len(self.keys)) for start in range(0, len(self.keys), _SERIES_AT_ONCE)]
+            keys.append(np.concatenate([_NO_COUNTS, *(key for key, _ in found)]))
+            counts.append(np.concatenate([_NO_COUNTS, *(count for _, count in found)]))
+        places = np.repeat(np.arange(len(keys)), [len(each) for each in keys])
+        all_keys = np.concatenate([_NO_COUNTS, *keys])
+        order = np.argsort(all_keys, kind="stable")
+        all_keys, places, all_counts = all_keys[order], places[order], np.concatenate([_NO_COUNTS, *counts])[order]
+        starts = np.searchsorted(all_keys, np.arange(len(self.keys) + 1) * NUM_BINS)
+        return AllHistograms(stride, len(keys), starts, all_keys % NUM_BINS, places, all_counts)
 
     # -- scalars ---------------------------------------------------------------------------------------------------------
 
@@ -187,7 +205,7 @@ class RunTables:
         shown = rows[:, start:]
         if stride > 1:
             hows: tuple[Callable[..., Any], ...] = (np.nanmax, np.nanmean, np.nanmin, np.nanmax)
-            shown = np.concatenate([_grouped(shown[each : each + 1], stride, how) for each, how in enumerate(hows)])
+            shown = np.concatenate([grouped(shown[each : each + 1], stride, how) for each, how in enumerate(hows)])
         return block({"stride": stride, "from": start, "columns": shown.shape[1]}, shown.astype("<f8"))
 
     # -- the rest --------------------------------------------------------------------------------------------------------
@@ -212,18 +230,59 @@ class RunTables:
         }
 
 
-def histogram_block(columns: Sequence[dict[int, int]], head: dict[str, Any], levels: int) -> bytes:
-    """Histograms of one series with all their bins, from the smallest to the largest."""
-    codes = np.array(sorted({code for column in columns for code in column}), np.int64)
-    codes = codes[~np.isin(codes, (NAN, PLUS_INF, MINUS_INF))]
-    codes = codes[np.argsort(bin_order(codes), kind="stable")]
-    counts = np.array([[column.get(code, 0) for column in columns] for code in codes.tolist()], np.float64)
-    counts = counts.reshape(len(codes), len(columns))
-    most = np.maximum(counts.max(axis=0, initial=0), 1)
+class AllHistograms(NamedTuple):
+    """The bins of all series in all columns: those of a series lie from `starts[number]` to `starts[number + 1]`."""
+
+    stride: int
+    num_columns: int
+    starts: np.ndarray
+    codes: np.ndarray
+    places: np.ndarray
+    counts: np.ndarray
+
+    def block(self, number: int, most: int, levels: int) -> bytes:
+        """The histograms of one series, in so many columns at most: counts of neighbours add up."""
+        by = stride_for(self.num_columns, most)
+        own = slice(self.starts[number], self.starts[number + 1])
+        head = {"stride": self.stride * by, "from": 0}
+        num_columns = -(-self.num_columns // by)
+        return histogram_block(self.codes[own], self.places[own] // by, self.counts[own], num_columns, head, levels)
+
+
+def histogram_block(
+    codes: np.ndarray, places: np.ndarray, counts: np.ndarray, num_columns: int, head: dict[str, Any], levels: int
+) -> bytes:
+    """Histograms of one series with all their bins, from the smallest to the largest: a count for each code and column."""
+    bins = np.flatnonzero(np.bincount(codes, minlength=NUM_BINS))
+    bins = bins[~np.isin(bins, (NAN, PLUS_INF, MINUS_INF))]
+    bins = bins[np.argsort(bin_order(bins), kind="stable")]
+    row_of = np.full(NUM_BINS, len(bins))  # what is not finite goes to a row that is cut off
+    row_of[bins] = np.arange(len(bins))
+    cells = row_of[codes] * num_columns + places
+    table = np.bincount(cells, weights=counts, minlength=(len(bins) + 1) * num_columns).reshape(len(bins) + 1, num_columns)
+    table = table[: len(bins)]
+    most = np.maximum(table.max(axis=0, initial=0), 1)
     return block(
-        {**head, "columns": len(columns), "bins": codes.tolist(), "levels": levels},
-        np.ceil(levels * np.sqrt(counts / most)).astype("u1"),
+        {**head, "columns": num_columns, "bins": bins.tolist(), "levels": levels},
+        np.ceil(levels * np.sqrt(table / most)).astype("u1"),
     )
+
+
+def _counted_keys(columns: Sequence[Columns], start: int, num_series: int) -> tuple[np.ndarray, np.ndarray]:
+    """(number of the series and of the bin in one, count) of the series from `start` on, over several steps."""
+    keys: list[np.ndarray] = [_NO_COUNTS]
+    counts: list[np.ndarray] = [_NO_COUNTS]
+    end = min(start + _SERIES_AT_ONCE, num_series)
+    for each in columns:
+        rows = slice(*np.searchsorted(each.series, (start, end)))
+        starts = each.starts
+        own = slice(starts[rows.start], starts[rows.stop])
+        keys.append(np.repeat(each.series[rows].astype(np.int64), each.num_bins[rows]) * NUM_BINS + each.codes[own])
+        counts.append(each.counts[own])
+    together = np.concatenate(keys) - start * NUM_BINS
+    table = np.bincount(together, weights=np.concatenate(counts), minlength=(end - start) * NUM_BINS)
+    found = np.flatnonzero(table)
+    return found + start * NUM_BINS, table[found].astype(np.int64)
 
 
 def _finite(value: Any) -> Any:
@@ -239,24 +298,26 @@ def _is_same(one: Step, two: Step) -> bool:
     return same and int(one.columns.calls.sum()) == int(two.columns.calls.sum())
 
 
-def _statistic(columns: Columns, name: str) -> np.ndarray:
-    """One statistic of each row. What they mean is told in views.py."""
-    if name in ("low", "high", "dead", "saturated"):
-        return np.asarray(getattr(columns, name), np.float64)
+def _statistics(columns: Columns, wanted: Collection[str] = STATISTICS) -> dict[str, np.ndarray]:
+    """Statistics of each row. What they mean is told in views.py."""
+    found = {name: np.asarray(getattr(columns, name), np.float64) for name in wanted if name in _STORED}
+    if len(found) == len(wanted):
+        return found
     sampled = columns.sampled.astype(np.float64)
-    if name == "zero":
-        return _counted(columns, ZERO) / np.maximum(sampled, 1)
-    nan, infinite = nonfinite_counts(columns) if np.isin((NAN, PLUS_INF, MINUS_INF), columns.codes).any() else (0.0, 0.0)
+    codes = columns.codes
+    nan, infinite = nonfinite_counts(columns) if bool(((codes & 511 >= PLUS_INF) & (codes != ZERO)).any()) else (0.0, 0.0)
     bad = np.broadcast_to(nan + infinite, sampled.shape)
-    if name == "nonfinite":
+    if "zero" in wanted:
+        found["zero"] = _counted(columns, ZERO) / np.maximum(sampled, 1)
+    if "nonfinite" in wanted:
         is_known = ((columns.flags & HAS_NAN) > 0) | np.isinf(columns.low) | np.isinf(columns.high)
         share = bad / np.maximum(sampled, 1)
-        return np.where(is_known, np.maximum(share, 1 / np.maximum(columns.elements.astype(np.float64), 1)), share)
+        least = 1 / np.maximum(columns.elements.astype(np.float64), 1)
+        found["nonfinite"] = np.where(is_known, np.maximum(share, least), share)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean, square = columns.total / (sampled - bad), columns.squares / (sampled - bad)
-        if name == "std":
-            return np.asarray(np.sqrt(np.maximum(square - mean**2, 0)))
-        return np.asarray(mean if name == "mean" else np.sqrt(square))
+        found |= {"mean": mean, "std": np.sqrt(np.maximum(square - mean**2, 0)), "rms": np.sqrt(square)}
+    return {name: found[name] for name in wanted}
 
 
 def _counted(columns: Columns, code: int) -> np.ndarray:
@@ -265,16 +326,16 @@ def _counted(columns: Columns, code: int) -> np.ndarray:
     return np.bincount(rows[is_own], weights=columns.counts[is_own], minlength=len(columns))
 
 
-def _bins(columns: Columns, number: int) -> tuple[list[int], list[int]]:
+def _bins(columns: Columns, number: int) -> tuple[np.ndarray, np.ndarray]:
     row = int(np.searchsorted(columns.series, number))
     if row >= len(columns) or columns.series[row] != number:
-        return [], []
+        return _NO_CODES, _NO_COUNTS
     start = int(columns.num_bins[:row].sum(dtype=np.int64))
     own = slice(start, start + int(columns.num_bins[row]))
-    return columns.codes[own].tolist(), columns.counts[own].tolist()
+    return columns.codes[own], columns.counts[own]
 
 
-def _grouped(values: np.ndarray, stride: int, how: Callable[..., Any]) -> np.ndarray:
+def grouped(values: np.ndarray, stride: int, how: Callable[..., Any]) -> np.ndarray:
     """One column for so many; what is NaN in all of them is NaN."""
     rows, count = values.shape
     groups = -(-count // stride)
