@@ -112,7 +112,7 @@ class RunTables:
         return block(head, bfloat16(shown))
 
     def all_tables(self, most: Mapping[str, int]) -> dict[str, tuple[int, np.ndarray]]:
-        """(stride, values) of each statistic, a row for each series: so many columns at most. In one pass over the steps."""
+        """(stride, values) of each statistic, one row a series, so many columns at most: in one pass over the steps."""
         count = len(self.steps)
         strides = {statistic: stride_for(count, most[statistic]) for statistic in STATISTICS}
         found = {
