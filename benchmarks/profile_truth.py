@@ -128,6 +128,16 @@ def recurrent() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     return Recurrent(), [(torch.rand(4, length, 64),) for length in (16, 24, 32)]
 
 
+def mamba() -> tuple[nn.Module, list[tuple[Any, ...]]]:
+    """A loop over the tokens, of a dozen short operations each."""
+    transformers = import_transformers()
+
+    config = transformers.MambaConfig(
+        vocab_size=1000, hidden_size=64, state_size=8, num_hidden_layers=2, conv_kernel=4, use_cache=False
+    )
+    return transformers.MambaForCausalLM(config).eval(), [(torch.randint(1000, (1, 16)),)] * 3
+
+
 def vit() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     model = import_timm().create_model("vit_tiny_patch16_224", img_size=96, depth=4)
     return model.eval(), [(torch.rand(1, 3, 96, 96),)] * 3
@@ -141,6 +151,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, list[tuple[Any, ...]]]]] = {
     "MobileNet": mobilenet,
     "Mixtral": mixtral,
     "LSTM": recurrent,
+    "Mamba": mamba,
     "ViT": vit,
 }
 

@@ -1,10 +1,12 @@
 """Memory is what the allocator gave and took back, to the byte."""
 
 import gc
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import torchlens as tl
 from tests.networks import MLP, Model
@@ -146,7 +148,35 @@ def test_checkpointing_keeps_less():
     plain = run(lambda self, x: self.block(x))
     checkpointed = run(lambda self, x: torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=False))
     assert plain == 4 * 16 * 8 * 3
-    assert checkpointed == 0  # what it keeps is outside autograd's nodes
+    assert checkpointed == 4 * 16 * 8  # what it is run again with
+
+
+@pytest.mark.parametrize("level", ["module", "operation"])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_what_checkpoints_keep_is_what_the_allocator_added(level, use_reentrant):
+    blocks = nn.ModuleList([nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3)])
+    scale = torch.rand(32, 64)
+
+    def forward(self, x):
+        for block in self.blocks:
+            run = partial(lambda block, x, scale: block(x) * scale, block, scale=scale)
+            x = checkpoint(run, x, use_reentrant=use_reentrant, preserve_rng_state=False)
+        return x
+
+    model, x = Model(forward, blocks=blocks), torch.rand(32, 64, requires_grad=True)
+    with tl.profile(model, level=level) as p:
+        for _ in range(2):
+            model(x).sum().backward()
+        if not use_reentrant:  # which warns that it is of no use
+            with torch.no_grad():
+                model(x)
+    num_bytes = x.nbytes
+    for step in (1, 2):
+        call = next(call for call in p.root.calls if call.step == step)
+        assert call.added_bytes == 3 * num_bytes  # the results of the blocks, of which the last is the model's
+        outside = num_bytes if use_reentrant else 2 * num_bytes  # x, and the scale, which a closure holds anyway
+        assert call.saved_bytes - outside + num_bytes == call.added_bytes
+    assert use_reentrant or p.root.calls[-1].saved_bytes == 0
 
 
 def test_memory_can_be_left_out():

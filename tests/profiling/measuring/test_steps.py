@@ -145,14 +145,14 @@ def test_two_threads_that_end_in_either_order_leave_torch_as_it_was():
         spans: list[Any] = []
 
         def other(started=started, ended=ended, spans=spans):
-            watch = outside.OutsideWatch()
+            watch = outside.OutsideWatch([].append)
             watch.start()
             started.set()
             ended.wait()
             watch.stop()
             spans.append(watch.take())
 
-        watch = outside.OutsideWatch()
+        watch = outside.OutsideWatch([].append)
         thread = threading.Thread(target=other)
         watch.start()
         thread.start()

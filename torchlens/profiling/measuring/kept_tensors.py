@@ -7,7 +7,7 @@ import torch
 
 from torchlens.capture.trees import plain_tensors
 
-__all__ = ["CAN_TELL", "saved_storages", "storage_key"]
+__all__ = ["CAN_TELL", "saved_storages", "storage_key", "storages_of"]
 
 # Whether what nodes keep can be read without unpacking it; not in every version of torch.
 CAN_TELL = hasattr(torch._C._autograd.SavedTensor, "data")
@@ -32,9 +32,13 @@ def saved_storages(node: Any) -> Iterator[tuple[int, int]]:
             data = getattr(item, "data", None)
             # What hooks of the user's packed may be anything, a pair of a tensor and a device for instance.
             for tensor in (data,) if isinstance(data, torch.Tensor) else [tensor for _, tensor in plain_tensors(data)]:
-                key = storage_key(tensor)
-                if key is not None:
-                    yield key, tensor.untyped_storage().nbytes()
+                yield from storages_of(tensor)
+
+
+def storages_of(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """The storage of a tensor, with its bytes; nothing for tensors without one."""
+    key = storage_key(tensor)
+    return [] if key is None else [(key, tensor.untyped_storage().nbytes())]
 
 
 def storage_key(tensor: Any) -> int | None:

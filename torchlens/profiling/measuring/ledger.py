@@ -4,13 +4,17 @@ Nobody here holds another of those who write: each holds the ledger.
 """
 
 from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from torchlens.capture.own_time import OwnTime
+from torchlens.capture.trees import plain_tensors
 from torchlens.problems import Problems
 from torchlens.profiling.measuring.backward_times import Owners
 from torchlens.profiling.measuring.calls import Call, Step
+from torchlens.profiling.measuring.kept_tensors import storages_of
 from torchlens.profiling.measuring.model_modules import ModelModules
 from torchlens.profiling.measuring.operations import Operation
 from torchlens.profiling.options import ProfileOptions
@@ -64,6 +68,22 @@ class Ledger:
             self._num_calls_then = len(self.calls)
             self._parameter_calls = self.modules.calls_of_parameters(self.steps[-1])
         return self._parameter_calls.get(parameter)
+
+    def keep(self, tree: Any) -> None:
+        """The call that is running keeps what is in `tree` for its backward pass, though no node of autograd does."""
+        call = self.current
+        if call is not None and call.original is None:
+            with torch._C.DisableTorchFunction():
+                for _, tensor in plain_tensors(tree):
+                    self.note_saved(call, storages_of(tensor))
+
+    def note_saved(self, call: Call, storages: Iterable[tuple[int, int]]) -> None:
+        """Storages, with their bytes, that are kept for the backward pass of a call; parameters are there anyway."""
+        for storage, num_bytes in storages:
+            if storage not in self.modules.storages:
+                if call.saved is None:
+                    call.saved = {}
+                call.saved[storage] = num_bytes
 
     def repeated_call(self, address: str) -> Call | None:
         """The call that a call inside a backward pass does again."""

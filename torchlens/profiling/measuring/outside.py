@@ -1,17 +1,19 @@
-"""What a training loop does outside the model: backward passes, optimizer steps, waiting for data.
+"""What a training loop does outside the model's modules: backward passes, optimizer steps, waiting for data, checkpoints.
 
-While somebody measures, `torch.autograd.backward` and the iterators of data loaders tell when they run, and torch's own
-hooks tell of optimizers; the first to measure sets them up, the last to end takes them away. Each sees its own thread.
+While somebody measures, `torch.autograd.backward`, the iterators of data loaders and checkpoints tell when they run, and
+torch's own hooks tell of optimizers; the first to measure sets them up, the last to end takes them away. Each sees its own
+thread.
 """
 
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from time import time_ns
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim import optimizer as optimizers
+from torch.utils import checkpoint
 from torch.utils.data import dataloader
 
 __all__ = ["OutsideSpan", "OutsideWatch"]
@@ -31,10 +33,14 @@ _undo: list[Callable[[], None]] = []
 
 
 class OutsideWatch:
-    """Writes down what the thread that started it does outside the model."""
+    """Writes down what the thread that started it does outside the model.
 
-    def __init__(self) -> None:
+    `on_checkpoint` is told what a checkpoint (`use_reentrant=False`) keeps to run its part of the model again.
+    """
+
+    def __init__(self, on_checkpoint: Callable[[Any], None]) -> None:
         self.spans: list[OutsideSpan] = []
+        self.on_checkpoint = on_checkpoint
         self._thread = 0
         self._optimizer_start = 0
 
@@ -83,13 +89,16 @@ def _after_optimizer(*_: Any) -> None:
 
 def _set_up() -> None:
     _take_away()  # what an interrupt may have left
-    for owner, name, kind in (
-        (torch.autograd, "backward", "backward"),
-        (dataloader._BaseDataLoaderIter, "__next__", "data"),
+    owner: Any
+    for owner, name, wrapped in (
+        (torch.autograd, "backward", partial(_telling, "backward")),
+        (dataloader._BaseDataLoaderIter, "__next__", partial(_telling, "data")),
+        (checkpoint, "_checkpoint_without_reentrant_generator", _keeping),
     ):
-        original = getattr(owner, name)
-        _undo.append(partial(setattr, owner, name, original))
-        setattr(owner, name, _telling(kind, original))
+        original = getattr(owner, name, None)
+        if original is not None:
+            _undo.append(partial(setattr, owner, name, original))
+            setattr(owner, name, wrapped(original))
     for register, hook in (
         (optimizers.register_optimizer_step_pre_hook, _before_optimizer),
         (optimizers.register_optimizer_step_post_hook, _after_optimizer),
@@ -112,3 +121,15 @@ def _telling(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
             _tell(kind, start_ns)
 
     return telling
+
+
+def _keeping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def keeping(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            bound = (function.args, function.keywords) if isinstance(function, partial) else ()
+            for watch in _current():
+                watch.on_checkpoint((bound, args, kwargs))
+        return original(function, *args, **kwargs)
+
+    return keeping

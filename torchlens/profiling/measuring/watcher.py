@@ -271,11 +271,7 @@ class Watcher:
             return
         for node in nodes:
             maker = self.ledger.owners.of(node._sequence_nr()) or call
-            for storage, num_bytes in saved_storages(node):
-                if storage not in self._modules.storages:
-                    if maker.saved is None:
-                        maker.saved = {}
-                    maker.saved[storage] = num_bytes
+            self.ledger.note_saved(maker, saved_storages(node))
 
     # -- backward --------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ class Windows:
 
     def __init__(self, ledger: Ledger) -> None:
         self.backward = BackwardWatch()
-        self.outside = OutsideWatch()
+        self.outside = OutsideWatch(ledger.keep)
         self._ledger = ledger
         self._memory = AllocatorWatch(time_ns)
         self._open: Window | None = None
