@@ -1,5 +1,6 @@
 """Edges and titles keep out of each other's way, and a shape is not taken for a number of passes."""
 
+import pytest
 import torch
 
 import torchlens as tl
@@ -45,3 +46,20 @@ def test_drawings_and_page_go_the_same_way(visit):
     tab = visit("resnet18")
     tops = tab.run("torchlens.scene.links.map(e => [torchlens.scene.nodes.get(e.s).y, torchlens.scene.nodes.get(e.t).y])")
     assert all(above < below for above, below in tops)
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (1920, 1080), (390, 844)])
+def test_neither_legend_nor_map_covers_a_node_of_a_graph_that_fits(visit, size):
+    tab = visit("resnet18", viewport={"width": size[0], "height": size[1]})
+    for key in ("1", "f"):
+        tab.page.keyboard.press(key)
+    graph = tab.page.locator("#graph").bounding_box()
+    boxes = tab.run("[...torchlens.scene.nodes.keys()].map(i => torchlens.screen(i))")
+    assert len(boxes) > 5
+    assert all(box["y"] + box["h"] <= graph["y"] + graph["height"] for box in boxes)
+    assert tab.run("getComputedStyle(document.getElementById('map')).visibility") == "hidden"
+    legend = tab.page.locator("#legend").bounding_box()  # none on a phone
+    assert (legend is None) == (size[0] < 700)
+    assert legend is None or legend["y"] >= graph["y"] + graph["height"]
+    tab.page.keyboard.press("0")
+    assert tab.run("getComputedStyle(document.getElementById('map')).visibility") == "visible"

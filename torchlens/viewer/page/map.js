@@ -23,7 +23,10 @@ export function drawMap() {
     if (node.isBox) { mapInk.strokeStyle = inks.line; mapInk.strokeRect(ox + x, oy + y, w, h); }
     else { mapInk.fillStyle = node.id === state.selected ? inks.accent : inks.edge; mapInk.fillRect(ox + x, oy + y, Math.max(2, w), Math.max(1.5, h)); }
   }
-  const [w, h] = stageSize(), v = state.view;
+  const [w, h] = stageSize(), v = state.view, slack = 2;
+  // Where everything is seen a map would only cover some of it.
+  const isAllSeen = v.x >= -slack && v.y >= -slack && v.x + scene.width * v.k <= w + slack && v.y + scene.height * v.k <= h + slack;
+  map.style.visibility = isAllSeen ? "hidden" : "";
   mapInk.strokeStyle = inks.accent;
   mapInk.lineWidth = 1.5;
   mapInk.strokeRect(ox - v.x / v.k * mapScale, oy - v.y / v.k * mapScale, w / v.k * mapScale, h / v.k * mapScale);

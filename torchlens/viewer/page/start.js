@@ -3,9 +3,10 @@
 import { $, D, N, P, PART, S, depth, failedUnit, isOpenable, kids, root, scene, stage, started, state, timings } from "./outline.js";
 import { columnsIn, connect, links } from "./links.js";
 import { countUnits } from "./names.js";
-import { overlays } from "./overlays.js";
+import { overlayRange, overlays } from "./overlays.js";
 import { arrange } from "./arrange.js";
 import { html } from "./elements.js";
+import { drawLegend } from "./legend.js";
 import { draw } from "./draw.js";
 import { aimAtAll, applyView, fit } from "./camera.js";
 import { select, toggle } from "./actions.js";
@@ -64,6 +65,7 @@ function start() {
   if (!restore(given.address === undefined ? location.hash : given.address)) {
     openReadable();
     arrange();
+    drawLegend(overlayRange());  // first, for it takes room
     aimAtAll(true);
     draw();
     applyView();
