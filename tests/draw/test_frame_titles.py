@@ -3,12 +3,14 @@
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import torchlens as tl
+from tests.networks import Model
 from tests.viewer.viewer_models import ResNet18
 from torchlens.draw.drawing import make_drawing
 from torchlens.draw.options import Direction, DrawOptions
@@ -69,3 +71,24 @@ def test_edges_come_down_beside_the_titles_of_frames(
     assert num_frames > 1
     without_spaces = "\n".join(line for line in source.splitlines() if not line.strip().startswith('"space '))
     assert _crossed_titles(without_spaces)[0] != []
+
+
+def _cells() -> tuple[nn.Module, torch.Tensor]:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        state = torch.zeros(2, 16), torch.zeros(2, 16)
+        for step in range(3):
+            state = self.cell(x[:, step], state)
+        return self.head(state[0])
+
+    return Model(forward, cell=nn.LSTMCell(8, 16), head=nn.Linear(16, 4)), torch.randn(2, 3, 8)
+
+
+@pytest.mark.parametrize(("make", "direction"), [(_residual, "leftright"), (_cells, "topdown")])
+def test_a_title_that_an_edge_would_run_through_stands_at_another_side(
+    make: Callable[[], tuple[nn.Module, torch.Tensor]], direction: Direction
+):
+    model, x = make()
+    drawing = make_drawing(tl.get_model_metadata(model.eval(), x), DrawOptions(vis_opt="rolled", vis_direction=direction))
+    assert _crossed_titles(drawing.source)[0] != []
+    assert b"<svg" in drawing.to_bytes("svg")
+    assert _crossed_titles(drawing.source)[0] == []

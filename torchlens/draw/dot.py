@@ -124,7 +124,7 @@ def _spaces_under_titles(scene: Scene) -> dict[int, float]:
     A title stands at the left above the first node of its box, and Graphviz leads edges around nodes, but not around
     titles. From left to right, edges come in beside titles anyway.
     """
-    if scene.direction == "leftright" or len(scene.nodes) > _MANY_NODES:
+    if scene.direction == "leftright" or len(scene.nodes) > _TOO_MANY_FOR_LABELS:
         return {}
     spaces: dict[int, float] = {}
     entered: set[int] = set()
@@ -134,7 +134,7 @@ def _spaces_under_titles(scene: Scene) -> dict[int, float]:
             entered.add(box)
             title = _text_width(scene.boxes[box].title, (scene.boxes[box].subtitle,), 13) + 12
             half = (_text_width(node.title, node.lines, 12) + 20) / 2 * (1.35 if node.shape is NodeShape.OPERATION else 1)
-            missing = title - half - _BOX_MARGIN - 6
+            missing = title - half - _BOX_MARGIN - 6 + scene.boxes[box].title_room
             if missing > 0:
                 spaces[number] = max(missing, spaces.get(number, 0.0))
             box = scene.boxes[box].parent
@@ -157,7 +157,7 @@ def _space(number: int, width: float, name: str) -> list[str]:
 def _box_attributes(box: Box) -> dict[str, Any]:
     return {
         "label": f'<<B>{_text(box.title)}</B><BR ALIGN="LEFT"/>{_text(box.subtitle)}<BR ALIGN="LEFT"/>>',
-        "labeljust": "l",
+        "labeljust": box.title_side,
         "labelloc": "t",
         "style": "filled,rounded",
         "fillcolor": _BOX_FILLS[box.depth % len(_BOX_FILLS)],

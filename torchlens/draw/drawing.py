@@ -8,9 +8,11 @@ from typing import Any
 from torchlens.capture.user_code import warn_caller
 from torchlens.draw.build import build_scene
 from torchlens.draw.dot import dot_source
+from torchlens.draw.layout import Layout, lay_out
 from torchlens.draw.options import DrawOptions, VisOpt, draw_options
-from torchlens.draw.render import is_graphviz_there, render, size_in_points
+from torchlens.draw.render import is_graphviz_there, render
 from torchlens.draw.scene import Scene
+from torchlens.draw.titles import clear_of_edges, with_room
 from torchlens.errors import DrawingError
 from torchlens.foreign_names import classic_drawing_options
 
@@ -20,6 +22,9 @@ __all__ = ["Drawing", "draw", "make_drawing", "notebook_svg", "render_graph"]
 _LONGEST_SIDES = {"pdf": 14_400.0, "png": 24_500.0, "jpg": 24_500.0}
 # Fewer nodes than this are never that long.
 _FEWEST_ON_A_LONG_SIDE = 40
+# With more nodes than this, a layout takes so long that none is made for the titles of the frames alone.
+_MOST_LAID_OUT_TWICE = 600
+_TRIES_FOR_TITLES = 4
 
 
 class Drawing:
@@ -36,6 +41,7 @@ class Drawing:
         self.picture_path: Path | None = None
         # The number of the notebook's cell that has shown it already.
         self._cell: int | None = None
+        self._layout: Layout | None = None
 
     def __repr__(self) -> str:
         place = f", in {self.picture_path or self.source_path}" if self.source_path else ""
@@ -43,7 +49,27 @@ class Drawing:
 
     def to_bytes(self, fileformat: str = "svg") -> bytes:
         """The picture, as the content of a file of that format."""
+        if self.scene.boxes and (self._layout is not None or len(self.scene.nodes) <= _MOST_LAID_OUT_TWICE):
+            self._move_titles()
         return render(self.source, fileformat)
+
+    def _lay_out(self) -> Layout:
+        """Where everything will be. On which side titles stand changes nothing else."""
+        if self._layout is None:
+            self._layout = lay_out(self.source)
+        return self._layout
+
+    def _move_titles(self) -> None:
+        """Moves the titles of frames out of the way of edges, in the source too."""
+        may_widen = self.scene.direction != "leftright" and len(self.scene.nodes) <= _MOST_LAID_OUT_TWICE
+        for tries_left in reversed(range(_TRIES_FOR_TITLES if may_widen else 1)):
+            layout = self._lay_out()
+            self.scene, crowded = clear_of_edges(self.scene, layout)
+            if not crowded or not tries_left:
+                break
+            self.scene = with_room(self.scene, layout, crowded)
+            self.source, self._layout = dot_source(self.scene), None
+        self.source = dot_source(self.scene)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the picture, or the source for `.gv` and `.dot`; the format is the path's ending."""
@@ -95,6 +121,7 @@ def draw(history: Any, options: DrawOptions) -> Drawing | None:
             picture = drawing.to_bytes(options.picture_format)
         except DrawingError as error:
             raise DrawingError(f"{error} The source is in {str(source_path)!r}.") from error
+        source_path.write_text(drawing.source, encoding="utf-8")  # titles may have moved
         picture_path.write_bytes(picture)
         drawing.picture_path = picture_path
         if not options.vis_save_only:
@@ -107,7 +134,8 @@ def _within_page(history: Any, options: DrawOptions, drawing: Drawing, longest: 
     num_nodes = len(drawing.scene.nodes)
     while is_graphviz_there() and num_nodes > _FEWEST_ON_A_LONG_SIDE:
         try:
-            if max(size_in_points(drawing.source)) <= longest:
+            layout = drawing._lay_out()
+            if max(layout.width, layout.height) <= longest:
                 break
         except DrawingError:  # it is told where the picture is made
             break

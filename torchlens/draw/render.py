@@ -8,7 +8,7 @@ import sys
 
 from torchlens.errors import DrawingError
 
-__all__ = ["is_graphviz_there", "render", "size_in_points"]
+__all__ = ["is_graphviz_there", "render"]
 
 # Seconds that a layout may take with the settings of the source, and then again in a hurry.
 _PATIENCE = 40.0
@@ -45,12 +45,6 @@ def render(source: str, fileformat: str) -> bytes:
             f"Graphviz did not finish within {2 * _PATIENCE:.0f} s. Draw less: vis_nesting_depth=1, vis_opt='rolled', "
             "vis_fold_repeats=True or a smaller vis_max_nodes."
         ) from error
-
-
-def size_in_points(source: str) -> tuple[float, float]:
-    """How wide and how high the picture will be."""
-    _, _, width, height, *_ = render(source, "plain").split(None, 4)
-    return float(width) * 72, float(height) * 72
 
 
 def _command(fileformat: str) -> list[str]:

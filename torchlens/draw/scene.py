@@ -53,13 +53,18 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One module around nodes and other boxes. `parent` is the number of the box it is in, -1 if in none."""
+    """One module around nodes and other boxes. `parent` is the number of the box it is in, -1 if in none.
+
+    The title stands at the left ('l'), the right or in the middle ('c'); `title_room` is kept free for it, in points.
+    """
 
     title: str
     subtitle: str
     parent: int = -1
     depth: int = 0
     is_stack: bool = False  # stands for several alike
+    title_side: str = "l"
+    title_room: float = 0.0
     attributes: dict[str, Any] = field(default_factory=dict)
 
 
