@@ -87,3 +87,18 @@ def test_garbage_that_is_moved_on_unread_is_found_in_the_end(monkeypatch: pytest
     for _ in range(200):
         tl.log_forward_pass(model, torch.ones(2), layers_to_save="none")
     assert sum(left() is not None for left in model.left) < 200
+
+
+def test_garbage_that_is_moved_on_unread_is_found_when_the_process_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = [2**30]
+    monkeypatch.setattr(collector, "_MANY_OBJECTS", 0)
+    monkeypatch.setattr(collector, "_num_unread", [0])
+    monkeypatch.setattr(collector, "_least_resident", [])
+    monkeypatch.setattr(collector, "resident_bytes", lambda: size[0])
+    model = Cyclic()
+    tl.log_forward_pass(model, torch.ones(2), layers_to_save="none")
+    tl.log_forward_pass(model, torch.ones(2), layers_to_save="none")
+    assert model.left[1]() is not None
+    size[0] += collector._READ_ALL_BEYOND + 1
+    tl.log_forward_pass(model, torch.ones(2), layers_to_save="none")
+    assert [left() for left in model.left] == [None, None, None]

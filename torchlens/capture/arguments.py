@@ -1,6 +1,6 @@
 """The arguments of a call: which are plain, what is kept of them, how they read in a line."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -16,6 +16,7 @@ __all__ = [
     "Kept",
     "are_plain",
     "describe_arguments",
+    "shallow_arguments",
     "shape_of",
     "unwrap",
     "without_tensors",
@@ -30,7 +31,7 @@ PLAIN_TYPES = frozenset({
 })  # fmt: skip
 TENSORS = frozenset({Tensor, torch.nn.Parameter})
 PLAIN_KEYWORD_TYPES = PLAIN_TYPES - TENSORS - {torch.Generator}
-_PLAIN_INDICES = PLAIN_KEYWORD_TYPES | {slice}  # each slice is looked into
+_SHALLOW_KEYWORD_TYPES = PLAIN_KEYWORD_TYPES | TENSORS
 _PLAIN_BOUNDS = frozenset({int, type(None)})
 
 
@@ -71,14 +72,57 @@ def are_plain(args: tuple[Any, ...]) -> bool:
     """Whether the arguments hold no tensor but at the top: a tuple of numbers or slices is as good as a number."""
     for arg in args:
         kind = type(arg)
-        if kind in PLAIN_TYPES or (kind is tuple and PLAIN_KEYWORD_TYPES.issuperset(map(type, arg))):
+        if kind in PLAIN_TYPES:
             continue
-        if kind is not slice and (kind is not tuple or not _PLAIN_INDICES.issuperset(map(type, arg))):
+        if kind is not tuple and kind is not slice:
             return False
-        for item in (arg,) if kind is slice else arg:
-            if type(item) is slice and not _PLAIN_BOUNDS.issuperset(map(type, (item.start, item.stop, item.step))):
+        for item in arg if kind is tuple else (arg,):
+            if type(item) in PLAIN_KEYWORD_TYPES:
+                continue
+            if type(item) is not slice or not _PLAIN_BOUNDS.issuperset(
+                (type(item.start), type(item.stop), type(item.step))
+            ):
                 return False
     return True
+
+
+class ShallowArguments(NamedTuple):
+    """Arguments with tensors at the top or one level down: those by their place, and the rest with None instead of them."""
+
+    tensors: dict[Any, Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+
+
+def shallow_arguments(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> ShallowArguments | None:
+    """What there is in arguments like those of `torch.cat([x, y], dim=1)`; None where one would have to look deeper."""
+    tensors: dict[Any, Tensor] = {}
+    kept: list[Any] = []
+    for position, arg in enumerate(args):
+        kind = type(arg)
+        if kind in TENSORS:
+            tensors[position] = arg
+            kept.append(None)
+        elif kind in PLAIN_TYPES or are_plain((arg,)):
+            kept.append(arg)
+        elif kind is list or kind is tuple:
+            if not PLAIN_TYPES.issuperset(map(type, arg)):
+                return None
+            for index, item in enumerate(arg):
+                if type(item) in TENSORS:
+                    tensors[position, index] = item
+            kept.append(kind([None if type(item) in TENSORS else item for item in arg]))
+        else:
+            return None
+    if not kwargs:
+        return ShallowArguments(tensors, tuple(kept), kwargs)
+    if "out" in kwargs or not _SHALLOW_KEYWORD_TYPES.issuperset(map(type, kwargs.values())):
+        return None
+    for name, item in kwargs.items():
+        if type(item) in TENSORS:
+            tensors[name] = item
+    named = {name: None if type(item) in TENSORS else item for name, item in kwargs.items()}
+    return ShallowArguments(tensors, tuple(kept), named)
 
 
 def written_by(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Tensor]:

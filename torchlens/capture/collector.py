@@ -3,9 +3,9 @@
 Nothing that is written down can be garbage yet, and looking for some in it would double the cost of the log. Several
 threads may pause it at once; it runs again when the last of them is done. Both functions may be called again.
 
-What a very long log leaves behind is moved past the collector's young generations unread: reading a million objects that
-were made just now is a fifth of the cost of making them. After a few of such logs everything is read, once, so that
-garbage among it is not kept for good.
+What a long log leaves behind is moved past the collector's young generations unread: reading objects that were made just
+now is up to a third of the cost of making them. When much was left unread, or the process has grown, everything is read,
+once, so that garbage among it is not kept for good.
 """
 
 import gc
@@ -13,17 +13,21 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from torchlens.capture.system_memory import resident_bytes
+
 __all__ = ["pause_collector", "resume_collector", "without_collector"]
 
 _Result = TypeVar("_Result")
 
-_MANY_OBJECTS = 200_000
-_READ_ALL_AFTER = 5_000_000
+_MANY_OBJECTS = 10_000
+_READ_ALL_AFTER = 5_000_000  # objects
+_READ_ALL_BEYOND = 128 * 2**20  # bytes that the process has grown by
 
 _lock = threading.RLock()
 _users: set[object] = set()
 _was_enabled: list[bool] = []
 _num_unread = [0]
+_least_resident: list[int] = []  # since everything was read
 
 
 def pause_collector(user: object) -> None:
@@ -60,10 +64,15 @@ def _grow_old() -> None:
     num_young = gc.get_count()[0]
     if num_young < _MANY_OBJECTS or gc.get_freeze_count():  # frozen by the user, and to stay so
         return
+    resident = resident_bytes()
+    if resident is None:  # nobody would see what garbage holds
+        return
     _num_unread[0] += num_young
-    if _num_unread[0] > _READ_ALL_AFTER:
+    _least_resident[:] = [min(resident, *_least_resident)] if _least_resident else [resident]
+    if _num_unread[0] > _READ_ALL_AFTER or resident - _least_resident[0] > _READ_ALL_BEYOND:
         gc.collect()
         _num_unread[0] = 0
+        _least_resident.clear()
     else:
         gc.freeze()
         gc.unfreeze()

@@ -22,6 +22,7 @@ __all__ = ["ModuleTracker", "patched_call_impl"]
 _module_call: Callable[[tuple[Any, ...]], ModuleCall] = partial(tuple.__new__, ModuleCall)  # `_make` at half the price
 _known_code = KNOWN_CODE.get
 _Tensor = torch.Tensor
+_ONLY_TENSORS = frozenset({_Tensor})
 _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 
 
@@ -117,8 +118,12 @@ class ModuleTracker:
         call = len(recorder.module_calls)
         recorder.module_calls.append(_module_call((address, pass_num, recorder.module_call, code, instruction)))
         if len(args) == 1 and not kwargs and type(args[0]) is _Tensor:
-            entry = recorder.meet(args[0])
+            entry = None if recorder.memory.may_die else recorder.number_of(args[0])
+            if entry is None:
+                entry = recorder.meet(args[0])
             self.entries.append((call, [] if entry is None or entry < 0 else [entry]))
+        elif not kwargs and _ONLY_TENSORS.issuperset(map(type, args)):
+            self.entries.append((call, self._entries_of(args)))
         else:
             self.entries.append((call, self._entries_of(_tensors_in((args, kwargs)))))
         self._rows_before.append(len(recorder.rows))
@@ -140,6 +145,14 @@ class ModuleTracker:
         recorder = self.recorder
         address, pass_num, parent, _, _ = recorder.module_calls[call]
         num_before = self._rows_before[call]
+        if type(result) is _Tensor and not self._saved_addresses and not recorder.memory.may_die:
+            made = recorder.number_of(result)
+            if made is not None and made >= num_before:
+                self.exits.append((call, [made]))
+                recorder.module_call = parent
+                if call in recorder.handed_back:
+                    recorder.undo_handing_back(call, (result,))
+                return
         returned = []
         tensors = (result,) if type(result) is _Tensor else [tensor for _, tensor in named_tensors(result)]
         try:

@@ -19,7 +19,7 @@ from typing import Any, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchlens.capture.arguments import PLAIN_KEYWORD_TYPES, PLAIN_TYPES, TENSORS, are_plain, written_by
+from torchlens.capture.arguments import PLAIN_KEYWORD_TYPES, PLAIN_TYPES, TENSORS, are_plain, shallow_arguments, written_by
 from torchlens.capture.failures import Failures
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory, is_sole_owner
@@ -41,6 +41,7 @@ _known_code = KNOWN_CODE.get
 _stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 _is_disabled = torch._C._is_torch_function_all_disabled
 _UNKNOWN = 1 << 62  # no entry has this number
+_SEVERAL, _ONLY_TENSORS = (tuple, list), frozenset({Tensor})
 _ASIDE: dict[int, None] = {}  # stands in `collected` for: not even that
 _made_call: Callable[[tuple[Any, ...]], MadeCall] = partial(tuple.__new__, MadeCall)  # as `_make`, at half the price
 
@@ -104,13 +105,17 @@ class Recorder(Rows, TorchFunctionMode):
         if known is None or not known[0]:
             code, instruction = self.user_code(frame)
         is_short = self._is_plain
+        shallow = None
         if (not PLAIN_TYPES.issuperset(map(type, args)) and not are_plain(args)) or (
             kwargs and not PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
         ):
-            if types and not all(issubclass(kind, Tensor) for kind in types):
-                return run_overridden(self, func, types, args, kwargs)
-            references: References = self.references_to(args, kwargs)
-            is_short = False
+            if is_short and (shallow := shallow_arguments(args, kwargs)) is not None:
+                references: References = {path: self._reference_to(tensor) for path, tensor in shallow.tensors.items()}
+            else:
+                if types and not all(issubclass(kind, Tensor) for kind in types):
+                    return run_overridden(self, func, types, args, kwargs)
+                references = self.references_to(args, kwargs)
+                is_short = False
         elif self.memory.may_die:
             references = tuple([self._reference_to(arg) if type(arg) in TENSORS else None for arg in args])
         else:
@@ -127,7 +132,11 @@ class Recorder(Rows, TorchFunctionMode):
             if is_short
             else self.prepare(CallKind.FUNCTION, operation, args, kwargs, references, written, (code, instruction))
         )
-        kept = tuple([None if type(arg) in TENSORS else arg for arg in args]) if is_short else args
+        if shallow is not None:
+            kept, kept_kwargs = shallow.args, shallow.kwargs
+        else:
+            kept = tuple([None if type(arg) in TENSORS else arg for arg in args]) if is_short else args
+            kept_kwargs = kwargs
         start = perf_counter()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -148,9 +157,12 @@ class Recorder(Rows, TorchFunctionMode):
                 version = result._version
             except RuntimeError:  # as in `version_of`
                 version = -1
-            self.rows.append((operation, kept, kwargs, references, self.module_call, code, instruction, seconds))
+            self.rows.append((operation, kept, kept_kwargs, references, self.module_call, code, instruction, seconds, None))
             self.memory.values.append(result)
             self.memory.versions.append(version)
+        elif is_short and not written and isinstance(result, _SEVERAL) and _ONLY_TENSORS.issuperset(map(type, result)):
+            call = (operation, kept, kept_kwargs, references, self.module_call, code, instruction, seconds)
+            self.append_several(call, result)
         elif result is not NotImplemented:
             call = _made_call((operation, args, kwargs, references, self.module_call, code, instruction, seconds))
             self.append_results(call, result, written)

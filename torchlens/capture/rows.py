@@ -41,7 +41,7 @@ class Rows(Entries):
         max_nodes: int | None = None,
     ) -> None:
         super().__init__(memory, gradients)
-        # The last may be the first eight fields of a row alone, until `complete`.
+        # The last may be the first nine fields of a row alone, until `complete`.
         self.rows: list[Any] = []
         # Entries that gradients are computed for although they come from no differentiable operation.
         self.leaves: set[int] = set()
@@ -93,7 +93,7 @@ class Rows(Entries):
     def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
         entry = len(self.rows)
         if self._is_plain and type(tensor) is Tensor:  # the short way, as for operations
-            self.rows.append((operation, (), None, references, 0, None, 0, 0.0))
+            self.rows.append((operation, (), None, references, 0, None, 0, 0.0, None))
             self.memory.values.append(tensor)
             self.memory.versions.append(version_of(tensor))
             return entry
@@ -198,6 +198,19 @@ class Rows(Entries):
             self._note_writes(first, written)
         self._kept_args = None
 
+    def append_several(self, call: tuple[Any, ...], results: Sequence[Tensor]) -> None:
+        """Rows for the results of a call that goes the short way, as for one; `call` is the fields of a MadeCall."""
+        memory = self.memory
+        for index, tensor in enumerate(results):
+            entry = len(self.rows)
+            before = self._entry_of_id.setdefault(id(tensor), entry)
+            if before != entry:
+                self._entry_of_id[id(tensor)] = entry
+                self._hand_back(tensor, entry, before)
+            self.rows.append((*call, index))
+            memory.values.append(tensor)
+            memory.versions.append(version_of(tensor))
+
     def complete(self) -> None:
         """Writes down what the short way left for later: until something is written to, it is all still to be seen."""
         rows, values, storages = self.rows, self.memory.values, self.memory.storages
@@ -209,7 +222,7 @@ class Rows(Entries):
                 name = None if gradfunc is None else type(gradfunc).__name__
             except (NotImplementedError, RuntimeError):  # a kind of tensor that lacks one of these
                 shape, storage, name = shape_of(tensor), storage_of(tensor), self._gradfunc_of(tensor)
-            rows[entry] = _row((*rows[entry][:8], None, shape, tensor.dtype, name))
+            rows[entry] = _row((*rows[entry], shape, tensor.dtype, name))
             storages.append(storage)
 
     def _gradfunc_of(self, tensor: Tensor) -> str | None:
