@@ -21,7 +21,9 @@ _Result = TypeVar("_Result")
 
 _MANY_OBJECTS = 10_000
 _READ_ALL_AFTER = 5_000_000  # objects
-_READ_ALL_BEYOND = 128 * 2**20  # bytes that the process has grown by
+# Bytes that the process may grow by before everything is read: some, and what an unread object takes with a tiny tensor.
+_READ_ALL_BEYOND = 128 * 2**20
+_BYTES_PER_OBJECT = 2**10
 
 _lock = threading.RLock()
 _users: set[object] = set()
@@ -39,40 +41,44 @@ def pause_collector(user: object) -> None:
         gc.disable()
 
 
-def resume_collector(user: object) -> None:
-    """Lets the collector run again as it did, once no user is left."""
+def resume_collector(user: object, may_have_garbage: bool = True) -> None:
+    """Lets the collector run again as it did, once no user is left. Code of others, if any ran, may have left garbage."""
     with _lock:
         if _users == {user} and _was_enabled == [True]:
-            _grow_old()
+            _grow_old(may_have_garbage)
             gc.enable()
         # Last, so that after an interrupt above nobody else takes a collector that is off for the user's own wish.
         _users.discard(user)
 
 
 def without_collector(work: Callable[[], _Result]) -> _Result:
-    """The result of `work`, during which the collector is paused."""
+    """The result of `work`, which is ours alone and leaves no garbage; the collector is paused meanwhile."""
     user = object()
     try:
         pause_collector(user)
         return work()
     finally:
-        resume_collector(user)
+        resume_collector(user, may_have_garbage=False)
 
 
-def _grow_old() -> None:
+def _grow_old(may_have_garbage: bool) -> None:
     """Moves many young objects on to the oldest generation; a few are left to the collector's own ways."""
     num_young = gc.get_count()[0]
     if num_young < _MANY_OBJECTS or gc.get_freeze_count():  # frozen by the user, and to stay so
         return
-    resident = resident_bytes()
-    if resident is None:  # nobody would see what garbage holds
-        return
-    _num_unread[0] += num_young
-    _least_resident[:] = [min(resident, *_least_resident)] if _least_resident else [resident]
-    if _num_unread[0] > _READ_ALL_AFTER or resident - _least_resident[0] > _READ_ALL_BEYOND:
+    if may_have_garbage and _is_time_to_read(num_young):
         gc.collect()
         _num_unread[0] = 0
         _least_resident.clear()
     else:
         gc.freeze()
         gc.unfreeze()
+
+
+def _is_time_to_read(num_young: int) -> bool:
+    """Whether garbage may hold much, with that many objects more that nobody has read."""
+    _num_unread[0] += num_young
+    resident = resident_bytes() or 0  # where nobody tells, the number of objects has to do
+    _least_resident[:] = [min(resident, *_least_resident)] if _least_resident else [resident]
+    grown = resident - _least_resident[0]
+    return _num_unread[0] > _READ_ALL_AFTER or grown > _READ_ALL_BEYOND + _BYTES_PER_OBJECT * _num_unread[0]
