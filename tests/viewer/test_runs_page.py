@@ -137,6 +137,50 @@ def test_all_modules_over_all_steps_side_by_side(opened) -> None:
     tab.until("document.querySelectorAll('.matrix canvas').length === 1")
 
 
+def test_the_graphs_of_two_runs_side_by_side_have_one_scale_one_step_and_one_selection(opened, runs) -> None:
+    tab = opened()
+    tab.page.select_option("#by", "outputs/zero")
+    tab.page.click("#view-beside")
+    tab.until("document.querySelectorAll('#panes .pane').length === 2")
+    tab.run("torchlens.goToStep(4)")
+    settled(tab)
+    titles = "[...document.querySelectorAll('#panes .whose')].filter(t => !t.hidden).map(t => t.innerText)"
+    assert tab.run(titles) == ["dying", "well"]
+    shown = "[...torchlens.graphs.values()].map(g => g.shown.get(g.partsOf.get('1.1')[0]))"
+    for name, value in zip(("dying", "well"), tab.run(shown), strict=True):
+        own = tl.open_run(runs / name)["1.1"].outputs
+        assert value == pytest.approx(float(own.zero[own.steps.tolist().index(4)]), abs=0.005)
+    boxes = tab.run("[...document.querySelectorAll('#panes .pane')].map(p => p.getBoundingClientRect().toJSON())")
+    assert boxes[0]["right"] <= boxes[1]["left"]
+    assert boxes[0]["width"] == pytest.approx(boxes[1]["width"], abs=3)
+    selected = "[...torchlens.graphs.values()].map(g => g.addressOf(g.page.state.selected))"
+    tab.run("[...torchlens.graphs.values()][1].page.select([...torchlens.graphs.values()][1].partsOf.get('1.0')[0], {})")
+    tab.until(f"JSON.stringify({selected}) === '[\"1.0\",\"1.0\"]'")
+    tab.until("document.querySelector('#panel h2') && document.querySelector('#panel h2').innerText === '1.0'")
+    tab.page.locator(".chip input").nth(1).uncheck()
+    tab.until("document.querySelectorAll('#panes .pane').length === 1")
+    tab.page.locator(".chip input").nth(1).check()
+    tab.until("document.querySelectorAll('#panes .pane').length === 2")
+    tab.page.click("#view-graph")
+    tab.until("document.querySelectorAll('#panes .pane').length === 1")
+    assert tab.run(titles) == []
+
+
+def test_on_a_phone_graphs_stand_one_below_the_other(opened) -> None:
+    tab = opened(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    tab.page.click("#view-beside")
+    tab.until("document.querySelectorAll('#panes .pane').length === 2")
+    boxes = tab.run("[...document.querySelectorAll('#panes .pane')].map(p => p.getBoundingClientRect().toJSON())")
+    assert boxes[0]["bottom"] <= boxes[1]["top"]
+    assert min(box["height"] for box in boxes) > 100
+    assert tab.run("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_run_alone_has_nobody_beside_it(opened, runs, tmp_path: Path) -> None:
+    tl.open_run(runs / "well").explore(tmp_path / "one.html")
+    assert opened(tmp_path / "one.html").run("document.getElementById('view-beside').hidden")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_graph_and_sheet(opened, scheme: str) -> None:
     tab = opened(viewport={"width": 390, "height": 844}, color_scheme=scheme, has_touch=True, is_mobile=True)

@@ -17,6 +17,7 @@ const element = id => document.getElementById(id);
 const COLOURS = 8;
 const colourOfRun = k => paint("--run-" + k % COLOURS);
 const isDark = matchMedia("(prefers-color-scheme: dark)");
+const VIEWS = ["graph", "beside", "modules"];
 const DEFAULTS = [["outputs", "rms"], ["parameters", "rms"]];
 
 const page = {
@@ -65,18 +66,21 @@ async function show() {
 function say(text) { element("word").textContent = text; element("word").hidden = !text; }
 
 const matrices = new Map();
-let shownTable = null, shownRange = null;
+let shownTables = new Map(), shownRange = null;
+/* As many graphs as fit beside each other: that of the run that is looked at first, and of others that are shown. */
+const MOST_BESIDE = 4;
+const graphRuns = () => page.view === "beside" ? [page.active, ...page.runs.filter(run => run !== page.active)].slice(0, MOST_BESIDE) : [page.active];
 async function showStage() {
   const run = page.active;
   if (!run) return;
   chooseStatistic();
-  const isGraph = page.view === "graph";
+  const isGraph = page.view !== "modules";
   element("panes").hidden = !isGraph;
   element("matrices").hidden = isGraph;
   const runs = page.runs.filter(each => each.kinds.includes(page.kind)), shown = runs.length ? runs : [];
   const tables = await Promise.all(shown.map(each => statisticTable(each, page.kind, page.statistic)));
   shownRange = rangeOf(page.statistic, tables);
-  shownTable = tables[shown.indexOf(run)] || null;
+  shownTables = new Map(shown.map((each, k) => [each, tables[k]]));
   if (isGraph) await showGraphs(); else showMatrices(shown, tables);
   drawLegend();
   colour();
@@ -92,27 +96,40 @@ function chooseStatistic() {
   select.value = page.kind + "/" + page.statistic;
 }
 async function showGraphs() {
-  const run = page.active;
-  if (!page.graphs.has(run) || page.graphs.get(run).isMissing && run.count !== page.graphs.get(run).count) {
+  const runs = graphRuns(), host = element("panes");
+  await Promise.all(runs.map(async run => {
+    const known = page.graphs.get(run);
+    if (known && !(known.isMissing && run.count !== known.count)) return;
     const told = await source.graph(run.id);
-    page.graphs.set(run, told.page ? new Graph(run, told.page, hearSelection) : { isMissing: true, note: told.note, count: run.count });
-  }
-  const graph = page.graphs.get(run), host = element("panes");
-  const wanted = graph.isMissing ? null : graph.host;
-  element("no-graph").hidden = !graph.isMissing;
-  if (graph.isMissing) element("no-graph").textContent = graph.note || (run.isFinished ? "The run has no graph." : "The graph comes with the first recorded step.");
-  for (const other of [...host.children]) if (other !== wanted && other.classList.contains("pane")) other.remove();
-  if (wanted && !wanted.isConnected) host.append(wanted);
-  if (wanted && !graph.page && !graph.isBroken) {
-    try { graph.open(); } catch (error) {
-      if (!(error instanceof TypeError || error instanceof RangeError)) throw error;
-      graph.isBroken = true;  // a graph that is damaged is no reason to show nothing
-      wanted.remove();
-      element("no-graph").hidden = false;
-      element("no-graph").textContent = "The graph of this run cannot be shown: its file is damaged.";
+    page.graphs.set(run, told.page ? new Graph(run, told.page, address => hearSelection(address)) : { isMissing: true, host: html("div", {}), note: told.note, count: run.count });
+  }));
+  const graphs = runs.map(run => page.graphs.get(run)), isAlone = runs.length < 2;
+  for (const other of [...host.children]) if (!graphs.some(graph => graph.section === other)) other.remove();
+  host.dataset.count = runs.length;
+  graphs.forEach((graph, k) => {
+    const run = runs[k];
+    if (!graph.section) {
+      graph.word = html("div", { class: "no-graph" });
+      const dot = html("i", { class: "dot" });
+      dot.style.background = run.colour;
+      graph.title = html("div", { class: "whose" }, dot, run.name);
+      graph.section = html("section", {}, graph.title, html("div", { class: "stand" }, graph.host, graph.word));
     }
-  }
-  if (graph.page) graph.select(page.module === null ? undefined : page.module);
+    if (host.children[k] !== graph.section) host.insertBefore(graph.section, host.children[k] || null);
+    graph.title.hidden = isAlone;
+    graph.host.classList.toggle("narrow", !isAlone);
+    if (!graph.isMissing && !graph.page && !graph.isBroken) {
+      try { graph.open(); } catch (error) {
+        if (!(error instanceof TypeError || error instanceof RangeError)) throw error;
+        graph.isBroken = true;  // a graph that is damaged is no reason to show nothing
+        graph.host.remove();
+      }
+    }
+    graph.word.hidden = !graph.isMissing && !graph.isBroken;
+    graph.word.textContent = graph.isBroken ? "The graph of this run cannot be shown: its file is damaged." : graph.note || (run.isFinished ? "The run has no graph." : "The graph comes with the first recorded step.");
+    if (graph.page) graph.select(page.module === null ? undefined : page.module);
+  });
+  element("no-graph").hidden = true;
 }
 function hearSelection(address) {
   if (address === null) return;
@@ -146,17 +163,18 @@ function showMatrices(runs, tables) {
 }
 /* What depends on the step alone. */
 function colour() {
-  const run = page.active, graph = page.graphs.get(run);
-  if (page.view === "graph" && graph && graph.page && shownTable) {
-    const place = run.placeOf(page.step), title = KINDS[page.kind] + ", " + STATISTICS[page.statistic].label + ", step " + many(page.step);
-    timed("recolour", () => graph.colour(shownTable, page.kind, page.statistic, place, shownRange, title));
+  if (page.view !== "modules") for (const run of graphRuns()) {
+    const graph = page.graphs.get(run), table = shownTables.get(run);
+    if (!graph || !graph.page || !table) continue;
+    const place = run.placeOf(page.step), step = run.count ? run.steps[place] : 0, title = KINDS[page.kind] + ", " + STATISTICS[page.statistic].label + ", step " + many(step);
+    timed("recolour", () => graph.colour(table, page.kind, page.statistic, place, shownRange, title));
     graph.mark(findingsAt(run, page.step).map(found => [found.module, found.severity, found.kind, found.text]));
   }
   for (const { matrix } of matrices.values()) matrix.setStep(page.step);
 }
 function drawLegend() {
   const legend = element("scale-legend");
-  legend.hidden = page.view === "graph" || !shownRange;
+  legend.hidden = page.view !== "modules" || !shownRange;
   if (legend.hidden) return;
   const scale = html("div", { class: "scale" }), { text } = STATISTICS[page.statistic];
   scale.style.background = "linear-gradient(90deg," + SCALE.slice().reverse().map((c, i) => css(c) + " " + 100 * i / (SCALE.length - 1) + "%").join(",") + ")";
@@ -185,7 +203,8 @@ function drawBar() {
   const begun = page.runs.reduce((sum, each) => sum + each.findings.filter(found => !found.is_over).length, 0), bad = page.runs.some(each => each.problems.length || each.counts[2]);
   element("tab-findings").textContent = "Findings" + (begun ? " (" + many(begun) + ")" : "") + (bad ? " ⚠" : "");
   for (const name of ["scalars", "module", "findings"]) element("tab-" + name).setAttribute("aria-selected", String(page.tab === name));
-  for (const name of ["graph", "modules"]) element("view-" + name).setAttribute("aria-pressed", String(page.view === name));
+  for (const name of VIEWS) element("view-" + name).setAttribute("aria-pressed", String(page.view === name));
+  element("view-beside").hidden = page.all.length < 2;
 }
 function drawTime() {
   const run = page.active, slider = element("time");
@@ -254,7 +273,7 @@ function writeAddress() {
 function readAddress() {
   const told = new URLSearchParams(location.hash.slice(1)), [kind, statistic] = (told.get("by") || "").split("/");
   page.active = page.all.find(run => run.name === told.get("run")) || page.active;
-  if (["graph", "modules"].includes(told.get("view"))) page.view = told.get("view");
+  if (VIEWS.includes(told.get("view"))) page.view = told.get("view");
   if (["scalars", "module", "findings"].includes(told.get("tab"))) page.tab = told.get("tab");
   if (KINDS[kind] && statisticsOf(kind).includes(statistic)) { page.kind = kind; page.statistic = statistic; }
   if (["heat", "ridge"].includes(told.get("shape"))) page.look.shape = told.get("shape");
@@ -285,7 +304,7 @@ function listen() {
   element("play").addEventListener("click", play);
   element("live-end").addEventListener("click", () => { page.isFollowing = true; show(); });
   for (const name of ["scalars", "module", "findings"]) element("tab-" + name).addEventListener("click", () => setTab(name));
-  for (const name of ["graph", "modules"]) element("view-" + name).addEventListener("click", () => { page.view = name; show(); });
+  for (const name of VIEWS) element("view-" + name).addEventListener("click", () => { page.view = name; show(); });
   element("by").addEventListener("change", () => { [page.kind, page.statistic] = element("by").value.split("/"); show(); });
   window.addEventListener("resize", () => { forgetPanel(); show(); });
   isDark.addEventListener("change", () => { page.all.forEach((run, k) => { run.colour = colourOfRun(k); }); forgetPanel(); show(); });
