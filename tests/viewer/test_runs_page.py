@@ -155,7 +155,7 @@ def test_the_graphs_of_two_runs_side_by_side_have_one_scale_one_step_and_one_sel
     assert boxes[0]["width"] == pytest.approx(boxes[1]["width"], abs=3)
     selected = "[...torchlens.graphs.values()].map(g => g.addressOf(g.page.state.selected))"
     tab.run("[...torchlens.graphs.values()][1].page.select([...torchlens.graphs.values()][1].partsOf.get('1.0')[0], {})")
-    tab.until(f"JSON.stringify({selected}) === '[\"1.0\",\"1.0\"]'")
+    tab.until(f'JSON.stringify({selected}) === \'["1.0","1.0"]\'')
     tab.until("document.querySelector('#panel h2') && document.querySelector('#panel h2').innerText === '1.0'")
     tab.page.locator(".chip input").nth(1).uncheck()
     tab.until("document.querySelectorAll('#panes .pane').length === 1")
