@@ -1,7 +1,6 @@
 """What is written down of a pass: one row for each tensor that is made, goes in or comes out."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torchlens.capture.gradients import GradientHooks, slice_written
 from torchlens.capture.memory import Memory, version_of
 from torchlens.capture.observer import Observer
 from torchlens.capture.operations import OUTPUT, Kind, Operation
-from torchlens.capture.recording import MadeCall, References, Row
+from torchlens.capture.recording import MadeCall, References, make_row
 from torchlens.capture.regions import region_of, storage_of
 from torchlens.capture.trees import plain_tensors, same_with
 from torchlens.capture.view_tree import Slice
@@ -21,7 +20,6 @@ __all__ = ["Rows"]
 
 Tensor = torch.Tensor
 _DEEP = 5_000  # entries
-_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)  # what `Row._make` does, at half the price
 
 
 class Rows(Entries):
@@ -100,7 +98,7 @@ class Rows(Entries):
         self.complete()
         self.memory.add(tensor, self._saves_all or self._is_saved(entry))
         shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor)
-        self.rows.append(_row((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc)))
+        self.rows.append(make_row((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc)))
         if self.observer is not None:
             self.observer.add_boundary(entry, tensor, operation, references)
         return entry
@@ -145,7 +143,7 @@ class Rows(Entries):
         else:
             args = tuple([None if type(arg) in TENSORS else arg for arg in args])
         memory.add(tensor, saves, is_finished)
-        rows.append(_row((
+        rows.append(make_row((
             operation, args, kwargs, references, *where, output_index, shape_of(tensor), tensor.dtype,
             self._gradfunc_of(tensor),
         )))  # fmt: skip
@@ -222,7 +220,7 @@ class Rows(Entries):
                 name = None if gradfunc is None else type(gradfunc).__name__
             except (NotImplementedError, RuntimeError):  # a kind of tensor that lacks one of these
                 shape, storage, name = shape_of(tensor), storage_of(tensor), self._gradfunc_of(tensor)
-            rows[entry] = _row((*rows[entry], shape, tensor.dtype, name))
+            rows[entry] = make_row((*rows[entry], shape, tensor.dtype, name))
             storages.append(storage)
 
     def _gradfunc_of(self, tensor: Tensor) -> str | None:

@@ -4,6 +4,7 @@ A tensor shares the memory of the array it stands for wherever torch knows its t
 consists of; a type that torch lacks becomes the smallest that holds all its values (int4 → int8, float8_e3m4 → float16).
 """
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -53,6 +54,7 @@ def is_key(value: Any) -> bool:
     return dtype is not None and not isinstance(dtype, np.dtype) and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+@cache
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     name = "float0" if dtype == jax.dtypes.float0 else dtype.name
     known: torch.dtype | None = _SAME.get(name) or _WIDER.get(name)
@@ -65,21 +67,14 @@ def shape_and_dtype(array: Any) -> tuple[torch.Size, torch.dtype]:
     """Of the tensor that `to_torch` would make, without making it."""
     if is_key(array):
         return torch.Size((*array.shape, *array.dtype._impl.key_shape)), torch.uint32
-    known = _KNOWN.get(array.dtype)
-    if known is None:
-        known = _KNOWN[array.dtype] = _torch_dtype(array.dtype)
-    return torch.Size(array.shape), known
-
-
-# The types met so far.
-_KNOWN: dict[np.dtype[Any], torch.dtype] = {}
+    return torch.Size(array.shape), _torch_dtype(array.dtype)
 
 
 def to_torch(array: Any) -> torch.Tensor:
     """The array as a CPU tensor, without a copy where one can be had. Write to it, and JAX's array changes too."""
     if is_key(array):
         array = jax.random.key_data(array)
-    if isinstance(array, jax.Array) and array.dtype.name in _SAME and _is_on_host(array):
+    if isinstance(array, jax.Array) and _is_same(array.dtype) and _is_on_host(array):
         # Not torch.from_dlpack(array), which asks for the device first and takes three times as long.
         return from_dlpack(array.__dlpack__())
     host = np.asarray(array)
@@ -94,6 +89,12 @@ def to_torch(array: Any) -> torch.Tensor:
     if as_bytes is not None:
         return torch.from_numpy(host.view(as_bytes)).view(dtype)
     return torch.from_numpy(host)
+
+
+@cache
+def _is_same(dtype: np.dtype[Any]) -> bool:
+    """Whether torch knows the type. (To ask numpy for its name takes as long as to hand over the memory.)"""
+    return dtype.name in _SAME
 
 
 def _is_on_host(array: Any) -> bool:

@@ -28,6 +28,7 @@ class Parts:
     inputs: list[tuple[Path, Any]] = field(default_factory=list)
     params: list[Any] = field(default_factory=list)
     param_addresses: list[str] = field(default_factory=list)
+    param_numbers: dict[int, int] = field(default_factory=dict)  # id of a weight → its place in `params`
     buffers: list[tuple[str, Any]] = field(default_factory=list)
     aliases: list[tuple[Any, int]] = field(default_factory=list)  # arrays that are the same as a weight met before
     addresses: dict[int, str] = field(default_factory=dict)  # id of a module → its address
@@ -168,10 +169,11 @@ def _sort(tree: _Tree, prefix: str, parts: Parts) -> None:
 
 
 def _sort_array(part: Part, address: str, parts: Parts) -> None:
-    known = {id(array): number for number, array in enumerate(parts.params)}
-    if id(part.value) in known:
-        parts.aliases.append((part.value, known[id(part.value)]))
+    known = parts.param_numbers.get(id(part.value))
+    if known is not None:
+        parts.aliases.append((part.value, known))
     elif _is_trained(part):
+        parts.param_numbers[id(part.value)] = len(parts.params)
         parts.params.append(part.value)
         parts.param_addresses.append(address)
     else:

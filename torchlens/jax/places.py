@@ -1,10 +1,11 @@
 """Where in the user's code a primitive was called."""
 
 import os
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchlens.capture.user_code import is_user_code
 
@@ -18,6 +19,7 @@ _STANDARD = Path(os.__file__).resolve().parent
 END = "_torchlens_log_began"
 
 
+@cache
 def _folders() -> tuple[str, ...]:
     specs = [find_spec(name) for name in _LIBRARIES]
     found = [str(Path(spec.origin).resolve().parent) for spec in specs if spec is not None and spec.origin is not None]
@@ -25,26 +27,38 @@ def _folders() -> tuple[str, ...]:
     return (*(folder + os.sep for folder in found), *standard)
 
 
+class _Kind(NamedTuple):
+    """What a piece of code is. It is kept, so that its id stays its own: hashing a code object means reading it all."""
+
+    is_passed_over: bool  # a library's
+    is_user: bool
+    code: CodeType
+
+
+_KNOWN: dict[int, _Kind] = {}
+
+
+def _look(code: CodeType) -> _Kind:
+    file = str(Path(code.co_filename).resolve())
+    is_user = is_user_code(code) and not file.startswith(_folders())
+    found = _KNOWN[id(code)] = _Kind(not is_user and END not in code.co_varnames, is_user, code)
+    return found
+
+
 class Places:
     """Finds the innermost line of the user's code; what was told of a piece of code once is remembered."""
 
     def __init__(self) -> None:
-        self._libraries = _folders()
-        self._is_user: dict[CodeType, bool] = {}
         self._traced: dict[int, tuple[Any, Place]] = {}
 
     def here(self, frame: FrameType | None) -> Place:
         """The first of this frame and those that called it that is the user's."""
-        known = self._is_user
+        known = _KNOWN
         while frame is not None:
             code = frame.f_code
-            is_user = known.get(code)
-            if is_user is None:
-                is_user = self._look(code)
-            if is_user:
-                return code, frame.f_lasti
-            if END in code.co_varnames:
-                break
+            is_passed_over, is_user, _ = known.get(id(code)) or _look(code)
+            if not is_passed_over:
+                return (code, frame.f_lasti) if is_user else (None, 0)
             frame = frame.f_back
         return None, 0
 
@@ -54,15 +68,9 @@ class Places:
         if known is None:
             found: Place = (None, 0)
             for code, instruction in zip(*traceback.raw_frames(), strict=True):
-                if self._is_user.get(code) or (code not in self._is_user and self._look(code)):
-                    found = (code, instruction)
-                    break
-                if END in code.co_varnames:
+                kind = _KNOWN.get(id(code)) or _look(code)
+                if not kind.is_passed_over:
+                    found = (code, instruction) if kind.is_user else (None, 0)
                     break
             known = self._traced[id(traceback)] = (traceback, found)
         return known[1]
-
-    def _look(self, code: CodeType) -> bool:
-        file = str(Path(code.co_filename).resolve())
-        found = self._is_user[code] = is_user_code(code) and not file.startswith(self._libraries)
-        return found

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from torchlens.capture.operations import BUFFER, OUTPUT, Operation
-from torchlens.capture.recording import Failure, ModuleCall, Row
+from torchlens.capture.recording import Failure, ModuleCall, Row, make_row
 from torchlens.jax.arrays import is_array, number_of, shape_and_dtype, to_torch
 from torchlens.jax.inlining import INLINED
 from torchlens.jax.internals import concrete, current_context, scopes_of
@@ -168,29 +168,30 @@ class Recorder:
             code, instruction = self.places.here(sys._getframe(2))
         else:
             code, instruction = self.places.traced(context.traceback)
-        entry_of_id = self._entry_of_id
-        references, rest = [], []
+        entry_of_id, rows, saves = self._entry_of_id, self.rows, self._saves
+        references, rest, dtypes = [], [], []
         for arg in args:
             number = entry_of_id.get(id(arg))
             if number is None:
                 number = self.find(arg)
             references.append(number)
             rest.append(None if number is not None else self._constant(arg))
+            dtypes.append(getattr(arg, "dtype", None))
         call = self.module_call_of(context)
-        operation = operation_of(primitive, tuple([getattr(arg, "dtype", None) for arg in args]), self.is_backward)
+        operation = operation_of(primitive, tuple(dtypes), self.is_backward)
         head = (operation, tuple(rest), params, tuple(references), call, code, instruction, seconds)
         results = result if primitive.multiple_results else (result,)
+        is_one = len(results) == 1
         for index, array in enumerate(results):
             if not is_array(array):
                 continue
-            entry = len(self.rows)
-            shape, dtype = shape_and_dtype(array)
-            output_index = index if primitive.multiple_results and len(results) > 1 else None
-            self.rows.append(Row(*head, output_index, shape, dtype, None))
-            self.values.append(array if self._is_saved(entry) else None)
+            entry = len(rows)
+            rows.append(make_row((*head, None if is_one else index, *shape_and_dtype(array), None)))
+            is_saved = saves if saves is True or saves is False else entry in saves
+            self.values.append(array if is_saved else None)
             entry_of_id[id(array)] = entry
             self._alive.append(array)
-            if self._keeps_args and self._is_saved(entry):
+            if self._keeps_args and is_saved:
                 self.saved_args[entry] = (args, params)
 
     def _constant(self, arg: Any) -> Any:

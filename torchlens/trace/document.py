@@ -6,7 +6,6 @@ with how many there are, and nothing refers to what comes after it, so that no g
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
 from itertools import chain
 from math import isfinite
 from types import CodeType
@@ -16,7 +15,7 @@ import torch
 
 from torchlens.capture.branches import Branch
 from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, KNOWN_OPERATIONS, OUTPUT, Kind, Operation
-from torchlens.capture.recording import Failure, ModuleCall, Recording, References, Row
+from torchlens.capture.recording import Failure, ModuleCall, Recording, References, Row, make_row
 from torchlens.capture.user_code import code_of_line, line_of_code
 from torchlens.errors import TraceError
 from torchlens.graph.build import Decisions, Graph, decided
@@ -37,7 +36,6 @@ __all__ = [
     "shape_of_form",
 ]
 
-make_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)
 _FAR = 1 << 40  # no log has as many of anything
 _FRAMEWORKS = ("torch", "jax")
 
