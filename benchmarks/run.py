@@ -18,6 +18,9 @@ TORCH = "torch==2.13.0"
 MODELS = ["transformers==5.22.2"]
 # tool → what is installed beside torch and the models
 PEERS = {"classic": ["torchlens==0.1.36"], "newest": ["torchlens==2.36.1"], "clouseau": ["clouseau==0.2", "jax"]}
+OWN = ["numpy", "pandas", "graphviz"]
+# environment → what is installed there for our own runs
+ENVIRONMENTS = {"jax": [*OWN, "jax>=0.10,<0.11", "equinox"]}
 NAMES = {
     "torchlens": "torchlens (ours)",
     "labelled": "ours, with the labels made at the first look",
@@ -39,14 +42,14 @@ START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 
 def python_of(tool: str) -> str:
     """The interpreter a tool runs in, its environment made if it is not there."""
-    folder = ROOT / ".venvs" / ("ours" if tool not in PEERS else tool)
+    folder = ROOT / ".venvs" / (tool if tool in PEERS or tool in ENVIRONMENTS else "ours")
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         print(f"setting up {folder.relative_to(ROOT)} ...", file=sys.stderr, flush=True)
         venv.create(folder, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, TORCH], check=True)
-        subprocess.run([*pip, *MODELS, *PEERS.get(tool, ["numpy", "pandas", "graphviz"])], check=True)
+        subprocess.run([*pip, *MODELS, *PEERS.get(tool, ENVIRONMENTS.get(tool, OWN))], check=True)
         (folder / "ready").touch()
     return str(python)
 
@@ -101,8 +104,13 @@ def training_rows(seconds: float) -> list[str]:
 def trace_rows(seconds: float, with_peers: bool) -> list[str]:
     """What files cost: see `benchmarks/traces.py`."""
     peer = ["--peer", python_of("clouseau")] if with_peers else []
-    command = [python_of("torchlens"), "-m", "benchmarks.traces", "--seconds", str(seconds), *peer]
-    print("measuring traces ...", file=sys.stderr, flush=True)
+    return own_rows("torchlens", "benchmarks.traces", "--seconds", str(seconds), *peer)
+
+
+def own_rows(environment: str, module: str, *arguments: str) -> list[str]:
+    """The rows that a file of this folder prints."""
+    print(f"measuring {module} ...", file=sys.stderr, flush=True)
+    command = [python_of(environment), "-m", module, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=900)
     return done.stdout.strip().splitlines()
 
@@ -144,6 +152,7 @@ def make_table(seconds: float, with_peers: bool) -> str:
     others["`import torchlens` after `import torch`"] = f"{imports['seconds'] * 1000:.0f} ms"
     rows += ["", "| more | |", "|---|---|", *(f"| {name} | {value} |" for name, value in others.items())]
     rows += trace_rows(seconds, with_peers)
+    rows += own_rows("jax", "benchmarks.jax_costs", "--seconds", str(seconds))
     rows += ["", f"1× is the plain forward pass: {', '.join(plain)}. Measured on {os.cpu_count()} cores by `make bench`."]
     return "\n".join(rows)
 

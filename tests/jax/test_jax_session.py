@@ -14,15 +14,17 @@ import pytest
 import torch
 from jax._src import core
 from jax._src.array import ArrayImpl
+from jax.sharding import PartitionSpec as P
 
 import torchlens as tl
 from tests.jax.models import Block, Linear, X, blocks, dense, layers
+from torchlens.jax import internals
 
 
 def patched_names() -> list[Any]:
     return [
-        core.EvalTrace.process_primitive, ArrayImpl.__bool__, ArrayImpl.item, ArrayImpl.__array__, Block.__call__,
-        Linear.__call__, jax.config.jax_disable_jit,
+        core.EvalTrace.process_primitive, core.EvalTrace.process_shard_map, ArrayImpl.__bool__, ArrayImpl.item,
+        ArrayImpl.__array__, Block.__call__, Linear.__call__, jax.config.jax_disable_jit,
     ]  # fmt: skip
 
 
@@ -80,6 +82,42 @@ def test_a_log_in_a_log_is_an_error():
 def test_a_log_is_never_silently_empty():
     with pytest.raises(tl.TorchLensError, match="ran no JAX operation"):
         tl.log_forward_pass(lambda x: np.sin(np.asarray(x)), X)
+
+
+def test_what_cannot_be_followed_is_an_error_that_says_what_to_do():
+    def with_reference(x: Any) -> Any:
+        reference = jax.new_ref(x)
+        reference[0] = x[1] * 2
+        return reference[...].sum()
+
+    with pytest.raises(tl.TorchLensError, match="Carry the array instead"):
+        tl.log_forward_pass(with_reference, X)
+    with pytest.raises(TypeError, match="before lower"):
+        tl.log_forward_pass(jax.jit(jnp.sin).lower(X).compile(), X)
+    assert tl.log_forward_pass(jnp.sin, X).num_operations
+
+
+def test_what_runs_on_each_device_is_one_operation_also_where_it_is_differentiated():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
+    spread = jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    assert tl.log_forward_pass(jax.jit(spread), X).layer_labels == ["input_1_0", "shardmap_1_1", "output_1_2"]
+    history = tl.log_forward_pass(jax.grad(lambda x: spread(x).sum()), X)
+    assert np.allclose(history[-1].tensor_contents, jnp.cos(X), atol=1e-6)
+    assert not jax.config.jax_disable_jit
+
+
+@pytest.mark.parametrize("name", ["EvalTrace", "name_scope", "ShardMapPrimitive"])
+def test_a_version_of_jax_that_is_built_differently_is_an_error_before_anything_runs(monkeypatch, name):
+    ran = []
+
+    def model(x: Any) -> Any:
+        ran.append(x)
+        return jnp.sin(x)
+
+    monkeypatch.setattr(internals, name, None)
+    with pytest.raises(tl.TorchLensError, match=rf"JAX {jax.__version__} is built differently .* pip install"):
+        tl.log_forward_pass(model, X)
+    assert not ran
 
 
 def test_what_is_for_torch_alone_says_so():

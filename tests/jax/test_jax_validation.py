@@ -4,17 +4,27 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import PartitionSpec as P
 
 import torchlens as tl
 from tests.jax.models import Net, X, blocks, dense, layers
 from torchlens.jax import primitives, recorder
 
 
-@pytest.mark.parametrize("name", ["equinox", "linen", "layers", "gradients", "while under vmap", "keys"])
+@pytest.mark.parametrize(
+    "name", ["equinox", "linen", "layers", "gradients", "while under vmap", "keys", "shard_map", "custom_vmap"]
+)
 def test_a_log_of_jax_is_proved(name):
     module, variables = dense()
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
+    on_each_device = jax.shard_map(
+        lambda a: (jnp.sin(a), jax.lax.psum(a, "i")), mesh=mesh, in_specs=P("i"), out_specs=(P("i"), P(None))
+    )
+    custom: Any = jax.custom_batching.custom_vmap(jnp.sin)
+    custom.def_vmap(lambda size, is_batched, a: (jnp.sin(a) * 1.0, is_batched[0]))
     cases: dict[str, tuple[Any, Any]] = {
         "equinox": (blocks(), X[0]),
         "linen": (module.apply, [variables, X]),
@@ -24,6 +34,8 @@ def test_a_log_of_jax_is_proved(name):
             jax.vmap(lambda row: jax.lax.while_loop(lambda r: r.sum() < 9, lambda r: r + 1, row)), X,
         ),
         "keys": (lambda x: x * jax.random.bernoulli(jax.random.key(0), 0.5, x.shape), X),
+        "shard_map": (lambda x: on_each_device(x)[0] + 1, X),
+        "custom_vmap": (lambda x: jax.vmap(custom)(x) + custom(x), X),
     }  # fmt: skip
     report = tl.validate_forward_pass(*cases[name])
     assert report.passed, report

@@ -48,7 +48,7 @@ class Kind(Enum):
     COLLECTIVE = "collective"  # done together with other processes: the call begins it, its result comes later
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Operation:
     """What is known of a torch callable before it is called.
 

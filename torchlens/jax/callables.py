@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+import jax
+
 from torchlens.capture.trees import Path
 from torchlens.jax.recorder import CURRENT
 from torchlens.jax.trees import parts_of
@@ -48,6 +50,11 @@ class Layers:
 
 def called(model: Any) -> Any:
     """What is called where the model is a dict or list of layers; otherwise the model."""
+    if isinstance(model, jax.stages.Compiled | jax.stages.Lowered):
+        raise TypeError(
+            f"model must be a function that can be run step by step, got {type(model).__name__}, what jax.jit made of one. "
+            "Give the function itself, or the jitted function before lower() and compile()."
+        )
     return model if callable(model) else Layers(model)
 
 

@@ -12,6 +12,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 from jax.extend.core import primitives as known_primitives
 
+from torchlens.errors import TorchLensError
+from torchlens.jax.internals import CUSTOM_VMAP, REFERENCES
+
 __all__ = ["INLINED"]
 
 Arrays = Sequence[Any]
@@ -22,7 +25,7 @@ def _run(program: Any, args: Arrays) -> list[Any]:
 
 
 def _call(args: Arrays, params: dict[str, Any]) -> list[Any]:
-    program = params.get("jaxpr") or params.get("call_jaxpr")
+    program = params.get("jaxpr") or params.get("call_jaxpr") or params.get("call")
     return _run(program if isinstance(program, ClosedJaxpr) else ClosedJaxpr(program, ()), args)
 
 
@@ -70,6 +73,13 @@ def _scan(args: Arrays, params: dict[str, Any]) -> list[Any]:
     return [*carried, *(jax.numpy.zeros((0, *result.shape), result.dtype) for result in results)]
 
 
+def _refuse(args: Arrays, params: dict[str, Any]) -> list[Any]:
+    raise TorchLensError(
+        "A log cannot follow references that are written to (jax.new_ref): it knows arrays by what they are, and what is "
+        "in a reference changes. Carry the array instead (x = x.at[0].set(1)), or log the function without that part."
+    )
+
+
 _BY_NAME: dict[str, Callable[[Arrays, dict[str, Any]], list[Any]]] = {
     "jit_p": _call,
     "remat_p": _call,
@@ -81,3 +91,4 @@ _BY_NAME: dict[str, Callable[[Arrays, dict[str, Any]], list[Any]]] = {
 
 # Primitive → what runs it step by step.
 INLINED = {getattr(known_primitives, name): run for name, run in _BY_NAME.items() if hasattr(known_primitives, name)}
+INLINED |= dict.fromkeys(CUSTOM_VMAP, _call) | dict.fromkeys(REFERENCES, _refuse)

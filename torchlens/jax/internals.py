@@ -3,15 +3,19 @@
 from typing import Any
 
 import jax
-from jax._src import core, source_info_util
+from jax._src import core, custom_batching, shard_map, source_info_util
 from jax._src.array import ArrayImpl
+from jax._src.state import primitives as state_primitives
 
 from torchlens.errors import TorchLensError
 
 __all__ = [
+    "CUSTOM_VMAP",
+    "REFERENCES",
     "ArrayImpl",
     "EvalTrace",
     "Primitive",
+    "ShardMapPrimitive",
     "check_internals",
     "concrete",
     "current_context",
@@ -22,8 +26,21 @@ __all__ = [
 
 EvalTrace: Any = getattr(core, "EvalTrace", None)
 Primitive: Any = core.Primitive
+ShardMapPrimitive: Any = getattr(shard_map, "ShardMapPrimitive", None)  # binds in a way of its own
 _CONTEXT: Any = getattr(source_info_util, "_source_info_context", None)
 name_scope: Any = getattr(source_info_util, "extend_name_stack", None)
+
+# Primitives that the public list of them lacks: that of `custom_vmap`, and those that make, read and write references.
+CUSTOM_VMAP: list[Any] = [getattr(custom_batching, name) for name in ("custom_vmap_p",) if hasattr(custom_batching, name)]
+REFERENCES: list[Any] = [
+    getattr(owner, name)
+    for owner, names in (
+        (core, ("ref_p", "empty_ref_p", "freeze_p")),
+        (state_primitives, ("get_p", "swap_p", "addupdate_p")),
+    )
+    for name in names
+    if hasattr(owner, name)
+]
 
 
 def check_internals() -> None:
@@ -32,6 +49,8 @@ def check_internals() -> None:
         name
         for name, is_there in (
             ("EvalTrace.process_primitive", hasattr(EvalTrace, "process_primitive")),
+            ("EvalTrace.process_shard_map", hasattr(EvalTrace, "process_shard_map")),
+            ("ShardMapPrimitive.bind_with_trace", hasattr(ShardMapPrimitive, "bind_with_trace")),
             ("EvalTrace.process_custom_jvp_call", hasattr(EvalTrace, "process_custom_jvp_call")),
             ("source_info_util._source_info_context", hasattr(_CONTEXT, "context")),
             ("source_info_util.extend_name_stack", name_scope is not None),

@@ -31,6 +31,7 @@ def apply_patches(user: object, modules: list[Any]) -> None:
     """Puts everything in place, unless another thread's log did so before. Until `undo_patches` with the same user."""
     with _LOCK:
         _patch(EvalTrace, "process_primitive", _watched_process, user)
+        _patch(EvalTrace, "process_shard_map", _watched_shard_map, user)
         _patch(ArrayImpl, "__bool__", _watched_bool, user)
         for name in _READS:
             _patch(ArrayImpl, name, _watched_read, user)
@@ -68,6 +69,23 @@ def _watched_process(original: Any) -> Any:
         return recorder.process(original, self, primitive, args, params)
 
     return process_primitive
+
+
+def _watched_shard_map(original: Any) -> Any:
+    """What runs on each device at once is one operation, which has the function as an argument (`subfuns`)."""
+
+    def process_shard_map(self: Any, primitive: Any, fun: Any, args: Any, /, **params: Any) -> Any:
+        recorder = CURRENT.recorder
+        if recorder is None:
+            return original(self, primitive, fun, args, **params)
+
+        def run(trace: Any, primitive: Any, args: Any, params: dict[str, Any]) -> Any:
+            (fun,), rest = params["subfuns"], {name: value for name, value in params.items() if name != "subfuns"}
+            return original(trace, primitive, fun, args, **rest)
+
+        return recorder.process(run, self, primitive, args, {"subfuns": (fun,), **params})
+
+    return process_shard_map
 
 
 def _watched_bool(original: Any) -> Any:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torchlens.jax.inlining import INLINED
-from torchlens.jax.internals import EvalTrace, Primitive
+from torchlens.jax.internals import EvalTrace, Primitive, ShardMapPrimitive
 from torchlens.jax.recorder import CURRENT
 
 __all__ = ["SeenCall", "witnessed"]
@@ -26,24 +26,29 @@ def witnessed() -> Iterator[list[SeenCall]]:
     """Collects the outermost primitives that run in this thread while it logs. What runs a program is looked into."""
     seen: list[SeenCall] = []
     own_thread = threading.get_ident()
-    original = Primitive.bind_with_trace
     is_inside = False
 
-    def bind_with_trace(self: Any, trace: Any, args: Any, *rest: Any) -> Any:
-        nonlocal is_inside
-        is_logging = threading.get_ident() == own_thread and CURRENT.recorder is not None
-        if is_inside or not is_logging or type(trace) is not EvalTrace or self in INLINED:
-            return original(self, trace, args, *rest)
-        is_inside = True
-        try:
-            result = original(self, trace, args, *rest)
-        finally:
-            is_inside = False
-        seen.append(SeenCall(self, list(args), dict(rest[-1]), list(result) if self.multiple_results else [result]))
-        return result
+    def watched(original: Any) -> Any:
+        def bind_with_trace(self: Any, trace: Any, args: Any, *rest: Any) -> Any:
+            nonlocal is_inside
+            is_logging = threading.get_ident() == own_thread and CURRENT.recorder is not None
+            if is_inside or not is_logging or type(trace) is not EvalTrace or self in INLINED:
+                return original(self, trace, args, *rest)
+            is_inside = True
+            try:
+                result = original(self, trace, args, *rest)
+            finally:
+                is_inside = False
+            seen.append(SeenCall(self, list(args), dict(rest[-1]), list(result) if self.multiple_results else [result]))
+            return result
 
+        return bind_with_trace
+
+    originals = [(owner, owner.bind_with_trace) for owner in (Primitive, ShardMapPrimitive)]
     try:
-        Primitive.bind_with_trace = bind_with_trace
+        for owner, original in originals:
+            owner.bind_with_trace = watched(original)
         yield seen
     finally:
-        Primitive.bind_with_trace = original
+        for owner, original in originals:
+            owner.bind_with_trace = original

@@ -10,11 +10,12 @@ from itertools import chain
 from math import isfinite
 from types import CodeType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
 from torchlens.capture.branches import Branch
-from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, KNOWN_OPERATIONS, OUTPUT, Kind, Operation
+from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Kind, Operation
 from torchlens.capture.recording import Failure, ModuleCall, Recording, References, Row, make_row
 from torchlens.capture.user_code import code_of_line, line_of_code
 from torchlens.errors import TraceError
@@ -166,13 +167,11 @@ def function_parts(operation: Operation) -> list[Any]:
     """How the function of an operation may be found. It takes a while to find that out, so it is remembered with it."""
     known = _PARTS.get(operation)
     if known is None:
-        known = reference_parts(operation.func)
-        if KNOWN_OPERATIONS.get(operation.func) is operation:  # which stays anyway
-            _PARTS[operation] = known
+        known = _PARTS[operation] = reference_parts(operation.func)
     return known
 
 
-_PARTS: dict[Operation, list[Any]] = {}
+_PARTS: WeakKeyDictionary[Operation, list[Any]] = WeakKeyDictionary()
 
 
 def references_form(references: References) -> Any:

@@ -11,7 +11,7 @@ from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Recording
 from torchlens.history.log import path_text
 
-__all__ = ["OWN_PREFIX", "Names", "boundary_addresses", "call_of", "names_of_rows", "param_name"]
+__all__ = ["OWN_PREFIX", "Names", "boundary_addresses", "call_of", "names_in_call", "names_of_rows", "param_name"]
 
 OWN_PREFIX = "torchlens/"  # what the file says about the rest
 _LONGEST = 1000
@@ -50,8 +50,13 @@ def call_of(name: str) -> int | None:
     return int(number) if number.isdigit() and number.isascii() else None
 
 
-def names_of_rows(recording: Recording, call: int, first: int = 0) -> list[str]:
-    """What the values of all rows from `first` on are called; no two of them the same."""
+def names_of_rows(recording: Recording, call: int) -> list[str]:
+    """What the values of all rows are called; no two of them the same."""
+    return [f"{call}/{name}" for name in names_in_call(recording)]
+
+
+def names_in_call(recording: Recording) -> list[str]:
+    """The names without the number of the call: the same for all calls that have the same graph."""
     addresses = boundary_addresses(recording)
     modules = [_module_part(call.address, call.pass_num) for call in recording.module_calls]
     counts: dict[tuple[int, str], int] = {}
@@ -60,12 +65,12 @@ def names_of_rows(recording: Recording, call: int, first: int = 0) -> list[str]:
         kind = row.operation.layer_type
         address = addresses.get(number)
         if address is not None and row.operation in (INPUT, OUTPUT, BUFFER):
-            found.append(f"{call}/{_plain(address)}")
+            found.append(_plain(address))
             continue
         place = (row.module_call, kind)
         count = counts[place] = counts.get(place, 0) + 1
-        found.append(f"{call}/{modules[row.module_call]}{_plain(kind)}{f':{count}' if count > 1 else ''}")
-    return _apart(found)[first:]
+        found.append(f"{modules[row.module_call]}{_plain(kind)}{f':{count}' if count > 1 else ''}")
+    return _apart(found)
 
 
 def boundary_addresses(recording: Recording) -> dict[int, str]:

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchlens.capture.recording import Recording
 from torchlens.capture.stored import StoredValue
@@ -17,7 +17,7 @@ from torchlens.history.pickling import changed_entries
 from torchlens.trace.call import call_document
 from torchlens.trace.document import document_of
 from torchlens.trace.fragment import row_line
-from torchlens.trace.names import OWN_PREFIX, Names, boundary_addresses, names_of_rows
+from torchlens.trace.names import OWN_PREFIX, Names, boundary_addresses, names_in_call, names_of_rows
 from torchlens.trace.python_values import PythonWriter
 from torchlens.trace.save import json_blob, short_note, trace_metadata
 from torchlens.trace.stream import TraceStream
@@ -56,6 +56,14 @@ class _Job:
         self.num_bytes = num_bytes
 
 
+class _KnownGraph(NamedTuple):
+    """A graph that was written: its number, the first call that had it, and what its rows are called in each."""
+
+    number: int
+    recording: Recording  # without values
+    names: list[str]
+
+
 class Scribe:
     """Takes calls, writes them, counts what it could not write. `is_kept` says of a name whether its value is written."""
 
@@ -69,7 +77,7 @@ class Scribe:
         self._is_kept = is_kept
         self._names = Names()
         self._num_graphs = 0
-        self._known: deque[tuple[int, Recording]] = deque(maxlen=_FEW_GRAPHS)  # the last ones, without values
+        self._known: deque[_KnownGraph] = deque(maxlen=_FEW_GRAPHS)  # the last ones
         self._turn = threading.Condition()
         self._writing = threading.Lock()
         self._waiting: deque[_Job] = deque()
@@ -167,19 +175,22 @@ class Scribe:
 
     def _write_call(self, job: _Job) -> None:
         recording, call = job.recording, job.call
-        names = names_of_rows(recording, call)
+        known = self._known_graph(recording)
+        in_call = names_in_call(recording) if known is None else known.names
+        names = [f"{call}/{name}" for name in in_call]
         handed = {number: value.note for number, value in enumerate(recording.values) if isinstance(value, Handed)}
         for number in handed:
             recording.values[number] = None
         self._forget_unwanted(recording, names)
         tensors = Tensors(self._names.claim)
         writer = PythonWriter(tensors.add)
-        graph = self._number_of_graph(recording)
         made = []
-        if graph is None:
-            graph = self._num_graphs = self._num_graphs + 1
-            made.append(json_blob(f"{OWN_PREFIX}graph/{graph}", document_of(recording, Log(recording).graph, writer)))
-            self._known.append((graph, _without_values(recording)))
+        if known is None:
+            self._num_graphs += 1
+            known = _KnownGraph(self._num_graphs, _without_values(recording), in_call)
+            graph = document_of(recording, Log(recording).graph, writer)
+            made.append(json_blob(f"{OWN_PREFIX}graph/{known.number}", graph))
+            self._known.append(known)
         document = call_document(recording, names, writer, tensors, job.params)
         blobs = tensors.settle()
         values = document["values"] = list(map(short_note, document["values"]))
@@ -196,7 +207,7 @@ class Scribe:
             values[number] = note
         document |= {
             "changed": sorted(changed_entries(recording)),
-            "graph": graph,
+            "graph": known.number,
             "listing": {"keeps_unsaved": True, "marks_distances": False},
             "options": None,
         }
@@ -220,12 +231,9 @@ class Scribe:
                 if recording.values[number] is not None and not self._is_kept(name):
                     recording.values[number], recording.versions[number] = None, -1
 
-    def _number_of_graph(self, recording: Recording) -> int | None:
-        """The number of the graph that another call had, if it did the very same."""
-        for number, known in self._known:
-            if _is_same_graph(known, recording):
-                return number
-        return None
+    def _known_graph(self, recording: Recording) -> _KnownGraph | None:
+        """The graph that another call had, if it did the very same."""
+        return next((known for known in self._known if _is_same_graph(known.recording, recording)), None)
 
 
 def _bytes_of(recording: Recording) -> int:
@@ -262,6 +270,8 @@ def _is_same_graph(one: Recording, other: Recording) -> bool:
             return False
         if list(map(id, one.params)) != list(map(id, other.params)):
             return False
+        if one.rows is other.rows:  # of one compiled program
+            return True
         return all(a[:7] == b[:7] and a[8:] == b[8:] for a, b in zip(one.rows, other.rows, strict=True))
     except Exception:  # an argument that is not to be compared, such as an array
         return False

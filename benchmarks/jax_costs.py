@@ -1,0 +1,128 @@
+"""What logs and traces of JAX cost: `python -m benchmarks.jax_costs [--seconds 5]`; part of `make bench`.
+
+The two that are compared take turns, and the time of the processor is counted.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+import torchlens
+
+WIDTH, LENGTH = 64, 32
+
+
+class Block(eqx.Module):
+    """A block of a transformer."""
+
+    norms: list[eqx.nn.LayerNorm]
+    attention: eqx.nn.MultiheadAttention
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+
+    def __init__(self, key: Any) -> None:
+        keys = jax.random.split(key, 3)
+        self.norms = [eqx.nn.LayerNorm(WIDTH), eqx.nn.LayerNorm(WIDTH)]
+        self.attention = eqx.nn.MultiheadAttention(4, WIDTH, key=keys[0])
+        self.up = eqx.nn.Linear(WIDTH, 4 * WIDTH, key=keys[1])
+        self.down = eqx.nn.Linear(4 * WIDTH, WIDTH, key=keys[2])
+
+    def __call__(self, x: Any) -> Any:
+        h = jax.vmap(self.norms[0])(x)
+        x = x + self.attention(h, h, h)
+        h = jax.vmap(self.up)(jax.vmap(self.norms[1])(x))
+        return x + jax.vmap(self.down)(jax.nn.gelu(h))
+
+
+def transformer() -> tuple[Any, Any]:
+    keys = jax.random.split(jax.random.PRNGKey(0), 3)
+    return eqx.nn.Sequential([eqx.nn.Lambda(Block(key)) for key in keys[:2]]), jax.random.normal(keys[2], (LENGTH, WIDTH))
+
+
+def small_operations() -> tuple[Any, Any]:
+    weight = jnp.eye(16)
+
+    def steps(x: Any) -> Any:
+        for _ in range(60):
+            x = jnp.tanh(x * 1.01 + 0.1) @ weight
+        return x
+
+    return steps, jnp.ones((16, 16))
+
+
+def in_turns(runs: dict[str, Callable[[], Any]], seconds: float, clock: Callable[[], float]) -> dict[str, float]:
+    """The median of each."""
+    for run in (*runs.values(), *runs.values()):
+        run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    stop = time.perf_counter() + seconds
+    while time.perf_counter() < stop or len(times["plain"]) < 5:
+        for name, run in runs.items():
+            start = clock()
+            result = run()
+            times[name].append(clock() - start)
+            del result
+    return {name: statistics.median(own) for name, own in times.items()}
+
+
+def log_against_unjitted(model: Any, x: Any, seconds: float) -> dict[str, float]:
+    def plain() -> Any:
+        with jax.disable_jit():
+            return jax.block_until_ready(model(x))
+
+    return in_turns({"plain": plain, "logged": lambda: torchlens.log_forward_pass(model, x)}, seconds, time.process_time)
+
+
+def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, float]:
+    """A jitted training step of the transformer, 16 examples at once."""
+    model, x = transformer()
+    batch = jnp.stack([x] * 16)
+    weights, rest = eqx.partition(model, eqx.is_array)
+
+    def loss(weights: Any, batch: Any) -> Any:
+        return (jax.vmap(eqx.combine(weights, rest))(batch) ** 2).mean()
+
+    @jax.jit
+    def step(weights: Any, batch: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(weights, batch)
+        return jax.tree_util.tree_map(lambda w, g: w - 0.01 * g, weights, gradients), value
+
+    with tempfile.TemporaryDirectory() as folder, torchlens.tail(step, Path(folder) / "t", layers, every) as tailed:
+        runs = {
+            "plain": lambda: [jax.block_until_ready(step(weights, batch)) for _ in range(10)],
+            "logged": lambda: [jax.block_until_ready(tailed(weights, batch)) for _ in range(10)],
+        }
+        return in_turns(runs, seconds, time.process_time)
+
+
+def report(seconds: float) -> Iterator[tuple[str, str]]:
+    """Rows for the table: what, and how much."""
+    for name, (model, x) in {"a small transformer": transformer(), "240 small operations": small_operations()}.items():
+        found = log_against_unjitted(model, x, seconds)
+        yield f"the log of {name} of JAX against the unjitted run", f"{found['logged'] / found['plain']:.2f}×"
+    for words, layers in (("two blocks", ["layers.0", "layers.1"]), ("everything", "all")):
+        found = [tail_against_jit(layers, every, seconds) for every in (1, 10)]
+        ratios = [f"{own['logged'] / own['plain']:.2f}×" for own in found]
+        name = f"`tail` of a jitted training step ({found[0]['plain'] * 100:.0f} ms), {words}, writing included"
+        yield name, f"{ratios[0]}; {ratios[1]} with `every=10`"
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    for what, much in report(parser.parse_args().seconds):
+        print(f"| {what} | {much} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
