@@ -1,5 +1,6 @@
 """`load(save(h))` is `h` in every field but the live ones, which say so."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def odd_shapes(self, x):
     halves = (x * 5).chunk(2, dim=1)
     real = torch.view_as_real(torch.complex(x, x))
     negative = torch.complex(x, x).conj().imag
-    return empty, scalar, columns * 1, wide + 1, turned, windows.sum(), last, *halves, real, negative * 1
+    nested = (x * 6).view(*(1,) * 20, *x.shape)  # the product of whose strides is larger than any memory
+    return nested * 1, empty, scalar, columns * 1, wide + 1, turned, windows.sum(), last, *halves, real, negative * 1
 
 
 def sparse(self, x):
@@ -108,3 +110,28 @@ def test_a_loaded_history_is_the_same_in_every_field(name: str, tmp_path: Path):
         }
         changed = {fact: pair for fact, pair in changed.items() if repr(pair[0]) != plain[fact]}
     assert changed == {}
+
+
+@pytest.mark.parametrize("change", ["cut off", "longer", "other bytes", "emptied"])
+def test_a_file_that_is_changed_underneath_is_a_clear_error(change: str, tmp_path: Path):
+    history = tl.log_forward_pass(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(2, 4))
+    later = loaded(history, tmp_path)
+    first = later["linear_1_1"].tensor_contents.clone()
+    path = tmp_path / "trace.safetensors"
+    content = path.read_bytes()
+    new = {"cut off": content[:-50], "longer": content + b"x", "other bytes": bytes(len(content)), "emptied": b""}[change]
+    path.write_bytes(new)
+    os.utime(path, ns=(0, 0))  # the clock of a file system may be too coarse to tell two writes apart
+    with pytest.raises(tl.TorchLensError, match=r"was changed after it was opened.* Load it again"):
+        _ = later["relu_1_2"].tensor_contents
+    assert later.layer_labels == history.layer_labels
+    assert torch.equal(first, history["linear_1_1"].tensor_contents)
+
+
+def test_a_file_that_is_replaced_or_deleted_stays_readable(tmp_path: Path):
+    history = tl.log_forward_pass(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.rand(2, 4))
+    replaced = loaded(history, tmp_path)
+    loaded(tl.log_forward_pass(nn.Linear(4, 4), torch.rand(2, 4)), tmp_path)
+    assert torch.equal(replaced["relu_1_2"].tensor_contents, history["relu_1_2"].tensor_contents)
+    (tmp_path / "trace.safetensors").unlink()
+    assert torch.equal(replaced["linear_1_1"].tensor_contents, history["linear_1_1"].tensor_contents)

@@ -69,7 +69,7 @@ def _flagged(tensor: Tensor, note: Note) -> Tensor:
 
 
 def _meta_tensor(note: Note) -> Tensor:
-    shape, strides = _sizes(note["shape"]), _sizes(note["strides"])
+    shape, strides = _sizes(note["shape"]), _strides(note["strides"])
     dtype = dtype_named(note["meta"])
     if len(shape) != len(strides) or Region(0, shape, strides, dtype.itemsize).end > _MOST_BYTES:
         raise TraceError(f"A tensor cannot have the shape {shown(shape)} and the strides {shown(strides)}.")
@@ -77,11 +77,17 @@ def _meta_tensor(note: Note) -> Tensor:
 
 
 def _sizes(sizes: Any) -> tuple[int, ...]:
-    if type(sizes) is not list or not all(type(size) is int and 0 <= size < 1 << 62 for size in sizes):
-        raise TraceError(f"Sizes must be whole numbers from 0 on, not {shown(sizes)}.")
-    if math.prod(size for size in sizes if size) > _MOST_BYTES:
+    found = _strides(sizes)
+    if math.prod(size for size in found if size) > _MOST_BYTES:
         raise TraceError(f"A tensor cannot have the sizes {shown(sizes)}.")
-    return tuple(sizes)
+    return found
+
+
+def _strides(strides: Any) -> tuple[int, ...]:
+    """Steps through memory. Only with a shape do they say how far it goes: a side of one element has any."""
+    if type(strides) is not list or not all(type(stride) is int and 0 <= stride < 1 << 62 for stride in strides):
+        raise TraceError(f"Sizes and strides must be whole numbers from 0 on, not {shown(strides)}.")
+    return tuple(strides)
 
 
 def _tensor_of(files: TraceFiles, note: Note) -> Tensor:
@@ -107,7 +113,7 @@ def _tensor_of(files: TraceFiles, note: Note) -> Tensor:
         tensor = tensor.neg_()
         torch._C._set_neg(tensor, True)
     if "spread" in note:
-        tensor = _spread(tensor, _sizes(note["spread"]))
+        tensor = _spread(tensor, _strides(note["spread"]))
     return tensor.expand(_sizes(note["expanded"])) if "expanded" in note else tensor
 
 
@@ -126,7 +132,7 @@ def _memory_of(files: TraceFiles, note: Note, num_sides: int) -> tuple[Tensor, t
     numbers = files.read(key)
     if "layout" not in note:
         return numbers, None
-    place, strides = files.place(key), _sizes(note["layout"])
+    place, strides = files.place(key), _strides(note["layout"])
     shape = place.shape[: len(strides)]
     count = math.prod(shape)
     item = (place.end - place.start) // count if count else 1
@@ -141,7 +147,7 @@ def _memory_of(files: TraceFiles, note: Note, num_sides: int) -> tuple[Tensor, t
 
 def _view_of(files: TraceFiles, note: Note, dtype: torch.dtype) -> Tensor:
     offset, shape, strides = note["view"]
-    shape, strides, (offset,) = _sizes(shape), _sizes(strides), _sizes([offset])
+    shape, strides, (offset,) = _sizes(shape), _strides(strides), _strides([offset])
     region = Region(offset, shape, strides, dtype.itemsize)
     place = files.place(note["key"])
     if len(shape) != len(strides) or region.end > place.end - place.start:
