@@ -451,8 +451,8 @@ def test_checkpointed_parts_are_measured_once_with_their_backward(use_reentrant)
     assert p.problems == []
     assert len(p.steps) == 2
     first, second = (call for call in p["block.0"].calls if not call.is_recomputed)
-    assert first.backward_seconds > 0
-    assert second.backward_seconds > 0
+    assert first.backward_spans
+    assert second.backward_spans
     assert sum(call.is_recomputed for call in p["block.0"].calls) == 2
     assert p["block.0"].num_calls == 1
     assert p["block"].calls[0].backward_seconds >= first.backward_seconds
@@ -518,7 +518,7 @@ def test_a_scripted_part_is_one_call(level):
     assert p.problems == []
     call = p["scripted"].calls[3]
     assert (call.module_type, call.output_shapes) == ("Sequential", [(2, 4)])
-    assert call.backward_seconds > 0
+    assert call.backward_spans
     assert p.flops_not_counted == {"sequential": 1}
 
 
@@ -538,7 +538,7 @@ def test_a_compiled_model_stays_compiled(in_place):
             model(x).sum().backward()
     assert [call.address for call in p.calls] == ["", ""]
     assert p.calls[0].output_shapes == [(2, 3)]
-    assert p.calls[0].backward_seconds > 0
+    assert p.calls[0].backward_spans
     assert p.root.num_parameters == 25 + 18
     assert "compiled" in p.problems[0]
     with tl.profile(model, level="operation") as p:
@@ -594,7 +594,7 @@ def test_double_backward_and_gradients_taken_inside_the_forward():
     with tl.profile(model, check="nonfinite") as p:
         model(torch.rand(4, 3, requires_grad=True)).sum().backward()
     assert p.problems == []
-    assert p["fc"].calls[0].backward_seconds > 0
+    assert p["fc"].calls[0].backward_spans
 
 
 def test_hooks_of_the_user_run_as_ever():
@@ -610,7 +610,7 @@ def test_hooks_of_the_user_run_as_ever():
         model(x).sum().backward()
     assert heard == ["forward", "backward"] * 2
     torch.testing.assert_close(model.fc1.weight.grad, plain)
-    assert p["fc1"].calls[0].backward_seconds > 0
+    assert p["fc1"].calls[0].backward_spans
 
 
 def test_a_profile_can_be_started_and_finished_by_hand_once():
@@ -657,7 +657,7 @@ def test_on_cuda_modules_and_nodes_are_waited_for(monkeypatch):
         model(torch.rand(1, 2)).sum().backward()
     assert p.problems == []
     assert len(waits) == 2 * 3 + 2 * 5  # modules; nodes of relu, addmm, its transposed weight, two parameters
-    assert p["0"].calls[0].backward_seconds > 0
+    assert p["0"].calls[0].backward_spans
 
 
 def test_a_very_deep_training_step_is_measured_in_part_and_does_not_crash():

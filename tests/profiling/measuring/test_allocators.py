@@ -185,7 +185,7 @@ def test_memory_can_be_left_out():
     assert {call.peak_bytes for call in p.calls} == {None}
     assert p.steps[0].peak_bytes is None
     assert p.problems == []
-    assert p.calls[0].backward_seconds > 0
+    assert p.calls[0].backward_spans
 
 
 def test_without_the_allocators_everything_else_is_measured(monkeypatch):
@@ -197,7 +197,7 @@ def test_without_the_allocators_everything_else_is_measured(monkeypatch):
         for _ in range(2):
             model(torch.rand(2, 4)).sum().backward()
     assert [call.peak_bytes for call in p.root.calls] == [None, None]
-    assert p.root.calls[1].backward_seconds > 0
+    assert p.root.calls[1].backward_spans
     assert p.root.calls[0].flops > 0
     assert len(p.problems) == 1
     assert p.problems[0].startswith("Memory was not measured: the profile itself failed (TypeError: another version")

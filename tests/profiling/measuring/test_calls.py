@@ -38,8 +38,8 @@ def test_a_call_has_shapes_bytes_times_and_flops():
     assert (call.input_shapes, call.output_shapes) == ([(2, 4)], [(2, 5)])
     assert (call.grad_in_shapes, call.grad_out_shapes) == ([], [(2, 5)])  # the input requires no gradient
     assert (call.input_bytes, call.output_bytes) == ([32], [40])
-    assert call.forward_seconds > 0
-    assert call.backward_seconds > 0
+    assert call.end_ns > call.start_ns
+    assert call.backward_spans
     assert call.flops == 2 * 2 * 4 * 5
     assert call.flops_backward == 2 * 2 * 4 * 5  # of the weight alone
     (second,) = p["fc2"].calls
@@ -171,7 +171,7 @@ def test_gradients_accumulated_over_steps_go_to_the_step_that_made_them():
         loss.backward(retain_graph=True)
         loss.backward()
     assert [step.num_backward_passes for step in p.steps] == [1, 1, 2]
-    assert all(call.backward_seconds > 0 for call in p["fc1"].calls)
+    assert all(call.backward_spans for call in p["fc1"].calls)
     assert [call.grad_out_shapes for call in p["fc2"].calls] == [[(2, 3)], [(3, 3)], [(2, 3)]]
 
 
@@ -219,8 +219,8 @@ def test_two_models_can_be_profiled_at_once():
         critic(generator(torch.rand(4, 2))).sum().backward()
     assert [call.module_type for call in first.calls] == ["Linear"]
     assert [call.input_shapes for call in second.calls] == [[(4, 3)]]
-    assert first.calls[0].backward_seconds > 0
-    assert second.calls[0].backward_seconds > 0
+    assert first.calls[0].backward_spans
+    assert second.calls[0].backward_spans
 
 
 def test_steps_beyond_the_most_are_said_not_to_be_measured():
