@@ -20,6 +20,7 @@ VERSION = 1  # raised when a field changes its meaning or goes; new fields may c
 _RECORDS_PER_PART = 10_000
 _KINDS = {INPUT: "input", OUTPUT: "output", BUFFER: "buffer"}
 _ITSELF = frozenset({int, bool, str, type(None)})
+_IS_INT = frozenset({int})
 
 
 def to_json(history: Any, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
@@ -124,11 +125,12 @@ def _parents(log: Log, entries: Sequence[int]) -> Lists:
     """Who is read, and as which argument: a position or keyword, then the way inside it. Positions come first."""
     reads = columns.located_parents(log, entries)
     for own in reads:
-        if len(own) > 1:
+        if len(own) > 1 and not _IS_INT.issuperset([type(location) for location, _ in own]):
             own.sort(key=lambda read: isinstance(_way(read[0])[0], str))
     flat = list(chain.from_iterable(reads))
     labels = log.labels_w_pass([parent for _, parent in flat])
-    return Lists({"label": labels, "argument": [_way(location) for location, _ in flat]}, list(map(len, reads)))
+    ways = [[location] if type(location) is int else _way(location) for location, _ in flat]
+    return Lists({"label": labels, "argument": ways}, list(map(len, reads)))
 
 
 def _way(location: Any) -> list[Any]:
