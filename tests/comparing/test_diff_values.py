@@ -63,6 +63,13 @@ def test_a_model_agrees_with_itself_whatever_it_computes(body: Any, isolate: boo
     assert "They agree" in str(diff)
 
 
+def grouped(y: Any, scale: float | None = None) -> Any:
+    """Attention in which four heads of queries share two of keys and values."""
+    keys, values = torch.stack([y.tanh(), y.exp()])[None], torch.stack([y.sin(), y.neg()])[None]
+    queries = torch.stack([y, y * 2, y * 3, y.cos()])[None]
+    return F.scaled_dot_product_attention(queries, keys, values, scale=scale, enable_gqa=True)
+
+
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.parametrize(
     ("ours", "theirs", "label", "reason"),
@@ -76,6 +83,7 @@ def test_a_model_agrees_with_itself_whatever_it_computes(body: Any, isolate: boo
         (lambda y, x: y.relu_().add_(1), lambda y, x: y.relu_().add_(1.01), "add", ""),
         (lambda y, x: (y.relu(), {"a": y.tanh()}), lambda y, x: (y.relu(), {"a": y.relu()}), "relu", "computes relu"),
         (lambda y, x: y.tanh(), lambda y, x: F.dropout(y, 0.5, True).tanh(), "dropout", "draws random numbers"),
+        (lambda y, x: grouped(y), lambda y, x: grouped(y, scale=1.0), "scaleddotproduct", "without 1/sqrt(d)"),
         (lambda y, x: written(y, x) * 3, lambda y, x: (y + 0.5) * 3, "", ""),
     ],
 )

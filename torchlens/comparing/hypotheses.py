@@ -73,6 +73,10 @@ def attention_variants(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, T
     """Ways to attend, with queries, keys and values of shape (..., length, size)."""
     if q.dim() < 3 or k.shape[-2] != v.shape[-2] or q.shape[-1] != k.shape[-1]:
         return
+    if q.dim() > 3 and k.dim() == v.dim() == q.dim():  # several heads of queries may share keys and values
+        k, v = (part.repeat_interleave(max(q.shape[-3] // part.shape[-3], 1), dim=-3) for part in (k, v))
+    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        return
     size, width = q.shape[-1], q.shape[-1] * (q.shape[-3] if q.dim() > 3 else 1)
     scales = [("", 1 / math.sqrt(size)), (" without 1/sqrt(d)", 1.0), (" scaled by 1/d", 1 / size)]
     scales += [(f" scaled by 1/sqrt({width}), the whole width", 1 / math.sqrt(width))] if width != size else []
