@@ -55,6 +55,61 @@ def test_a_shortcut_that_projects_is_residual_from_the_input_of_the_block():
     assert _targets(tl.get_model_metadata(Projecting().eval(), torch.rand(1, 4, 8, 8))) == ["avgpool2d", "conv2d", "add"]
 
 
+class FrozenNorm(nn.Module):
+    """As torchvision freezes a normalisation: it multiplies with one buffer and adds another."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.register_buffer("scale", torch.rand(size, 1, 1))
+        self.register_buffer("shift", torch.rand(size, 1, 1))
+
+    def forward(self, x):
+        return x * self.scale + self.shift
+
+
+def test_a_shortcut_with_a_frozen_normalisation_is_residual():
+    def forward(self, x):
+        return self.frozen(self.conv2(torch.relu(self.conv1(x)))) + self.shortcut(x)
+
+    parts = {
+        "conv1": nn.Conv2d(4, 8, 3, 2, 1),
+        "conv2": nn.Conv2d(8, 8, 3, 1, 1),
+        "frozen": FrozenNorm(8),
+        "shortcut": nn.Sequential(nn.Conv2d(4, 8, 1, 2), FrozenNorm(8)),
+    }
+    block = Model(forward, **parts)
+    assert _targets(tl.get_model_metadata(block.eval(), torch.rand(1, 4, 8, 8))) == ["conv2d", "mul", "add", "add"]
+
+
+def test_a_shortcut_that_the_block_is_given_beside_its_input_is_residual_from_there():
+    def add(self, x, shortcut):
+        return self.b(torch.relu(self.a(x))) + shortcut
+
+    def forward(self, x):
+        shortcut = self.shortcut(self.pool(x))
+        return self.block(x, shortcut)
+
+    block = Model(add, a=nn.Conv2d(4, 8, 3, 2, 1), b=nn.Conv2d(8, 8, 3, 1, 1))
+    model = Model(forward, block=block, pool=nn.MaxPool2d(2), shortcut=nn.Conv2d(4, 8, 1))
+    assert _targets(tl.get_model_metadata(model.eval(), torch.rand(1, 4, 8, 8))) == ["maxpool2d", "conv2d", "add"]
+
+    def from_elsewhere(self, x, y):
+        return self.block(x, self.shortcut(self.pool(y)))
+
+    other = Model(from_elsewhere, block=block, pool=nn.MaxPool2d(2), shortcut=nn.Conv2d(4, 8, 1))
+    images = [torch.rand(1, 4, 8, 8), torch.rand(1, 4, 8, 8)]
+    assert _targets(tl.get_model_metadata(other.eval(), images)) == []
+
+
+def test_a_shortcut_that_cuts_and_pads_its_input_is_residual():
+    def forward(self, x):
+        short = nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 2, 2))
+        return self.b(torch.relu(self.a(x))) + short
+
+    block = Model(forward, a=nn.Conv2d(4, 8, 3, 2, 1), b=nn.Conv2d(8, 8, 3, 1, 1))
+    assert _targets(tl.get_model_metadata(block.eval(), torch.rand(1, 4, 8, 8))) == ["getitem", "pad", "add"]
+
+
 def test_a_shortcut_that_leaves_its_input_as_it_is_is_residual():
     def forward(self, x):
         return self.norm(self.b(torch.relu(self.a(x)))) + self.drop(self.shortcut(x))

@@ -10,7 +10,18 @@ __all__ = ["residual_links"]
 
 _ADDITIONS = frozenset({"add", "iadd", "radd"})
 _LEAVING = DROPOUTS | {"clone", "contiguous", "identity", "to"}  # what comes in as it is
-_PROJECTING = NORMALISATIONS | POOLING | {"conv1d", "conv2d", "conv3d", "linear"}
+_RESIZING = {"getitem", "interpolate", "pad", "pixelunshuffle"}
+_PROJECTING = NORMALISATIONS | POOLING | _RESIZING | {"conv1d", "conv2d", "conv3d", "linear"}
+_AFFINE = _ADDITIONS | {
+    "imul",
+    "isub",
+    "itruediv",
+    "mul",
+    "rmul",
+    "rsub",
+    "sub",
+    "truediv",
+}  # with a buffer, as in a frozen norm
 _BEFORE_BOTH = NORMALISATIONS | ACTIVATIONS | _LEAVING  # what a block may do to its input before the two ways part
 _LONGEST_PROJECTION = 6
 _PASSES_LOOKED_AT = 2
@@ -73,15 +84,26 @@ class _Finder:
                     yield from way
 
     def _way(self, last: _Edge, kinds: frozenset[str], given: set[int]) -> list[_Edge]:
-        """Backwards over operations of some kinds that read one thing each, not beyond what the block was given."""
+        """Backwards over operations of some kinds that read one thing each, not beyond what the block was given.
+
+        It may be given both, its input and what was made of that for the shortcut: then from the input.
+        """
         way = [last]
         while len(way) <= _LONGEST_PROJECTION:
             at = way[-1][0]
             parents = self.parents(at)
-            if len(parents) != 1 or at in given or self.log.row(at).operation.layer_type not in kinds:
+            if len(parents) != 1 or not (self._kind(at) in kinds or kinds >= _PROJECTING and self._is_affine(at)):
                 break
             way.append((parents[0], at))
-        return way
+        begins = [number for number, (start, _) in enumerate(way) if start in given]
+        return way[: begins[-1] + 1] if begins else way
+
+    def _is_affine(self, entry: int) -> bool:
+        """Whether it adds or multiplies with something that does not come from the input."""
+        return self._kind(entry) in _AFFINE and len(self.log.graph.parents[entry]) == 2
+
+    def _kind(self, entry: int) -> str:
+        return self.log.row(entry).operation.layer_type
 
     def _is_made_of(self, last: int, first: int) -> bool:
         """Whether one entry was made of another, with weights."""
