@@ -111,3 +111,26 @@ def test_stages_after_each_other_are_no_columns(visit):
         tab.run(f"torchlens.toggle({tab.find(name)})")
     first, second = (tab.run(f"torchlens.scene.nodes.get({tab.find(name)})") for name in ("layer1", "layer2"))
     assert first["y"] + first["h"] < second["y"]
+
+
+class Shifted(Translator):
+    """Makes the decoder's input of the encoder's, in some steps, as BART does; its cache is the states alone."""
+
+    def forward(self, source):
+        target = (source.roll(1) + 1).clamp(max=9)
+        memory, _ = self.encoder(source)
+        result, states = self.decoder(target, memory)
+        return {"result": result, "cache": states}
+
+
+def test_columns_begin_together_where_the_second_reads_what_takes_rows_of_its_own(visit, tmp_path):
+    model = Shifted()
+    model.decoder.layers.append(Block(True))
+    explore(tl.log_forward_pass(model, torch.tensor([1, 2])), tmp_path / "page.html")
+    page = visit(tmp_path / "page.html")
+    encoder, decoder = (page.run(f"torchlens.scene.nodes.get({page.find(name)})") for name in ("encoder", "decoder"))
+    assert encoder["isBox"]
+    assert decoder["isBox"]
+    assert encoder["y"] == decoder["y"]
+    # Three steps of keys and values are one output, by its name.
+    assert "output.cache" in page.titles()

@@ -27,12 +27,19 @@ function layerOf(nodes, edges) {
   const out = nodes.map(() => []), into = nodes.map(() => []), beside = new Set();
   for (const e of edges) { out[e.from].push(e.to); into[e.to].push(e.from); if (e.isAside) beside.add(e.from + "/" + e.to); }
   const order = topological(nodes, out, into);
-  const hasIn = nodes.some(node => node.kind === "in");
-  for (const i of order) {
-    if (nodes[i].kind === "in") continue;
-    let r = hasIn ? 1 : 0;
-    for (const p of into[i]) r = Math.max(r, rank[p] + (beside.has(p + "/" + i) ? 0 : 1));
-    rank[i] = r;
+  const hasIn = nodes.some(node => node.kind === "in"), least = new Array(n).fill(hasIn ? 1 : 0);
+  const goDown = () => {
+    for (const i of order) {
+      if (nodes[i].kind === "in") continue;
+      let r = least[i];
+      for (const p of into[i]) r = Math.max(r, rank[p] + (beside.has(p + "/" + i) ? 0 : 1));
+      rank[i] = r;
+    }
+  };
+  goDown();
+  if (beside.size) {  // The first of two columns begins no higher than the second, which may read what takes rows of its own.
+    for (const e of edges) if (e.isAside) least[e.from] = rank[e.to];
+    goDown();
   }
   // What no main line leads to (constants, masks) stands just above its first reader.
   for (const i of order.slice().reverse()) {
