@@ -64,12 +64,8 @@ class _Folder:
                 address = self.log.boundary_addresses[first.passes[0][0]][0]
                 groups.setdefault(".".join(address.split(".")[:2]), []).append(part)
         for own in groups.values():
-            if sum(max(1, len(part.children)) for part in own) < _FEWEST_REPEATED_MODULES:
-                continue
-            if len(own) > 1:
+            if len(own) > 1 and sum(max(1, len(part.children)) for part in own) >= _FEWEST_REPEATED_MODULES:
                 _group(box, "range", [own])
-            else:  # all of them are identical already
-                own[0].kind, own[0].num_passes = "range", 1
 
     def _shape_of(self, part: Part) -> Hashable:
         entry = part.passes[0][0]

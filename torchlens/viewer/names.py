@@ -54,9 +54,14 @@ class Names:
             numbers = [self.log.graph.layers[self.log.graph.layer_of[end.passes[0][0]]].total_num for end in (first, last)]
             return f"{self._what_it_does(part)} {numbers[0]} … {numbers[1]}"
         head, tail = self.title(first), self.title(last)
-        if part.kind == "range" and first.passes and first.passes[0][0] in self.outputs:
+        if self._is_one_output(part, head, tail) and first.passes and first.passes[0][0] in self.outputs:
             return ".".join(head.split(".")[:2])
         return head if head == tail else f"{head} … {_unshared(head, tail)}"
+
+    def _is_one_output(self, part: Part, head: str, tail: str) -> bool:
+        """Whether outputs in a row are all of one name, as those of a cache are."""
+        is_outermost = part.above is not None and part.above.above is None
+        return part.kind == "range" or (is_outermost and head.split(".")[:2] == tail.split(".")[:2])
 
     def _address(self, part: Part) -> str:
         calls = self.log.recording.module_calls

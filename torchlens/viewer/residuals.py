@@ -92,7 +92,7 @@ class _Finder:
         while len(way) <= _LONGEST_PROJECTION:
             at = way[-1][0]
             parents = self.parents(at)
-            if len(parents) != 1 or not (self._kind(at) in kinds or kinds >= _PROJECTING and self._is_affine(at)):
+            if len(parents) != 1 or not (self._kind(at) in kinds or (kinds >= _PROJECTING and self._is_affine(at))):
                 break
             way.append((parents[0], at))
         begins = [number for number, (start, _) in enumerate(way) if start in given]
