@@ -113,8 +113,12 @@ def test_stages_after_each_other_are_no_columns(visit):
     assert first["y"] + first["h"] < second["y"]
 
 
-class Shifted(Translator):
+class Shifted(nn.Module):
     """Makes the decoder's input of the encoder's, in some steps, as BART does; its cache is the states alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = Stack(False), Stack(True)
 
     def forward(self, source):
         target = (source.roll(1) + 1).clamp(max=9)
