@@ -21,6 +21,12 @@ PEERS = {"classic": ["torchlens==0.1.36"], "newest": ["torchlens==2.36.1"], "clo
 OWN = ["numpy", "pandas", "graphviz"]
 # environment → what is installed there for our own runs
 ENVIRONMENTS = {"jax": [*OWN, "jax>=0.10,<0.11", "equinox"]}
+# Peers of the monitor, which need no models: see `benchmarks/watchers.py`. torchexplorer also needs Graphviz's `dot`.
+WATCHERS = {
+    "torchexplorer": ["torchexplorer==1.1.2", "wandb==0.31.0"],
+    "wandb": ["wandb==0.31.0"],
+    "tensorboard": ["tensorboard==2.21.0"],
+}
 NAMES = {
     "torchlens": "torchlens (ours)",
     "labelled": "ours, with the labels made at the first look",
@@ -37,31 +43,37 @@ PROFILES = {
     "nonfinite": "operations, checked for NaN and Inf",
     "health": "operations, with all health checks",
 }
+WATCHER_NAMES = {
+    "torchexplorer": "torchexplorer (no updates)",
+    "wandb": "`wandb.watch` (parameters and their gradients)",
+    "tensorboard": "TensorBoard's `add_histogram`, all six",
+}
 START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 
 
 def python_of(tool: str) -> str:
     """The interpreter a tool runs in, its environment made if it is not there."""
-    folder = ROOT / ".venvs" / (tool if tool in PEERS or tool in ENVIRONMENTS else "ours")
+    folder = ROOT / ".venvs" / (tool if tool in PEERS or tool in WATCHERS or tool in ENVIRONMENTS else "ours")
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         print(f"setting up {folder.relative_to(ROOT)} ...", file=sys.stderr, flush=True)
         venv.create(folder, with_pip=True, clear=True)
         pip = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, TORCH], check=True)
-        subprocess.run([*pip, *MODELS, *PEERS.get(tool, ENVIRONMENTS.get(tool, OWN))], check=True)
+        needed = WATCHERS.get(tool) or [*MODELS, *PEERS.get(tool, ENVIRONMENTS.get(tool, OWN))]
+        subprocess.run([*pip, *needed], check=True)
         (folder / "ready").touch()
     return str(python)
 
 
-def measure(tool: str, *arguments: str, environment: str | None = None, timeout: float = 150) -> dict[str, float] | str:
+def measure(tool: str, *arguments: str, timeout: float = 150) -> dict[str, float] | str:
     """The measured figures, or the reason there are none."""
-    code = (
-        "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('benchmarks.measure', run_name='__main__')"
-    )
+    script = "benchmarks.watchers" if tool in WATCHERS else "benchmarks.measure"
+    code = f"import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('{script}', run_name='__main__')"
     # The repository is first on the path for our own runs, last for a peer of the same name.
-    paths = {**os.environ, "PYTHONPATH": "" if tool in PEERS else str(ROOT), "PYTHONWARNINGS": "ignore"}
-    command = [python_of(environment or tool), "-c", code, str(ROOT), tool, *arguments]
+    is_peer = tool in PEERS or tool in WATCHERS
+    paths = {**os.environ, "PYTHONPATH": "" if is_peer else str(ROOT), "PYTHONWARNINGS": "ignore"}
+    command = [python_of(tool), "-c", code, str(ROOT), tool, *arguments]
     print(f"measuring {tool} {' '.join(arguments)} ...", file=sys.stderr, flush=True)
     try:
         done = subprocess.run(
@@ -115,11 +127,18 @@ def own_rows(environment: str, module: str, *arguments: str) -> list[str]:
     return done.stdout.strip().splitlines()
 
 
-def monitoring_rows(seconds: float) -> list[str]:
-    rows = ["| a training step under the monitor, CPU time of the thread | `every=1` | `every=10` |", "|---|---|---|"]
+def monitoring_rows(seconds: float, with_peers: bool) -> list[str]:
+    """In each cell: recording every step, and every tenth."""
+    tools = {"monitoring": "ours", **{name: WATCHER_NAMES[name] for name in WATCHERS if with_peers}}
+    head = "a training step watched, `every=1` and `every=10`, CPU time of the thread"
+    rows = [f"| {head} | {' | '.join(tools.values())} |", "|---|" + "---|" * len(tools)]
     for workload in (*TRAINING, "GPT of 6 layers, 8 × 64 tokens"):
-        results = [measure("monitoring", workload, "--every", str(n), "--seconds", str(seconds)) for n in (1, 10)]
-        rows.append(f"| {workload} | {' | '.join(map(ratio, results))} |")
+        cells = []
+        for tool in tools:
+            arguments = [workload, "--seconds", str(seconds), "--every"]
+            found = [ratio(measure(tool, *arguments, every)) for every in ("1", "10")]
+            cells.append(" and ".join(dict.fromkeys(found)))
+        rows.append(f"| {workload} | {' | '.join(cells)} |")
     return rows
 
 
@@ -144,7 +163,7 @@ def make_table(seconds: float, with_peers: bool) -> str:
     }
     for kind, name in LISTINGS.items():
         others[f"{name} of 100,000 operations against 10,000 (time)"] = listing(measure("listing", kind))
-    rows += ["", *training_rows(seconds), "", *monitoring_rows(seconds)]
+    rows += ["", *training_rows(seconds), "", *monitoring_rows(seconds, with_peers)]
     memory, imports = measure("memory"), measure("import")
     if isinstance(memory, str) or isinstance(imports, str):
         raise SystemExit(f"memory: {memory}; import: {imports}")
@@ -161,8 +180,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="per cell, at least three runs")
     parser.add_argument("--no-peers", action="store_true", help="only torchlens and hooks")
+    parser.add_argument("--monitoring", action="store_true", help="only the table of the monitor and its peers")
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
     options = parser.parse_args()
+    if options.monitoring:
+        print("\n".join(monitoring_rows(options.seconds, not options.no_peers)))
+        return
     table = make_table(options.seconds, not options.no_peers)
     print(table)
     if options.write:

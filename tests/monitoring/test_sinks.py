@@ -358,6 +358,7 @@ def test_trackio_keeps_what_was_recorded(tmp_path: Path, monkeypatch: pytest.Mon
         run, losses = train(tmp_path / "a", sinks=[tl.sinks.Trackio("cnn")])
         rows = trackio.SQLiteStorage.get_logs("cnn", "a")
     assert not run.problems
+    assert trackio.context_vars.current_run.get() is None  # nothing is left that Trackio would finish at exit
     assert [row["loss"] for row in rows if "loss" in row] == pytest.approx(losses)
     reader = tl.open_run(tmp_path / "a")
     recorded = [row for row in rows if "outputs/0" in row]

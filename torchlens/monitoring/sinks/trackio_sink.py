@@ -45,7 +45,10 @@ class Trackio(Sink):
             "name": info["name"], "config": {"torchlens_folder": str(info["folder"]), "model": info["model"]},
             "embed": False, "auto_log_cpu": False, "auto_log_gpu": False,
         }  # fmt: skip
+        current = self._trackio.context_vars.current_run
+        before = current.get()
         self._run = self._trackio.init(project=self._project, **{**defaults, **self._settings})
+        current.set(before)  # Trackio finishes the current run at exit, again: this one is ours, and was finished by then
 
     def write(self, record: StepRecord) -> None:
         """Logs one row for each step that something is told of."""
