@@ -1,6 +1,7 @@
 """Calls that people get wrong: each is told what it should have been."""
 
 import copy
+import importlib
 import re
 import subprocess
 import sys
@@ -285,6 +286,15 @@ def test_drawing_by_the_name_that_many_try_first():
     assert tl.log_forward_pass(MLP(), X).render_graph("none") is None  # the package is there from here on
     with pytest.raises(TypeError, match=r"To draw a model: torchlens\.show_model_graph\(model, x\)"):
         tl.draw(MLP(), X)
+
+
+def test_logging_by_the_name_that_the_public_one_has_since_its_version_2():
+    code = "import torchlens\ntorchlens.trace(1, 2)"
+    before = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    assert "has no attribute 'trace'. Use log_forward_pass(model, x)." in before
+    importlib.import_module("torchlens.trace")  # the package is there from here on
+    with pytest.raises(TypeError, match=r"To log a model: torchlens\.log_forward_pass\(model, x\)"):
+        tl.trace(MLP(), X)
 
 
 def test_the_hint_is_given_once():

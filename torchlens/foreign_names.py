@@ -6,8 +6,10 @@ just work: see `history/classic`.
 """
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from types import ModuleType
+from typing import Any, NoReturn
 
 __all__ = [
     "ENTRY_NAMES",
@@ -16,10 +18,13 @@ __all__ = [
     "OPTION_NAMES",
     "classic_drawing_options",
     "no_such_name",
+    "refuse_calls",
 ]
 
 # torchlens.<name>
 FUNCTION_NAMES = {
+    "trace": "log_forward_pass(model, x)",
+    "fastlog": "log_forward_pass(model, x, layers_to_save=...)",
     "record": "log_forward_pass(model, x, layers_to_save=...)",
     "log": "log_forward_pass(model, x)",
     "log_forward": "log_forward_pass(model, x)",
@@ -38,6 +43,7 @@ FUNCTION_NAMES = {
     "visualization": "show_model_graph(model, x), or history.render_graph()",
     "vis": "show_model_graph(model, x), or history.render_graph()",
     "viz": "show_model_graph(model, x), or history.render_graph()",
+    "render": "history.render_graph(), or show_model_graph(model, x)",
     "render_graph": "history.render_graph(), or show_model_graph(model, x)",
     "show_backward_graph": "history.log_backward(loss), then history.render_graph()",
     "explore": "history.explore('model.html')",
@@ -375,3 +381,16 @@ def no_such_name(owner: str, kind: str, name: str, foreign: Mapping[str, str], o
         return f"{message} Use {foreign[name]}."
     close = difflib.get_close_matches(name, [word for word in own if not word.startswith("_")], n=1, cutoff=0.7)
     return f"{message} Did you mean {close[0]!r}?" if close else f"{message} {listing}"
+
+
+def refuse_calls(package: str, use: str) -> None:
+    """Has a package of ours that goes by the name of a function elsewhere say, when it is called, what to write.
+
+    Until it is imported the name is not there, and the error says the same.
+    """
+
+    class Package(ModuleType):
+        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+            raise TypeError(f"{package} is a package, not a function. {use}")
+
+    sys.modules[package].__class__ = Package

@@ -1,5 +1,6 @@
 """Histories in files: saved and loaded, or written while a model runs."""
 
+from torchlens.foreign_names import refuse_calls
 from torchlens.trace.files import TraceFiles
 from torchlens.trace.load import calls_of, load_call
 from torchlens.trace.opening import open_trace
@@ -22,3 +23,5 @@ __all__ = [
     "read_pattern",
     "save_history",
 ]
+
+refuse_calls(__name__, "To log a model: torchlens.log_forward_pass(model, x).")
