@@ -179,6 +179,16 @@ def test_another_activation_is_one_difference_for_each_block(together):
     assert both.selected() == [names[1], names[1]]
 
 
+def test_one_changed_block_of_a_folded_row_says_nothing_of_the_row(together):
+    """The others fold to two rows then, which is no difference of the model."""
+    torch.manual_seed(0)
+    model = GPT2(size=16, heads=2, layers=6).eval()
+    before = log(model, IDS)
+    model.transformer.h[3].mlp.act = nn.ReLU()
+    both = together(before, log(model, IDS))
+    assert both.listed() == [("transformer.h.3.mlp.act", "transformer.h.3.mlp.act", ["operation"])]
+
+
 def test_other_weights_are_told_with_their_error(together):
     both = together(log(resnet(0), IMAGE), log(resnet(1), IMAGE))
     first = both.listed()[0]

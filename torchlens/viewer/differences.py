@@ -119,7 +119,9 @@ class _Finder:
             ]
             if kinds[0] != kinds[1]:
                 found.words["operation"] = f"{kinds[0]} → {kinds[1]}"
-        if one.num_passes != other.num_passes and not self._differ_above(one, other):
+        # Identical parts that are folded are no passes of anything: one that was changed among them leaves two rows.
+        is_folded = "repeat" in (one.kind, other.kind)
+        if one.num_passes != other.num_passes and not is_folded and not self._differ_above(one, other):
             found.words["passes"] = f"× {one.num_passes} → × {other.num_passes}"
 
     def _differ_above(self, one: Part, other: Part) -> bool:
