@@ -27,6 +27,8 @@ _USUAL = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "output_padding
 
 def argument_words(recording: Recording, row: Row) -> str:
     """What a call was given besides tensors, by name; what is left out is what everybody knows to be the default."""
+    if not row.kwargs and row.args.count(None) == len(row.args) and not row.operation.layer_type.startswith("conv"):
+        return ""
     words = [*_kernel(recording, row), *_named(row)]
     text = ", ".join(words)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
