@@ -6,6 +6,7 @@ Exit codes: 0 all is well (or agrees), 1 something differs, 2 it could not be do
 import argparse
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
@@ -54,6 +55,9 @@ def _run(command: Any, given: argparse.Namespace) -> int:
             reason = error.args[0] if isinstance(error, LookupError) and error.args else error
             lines = str(reason).splitlines() or [type(error).__name__]
             print(f"torchlens {given.command}: {chr(10).join(map(printable, lines))}", file=sys.stderr)  # noqa: T201
+            return 2
+        except Exception:  # of the user's model, mostly: all there is to say, and not the code that means "differs"
+            traceback.print_exc()
             return 2
 
 

@@ -32,6 +32,16 @@ def words():
 
 def wrong():
     return 3
+
+def raising():
+    raise KeyError("mine")
+
+class Failing(nn.Module):
+    def forward(self, x):
+        return x @ torch.ones(7, 7)
+
+def failing():
+    return Failing(), torch.ones(2, 4)
 """
 
 
@@ -93,3 +103,17 @@ def test_as_a_program(file: Path):
     assert run("show", file).returncode == 2
     assert run().returncode == 2
     assert "COMMAND" in run("--help").stdout
+
+
+def test_an_error_of_the_users_own_code_tells_where_and_is_never_the_code_for_a_difference(file: Path, capsys) -> None:
+    assert main(["log", f"{file}:raising"]) == 2
+    assert "raising raised KeyError: 'mine' (nets_of_a_test.py:" in capsys.readouterr().err
+    for arguments in (["log", f"{file}:failing"], ["diff", f"{file}:pair", f"{file}:failing"]):
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert "return x @ torch.ones(7, 7)" in error
+        assert "RuntimeError" in error
+    assert main(["diff", f"{file}:pair", "no_such_module:net"]) == 2
+    assert "There is no module 'no_such_module'" in capsys.readouterr().err
+    assert main(["diff", f"{file}:pair", f"{file}:pair", "--map", str(file.parent / "none.json")]) == 2
+    assert "there is no file" in capsys.readouterr().err

@@ -53,6 +53,8 @@ def run(arguments: Namespace) -> int:
 
 def _mapping(path: Path) -> Any:
     """The names in a file."""
+    if not path.exists():
+        raise ValueError(f"--map must be a file of JSON; there is no file {printable(str(path))}.")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:

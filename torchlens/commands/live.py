@@ -3,17 +3,21 @@
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import torch
 
 from torchlens.api import log_forward_pass
+from torchlens.capture.user_code import is_user_code
+from torchlens.errors import TorchLensError
 from torchlens.model_history import ModelHistory
 from torchlens.traces import load
 from torchlens.wording import did_you_mean, got
 
-__all__ = ["history_of", "named_object"]
+__all__ = ["called", "history_of", "named_object"]
 
 _ACCEPTED = "a history, (model, input), or a function without arguments that returns one of these"
 
@@ -24,12 +28,26 @@ def history_of(text: str) -> ModelHistory:
         return load(text)
     found = named_object(text)
     if callable(found) and not isinstance(found, torch.nn.Module):
-        found = found()
+        found = called(text, found)
     if isinstance(found, ModelHistory):
         return found
     if isinstance(found, tuple | list) and len(found) in (2, 3) and callable(found[0]):
         return log_forward_pass(*found)
     raise TypeError(f"{text} must lead to {_ACCEPTED}, got {got(found)}.")
+
+
+def called(text: str, function: Callable[[], Any]) -> Any:
+    """What the user's function gives; what it raises, with where that was."""
+    try:
+        return function()
+    except (TorchLensError, RuntimeError):  # tell enough themselves, or are shown whole
+        raise
+    except Exception as error:
+        place = next(
+            (frame for frame, _ in reversed(list(walk_tb(error.__traceback__))) if is_user_code(frame.f_code)), None
+        )
+        where = f" ({Path(place.f_code.co_filename).name}:{place.f_lineno})" if place is not None else ""
+        raise ValueError(f"{text} raised {type(error).__name__}: {error}{where}.") from error
 
 
 def _is_name(text: str) -> bool:
@@ -56,7 +74,7 @@ def _imported(place: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     if not place.endswith(".py"):
-        return importlib.import_module(place)
+        return _module(place)
     path = Path(place).resolve()
     if not path.exists():
         raise FileNotFoundError(f"There is no file {place!r}.")
@@ -69,3 +87,15 @@ def _imported(place: str) -> Any:
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
     return module
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or name.split(".")[0] != error.name.split(".")[0]:
+            raise  # something that the module itself imports
+        raise ValueError(
+            f"There is no module {name!r}, neither here ({Path.cwd()}) nor installed. A file is named with its ending: "
+            f"{name.split('.')[0]}.py:name."
+        ) from error

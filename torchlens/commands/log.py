@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchlens.api import log_forward_pass
-from torchlens.commands.live import named_object
+from torchlens.commands.live import called, named_object
 from torchlens.commands.terminal import paint, say, width
 from torchlens.model_history import ModelHistory
 from torchlens.trace import open_trace, overview, printable
@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="SHAPE",
         help="an input of random numbers, once for each: 1x3x224x224, 2x12:int64<50 (whole numbers below 50)",
     )
-    parser.add_argument("--save", type=Path, metavar="F", help="the file to write (default: NAME.safetensors)")
+    parser.add_argument("--save", "-o", type=Path, metavar="F", help="the file to write (default: NAME.safetensors)")
     parser.add_argument("--params", action="store_true", help="save the model's parameters, too")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="for weights and inputs (default 0)")
     parser.add_argument("--train", action="store_true", help="leave the model in training mode")
@@ -56,7 +56,7 @@ def _history_of(found: Any, arguments: Namespace) -> ModelHistory:
     inputs: Any = [_random_input(text) for text in arguments.input] or None
     kwargs = None
     if not isinstance(found, torch.nn.Module) and callable(found):
-        found = found()
+        found = called(arguments.target, found)
     if isinstance(found, ModelHistory):
         return found
     if isinstance(found, tuple):
