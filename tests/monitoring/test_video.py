@@ -103,6 +103,32 @@ time.sleep(600)
 
 
 @pytest.mark.slow
+def test_a_video_shows_the_gradient_of_what_the_module_returned(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    truth: list[np.ndarray] = []
+    with tl.monitor(model, tmp_path / "a") as run:
+        film = run.video("0", tmp_path / "0.mp4", what="gradients", size=(160, 120))
+        with pytest.raises(ValueError, match="what must be 'outputs' or 'gradients'"):
+            run.video("0", tmp_path / "x.mp4", what="weights")
+        for _ in range(4):
+            hidden = model[0](torch.randn(9, 1, 8, 8))
+            hidden.retain_grad()
+            model[2](model[1](hidden)).square().mean().backward()
+            assert hidden.grad is not None
+            truth.append(hidden.grad.numpy().copy())
+            optimizer.step()
+    assert not run.problems
+    assert film.num_taken == 4
+    found = decoded(tmp_path / "0.mp4")
+    assert len(found) == 4
+    assert_same(found, pictures("images", truth, list(range(4))))
+    other = tl.monitor(model, tmp_path / "b", log="outputs")
+    with other, pytest.raises(ValueError, match="must have 'gradients' in it"):
+        other.video("0", tmp_path / "x.mp4", what="gradients")
+
+
+@pytest.mark.slow
 def test_a_video_plays_after_a_sigkill(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

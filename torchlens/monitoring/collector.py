@@ -12,6 +12,7 @@ from torchlens.monitoring.quiet import quietly
 from torchlens.monitoring.samples import Sample, Sampler
 from torchlens.monitoring.series import SeriesNames
 from torchlens.monitoring.statistics import Observation
+from torchlens.monitoring.tracking import Track
 from torchlens.nonfinite import has_numbers
 from torchlens.problems import Problems
 
@@ -59,6 +60,8 @@ class Collector:
         self.problems = problems
         self.pending: list[Observation] = []
         self.captures: list[Capture] = []  # whole arrays, for the worker
+        # Who follows what modules return, and its gradient: by address, or by the name of a watched tensor.
+        self.tracks: dict[str, dict[str, list[Track]]] = {"outputs": {}, "gradients": {}}
         self.is_armed = False
         self.sampler = Sampler()
         # What is done when so much is pending that it should not wait for the end of the step.
@@ -76,14 +79,19 @@ class Collector:
         found, self.captures = self.captures, []
         return found
 
-    def capture(self, job: str, name: str, options: dict[str, Any], tensor: _Tensor, rows: int) -> None:
-        """Keeps a copy of the first rows of a tensor for a job. Call it quietly."""
-        tensor = local_value(tensor)
-        if len(self.captures) < _MOST_CAPTURES and has_numbers(tensor) and tensor.layout is torch.strided and tensor.dim():
-            part = tensor[:rows].detach().to(torch.float32, copy=True)
-            if part.numel() > _MOST_CAPTURED:
-                part = part[: max(_MOST_CAPTURED // max(part[0].numel(), 1), 1)]
-            self.captures.append(Capture(job, name, options, part))
+    def capture(self, what: str, address: str, tensor: _Tensor) -> None:
+        """Keeps a copy of the first rows of a tensor for each that follows it. Call it quietly."""
+        for track in self.tracks[what].get(address, ()):
+            if not track.takes(address):
+                continue
+            options = track.options[address]
+            name = options.get("path") or options.get("name") or address
+            own = local_value(tensor)
+            if len(self.captures) < _MOST_CAPTURES and has_numbers(own) and own.layout is torch.strided and own.dim():
+                part = own[: track.rows].detach().to(torch.float32, copy=True)
+                if part.numel() > _MOST_CAPTURED:
+                    part = part[: max(_MOST_CAPTURED // max(part[0].numel(), 1), 1)]
+                self.captures.append(Capture(track.job, name, options, part))
 
     def check_size(self) -> None:
         """To be called now and then."""
@@ -143,6 +151,9 @@ class Collector:
 
     def on_gradient(self, hook: "GradientHook", gradient: _Tensor) -> None:
         """A gradient has come. Call it quietly."""
+        if self.tracks["gradients"]:
+            for module, _ in hook.series:
+                self.capture("gradients", module, gradient)
         sample = self.sampler.take(gradient)
         if sample is not None:
             for module, name in hook.series:

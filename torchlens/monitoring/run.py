@@ -223,7 +223,7 @@ class Run:
         return tensor
 
     def _watch(self, name: str, tensor: torch.Tensor) -> None:
-        self._watcher.capture(name, tensor)
+        self._collector.capture("outputs", name, tensor)
         self._collector.note(name, WATCHED, "", tensor)
         self._collector.follow_gradient(name, "", tensor)
 
@@ -254,13 +254,14 @@ class Run:
         return self._track("points", options, rows, every, seconds)
 
     def video(
-        self, address: str, path: str | os.PathLike[str], *, show: str = "auto", every: int = 1,
+        self, address: str, path: str | os.PathLike[str], *, what: str = "outputs", show: str = "auto", every: int = 1,
         seconds: float | None = None, fps: int = 10, size: tuple[int, int] = (640, 480), rows: int = 256,
         basis: str = "aligned",
     ) -> Track:  # fmt: skip
-        """Films what a module returns, or a watched tensor, one picture for each recorded step.
+        """Films what a module returns, or a watched tensor, one picture for each recorded step; or its gradient.
 
         >>> run.video('layer1', 'layer1.mp4')
+        >>> run.video('layer1', 'gradient.mp4', what='gradients')
         >>> run.video('layer1.*', 'videos/{module}.mp4', show='histogram', every=10, seconds=600)
         >>> film = run.video('latent', 'latent.mp4', show='tsne'); film.pause(); film.resume(); film.stop()
 
@@ -269,11 +270,17 @@ class Run:
         first so many are filmed. A process of its own paints; the file plays at any time, also if the run is killed.
         The range of colours and scales is that of all pictures so far. A run that is resumed begins another file.
         """
+        check_choice("what", what, ("outputs", "gradients"))
+        if what == "gradients" and what not in self.options.log:
+            raise ValueError("what='gradients' films what is recorded: monitor(..., log=) must have 'gradients' in it.")
         is_resumed = self._first_step > 0
         options = video_options(address, path, self._addresses(), show, fps, size, basis, is_resumed)
-        return self._track("video", options, rows, every, seconds)
+        return self._track("video", options, rows, every, seconds, what)
 
-    def _track(self, job: str, options: dict[str, dict[str, Any]], rows: int, every: int, seconds: float | None) -> Track:
+    def _track(
+        self, job: str, options: dict[str, dict[str, Any]], rows: int, every: int, seconds: float | None,
+        what: str = "outputs",
+    ) -> Track:  # fmt: skip
         infos = {info.address: info for info in self._watcher.infos.values()}
         for address in options:
             if address in infos and not infos[address].is_wanted:
@@ -282,14 +289,15 @@ class Run:
         track = Track(job, options, rows, every, seconds, lambda: clock.step)
         if self.rank == 0:  # the files of several would be the same
             for address in options:
-                self._watcher.captured.setdefault(address, []).append(track)
+                self._collector.tracks[what].setdefault(address, []).append(track)
         return track
 
     def _addresses(self) -> list[str]:
         return [info.address for info in self._watcher.infos.values()]
 
     def _tracks(self) -> list[Track]:
-        return list({id(each): each for own in self._watcher.captured.values() for each in own}.values())
+        by_address = (own for tracks in self._collector.tracks.values() for own in tracks.values())
+        return list({id(each): each for own in by_address for each in own}.values())
 
     def _tell_unseen(self) -> None:
         """A name that nothing came under may be mistaken."""

@@ -21,7 +21,6 @@ from torchlens.monitoring.collector import Collector
 from torchlens.monitoring.graph import GraphMaker
 from torchlens.monitoring.options import MonitorOptions
 from torchlens.monitoring.quiet import quietly
-from torchlens.monitoring.tracking import Track
 
 __all__ = ["ModuleInfo", "ModuleWatcher"]
 
@@ -66,7 +65,6 @@ class ModuleWatcher:
     ) -> None:
         self.collector = collector
         self.infos: dict[int, ModuleInfo] = {}
-        self.captured: dict[str, list[Track]] = {}  # by address, or by the name of a watched tensor
         self.num_calls = 0  # since the last time somebody set it to 0
         self.graph = graph
         self._options = options
@@ -194,8 +192,9 @@ class ModuleWatcher:
 
     def _note_outputs(self, info: ModuleInfo, takes: int, result: Any) -> None:
         collector, address = self.collector, info.address
-        if address in self.captured and takes == _ALL:
-            self._capture(address, result)
+        if takes == _ALL and address in collector.tracks["outputs"]:
+            for _, tensor in itertools.islice(_named_results(result), 1):
+                collector.capture("outputs", address, tensor)
         if isinstance(result, _Tensor):
             if self._has_outputs and takes == _ALL:
                 if info.output_number < 0:
@@ -211,18 +210,6 @@ class ModuleWatcher:
                 self._describe(collector.note(address, "outputs", name, tensor), info)
             if self._has_gradients:
                 collector.follow_gradient(address, name, tensor)
-
-    def _capture(self, address: str, result: Any) -> None:
-        for _, tensor in itertools.islice(_named_results(result), 1):
-            self.capture(address, tensor)
-
-    def capture(self, address: str, tensor: _Tensor) -> None:
-        """Hands a tensor to all that follow it. Call it quietly."""
-        for track in self.captured.get(address, ()):
-            if track.takes(address):
-                options = track.options[address]
-                name = options.get("path") or options.get("name") or address
-                self.collector.capture(track.job, name, options, tensor, track.rows)
 
     def _describe(self, number: int, info: ModuleInfo) -> None:
         """Tells the statistics what to look for in a series."""
