@@ -96,7 +96,8 @@ class Profile:
             self.problems.add("The model was not called while it was measured")
         try:
             has_grads = {step.has_grad for step in watcher.ledger.steps}
-            residuals = {has_grad: measure_residuals(self._options.check, has_grad) for has_grad in has_grads}
+            level, check = self._options.level, self._options.check
+            residuals = {has_grad: measure_residuals(level, check, has_grad) for has_grad in has_grads}
             self._measurements = build_measurements(watcher.ledger, watcher.logged, self._model_name, residuals)
             if self._checker is not None:
                 self._checker.finish(label_finder(watcher.logged))

@@ -58,7 +58,7 @@ def clock(monkeypatch):
     for module in (backward, recorder, timed_recorder, watcher):
         monkeypatch.setattr(module, "perf_counter", clock.read)
     monkeypatch.setattr(current._Current, "clock", staticmethod(clock.read))
-    monkeypatch.setattr(profile_module, "measure_residuals", lambda check, has_grad: calibration.NOTHING)
+    monkeypatch.setattr(profile_module, "measure_residuals", lambda level, check, has_grad: calibration.NOTHING)
     return clock
 
 
@@ -277,7 +277,7 @@ def test_what_is_printed_adds_up():
         for module in (backward, recorder, timed_recorder, watcher):
             patch.setattr(module, "perf_counter", clock.read)
         patch.setattr(current._Current, "clock", staticmethod(clock.read))
-        patch.setattr(profile_module, "measure_residuals", lambda check, has_grad: calibration.NOTHING)
+        patch.setattr(profile_module, "measure_residuals", lambda level, check, has_grad: calibration.NOTHING)
         with tl.profile(model) as p:
             for inside[0].seconds, inside[1].seconds in ((1, 9), (9, 1), (1, 9), (9, 1), (8, 8)):
                 model(torch.rand(2))
@@ -380,6 +380,8 @@ def test_calibration_charges_nobody_with_what_others_do_to_the_machine(monkeypat
     model.of_modules = Disturbed(clock, own, 6 * US, 18 * US, 0, len(model.nothings)).excess()  # 2 each
     # 40 operations: 60 by number, 100 by what they take, 10 for the modules, and 44 that are left.
     model.of_layers = Disturbed(clock, own, 200 * US, 414 * US, 40, 5, 200 * US, 22.0).excess()
+    # 10 operations: 15 by number, 15 by what they take, and 24 that are left.
+    model.of_scan = Disturbed(clock, own, 20 * US, 74 * US, 10, 0, 30 * US, 12.0).excess()
     model.of_cells = Disturbed(clock, own, 60 * US, 60 * US + 6 * (1.5 + 5 + 2 + 7) * US, 6, 6, 60 * US).excess()
     model.of_reads = Disturbed(clock, own, 1 * US, 2 * US).excess()
     model.of_listening = Disturbed(clock, own, 20 * US, 50 * US, 10, short=30 * US).excess()
@@ -391,7 +393,10 @@ def test_calibration_charges_nobody_with_what_others_do_to_the_machine(monkeypat
     assert found.cell == pytest.approx(7 * US)
     # If all runs of the layers were disturbed, the rest cannot be theirs: it is cut to twice the 170 that is known.
     model.of_layers = Disturbed(clock, own, 200 * US, 9000 * US, 40, 5, 200 * US, 22.0).excess()
-    assert model.found().cold_operation == pytest.approx(2 * 170 / 22 * US)
+    assert model.found().cold_operation == pytest.approx((2 * 170 + 24) / (22 + 12) * US)
+    # Nor do cells take more than twice as long because somebody looks.
+    model.of_cells = Disturbed(clock, own, 60 * US, 6000 * US, 6, 6, 60 * US).excess()
+    assert model.found().cell == pytest.approx(10 * US)
 
 
 def test_backward_nodes_that_have_not_run_for_a_while_are_charged_more():
@@ -456,17 +461,32 @@ def test_cells_of_recurrent_networks_are_counted_and_charged():
 
 def test_calibration_can_be_had_in_inference_mode_too():
     with torch.inference_mode():
-        calibration._measure.cache_clear()
-        assert calibration.measure_residuals(None, True).node >= 0
+        calibration._measure_backward.cache_clear()
+        assert calibration.measure_residuals("operation", None, True).node >= 0
+
+
+def test_at_module_level_checks_are_of_gradients_only(monkeypatch):
+    asked = []
+
+    def measure_forward(check, has_grad):
+        asked.append(check)
+        return calibration.NOTHING
+
+    monkeypatch.setattr(calibration, "_measure_forward", measure_forward)
+    nodes = {"nonfinite": calibration._NodeResiduals(1.0, 2.0, 3.0)}
+    monkeypatch.setattr(calibration, "_measure_backward", nodes.__getitem__)
+    for level in ("module", "operation"):
+        assert calibration.measure_residuals(level, "nonfinite", True).cold_node == 3
+    assert asked == [None, "nonfinite"]
 
 
 def test_calibration_finds_something_and_leaves_nothing():
     before = torch.get_rng_state(), torch.is_grad_enabled()
-    found = calibration.measure_residuals(None, True)
+    found = calibration.measure_residuals("operation", None, True)
     assert found.operation > 0 or found.short_operation_share > 0
     assert all(0 <= each <= 1 for each in found)
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == torch.is_grad_enabled()
     assert current.CURRENT.watcher is None
     with torch.overrides.BaseTorchFunctionMode():
-        assert calibration.measure_residuals(None, True) == calibration.NOTHING
+        assert calibration.measure_residuals("operation", None, True) == calibration.NOTHING

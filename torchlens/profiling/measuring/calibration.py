@@ -21,7 +21,15 @@ from torchlens.nonfinite import has_nonfinite
 from torchlens.problems import Problems
 from torchlens.profiling.health.checker import make_checker
 from torchlens.profiling.measuring.allocators import AllocatorWatch
-from torchlens.profiling.measuring.calibration_work import REPEATS, Cells, Layers, make_views, read_facts, sum_up
+from torchlens.profiling.measuring.calibration_work import (
+    REPEATS,
+    Cells,
+    Layers,
+    make_views,
+    read_facts,
+    scan,
+    sum_up,
+)
 from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.options import Level, ProfileOptions
 
@@ -62,14 +70,16 @@ NOTHING = Residuals()
 NO_RESIDUALS = {False: NOTHING, True: NOTHING}
 
 
-def measure_residuals(check: str | None, has_grad: bool) -> Residuals:
+def measure_residuals(level: Level, check: str | None, has_grad: bool) -> Residuals:
     """How long it takes, with or without gradients. That is found out once; NOTHING where it cannot be.
 
     Not inside a log or a mode of somebody's, which would see our small models, and be part of what they take.
     """
     if CURRENT.tracker is not None or CURRENT.watcher is not None or _has_modes() or torch.compiler.is_compiling():
         return NOTHING
-    return _measure(check, has_grad)
+    # At module level, what is logged is not checked; gradients are, at either.
+    found = _measure_forward(check if level == "operation" else None, has_grad)
+    return found._replace(**_measure_backward(check)._asdict()) if has_grad else found
 
 
 def _has_modes() -> bool:
@@ -77,7 +87,7 @@ def _has_modes() -> bool:
 
 
 @cache
-def _measure(check: str | None, has_grad: bool) -> Residuals:
+def _measure_forward(check: str | None, has_grad: bool) -> Residuals:
     with torch.inference_mode(False), torch.set_grad_enabled(has_grad):
         model = _Measured()
         watcher = _watcher_of(model, "operation", check)
@@ -87,11 +97,22 @@ def _measure(check: str | None, has_grad: bool) -> Residuals:
             model(_input())
         finally:
             watcher.stop()
-        found = model.found()._replace(event=_of_events())
-        if not has_grad:
-            return found
+        return model.found()._replace(event=_of_events())
+
+
+class _NodeResiduals(NamedTuple):
+    """Those of Residuals that are in a backward pass."""
+
+    node: float
+    short_node_share: float
+    cold_node: float
+
+
+@cache
+def _measure_backward(check: str | None) -> _NodeResiduals:
+    with torch.inference_mode(False), torch.set_grad_enabled(True):
         node, share = _of_nodes(check)
-        return found._replace(node=node, short_node_share=share, cold_node=_of_cold_nodes(check, node, share))
+        return _NodeResiduals(node, share, _of_cold_nodes(check, node, share))
 
 
 def _watcher_of(model: nn.Module, level: Level, check: str | None) -> Watcher:
@@ -141,6 +162,11 @@ class _Excess:
                 self.num_modules = own.num_modules - num_modules
 
     @property
+    def plain(self) -> float:
+        """What it takes if nobody looks."""
+        return self._plain
+
+    @property
     def total(self) -> float:
         return max(self._seen - self._plain, 0.0)
 
@@ -156,8 +182,8 @@ class _Excess:
 
     @property
     def coldness(self) -> float:
-        """How long ago, as it were, an operation has run for the last time."""
-        return self._coldness / self.number
+        """How many of the operations had not run for a while."""
+        return self._coldness
 
     @property
     def cold_share(self) -> float:
@@ -179,7 +205,7 @@ class _Measured(nn.Module):
         self.layers, self.cells, self.nothings = Layers(), Cells(), nn.ModuleList([_Nothing() for _ in range(REPEATS)])
         self.of_views, self.of_sums, self.of_cells = _Excess(make_views), _Excess(sum_up), _Excess(self.cells)
         self.of_reads, self.of_modules, self.of_layers = _Excess(read_facts), _Excess(self._call_all), _Excess(self.layers)
-        self.of_listening = _Excess(sum_up)
+        self.of_scan, self.of_listening = _Excess(scan), _Excess(sum_up)
         self._num_events = 1
 
     def _call_all(self, x: Tensor) -> None:
@@ -187,9 +213,10 @@ class _Measured(nn.Module):
             x = module(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        # All turns of one before the next, so that each finds in the processor's caches what it leaves there itself.
-        for excess in (self.of_views, self.of_sums, self.of_cells, self.of_reads, self.of_modules, self.of_layers):
-            for _ in range(_TURNS):
+        # The turns of each lie apart, so that others who use the machine for a while do not disturb all of them.
+        of_operations = self.of_views, self.of_sums, self.of_scan, self.of_cells, self.of_layers
+        for _ in range(_TURNS):
+            for excess in (*of_operations, self.of_reads, self.of_modules):
                 _unseen(excess.run_plain, x)
                 excess.run_seen(x, self.own_time)
         memory = AllocatorWatch(time_ns)
@@ -204,7 +231,7 @@ class _Measured(nn.Module):
 
     def found(self) -> Residuals:
         """What was found, but of what is looked at without a log."""
-        light, heavy, layers, cells = self.of_views, self.of_sums, self.of_layers, self.of_cells
+        light, heavy, cells, varied = self.of_views, self.of_sums, self.of_cells, (self.of_scan, self.of_layers)
         share = _share(heavy.each - light.each, heavy.short_seconds - light.short_seconds)
         each = max(light.each - share * light.short_seconds, 0.0)
         module = self.of_modules.total / len(self.nothings) / 2  # about the same in it and around it
@@ -221,8 +248,8 @@ class _Measured(nn.Module):
             operation=each,
             short_operation_share=share,
             cold_share=min(heavy.cold_share, share),
-            cold_operation=rest(layers) / max(layers.coldness * layers.number, 0.01),
-            cell=rest(cells) / REPEATS,
+            cold_operation=sum(map(rest, varied)) / max(sum(excess.coldness for excess in varied), 0.01),
+            cell=min(rest(cells), cells.plain) / REPEATS,  # it takes at most twice as long
             read=self.of_reads.each,
             module=module,
             module_around=module,
@@ -289,7 +316,7 @@ def _of_cold_nodes(check: str | None, node: float, share: float) -> float:
     own = watcher.ledger.own_time
     try:
         watcher.start()
-        for _ in range(2):
+        for _ in range(_TURNS):
             for _ in range(_ROUNDS):
                 result = _unseen(model, x).sum()
                 plain = min(plain, _seconds(result.backward))
@@ -302,7 +329,8 @@ def _of_cold_nodes(check: str | None, node: float, share: float) -> float:
     finally:
         watcher.stop()
     known = len(runs) * node + sum(min(run.seconds, SHORT) for run in runs) * share
-    return max(watched - plain - known, 0.0) / max(sum(coldness_of(run.name for run in runs)), 1.0)
+    rest = min(max(watched - plain - known, 0.0), _MOST_LEFT * known)
+    return rest / max(sum(coldness_of(run.name for run in runs)), 1.0)
 
 
 def _look(_info: NodeInfo, gradients: tuple[Any, ...]) -> None:

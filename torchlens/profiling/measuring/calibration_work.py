@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-__all__ = ["REPEATS", "Cells", "Layers", "make_views", "read_facts", "sum_up"]
+__all__ = ["REPEATS", "Cells", "Layers", "make_views", "read_facts", "scan", "sum_up"]
 
 REPEATS = 6
 
@@ -33,6 +33,16 @@ def read_facts(x: Tensor) -> None:
     """What leaves no row."""
     for _ in range(REPEATS):
         _ = x.shape, x.dim(), x.dtype, x.size(0)
+
+
+def scan(x: Tensor) -> Tensor:
+    """What a loop over tokens does: short operations of several kinds, in turns."""
+    x = x.view(2, 4)
+    state, results = x[:, 0], []
+    for position in range(x.shape[1]):
+        state = x[:, position] * state + torch.exp(x[:, position, None] * 0.1)[:, 0]
+        results.append(torch.matmul(state, x))
+    return torch.stack(results, dim=-1)
 
 
 class Cells(nn.Module):
