@@ -6,7 +6,8 @@ from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Oper
 from torchlens.capture.recording import ModuleCall, Recording, Row
 from torchlens.errors import TraceError
 from torchlens.graph.edges import located
-from torchlens.trace.document import function_parts, references_form, references_of, shape_of_form
+from torchlens.trace.document import function_parts, references_form
+from torchlens.trace.document_reading import references_of, shape_of_form
 from torchlens.trace.files import TraceFiles
 from torchlens.trace.format import dtype_named
 from torchlens.trace.plain_text import shown

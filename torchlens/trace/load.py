@@ -11,7 +11,7 @@ from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log
 from torchlens.trace.call import fill_recording, options_of
 from torchlens.trace.damage import told_as_damage
-from torchlens.trace.document import check_reads, decisions_of, recording_of
+from torchlens.trace.document_reading import check_reads, decisions_of, recording_of
 from torchlens.trace.files import TraceFiles
 from torchlens.trace.fragment import recording_of_journal
 from torchlens.trace.names import OWN_PREFIX

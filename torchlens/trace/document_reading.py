@@ -1,0 +1,319 @@
+"""A recording and what was decided about its graph, made of the JSON that `document.py` describes.
+
+A file may come from a stranger: whatever is a number of something is compared with how many there are, and nothing refers
+to what comes after it, so that no graph goes round in a circle.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from math import isfinite
+from types import CodeType
+from typing import Any
+
+import torch
+
+from torchlens.capture.branches import Branch
+from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Kind, Operation
+from torchlens.capture.recording import Failure, ModuleCall, Recording, References, make_row
+from torchlens.capture.user_code import code_of_line
+from torchlens.errors import TraceError
+from torchlens.graph.build import Decisions
+from torchlens.graph.edges import located
+from torchlens.trace.format import dtype_named
+from torchlens.trace.plain_text import shown
+from torchlens.trace.python_values import PythonReader, function_of
+
+__all__ = ["check_reads", "decisions_of", "recording_of", "references_of", "shape_of_form"]
+
+_FAR = 1 << 40  # no log has as many of anything
+_FRAMEWORKS = ("torch", "jax")
+
+
+def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: PythonReader) -> Recording:
+    """The recording, without values. `seconds` are the times of the rows."""
+    operations = [_operation_of(form) for form in document["operations"]]
+    arguments = [_arguments_of(form, reader) for form in document["arguments"]]
+    codes = [(None, 0), *map(_code_of, document["places"])]  # the first is for -1: nowhere
+    shapes = [shape_of_form(reader.read(form)) for form in document["shapes"]]
+    words = document["words"]
+    _check_words(words)
+    dtypes = {number: dtype_named(words[number]) for number in set(document["rows"]["dtype"])}
+    calls = [
+        ModuleCall(str(address), pass_num, parent, *_at(codes, place + 1))
+        for address, pass_num, parent, place in document["module_calls"]
+    ]
+    _check_numbers([call.pass_num for call in calls], _FAR)
+    _check_numbers([call.parent for call in calls], len(calls), -1)
+    if any(bool(call.address) != bool(number) for number, call in enumerate(calls)):
+        raise TraceError("Each module but the model itself must have an address.")
+    if not calls or any(not 0 <= call.parent < number for number, call in enumerate(calls) if number):
+        raise TraceError("A call of a module must be inside one that came before it.")
+    columns = document["rows"]
+    count = len(columns["operation"])
+    _check_numbers(columns["module_call"], len(calls))
+    _check_numbers([index for index in columns["output_index"] if index is not None], _FAR)
+    if set(map(type, seconds)) - {int, float} or not all(map(isfinite, seconds)):
+        raise TraceError("The times of a call must be numbers.")
+    rows = [
+        make_row((operation, args, kwargs, refers, call, code, instruction, time, index, shape, dtype, gradfunc))
+        for operation, (args, kwargs), refers, call, (code, instruction), time, index, shape, dtype, gradfunc in zip(
+            _picked(operations, columns["operation"]),
+            _picked([*arguments, ((), None)], columns["argument"], -1),
+            _all_references(columns["references"]),
+            columns["module_call"],
+            _picked([*codes[1:], codes[0]], columns["place"], -1),
+            seconds,
+            columns["output_index"],
+            _picked(shapes, columns["shape"]),
+            map(dtypes.__getitem__, columns["dtype"]),
+            _picked([*words, None], columns["gradfunc"], -1),
+            strict=True,
+        )
+    ]
+    _check_numbers(document["storages"], _FAR, -_FAR)
+    if len(document["storages"]) != count:
+        raise TraceError("There must be as many numbers of memory as there are rows.")
+    if any(row.args and type(row.references) is tuple and len(row.references) > len(row.args) for row in rows):
+        raise TraceError("An operation was given more tensors than it has arguments.")
+    for kind, word in ((INPUT, "inputs"), (OUTPUT, "outputs"), (BUFFER, "buffers")):
+        known = {number for _, number in document[word]}
+        if any(row.operation is kind and number not in known for number, row in enumerate(rows)):
+            raise TraceError(f"One of the {word} has no name.")
+    params = [_param_of(*form[1:]) for form in document["params"]]
+    failure = document["failure"]
+    return Recording(
+        model_name=str(document["model"]),
+        rows=rows,
+        values=[None] * count,
+        versions=[-1] * count,
+        storages=document["storages"],
+        regions={},
+        writes=[],
+        inputs=_paths(document["inputs"], reader, count),
+        outputs=_paths(document["outputs"], reader, count),
+        buffers=[(str(address), number) for address, number in _pairs(document["buffers"], count)],
+        params=params,
+        param_addresses=[str(form[0]) for form in document["params"]],
+        module_params={
+            address: tuple(_checked(numbers, len(params))) for address, numbers in document["module_params"].items()
+        },
+        outside_storages=[],
+        module_calls=calls,
+        module_classes=_classes(document["module_classes"], calls),
+        module_entries=_of_calls(document["module_entries"], len(calls), count),
+        module_exits=_of_calls(document["module_exits"], len(calls), count),
+        booleans={number: bool(value) for number, value in document["booleans"] if _checked([number], count)},
+        leaves=set(_checked(document["leaves"], count)),
+        saved_args={},
+        gradients={},
+        failure=None if failure is None else _failure_of(failure, operations, codes, len(calls), count),
+        reads=set(_checked(document["reads"], count)),
+        branches=[Branch(parent, at, _checked(own, count)) for parent, at, own in document["branches"]],
+        returns_data=bool(document["returns_data"]),
+        joint_params=set(_checked(document["joint_params"], _FAR)),
+        received=set(_checked(document["received"], count)),
+        sent=set(_checked(document["sent"], count)),
+        framework=_framework(document["framework"]),
+        is_copy=True,
+    )
+
+
+def decisions_of(document: dict[str, Any]) -> Decisions:
+    """What was decided about the graph."""
+    form, count = document["graph"], len(document["rows"]["operation"])
+    recorded = _checked(form["recorded"], count)
+    if not set(map(type, chain.from_iterable(form["reads"]))) <= {int}:
+        raise TraceError("What an entry reads must be told by numbers.")
+    reads = list(map(tuple, form["reads"]))
+    for entry, own in enumerate(reads):
+        if own and not (min(own) >= 0 and max(own) < entry):
+            raise TraceError(f"Entry {entry} reads {shown(own)}, which does not come before it.")
+    firsts = form["first_of_layer"]
+    if len(set(recorded)) != len(recorded) or not len(recorded) == len(reads) == len(firsts):
+        raise TraceError("Each entry of a graph must be one row, with what it reads and its layer.")
+    for entry, first in enumerate(firsts):
+        if type(first) is not int or not 0 <= first <= entry or firsts[first] != first:
+            raise TraceError("A layer must begin with its first entry.")
+    entry_of = set(recorded)
+    located_reads = {
+        number: [(_place_of(at), read) for at, read in own if _is_read(read, entry_of)]
+        for number, own in form["located_reads"]
+    }
+    return Decisions(recorded, reads, firsts, located_reads, bool(form["is_exact"]))
+
+
+def check_reads(recording: Recording, decisions: Decisions) -> None:
+    """Sees that what operations were given is in the graph, where they are."""
+    known = set(decisions.recorded)
+    for number in decisions.recorded:
+        references = recording.rows[number].references
+        given = references if type(references) is tuple else [read for _, read in located(references)]
+        for read in given:
+            if read is not None and read >= 0 and read not in known and number not in decisions.located_reads:
+                raise TraceError("An operation of the graph reads a row that is not in it.")
+
+
+def _is_read(read: Any, known: set[int]) -> bool:
+    if type(read) is not int or (read >= 0 and read not in known):
+        raise TraceError("An operation of the graph reads a row that is not in it.")
+    return True
+
+
+def _operation_of(form: Any) -> Operation:
+    if isinstance(form, str):
+        if form not in BOUNDARIES:
+            raise TraceError(f"There is no operation {shown(form)} without a function.")
+        return BOUNDARIES[form]
+    parts, name, layer_type, kind, written, names, writes_if, has_output = form
+    if not isinstance(name, str) or not isinstance(layer_type, str) or not isinstance(writes_if, int | None):
+        raise TraceError(f"An operation must have a name and a type, not {shown(form)}.")
+    return Operation(
+        function_of(parts), name, layer_type, Kind(kind), tuple(_checked(written, _FAR)), tuple(map(str, names)), writes_if,
+        bool(has_output),
+    )  # fmt: skip
+
+
+def _arguments_of(form: Any, reader: PythonReader) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    args, kwargs = map(reader.read, form)
+    if (
+        not isinstance(args, tuple)
+        or not isinstance(kwargs, dict | None)
+        or not all(isinstance(k, str) for k in kwargs or ())
+    ):
+        raise TraceError("The arguments of a call must be a tuple and a dictionary.")
+    return args, kwargs
+
+
+def _code_of(form: Any) -> tuple[CodeType, int]:
+    file, line, function, text, instruction = form
+    _check_numbers([line, instruction], 1 << 31)
+    return code_of_line(str(file), line, str(function), str(text)), instruction
+
+
+def shape_of_form(shape: Any) -> tuple[int, ...]:
+    """A shape, after seeing that it is one."""
+    if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
+        raise TraceError(f"A shape must consist of whole numbers, not {shown(shape)}.")
+    return torch.Size(shape) if all(type(size) is int and 0 <= size < 1 << 62 for size in shape) else shape
+
+
+def _framework(name: Any) -> str:
+    if name not in _FRAMEWORKS:
+        raise TraceError(f"The framework of a log must be one of {', '.join(_FRAMEWORKS)}, not {shown(name)}.")
+    return str(name)
+
+
+def _check_words(words: Any) -> None:
+    if type(words) is not list or not all(type(word) is str for word in words):
+        raise TraceError("The words of a log must be text.")
+
+
+def _param_of(dtype: str, shape: Any, needs_grad: Any) -> torch.nn.Parameter:
+    sizes = _checked(shape or [], 1 << 40)
+    kind = dtype_named(dtype)
+    size = kind.itemsize
+    for one in sizes:
+        size *= max(one, 1)
+    if size >= 1 << 62:
+        raise TraceError(f"A parameter cannot have the shape {shown(shape)}.")
+    can_learn = kind.is_floating_point or kind.is_complex
+    return torch.nn.Parameter(torch.empty(sizes, dtype=kind, device="meta"), needs_grad is True and can_learn)
+
+
+def _classes(form: Any, calls: Sequence[ModuleCall]) -> dict[str, str]:
+    classes = {str(address): str(kind) for address, kind in form.items()}
+    for call in calls:
+        if call.address not in classes:
+            raise TraceError(f"Nothing says of which class the module {shown(call.address)} is.")
+    return classes
+
+
+def _paths(form: Any, reader: PythonReader, count: int) -> list[tuple[Any, int]]:
+    found = [(reader.read(path), number) for path, number in _pairs(form, count)]
+    if not all(isinstance(path, tuple) for path, _ in found):
+        raise TraceError("The place of an input or output must be a path.")
+    return found
+
+
+def _pairs(form: Any, count: int) -> list[tuple[Any, int]]:
+    _check_numbers([number for _, number in form], count)
+    return form
+
+
+def _of_calls(form: Any, num_calls: int, count: int) -> list[tuple[int, list[int]]]:
+    _check_numbers([call for call, _ in form], num_calls)
+    _check_numbers([number for _, numbers in form for number in numbers], count, -_FAR)
+    return [(call, numbers) for call, numbers in form]
+
+
+def _failure_of(form: Any, operations: list[Operation], codes: list[Any], num_calls: int, count: int) -> Failure:
+    message, call, place, operation, arguments, references = form
+    _check_numbers([call], num_calls)
+    code, instruction = _at(codes, place + 1)
+    return Failure(
+        str(message),
+        call,
+        code,
+        instruction,
+        _at(operations, operation),
+        str(arguments),
+        references_of(references, count),
+    )
+
+
+def references_of(form: Any, number: int) -> References:
+    """What a row was given: rows before it, or what is outside the log."""
+    if type(form) is list:
+        for one in form:
+            if one is not None and (type(one) is not int or not -_FAR < one < number):
+                raise TraceError(f"Row {number} refers to {shown(one)}, which does not come before it.")
+        return tuple(form)
+    given = {_place_of(place): one for place, one in form["at"]}
+    _check_numbers(list(given.values()), number, -_FAR)
+    return given
+
+
+def _all_references(forms: Sequence[Any]) -> list[References]:
+    """What each row was given; mostly a few numbers, and these are looked at all at once."""
+    flat = [form for form in forms if type(form) is list]
+    if set(map(type, chain.from_iterable(flat))) <= {int, type(None)}:
+        return [
+            tuple(form) if type(form) is list and _comes_before(form, number) else references_of(form, number)
+            for number, form in enumerate(forms)
+        ]
+    return [references_of(form, number) for number, form in enumerate(forms)]
+
+
+def _comes_before(given: list[Any], number: int) -> bool:
+    return all(one is None or -_FAR < one < number for one in given)
+
+
+def _picked(things: list[Any], numbers: Sequence[Any], least: int = 0) -> Iterable[Any]:
+    """The things with these numbers; -1 is the last of them, if the least is."""
+    _check_numbers(numbers, len(things) + least, least)
+    return map(things.__getitem__, numbers)
+
+
+def _place_of(form: Any) -> Any:
+    place = tuple(form) if type(form) is list else form
+    hash(place)
+    return place
+
+
+def _at(things: Sequence[Any], number: Any) -> Any:
+    """The thing with a number; None for -1."""
+    if type(number) is not int or not -1 <= number < len(things):
+        raise TraceError(f"There are {len(things)} things to refer to, and no number {shown(number)} among them.")
+    return None if number == -1 else things[number]
+
+
+def _checked(numbers: Any, end: int, start: int = 0) -> list[int]:
+    _check_numbers(numbers, end, start)
+    return list(numbers)
+
+
+def _check_numbers(numbers: Sequence[Any], end: int, start: int = 0) -> None:
+    if not numbers:
+        return
+    if set(map(type, numbers)) != {int} or min(numbers) < start or max(numbers) >= end:
+        raise TraceError(f"Numbers must be from {start} to {end - 1}, not {shown(list(numbers))}.")
