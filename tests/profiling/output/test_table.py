@@ -9,7 +9,7 @@ import pytest
 from tests.profiling.profile_records import MS, call, made_up, module, operations
 from torchlens.profiling.output.data_frames import to_pandas
 from torchlens.profiling.output.json_form import profile_data
-from torchlens.profiling.output.table import summary
+from torchlens.profiling.output.table import _wrapped, summary
 from torchlens.profiling.records import Measurements, StepRecord, TypicalSteps
 
 
@@ -210,3 +210,12 @@ def test_names_are_whole_as_long_as_there_is_another_column_to_leave_out():
         text = str(summary(made_up(root=root), width=width))
         assert "…" not in text
         assert "backward" in text.split("\n\n")[1].splitlines()[0]
+
+
+def test_a_number_stays_with_its_unit_in_a_narrow_table():
+    text = "a whole step:      1.18 s: forward 353 ms, loss 230 µs, backward 827 ms, other 1.01 ms"
+    for width in range(40, 90):
+        lines = _wrapped(text, width, " " * 19)
+        assert all(len(line) <= width for line in lines)
+        assert not any(line.strip().startswith(("s:", "ms", "µs")) for line in lines)
+        assert " ".join(" ".join(lines).split()) == " ".join(text.split())

@@ -1,5 +1,6 @@
 """A profile as a printed table that fits the terminal."""
 
+import re
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -192,8 +193,15 @@ def _section(measurements: Measurements, request: _Request, room: int, notes: li
         rows = rows[:limit]
     lines = [*_laid_out(by, columns, rows, room), ""]
     for text in totals(measurements) if limit is None else ():
-        lines += textwrap.wrap(text, max(room, 40), subsequent_indent=" " * 19)
+        lines += _wrapped(text, max(room, 40), " " * 19)
     return lines
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    """The text in lines, broken at spaces, but not between a number and its unit."""
+    tied = re.sub(r"(?<=\d) (?=[A-Za-zµ])", "\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(tied, width, subsequent_indent=indent)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def _descending(value: float | None) -> float:
