@@ -97,7 +97,7 @@ class StepRecord:
 
     @property
     def optimizer_seconds(self) -> float | None:
-        """What the steps of optimizers took; None if there was none."""
+        """What the steps of optimizers took; None if there was none. A closure that runs the model counts as the model."""
         return self._outside("optimizer")
 
     @property
@@ -112,8 +112,15 @@ class StepRecord:
         return max(0.0, self.wall_seconds - self.forward_seconds - sum(value or 0.0 for value in known))
 
     def _outside(self, kind: str) -> float | None:
-        spans = [(end - start) / 1e9 for name, start, end in self.outside_spans if name == kind]
-        return sum(spans) if spans else None
+        spans = [self._without_closure(start, end) for name, start, end in self.outside_spans if name == kind]
+        return sum(end - start for start, end in spans) / 1e9 if spans else None
+
+    def _without_closure(self, start: int, end: int) -> tuple[int, int]:
+        """What is left of a span in which the model ran: an optimizer may be given a closure that does it all."""
+        if start >= self.forward_end_ns:
+            return start, end
+        ends = [until for name, since, until in self.outside_spans if name == "backward" and start <= since < until <= end]
+        return min(max([start, self.forward_end_ns, *ends]), end), end
 
 
 @dataclass(frozen=True, slots=True)

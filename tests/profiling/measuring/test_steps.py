@@ -194,3 +194,21 @@ def test_types_of_modules_are_added_up_without_what_is_inside():
         float(next(word for word in rows[name] if word.endswith("%"))[:-1]) for name in ("Linear", "ReLU", "Sequential")
     ]
     assert sum(shares) == pytest.approx(100, abs=0.3)
+
+
+def test_an_optimizer_with_a_closure_is_not_charged_with_the_model():
+    model = MLP()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure():
+        loss = model(torch.rand(2, 4)).sum()
+        loss.backward()
+        return loss
+
+    with tl.profile(model) as p:
+        for _ in range(2):
+            optimizer.step(closure)
+    for step in p.steps:
+        (_, _, backward_end), (_, optimizer_start, optimizer_end) = step.outside_spans
+        assert optimizer_start < step.start_ns  # of the model's call
+        assert step.optimizer_seconds == (optimizer_end - backward_end) / 1e9
