@@ -57,7 +57,8 @@ def monitor(
     step: the number of the first step, where a training goes on from a checkpoint: it supersedes what was recorded there.
     budget: bytes that the files may take for each process. Beyond, the oldest steps are merged pairwise.
     graph: 'operations' logs the first recorded call for the graph, 'modules' only notes who called whom.
-    compiled: what torch.compile made is seen from outside ('boundary'), or runs as its source in recorded steps ('eager').
+    compiled: what torch.compile made is seen from outside ('boundary'), or runs as its source in recorded steps ('eager'),
+        whose numbers may differ in the last bits from those of compiled code.
     evaluation: also record calls in eval mode without gradients.
     sinks: where to send it, too: torchlens.sinks.TensorBoard('tb/a'), Wandb(), Trackio('project'), MLflow().
 
