@@ -17,6 +17,7 @@ import torchlens as tl
 from tests.networks import MLP
 from torchlens.capture.freed_memory import FreedMemory
 from torchlens.capture.glibc import Block, Glibc, HeapBytes, glibc
+from torchlens.history.log import Log
 
 MB = 2**20
 needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps so much")
@@ -441,6 +442,14 @@ def test_a_history_that_lives_until_the_process_ends_is_freed_quietly() -> None:
 
 
 # -- interrupts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Log, Block])
+def test_what_an_interrupt_left_half_made_is_freed_quietly(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    object.__new__(kind)  # and gone
+    assert said == []
 
 
 def test_an_interrupt_while_a_log_is_freed_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:

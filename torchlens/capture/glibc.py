@@ -32,6 +32,8 @@ class HeapBytes(NamedTuple):
 class Block:
     """A little memory, from the allocator itself."""
 
+    _address = 0  # until it is told, which an interrupt may prevent
+
     def __init__(self, library: Any, address: int) -> None:
         self._library = library
         self._address = address
@@ -41,7 +43,8 @@ class Block:
         self._address = self._library.realloc(self._address, num_bytes) or self._address
 
     def __del__(self) -> None:
-        self._library.free(self._address)
+        if self._address:
+            self._library.free(self._address)
 
 
 class Glibc:

@@ -72,7 +72,11 @@ class Log:
 
     def __del__(self) -> None:
         """Frees the tensors, then looks how much memory lies free."""
-        finalize(partial(freed_memory().drop, self.__dict__.clear, self.model()))
+        finalize(self._free)
+
+    def _free(self) -> None:
+        model = self.__dict__.get("model")  # not there yet, if an interrupt struck when the log was made
+        freed_memory().drop(self.__dict__.clear, model and model())
 
     def take(self, recording: Recording) -> None:
         """Takes the recording of another run that did the same, and frees the old values.
