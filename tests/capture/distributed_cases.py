@@ -730,7 +730,8 @@ def tensor_parallel_mlp(rank: int) -> None:
         ["down.weight", "down.bias"],
     ]
     assert [entry.num_params_total for entry in history if entry.computed_with_params] == [144, 136]
-    assert torch.equal(
+    # A product of half the width may round otherwise than the whole one's half: which kernels run is up to the processor.
+    torch.testing.assert_close(
         history["linear_1"].tensor_contents.to_local(), expected["linear_1"].tensor_contents.chunk(2, 1)[rank]
     )
     reduced = history["allreduce_1"]
