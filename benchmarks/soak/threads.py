@@ -106,7 +106,11 @@ def _train(num_steps: int) -> list[float]:
 
 def _train_until(stop: threading.Event, expected: list[float], figures: Figures) -> None:
     while not stop.is_set():
-        losses = _train(_NUM_STEPS)
+        try:
+            losses = _train(_NUM_STEPS)
+        except Exception as error:  # whatever it is, it is ours: nothing in it can fail by itself
+            figures.expect(False, f"a training alongside logs raised {error!r}")
+            raise
         is_same = all(math.isclose(*pair, rel_tol=1e-4) for pair in zip(losses, expected, strict=True))
         figures.expect(is_same, "a training alongside logs took another course")
         figures.training_steps += _NUM_STEPS

@@ -4,6 +4,7 @@ import importlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import FunctionType
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 import torchlens as tl
 from tests.networks import MLP, ConvNet, Model
 from torchlens.capture.current import CURRENT
+from torchlens.capture.modules import patched_call_impl
 
 PATIENCE = 600.0  # seconds; only so that a test that fails ends
 
@@ -40,6 +42,14 @@ def test_two_threads_may_log_at_once() -> None:
     assert len(first) == len(second) == 42
     assert torch.Tensor.__iadd__ is add
     assert nn.Module._call_impl.__code__ is call
+
+
+def test_a_module_called_just_before_another_threads_log_ends_runs_as_ever() -> None:
+    """The thread stands at the first instruction of the patched call when the log ends and takes the patch away."""
+    module = nn.Linear(4, 4)
+    x = torch.rand(2, 4)
+    late = FunctionType(patched_call_impl.__code__, nn.Module._call_impl.__globals__)
+    assert torch.equal(late(module, x), module(x))
 
 
 def test_logs_that_overlap_leave_the_compiler_as_it_was() -> None:

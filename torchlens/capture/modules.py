@@ -32,7 +32,10 @@ def patched_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
     It runs among the names of torch's module, into which `_torchlens_current` is put for the time being. The module's
     `forward` is called from here, as torch calls it from here: a model that nests as deep as Python allows still can.
     """
-    current = _torchlens_current  # type: ignore[name-defined] # noqa: F821
+    try:
+        current = _torchlens_current  # type: ignore[name-defined] # noqa: F821
+    except NameError:  # between the call and this line, another thread's log has ended: here stands torch's own again
+        return self._call_impl(*args, **kwargs)
     watcher, tracker = current.watcher, current.tracker
     if watcher is not None and not torch.compiler.is_compiling():  # the compiler, if it traces this, sees no watcher
         enter = current.clock()
