@@ -38,6 +38,20 @@ def train(folder: Path, num_steps: int, **options: Any) -> Any:
     return run
 
 
+def squeeze(run: Any) -> None:
+    """A budget smaller than anybody can ask for, so that merging begins early."""
+    segments = run._writer._segments
+    segments._budget, segments._segment_bytes = 1 << 16, 1 << 12
+
+
+def wait_for(run: Any, step: int) -> None:
+    """Until a step is in the file: these loops are faster than any real one."""
+    end = time.monotonic() + 60
+    while run.last_step != step:
+        assert time.monotonic() < end, run.problems
+        time.sleep(0.001)
+
+
 def the_segment(folder: Path) -> Path:
     (segment,) = segment_files(folder)
     return segment.path
@@ -231,8 +245,7 @@ def test_merging_is_never_seen_half_done(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with tl.monitor(model, tmp_path, graph="modules") as run:
-        segments = run._writer._segments
-        segments._budget, segments._segment_bytes = 1 << 16, 1 << 12
+        squeeze(run)
         thread = threading.Thread(target=read)
         thread.start()
         for number in range(150):
@@ -244,6 +257,88 @@ def test_merging_is_never_seen_half_done(tmp_path: Path) -> None:
     thread.join()
     assert failures == []
     assert any("-000001-" in path.name and "-000001-000001" not in path.name for path in tmp_path.glob("*.seg"))
+
+
+def test_ranks_that_merged_differently_are_joined_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one rank has merged, the other may have whole: each step is there once, with what both saw of it."""
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(1 + rank)))  # the files fill at another pace
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with tl.monitor(model, tmp_path, graph="modules", step=0, every=3) as run:
+            squeeze(run)
+            for number in range(300):
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+                if number % 3 == 0:
+                    wait_for(run, number)
+        assert run.problems == []
+    r = tl.open_run(tmp_path)
+    groups = r.step_groups
+    assert [first for first, _, _ in groups] == [0, *(last + 3 for _, last, _ in groups[:-1])]
+    assert sum(count for _, _, count in groups) == 100
+    assert len(groups) > 10
+    outputs = r["0"].outputs
+    assert outputs.num_calls.tolist() == [2 * count for _, _, count in groups]
+    assert r["1"].outputs.num_calls.sum() == 100
+
+
+def test_a_step_that_came_in_two_parts_is_merged_as_one(tmp_path: Path) -> None:
+    """The second optimizer is seen for the first time when the first has ended the step: what it did comes later."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in model]
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        squeeze(run)
+        for number in range(120):
+            model(torch.randn(3, 4)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            wait_for(run, number)
+    assert run.problems == []
+    r = tl.open_run(tmp_path)
+    assert r.problems == []
+    assert r.step_groups[0][2] > 1
+    assert sum(count for _, _, count in r.step_groups) == 120
+    for part in "01":
+        assert r[part].updates["weight"].num_calls.sum() == 120
+    assert r.counts.recorded == run.counts.offered
+
+
+def test_what_a_checkpoint_supersedes_in_the_midst_of_merged_steps_is_cut(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for first in (0, 50):
+        with tl.monitor(model, tmp_path, graph="modules", step=first) as run:
+            squeeze(run)
+            for number in range(first, 150):
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+                wait_for(run, number)
+    groups = tl.open_run(tmp_path).step_groups
+    assert any(last == 49 for _, last, _ in groups)
+    assert [first for first, _, _ in groups] == [0, *(last + 1 for _, last, _ in groups[:-1])]
+    assert sum(count for _, _, count in groups) == 150
+
+
+def test_what_was_being_merged_when_its_process_was_killed_is_removed(tmp_path: Path) -> None:
+    train(tmp_path, 2)
+    for age, name in ((0, "rank0-000001-000002.seg.tmp"), (100, "rank0-000003-000004.seg.tmp")):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    train(tmp_path, 2)
+    assert [path.name for path in tmp_path.glob("*.tmp")] == ["rank0-000001-000002.seg.tmp"]
+
+
+def test_a_budget_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        run._writer._segments._budget = 100
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    assert run.problems == ["The files take more than their budget (budget=), and what is left cannot be merged"]
+    assert run.counts.recorded == run.counts.offered
+    assert tl.open_run(tmp_path).steps == [0]
 
 
 # -- continuing --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,16 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["GRAPH_FILE", "RUN_FILE", "SegmentFile", "is_run", "read_json_file", "segment_files", "write_json_file"]
+__all__ = [
+    "GRAPH_FILE",
+    "RUN_FILE",
+    "SegmentFile",
+    "is_run",
+    "read_json_file",
+    "segment_files",
+    "unfinished_files",
+    "write_json_file",
+]
 
 RUN_FILE, GRAPH_FILE = "run.json", "graph.json"
 FORMAT = 1
@@ -54,6 +63,18 @@ def segment_files(folder: Path) -> list[SegmentFile]:
         if not kept or kept[-1].rank != each.rank or each.number > kept[-1].number:
             kept.append(each)
     return kept
+
+
+def unfinished_files(folder: Path, rank: int, before: float) -> list[Path]:
+    """Segments of a rank that were being merged when their process was killed, before a time."""
+    found = []
+    for path in folder.glob(f"rank{rank}-*.seg.tmp"):
+        try:
+            if path.stat().st_mtime < before:
+                found.append(path)
+        except FileNotFoundError:
+            continue
+    return found
 
 
 def is_run(folder: Path) -> bool:

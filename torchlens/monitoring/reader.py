@@ -18,16 +18,16 @@ the later one counts. A file with a torn or damaged end is read as far as it is 
 import difflib
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from torchlens.monitoring.columns import Columns, merged
 from torchlens.monitoring.folder import GRAPH_FILE, RUN_FILE, SegmentFile, is_run, read_json_file, segment_files
-from torchlens.monitoring.frames import Damage, Frame, Kind, Step, parse_json, read_frames, unpack_step
+from torchlens.monitoring.frames import Step
 from torchlens.monitoring.health import RunFinding
+from torchlens.monitoring.joining import Joined
 from torchlens.monitoring.projection import ProjectedStep, projections_in, read_projection
 from torchlens.monitoring.run_page import explore_runs
+from torchlens.monitoring.segment_contents import Drop, SegmentContents, read_segment
 from torchlens.monitoring.sinks.export import send
 from torchlens.monitoring.sinks.sink import Sink
 from torchlens.monitoring.sinks.tensorboard_sink import TensorBoard
@@ -43,35 +43,6 @@ __all__ = ["RunReader", "last_step_of", "open_run"]
 
 # A file that a merged one takes the place of may vanish between looking and reading.
 _MOST_TRIES = 10
-_MOST_SERIES = 1 << 20
-
-
-class Drop(NamedTuple):
-    """Tensors that came too fast to be written."""
-
-    rank: int
-    step: int
-    observations: int
-
-
-@dataclass(slots=True, eq=False)
-class _Segment:
-    """What is known of one file."""
-
-    rank: int
-    identity: tuple[int, int] = (0, 0)  # device and inode: a file that was written anew is another
-    offset: int = 0
-    session: str = ""
-    names: dict[int, SeriesKey] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-    scalars: list[list[Any]] = field(default_factory=list)
-    findings: list[RunFinding] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    drops: list[Drop] = field(default_factory=list)
-    sessions: list[dict[str, Any]] = field(default_factory=list)
-    end: dict[str, Any] | None = None
-    damage: Damage | None = None
-    bad: list[str] = field(default_factory=list)  # frames that are whole but make no sense
 
 
 class RunReader:
@@ -79,10 +50,10 @@ class RunReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._segments: dict[tuple[int, int, int], _Segment] = {}
+        self._segments: dict[tuple[int, int, int], SegmentContents] = {}
         self._order: list[tuple[int, int, int]] = []
         self._version = 0
-        self._joined: _Joined | None = None
+        self._joined: Joined | None = None
         self._file_problems: list[str] = []
         self.refresh()
 
@@ -147,7 +118,7 @@ class RunReader:
     @property
     def is_finished(self) -> bool:
         """Whether every rank has ended in good order."""
-        last: dict[int, _Segment] = {}
+        last: dict[int, SegmentContents] = {}
         for key in self._order:
             last[key[0]] = self._segments[key]
         return bool(last) and all(each.end is not None for each in last.values())
@@ -299,156 +270,13 @@ class RunReader:
 
     def _read(self, file: SegmentFile) -> bool:
         key = (file.rank, file.first, file.number)
-        known = self._segments.get(key)
-        with file.path.open("rb") as stream:
-            status = os.fstat(stream.fileno())
-            identity = (status.st_dev, status.st_ino)
-            if known is None or known.identity != identity or status.st_size < known.offset:
-                known = self._segments[key] = _Segment(file.rank, identity)
-            elif status.st_size == known.offset or (known.damage is not None and not known.damage.is_torn):
-                return False
-            stream.seek(known.offset)
-            data = stream.read()
-        before = known.offset
-        known.damage = None
-        for frame in read_frames(data):
-            if isinstance(frame, Damage):
-                known.damage = Damage(before + frame.offset, frame.reason, frame.is_torn)
-                break
-            known.offset = before + frame.end
-            try:
-                _add(known, frame)
-            except (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError) as error:
-                if len(known.bad) < 20:
-                    known.bad.append(f"rank{file.rank}, segment {file.number}: a frame makes no sense: {error}")
-        return known.offset > before or not before
+        self._segments[key], is_changed = read_segment(file, self._segments.get(key))
+        return is_changed
 
-    # -- joining ranks and sessions --------------------------------------------------------------------------------------
-
-    def _join(self) -> "_Joined":
+    def _join(self) -> Joined:
         if self._joined is None:
-            self._joined = _Joined([self._segments[key] for key in self._order], self._superseded())
+            self._joined = Joined([self._segments[key] for key in self._order])
         return self._joined
-
-    def _superseded(self) -> dict[tuple[int, str], int]:
-        """For each session of a rank, the step from which on a later one counts."""
-        limits: dict[tuple[int, str], int] = {}
-        for rank in self.ranks:
-            own = [each for key in self._order if key[0] == rank for each in self._segments[key].sessions]
-            own.sort(key=lambda each: each["time"])
-            limit = 1 << 62
-            for session in reversed(own):
-                limits[rank, session["session"]] = limit
-                limit = min(limit, session["first_step"])
-        return limits
-
-
-def _add(segment: _Segment, frame: Frame) -> None:
-    """Takes note of what a frame says. Raises one of the errors of wrong data if it says nothing sensible."""
-    kind, payload, _ = frame
-    if kind == Kind.SEGMENT:
-        segment.session = str(parse_json(payload, dict)["session"])
-    elif kind == Kind.SESSION:
-        value = parse_json(payload, dict)
-        segment.sessions.append(
-            {
-                **value,
-                "session": str(value["session"]),
-                "first_step": int(value["first_step"]),
-                "time": float(value["time"]),
-            }
-        )
-    elif kind == Kind.NAMES:
-        for row in parse_json(payload, list):
-            number, module, series_kind, name, shape, dtype = row
-            if len(segment.names) < _MOST_SERIES:
-                segment.names[int(number)] = SeriesKey(
-                    str(module), str(series_kind), str(name), tuple(map(int, shape)), str(dtype)
-                )
-    elif kind == Kind.STEP:
-        segment.steps.append(unpack_step(payload))
-    elif kind == Kind.SCALARS:
-        for name, step, mean, low, high, count in parse_json(payload, list):
-            segment.scalars.append([str(name), int(step), float(mean), float(low), float(high), int(count)])
-    elif kind == Kind.FINDING:
-        segment.findings.append(RunFinding.from_json(parse_json(payload, dict)))
-    elif kind == Kind.PROBLEM:
-        segment.problems.append(str(parse_json(payload, dict)["text"]))
-    elif kind == Kind.DROPPED:
-        value = parse_json(payload, dict)
-        segment.drops.append(Drop(segment.rank, int(value["step"]), int(value["observations"])))
-    elif kind == Kind.END:
-        value = parse_json(payload, dict)
-        segment.end = {name: int(value[name]) for name in ("offered", "recorded", "dropped")}
-
-
-class _Joined:
-    """Everything by series and step, whoever wrote it."""
-
-    def __init__(self, segments: list[_Segment], limits: dict[tuple[int, str], int]) -> None:
-        self.by_module: dict[str, dict[str, dict[str, Series]]] = {}
-        self.scalars: dict[str, Scalars] = {}
-        self._numbers: dict[tuple[str, str, str], int] = {}
-        self.keys: list[SeriesKey] = []
-        groups: dict[tuple[int, int], list[Step]] = {}
-        rows: dict[str, dict[int, list[Any]]] = {}
-        for segment in segments:
-            limit = limits.get((segment.rank, segment.session), 1 << 62)
-            numbers = {own: self._number(key) for own, key in segment.names.items()}
-            num_same = next((own for own in range(len(numbers)) if numbers.get(own) != own), len(numbers))
-            for step in segment.steps:
-                if step.first < limit:
-                    groups.setdefault((step.first, step.last), []).append(_renumbered(step, numbers, num_same))
-            for row in segment.scalars:
-                if row[1] < limit and segment.rank == min(each.rank for each in segments):
-                    rows.setdefault(row[0], {})[row[1]] = row
-        self.steps = [_together(groups[key]) for key in sorted(groups, key=lambda key: (key[1], key[0]))]
-        for key, (module, kind, name) in zip(self.keys, self._numbers, strict=True):
-            series = Series(key, self._numbers[module, kind, name], self.steps)
-            self.by_module.setdefault(module, {}).setdefault(kind, {})[name] = series
-        for name, own in rows.items():
-            self.scalars[name] = Scalars(name, [own[step] for step in sorted(own)])
-
-    def key_of(self, number: int) -> SeriesKey:
-        """What a series is about."""
-        return self.keys[number]
-
-    def _number(self, key: SeriesKey) -> int:
-        """One number for the series of that name in all files."""
-        short = key[:3]
-        if short not in self._numbers:
-            self._numbers[short] = len(self.keys)
-            self.keys.append(key)
-        return self._numbers[short]
-
-
-def _renumbered(step: Step, numbers: dict[int, int], num_same: int) -> Step:
-    """With the numbers that series have in all files. The first `num_same` have those already."""
-    columns = step.columns
-    if len(columns) and columns.series[-1] < num_same:  # series are in order
-        return step
-    unknown = [number for number in columns.series.tolist() if number not in numbers]
-    if unknown or not len(columns):
-        # A file that does not tell its names is damaged in a way that no checksum shows.
-        return Step(step.first, step.last, step.count, step.time, step.offered, step.dropped, merged([]))
-    new = [numbers[number] for number in columns.series.tolist()]
-    if new == columns.series.tolist():
-        return step
-    changed = Columns(**{name: getattr(columns, name) for name in Columns.__slots__})
-    changed.series = columns.series.copy()
-    changed.series[:] = new
-    if new != sorted(new):
-        changed = merged([changed, merged([])]) if len(set(new)) == len(new) else merged([changed])
-    return Step(step.first, step.last, step.count, step.time, step.offered, step.dropped, changed)
-
-
-def _together(steps: list[Step]) -> Step:
-    """The same step, of several ranks, or in several parts."""
-    if len(steps) == 1:
-        return steps[0]
-    first = steps[0]
-    columns = merged([step.columns for step in steps])
-    return Step(first.first, first.last, first.count, first.time, first.offered, first.dropped, columns)
 
 
 def open_run(folder: Any) -> RunReader:

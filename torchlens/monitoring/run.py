@@ -89,9 +89,7 @@ class Run:
         self._clock = StepClock(first)
         self._first_step = first
         self._names = SeriesNames()
-        self._writer = Writer(
-            folder, self.rank, self._session(first), options.budget, self._names, Health(self._names, model)
-        )
+        self._writer = Writer(folder, self.rank, self._session(first), options, self._names, Health(self._names, model))
         self._collector = Collector(self._names, self.problems)
         self._parameters = ParameterWatch(options, self._collector)
         wants_graph = self.rank == 0 and not (folder / GRAPH_FILE).exists()

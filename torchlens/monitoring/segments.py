@@ -3,26 +3,19 @@
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from time import time
 from typing import Any, NamedTuple
 
-from torchlens.monitoring.columns import merged
-from torchlens.monitoring.folder import segment_files, segment_path
-from torchlens.monitoring.frames import (
-    Frame,
-    Kind,
-    Step,
-    frame_bytes,
-    json_frame,
-    pack_step,
-    parse_json,
-    read_frames,
-    unpack_step,
-)
+from torchlens.monitoring.folder import segment_files, segment_path, unfinished_files
+from torchlens.monitoring.frames import Frame, Kind, json_frame, parse_json, read_frames
+from torchlens.monitoring.merging import merged_frames
 
 __all__ = ["SegmentWriter"]
 
 # A budget is this many segments.
 _SEGMENTS_IN_BUDGET = 16
+# A file that was being merged so many seconds ago never will be: its process was killed.
+_LONG_AGO = 60.0
 
 
 class _Closed(NamedTuple):
@@ -30,7 +23,7 @@ class _Closed(NamedTuple):
 
     first: int
     number: int
-    level: int  # how many times its steps were merged
+    level: int  # its steps are merged in blocks of 2 ** level (see merging.py)
     session: str
     size: int
     can_merge: bool = True
@@ -39,13 +32,18 @@ class _Closed(NamedTuple):
 class SegmentWriter:
     """Appends frames. Each call of `write` is one `write` of the system: what it returned from survives the process."""
 
-    def __init__(self, folder: Path, rank: int, session: str, budget: int, names: Callable[[], Iterable[Any]]) -> None:
+    def __init__(
+        self, folder: Path, rank: int, session: str, budget: int, every: int, names: Callable[[], Iterable[Any]]
+    ) -> None:
         self.folder, self.rank, self.session = folder, rank, session
         self._budget = budget
+        self._every = every
         self._segment_bytes = max(budget // _SEGMENTS_IN_BUDGET, 1 << 14)
         self._names = names  # all that are known so far, for the beginning of a segment
         folder.mkdir(parents=True, exist_ok=True)
         existing = [each for each in segment_files(folder) if each.rank == rank]
+        for path in unfinished_files(folder, rank, time() - _LONG_AGO):
+            path.unlink(missing_ok=True)
         self._closed = [_described(each.path, each.first, each.number) for each in existing]
         self._number = existing[-1].number if existing else 0
         self._file = -1
@@ -63,8 +61,13 @@ class SegmentWriter:
             self._end()
             self._begin()
         self._append(frames)
-        while self.total_bytes > self._budget and self._merge_once():
-            pass
+
+    def keep_budget(self) -> bool:
+        """Merges what is oldest until the files take no more than they may. False if nothing is left to merge."""
+        while self.total_bytes > self._budget:
+            if not self._merge_once():
+                return False
+        return True
 
     def close(self) -> None:
         """No more is written. May be called again."""
@@ -113,19 +116,20 @@ class SegmentWriter:
         else:
             return False
         chosen = self._closed[place : place + count]
-        self._closed[place : place + count] = [self._merged(chosen)]
+        self._closed[place : place + count] = self._merged(chosen)
         return True
 
-    def _merged(self, chosen: list[_Closed]) -> _Closed:
+    def _merged(self, chosen: list[_Closed]) -> list[_Closed]:
         first, number = chosen[0].first, chosen[-1].number
-        level = max(each.level for each in chosen) + 1
         frames: list[Frame] = []
         paths = [segment_path(self.folder, self.rank, each.first, each.number) for each in chosen]
         for path in paths:
             frames += [frame for frame in read_frames(path.read_bytes()) if isinstance(frame, Frame)]
-        head = _segment_frame(self.rank, first, number, level, chosen[0].session)
-        num_steps = sum(frame.kind == Kind.STEP for frame in frames)
-        data = head + b"".join(merged_frames(frames))
+        try:
+            level, num_steps, merged = merged_frames(frames, max(each.level for each in chosen) + 1, self._every)
+        except (ValueError, KeyError, TypeError, IndexError):  # frames that make no sense are the reader's to tell about
+            return [each._replace(can_merge=False) for each in chosen]
+        data = _segment_frame(self.rank, first, number, level, chosen[0].session) + merged
         target = segment_path(self.folder, self.rank, first, number)
         beside = target.with_name(f"{target.name}.tmp")
         beside.write_bytes(data)
@@ -133,7 +137,7 @@ class SegmentWriter:
         for path in paths:
             if path != target:
                 path.unlink(missing_ok=True)
-        return _Closed(first, number, level, chosen[0].session, len(data), can_merge=num_steps > 1)
+        return [_Closed(first, number, level, chosen[0].session, len(data), can_merge=num_steps > 1)]
 
 
 def _segment_frame(rank: int, first: int, number: int, level: int, session: str) -> bytes:
@@ -155,56 +159,3 @@ def _described(path: Path, first: int, number: int) -> _Closed:
     if not isinstance(level, int) or not isinstance(session, str):
         return _Closed(first, number, 0, "", size, can_merge=False)
     return _Closed(first, number, level, session, size)
-
-
-def merged_frames(frames: Iterable[Frame]) -> Iterable[bytes]:
-    """The same with half the steps, and half the numbers of each scalar: neighbours become one. Counts stay exact."""
-    names: dict[Any, Any] = {}
-    others: list[bytes] = []
-    steps: list[Step] = []
-    scalars: dict[str, list[list[Any]]] = {}
-    dropped: list[dict[str, int]] = []
-    for kind, payload, _ in frames:
-        if kind == Kind.STEP:
-            steps.append(unpack_step(payload))
-        elif kind == Kind.NAMES:
-            names.update({row[0]: row for row in parse_json(payload, list)})
-        elif kind == Kind.SCALARS:
-            for row in parse_json(payload, list):
-                scalars.setdefault(row[0], []).append(row)
-        elif kind == Kind.DROPPED:
-            dropped.append(parse_json(payload, dict))
-        elif kind != Kind.SEGMENT:
-            others.append(frame_bytes(kind, payload))
-    yield json_frame(Kind.NAMES, list(names.values()))
-    yield from others
-    rows = [row for own in scalars.values() for row in _merged_scalars(own)]
-    if rows:
-        yield json_frame(Kind.SCALARS, rows)
-    if dropped:
-        total = sum(each["observations"] for each in dropped)
-        yield json_frame(Kind.DROPPED, {"step": dropped[-1]["step"], "observations": total})
-    for place in range(0, len(steps), 2):
-        yield frame_bytes(Kind.STEP, pack_step(merged_steps(steps[place : place + 2])))
-
-
-def merged_steps(steps: list[Step]) -> Step:
-    """One step that stands for several neighbours."""
-    last = steps[-1]
-    return Step(
-        first=min(step.first for step in steps),
-        last=max(step.last for step in steps),
-        count=sum(step.count for step in steps),
-        time=last.time,
-        offered=last.offered,
-        dropped=last.dropped,
-        columns=merged([step.columns for step in steps]),
-    )
-
-
-def _merged_scalars(rows: list[list[Any]]) -> Iterable[list[Any]]:
-    for place in range(0, len(rows), 2):
-        pair = rows[place : place + 2]
-        count = sum(row[5] for row in pair)
-        mean = sum(row[2] * row[5] for row in pair) / count
-        yield [pair[0][0], pair[-1][1], mean, min(row[3] for row in pair), max(row[4] for row in pair), count]

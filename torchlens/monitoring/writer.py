@@ -18,6 +18,7 @@ from torchlens.monitoring.collector import Capture
 from torchlens.monitoring.columns import Columns, merged
 from torchlens.monitoring.frames import Kind, Step, frame_bytes, json_frame, pack_step
 from torchlens.monitoring.health import Health, RunFinding
+from torchlens.monitoring.options import MonitorOptions
 from torchlens.monitoring.samples import value_of
 from torchlens.monitoring.segments import SegmentWriter
 from torchlens.monitoring.series import SeriesNames
@@ -70,8 +71,9 @@ class Writer:
     """Writes one session of one rank. All that is public but `offer` may be called from any thread."""
 
     def __init__(
-        self, folder: Path, rank: int, session: dict[str, Any], budget: int, names: SeriesNames, health: Health | None
-    ) -> None:
+        self, folder: Path, rank: int, session: dict[str, Any], options: MonitorOptions, names: SeriesNames,
+        health: Health | None,
+    ) -> None:  # fmt: skip
         self.problems = Problems("the monitor")
         self.listeners: list[Callable[[RecordedStep], None]] = []
         self.at_end: list[Callable[[], None]] = []  # done after the last step, in the writer's thread
@@ -81,7 +83,9 @@ class Writer:
         self._health = health
         self._activity = UnitActivity(names.counts_units, THRESHOLDS["min_values"])
         self._num_names = 0
-        self._segments = SegmentWriter(folder, rank, session["session"], budget, names.as_json)
+        self._segments = SegmentWriter(
+            folder, rank, session["session"], options.budget, options.every, names.as_json
+        )  # fmt: skip
         self._segments.write(json_frame(Kind.SESSION, session))
         self._queue: SimpleQueue[Part | Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()  # held for the time of an addition
@@ -146,6 +150,7 @@ class Writer:
                 self._write_problems()
             except Exception as error:  # the next step may do better; what is lost is counted and told
                 self.problems.add_failure(error, "A step could not be written")
+            self._keep_budget()
             del item
         try:
             self.worker.finish()
@@ -157,10 +162,18 @@ class Writer:
             self._write_problems()
             end = {"offered": counts.offered, "recorded": counts.recorded, "dropped": counts.dropped, "time": time()}
             self._segments.write(json_frame(Kind.END, end))
+            self._keep_budget()
         except Exception as error:
             self.problems.add_failure(error, "The end could not be written")
 
     _open_step = 0
+
+    def _keep_budget(self) -> None:
+        try:
+            if not self._segments.keep_budget():
+                self.problems.add("The files take more than their budget (budget=), and what is left cannot be merged")
+        except OSError as error:  # what was recorded is as it was
+            self.problems.add_failure(error, "The files take more than their budget (budget=)")
 
     def _take(self, part: Part) -> None:
         size = len(part.observations)
