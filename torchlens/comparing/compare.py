@@ -204,6 +204,8 @@ def _divergence(
     r, c = origin.pair.reference, origin.pair.candidate
     a, b = ours.side, theirs.side
     reasons, constants = reasons_for(origin, evidence)
+    rearranged = {c for _, c in evidence.rearranged(origin)}
+    steps = sorted({*origin.candidate.entries, *rearranged})
     return Divergence(
         reference=a.label(r),
         candidate=b.label(c),
@@ -221,7 +223,7 @@ def _divergence(
         input_units=0.0 if is_own else evidence.input_units(origin),
         is_own=is_own,
         reference_operations=tuple(a.label(e) for e in origin.reference.entries if a.is_operation(e)),
-        candidate_operations=tuple(b.label(e) for e in origin.candidate.entries if b.is_operation(e)),
+        candidate_operations=tuple(b.label(e) for e in steps if b.is_operation(e)),
         constants=constants,
         reasons=tuple(reasons),
         also=tuple(b.label(pair.candidate) for pair in origin.others),

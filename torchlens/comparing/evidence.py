@@ -24,6 +24,7 @@ __all__ = ["Constant", "Evidence", "number_text"]
 
 Tensor = torch.Tensor
 _SHAPING = ("view", "join")
+_SAME_NUMBERS = 1e-3  # how far apart the moments and quantiles of the same numbers are at most, but for rounding
 # Names of arguments that say nothing about what is computed.
 _NOISE = {
     "",
@@ -118,8 +119,9 @@ class Evidence:
         weights: dict[int, Tensor] | None = None,
         instead: dict[int, Instead] | None = None,
         of_reference: bool = False,
+        given_instead: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """What a region gives when it runs again, from the inputs of the round in which it was found."""
+        """What a region gives when it runs again, from the inputs of the round in which it was found, or others."""
         replay = self.reference_replay if of_reference else self.replay
         if replay is None:
             raise NotReplayableError("it is not live")
@@ -132,7 +134,7 @@ class Evidence:
             if not isinstance(value, Tensor):
                 raise NotReplayableError("an input was not saved")
             given[entry] = value
-        return replay.part(region.entries, given, weights, instead)
+        return replay.part(region.entries, given | (given_instead or {}), weights, instead)
 
     def units(self, origin: Origin, candidate: Tensor) -> float:
         """How far a result of the candidate's is from the reference's, in units of rounding."""
@@ -169,6 +171,20 @@ class Evidence:
     def has_partner(self, entry: int) -> bool:
         return entry in self._pairs
 
+    # -- views -----------------------------------------------------------------------------------------------------
+
+    def rearranged(self, origin: Origin) -> Iterator[tuple[int, int]]:
+        """Views, in the regions and where they read, that show the same numbers in one shape, but in another order."""
+        ours, theirs = _views(self.ours, origin.reference), _views(self.theirs, origin.candidate)
+        for c in theirs:
+            for r in ours:
+                a, b = self.ours.side.value(r), self.theirs.side.value(c)
+                one, other = self.ours.prints[r], self.theirs.prints[c]
+                if a is None or b is None or a.shape != b.shape or a.dim() < 2 or one is None or other is None:
+                    continue
+                if one.apart(other) <= _SAME_NUMBERS < distance(numbers(a), numbers(b)):
+                    yield r, c
+
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def weights_of(self, subject: Subject, region: Region) -> list[int]:
@@ -200,6 +216,14 @@ class Evidence:
             if subject.side.is_operation(entry) and family(row.operation.layer_type) not in _SHAPING:
                 found += _constants(entry, row)
         return found
+
+
+def _views(subject: Subject, region: Region) -> list[int]:
+    """The views in a region, and those of what it is given."""
+    inside = set(region.entries)
+    read = {parent for entry in region.entries for parent in subject.side.parents[entry]} - inside
+    views = [entry for entry in region.entries if family(subject.side.type_of(entry)) == "view"]
+    return [*views, *sorted(entry for entry in read if subject.root[entry] != entry)]
 
 
 def _constants(entry: int, row: Row) -> Iterator[Constant]:

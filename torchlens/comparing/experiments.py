@@ -25,10 +25,11 @@ def units_left(
     evidence: Evidence,
     weights: dict[int, Tensor] | None = None,
     instead: dict[int, Instead] | None = None,
+    given: dict[int, Tensor] | None = None,
 ) -> float:
-    """The error that is left when the candidate's region runs with other weights or functions."""
+    """The error that is left when the candidate's region runs with other weights, functions or inputs."""
     try:
-        return evidence.units(origin, evidence.again(origin, weights, instead))
+        return evidence.units(origin, evidence.again(origin, weights, instead, given_instead=given))
     except NotReplayableError:
         return float("inf")
 
@@ -229,22 +230,19 @@ def _applied(function: Callable[[Tensor], Tensor]) -> Instead:
 
 def other_arrangement(origin: Origin, evidence: Evidence) -> Iterator[str]:
     """Tries what a view of the reference shows in place of what a view of the candidate does, of the same numbers."""
-    ours = _views(evidence.ours, origin.reference.entries)
-    for c in _views(evidence.theirs, origin.candidate.entries):
-        for r in ours:
-            a, b = evidence.ours.side.value(r), evidence.theirs.side.value(c)
-            if a is None or b is None or a.shape != b.shape or a.dim() < 2 or torch.equal(a, b.to(a.dtype)):
-                continue
-            value = a.to(b.dtype)
-            units = units_left(origin, evidence, None, {c: _given(value)})
-            if _is_gone(units, origin):
-                labels = evidence.theirs.side.label(c), evidence.ours.side.label(r)
-                yield f"{labels[0]} puts the same numbers in another order than {labels[1]}: in that order, {_left(units)}"
-                return
-
-
-def _views(subject: Subject, entries: tuple[int, ...]) -> list[int]:
-    return [entry for entry in entries if family(subject.side.type_of(entry)) == "view"]
+    for r, c in evidence.rearranged(origin):
+        a, b = evidence.ours.side.value(r), evidence.theirs.side.value(c)
+        assert a is not None
+        assert b is not None
+        value = a.to(b.dtype)
+        is_inside = c in origin.candidate.entries
+        instead, given = ({c: _given(value)}, None) if is_inside else (None, {c: value})
+        units = units_left(origin, evidence, None, instead, given)
+        if _is_gone(units, origin):
+            side = evidence.theirs.side
+            labels = f"{side.label(c)} ({side.place_of(c)})", evidence.ours.side.label(r)
+            yield f"{labels[0]} puts the same numbers in another order than {labels[1]}: in that order, {_left(units)}"
+            return
 
 
 def _given(value: Tensor) -> Instead:

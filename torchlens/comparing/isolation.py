@@ -158,7 +158,8 @@ def grouped(origins: Sequence[Origin], reference: Subject, candidate: Subject) -
         for known in found:
             ours = _computed(reference, known.reference) & _computed(reference, origin.reference)
             theirs = _computed(candidate, known.candidate) & _computed(candidate, origin.candidate)
-            if ours or theirs or _is_one_layer(reference, candidate, known.pair, origin.pair):
+            is_one = _is_one_layer(reference, candidate, known.pair, origin.pair) or _is_one_line(candidate, known, origin)
+            if ours or theirs or is_one:
                 known.others.append(origin.pair)
                 break
         else:
@@ -171,6 +172,13 @@ def _is_one_layer(reference: Subject, candidate: Subject, first: Matched, second
     ours, theirs = reference.side.graph.layer_of, candidate.side.graph.layer_of
     is_one = ours[first.reference] == ours[second.reference] and theirs[first.candidate] == theirs[second.candidate]
     return is_one and first.reference != second.reference
+
+
+def _is_one_line(candidate: Subject, first: Origin, second: Origin) -> bool:
+    """Whether two origins are one line of the candidate's code that takes two things from one: `a, b = x[::2], x[1::2]`."""
+    side = candidate.side
+    places = [(side.place_of(o.pair.candidate), side.log.module_chain(o.pair.candidate)) for o in (first, second)]
+    return bool(places[0][0]) and places[0] == places[1] and first.candidate.inputs == second.candidate.inputs
 
 
 def _computed(subject: Subject, region: Region) -> set[int]:

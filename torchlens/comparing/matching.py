@@ -29,6 +29,7 @@ _LOOSEST = 0.02
 _FEW = 8  # elements; fewer are alike by chance
 _MOST_TRIED = 6
 _MOST_CELLS = 4_000_000
+_MOST_ALIGNMENTS = 3
 _NEAR, _NEARLY = 0.3, 0.5  # errors up to which two values look like one another
 
 
@@ -273,9 +274,30 @@ class Pairing:
             if is_free:
                 self.found.add(pair)
                 self._note_layout(pair)
+        self._exchange({(pair.reference, pair.candidate): pair for _, pair in possible})
+        for _, pair in sorted(possible, key=lambda item: item[0]):
             if pair.units <= _EXACT_UNITS:
                 self.found.twins[0].setdefault(pair.reference, pair)
                 self.found.twins[1].setdefault(pair.candidate, pair)
+
+    def _exchange(self, possible: dict[tuple[int, int], Matched]) -> None:
+        """Gives two pairs one another's partners where they are nearer: a variance, and the variance with a small eps.
+
+        Such values are the same but for a few units of rounding, and their place in the history does not tell them apart.
+        """
+        of_reference, of_candidate = self.found.of_reference, self.found.of_candidate
+        for (r, c), nearer in possible.items():
+            mine, theirs = of_reference.get(r), of_candidate.get(c)
+            if mine is None or theirs is None or mine is theirs:
+                continue
+            rest = possible.get((theirs.reference, mine.candidate))
+            if rest is None or (mine.reference, mine.candidate) not in possible:
+                continue
+            if max(nearer.units, rest.units) < max(mine.units, theirs.units) / 2:
+                for pair in (mine, theirs):
+                    self.found.remove(pair)
+                for pair in (nearer, rest):
+                    self.found.add(pair)
 
     def _out_of_order(self, r: int, c: int) -> float:
         return abs(r / self.reference.side.size - c / self.candidate.side.size)
@@ -351,13 +373,48 @@ class Pairing:
                     scores[row, place_of[pair.candidate]] = 100.0
                 continue
             scores[row] = np.where(is_free, _scores(a, a.place[r], b, columns, is_last & (r in ends_first)), -np.inf)
-        for row, column in aligned(scores):
+        for _ in range(_MOST_ALIGNMENTS):
+            chosen = [(row, column) for row, column in aligned(scores) if self._is_new(first[row], second[column])]
+            strangers = [cell for cell in chosen if not self._reads_alike(first[cell[0]], second[cell[1]])]
+            for row, column in strangers:
+                scores[row, column] = -np.inf
+            if not strangers:
+                break
+        for row, column in chosen:
             r, c = first[row], second[column]
-            if r not in self.found.of_reference and c not in self.found.of_candidate and (r, c) not in self._banned:
-                pair = self.compared(r, c, False)
-                pair.is_sure = pair.error <= _NEAR or _is_alike(a, a.place[r], b, b.place[c])
-                if pair.is_sure or pair.error <= _NEARLY:
-                    self.found.add(pair)
+            pair = self.compared(r, c, False)
+            if scores[row, column] == -np.inf or (pair.layout is None and a.size[a.place[r]] == b.size[b.place[c]]):
+                continue  # the second: as many numbers, in shapes that nothing leads from one to the other
+            pair.is_sure = pair.error <= _NEAR or _is_alike(a, a.place[r], b, b.place[c])
+            if pair.is_sure or pair.error <= _NEARLY:
+                self.found.add(pair)
+
+    def _is_new(self, r: int, c: int) -> bool:
+        is_free = r not in self.found.of_reference and c not in self.found.of_candidate
+        return is_free and (r, c) not in self._banned
+
+    def _reads_alike(self, r: int, c: int) -> bool:
+        """Whether two entries may be one: they read the same weights, or something of what they are computed from agrees.
+
+        Where one weight makes queries, keys and values, what is done with queries looks like what is done with keys.
+        """
+        a, b = self.reference.features, self.candidate.features
+        row, column = a.place[r], b.place[c]
+        if a.has_own[row] and a.own[row] == b.own[column]:
+            return True
+        ours, theirs = self._known_above(0, r), self._known_above(1, c)
+        return not ours or not theirs or bool(ours & theirs)
+
+    def _known_above(self, place: int, entry: int) -> set[int]:
+        """The nearest entries above one that agree with one of the other side, in numbers of the reference."""
+        subject = (self.reference, self.candidate)[place]
+        paired = (self.found.of_reference, self.found.of_candidate)[place]
+        twins = self.found.twins[place]
+        known = [twins.get(root) or paired.get(root) for root in subject.root]
+        stops = [pair is not None and pair.by_value for pair in known]
+        ends, _ = subject.side.above(entry, stops)
+        from_input = subject.side.graph.has_input_ancestor
+        return {pair.reference for end in ends if from_input[end] and stops[end] and (pair := known[end]) is not None}
 
 
 def _scores(a: _Features, row: int, b: _Features, columns: np.ndarray, both_last: np.ndarray) -> np.ndarray:

@@ -25,7 +25,8 @@ _MOST_TRIED = 16
 class WeightPair(NamedTuple):
     """A weight of the reference and what it is in the candidate.
 
-    `how` is 'same', 'transposed', 'permuted', 'reshaped' or 'part' (of which `part` tells which of how many).
+    `how` is 'same', 'transposed', 'permuted', 'reshaped' or 'part' (of which `part` tells which of how many; of 0 if they
+    are not of one size).
     """
 
     reference: int
@@ -68,7 +69,8 @@ class WeightMatch:
         if not self.has_values:
             bare = [name for name, side in (("reference", reference), ("candidate", candidate)) if _is_bare(side)]
             return f"not saved in the {' nor the '.join(bare)}: save(path, params=True) keeps them" if bare else "none"
-        total, found = len(reference), len(self.groups[0])
+        found = len(self.groups[0])
+        total = found + sum(_counts(weight) for number, weight in enumerate(reference) if number not in self.groups[0])
         if not total:
             return "none"
         words = {
@@ -118,7 +120,7 @@ def _kind(name: str) -> str:
 
 
 def _fraction(count: int) -> str:
-    return {2: "halves", 3: "thirds", 4: "quarters"}.get(count, f"one of {count} parts")
+    return {0: "parts", 2: "halves", 3: "thirds", 4: "quarters"}.get(count, f"one of {count} parts")
 
 
 def match_weights(
@@ -273,27 +275,61 @@ class _Finder:
         if whole is None or whole.dim() < 1 or whole.numel() < 2:
             return []
         free = [n for n, value in enumerate(self._numbers[1 - side]) if value is not None and n not in taken]
+        best: list[WeightPair] = []
         for axis, count in _divisions(whole, self._sides[1 - side], free):
             pieces = whole.chunk(count, dim=axis)
-            found = [self._piece(side, number, piece, place, count, free) for place, piece in enumerate(pieces)]
+            found = [self._piece(side, number, piece, (place, count), free) for place, piece in enumerate(pieces)]
             pairs = [pair for pair in found if pair is not None]
-            if len(pairs) > 1 or (pairs and count == 2):
+            if len(pairs) == count:
                 return pairs
-        return []
+            if not best and (len(pairs) > 1 or (pairs and count == 2)):
+                best = pairs
+        for axis in range(whole.dim()):
+            pairs = self._uneven_parts(side, number, axis, free)
+            if pairs:
+                return pairs
+        return best
+
+    def _uneven_parts(self, side: int, number: int, axis: int, free: Sequence[int]) -> list[WeightPair]:
+        """Parts of different sizes that follow one another and fill the whole: many queries, few keys and values."""
+        whole = self._numbers[side][number]
+        assert whole is not None
+        total = whole.shape[axis]
+        slice_size = whole.numel() // total if total else 0
+        sizes = Counter(prod(self._sides[1 - side][other].shape) for other in free)
+        lengths = sorted({size // slice_size for size in sizes if slice_size and not size % slice_size}, reverse=True)
+        found: list[WeightPair] = []
+        start = 0
+        while start < total and len(found) < _MOST_PARTS:
+            for length in lengths:
+                if 0 < length <= total - start and length < total:
+                    piece = whole.narrow(axis, start, length)
+                    left = [other for other in free if other not in {pair[1 - side] for pair in found}]
+                    pair = self._piece(side, number, piece, (len(found), 0), left)
+                    if pair is not None:
+                        found.append(pair)
+                        start += length
+                        break
+            else:
+                return []
+        return found
 
     def _piece(
-        self, side: int, number: int, piece: Tensor, place: int, count: int, free: Sequence[int]
+        self, side: int, number: int, piece: Tensor, part: tuple[int, int], free: Sequence[int]
     ) -> WeightPair | None:
         shape = tuple(piece.shape)
+        scale = float(piece.norm()) / piece.numel() ** 0.5
         for other in free:
-            value = self._numbers[1 - side][other]
-            if value is None or value.numel() != piece.numel():
+            value, own = self._numbers[1 - side][other], self._prints[1 - side][other]
+            if value is None or own is None or value.numel() != piece.numel() or own.nonfinite:
+                continue
+            if abs(own.scale - scale) > 16 * self._coarsest * max(own.scale, scale):
                 continue
             limit = self._close(number, other) if side == 0 else self._close(other, number)
             for layout in layouts_between(shape, tuple(value.shape)):
                 if distance(piece, layout.to_reference(value, shape)) <= limit:
                     a, b = (number, other) if side == 0 else (other, number)
-                    return WeightPair(a, b, "part", SAME, (place, count), side == 0)
+                    return WeightPair(a, b, "part", SAME, part, side == 0)
         return None
 
 
