@@ -54,6 +54,15 @@ def test_nan_is_found_in_the_step_and_module_where_it_comes_up(tmp_path: Path) -
     assert kinds(tmp_path)["non-finite values"] == (2, "second")
 
 
+def test_nan_that_spreads_is_told_once_and_is_not_over_where_it_began(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[1].weight[0, 0] = torch.nan  # one step later, all is
+    train(model, tmp_path, 4)
+    found = [each for each in tl.open_run(tmp_path).findings if each.kind == "non-finite values"]
+    assert [(each.step, each.finding.where, each.is_over) for each in found] == [(0, "1.weight", False)]
+
+
 def test_vanishing_gradients_and_updates_that_are_too_large_are_found(tmp_path: Path) -> None:
     layers = [layer for _ in range(8) for layer in (nn.Linear(16, 16), nn.Sigmoid())]
     train(nn.Sequential(*layers, nn.Linear(16, 2)), tmp_path / "deep", 4)

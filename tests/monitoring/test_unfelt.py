@@ -342,3 +342,28 @@ def test_a_model_that_is_never_trained_is_recorded_in_parts(tmp_path: Path, monk
     assert r.steps == [0]
     assert r["2"].outputs.num_calls.tolist() == [50]
     assert r["2"].outputs.num_elements.tolist() == [50 * 4 * 40]
+
+
+@pytest.mark.parametrize("where", ["_write_run_file", "_arm_or_disarm"])
+def test_nothing_is_left_of_a_monitor_that_was_interrupted_as_it_began(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(4, 4)
+    threads, hooks = set(threading.enumerate()), len(optimizers._global_optimizer_pre_hooks)
+    opened = Path("/proc/self/fd")
+    files = len(list(opened.iterdir())) if opened.exists() else 0
+    call_impl = nn.Module._call_impl
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module.Run, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tl.monitor(model, tmp_path)
+    assert set(threading.enumerate()) == threads
+    assert len(optimizers._global_optimizer_pre_hooks) == hooks
+    assert nn.Module._call_impl is call_impl
+    with pytest.raises(RuntimeError, match="No run is being recorded"):
+        tl.current_run()
+    if files:
+        assert len(list(opened.iterdir())) == files

@@ -22,6 +22,8 @@ __all__ = ["Health", "RunFinding"]
 # So many recorded steps in a row must show something before it is told; NaN is told at once, dead units were seen for long.
 _STEPS_IN_A_ROW = 3
 _AT_ONCE = frozenset({"non-finite values", "non-finite gradients", "dead units"})
+# What is told once for the whole model, by where it was first seen: NaN spreads, and is not over where it began.
+_OF_MODEL = frozenset({"non-finite values", "non-finite gradients"})
 # What comes and goes is told so many times.
 _MOST_EPISODES = 3
 # What a finding is seen in: a step without that cannot end it.
@@ -109,7 +111,7 @@ class Health:
         rows = _Rows(step, self._layout)
         now: dict[tuple[str, str], Finding] = {}
         for finding in self._findings(rows):
-            now[finding.kind, finding.where] = finding
+            now[finding.kind, "" if finding.kind in _OF_MODEL else finding.where] = finding
         told: list[RunFinding] = []
         begun: dict[str, list[Finding]] = {}
         for key, finding in now.items():

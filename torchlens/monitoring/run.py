@@ -3,7 +3,6 @@
 import atexit
 import os
 import platform
-import threading
 import uuid
 import weakref
 from collections.abc import Callable
@@ -111,9 +110,6 @@ class Run:
         self._is_on = True
         self._is_finished = self._is_ending = False
         self._start = monotonic()
-        self._lock = threading.RLock()
-        if self.rank == 0 and not (folder / RUN_FILE).exists():
-            self._write_run_file(model)
 
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
@@ -122,10 +118,19 @@ class Run:
         model = self._model()
         if self._handles or self._is_finished or model is None:
             return self
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        try:
+            self._begin(model)
+        except BaseException:  # Ctrl-C among them: nobody has the run yet who could end it
+            self.finish()
+            raise
+        return self
+
+    def _begin(self, model: torch.nn.Module) -> None:
+        self._writer.start()
+        if self.rank == 0 and not (self.folder / RUN_FILE).exists():
+            self._write_run_file(model)
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+        self._handles.append(register_optimizer_step_post_hook(self._after_step))
         multiprocessing_util.register_after_fork(self, Run._forget_in_fork)
         for sink in self.options.sinks:  # before ours is told of the end: packages tell theirs in reverse order
             self.add_sink(sink)
@@ -133,7 +138,6 @@ class Run:
         self._collector.on_full = self._hand_over_part
         _STARTED.append(weakref.ref(self))
         self._arm_or_disarm()
-        return self
 
     def finish(self) -> None:
         """Writes what is left and takes everything away. May be called again, from any thread."""

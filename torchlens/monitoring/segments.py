@@ -40,14 +40,19 @@ class SegmentWriter:
         self._every = every
         self._segment_bytes = max(budget // _SEGMENTS_IN_BUDGET, 1 << 14)
         self._names = names  # all that are known so far, for the beginning of a segment
-        folder.mkdir(parents=True, exist_ok=True)
-        existing = [each for each in segment_files(folder) if each.rank == rank]
-        for path in unfinished_files(folder, rank, time() - _LONG_AGO):
+        self._closed: list[_Closed] = []
+        self._number = 0
+        self._file = -1
+        self._size = 0
+
+    def open(self) -> None:
+        """Begins the first segment, after those that earlier processes left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        existing = [each for each in segment_files(self.folder) if each.rank == self.rank]
+        for path in unfinished_files(self.folder, self.rank, time() - _LONG_AGO):
             path.unlink(missing_ok=True)
         self._closed = [_described(each.path, each.first, each.number) for each in existing]
         self._number = existing[-1].number if existing else 0
-        self._file = -1
-        self._size = 0
         self._begin()
 
     @property

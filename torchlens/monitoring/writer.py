@@ -83,10 +83,8 @@ class Writer:
         self._health = health
         self._activity = UnitActivity(names.counts_units, THRESHOLDS["min_values"])
         self._num_names = 0
-        self._segments = SegmentWriter(
-            folder, rank, session["session"], options.budget, options.every, names.as_json
-        )  # fmt: skip
-        self._segments.write(json_frame(Kind.SESSION, session))
+        self._session = session
+        self._segments = SegmentWriter(folder, rank, session["session"], options.budget, options.every, names.as_json)
         self._queue: SimpleQueue[Part | Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()  # held for the time of an addition
         self._offered = self._recorded = self._dropped = 0
@@ -96,6 +94,11 @@ class Writer:
         self._part_size = 0
         self._num_problems = 0
         self._thread = threading.Thread(target=self._run, name="torchlens monitor", daemon=True)
+
+    def start(self) -> None:
+        """Begins the file and the thread: before, there is nothing that must be ended."""
+        self._segments.open()
+        self._segments.write(json_frame(Kind.SESSION, self._session))
         self._thread.start()
 
     @property
@@ -130,8 +133,9 @@ class Writer:
 
     def finish(self) -> None:
         """Writes what waits, and ends. May be called again."""
-        self._queue.put(None)
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._queue.put(None)
+            self._thread.join()
         self._segments.close()
 
     def abandon(self) -> None:
