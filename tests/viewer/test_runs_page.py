@@ -153,6 +153,10 @@ def test_the_graphs_of_two_runs_side_by_side_have_one_scale_one_step_and_one_sel
     boxes = tab.run("[...document.querySelectorAll('#panes .pane')].map(p => p.getBoundingClientRect().toJSON())")
     assert boxes[0]["right"] <= boxes[1]["left"]
     assert boxes[0]["width"] == pytest.approx(boxes[1]["width"], abs=3)
+    places = "[...torchlens.graphs.values()].map(g => g.page.screen(g.partsOf.get('1')[0]))"
+    for box, place in zip(boxes, tab.run(places), strict=True):  # a graph is moved into the place that it has now
+        assert box["left"] <= place["x"]
+        assert place["x"] + place["w"] <= box["right"]
     selected = "[...torchlens.graphs.values()].map(g => g.addressOf(g.page.state.selected))"
     tab.run("[...torchlens.graphs.values()][1].page.select([...torchlens.graphs.values()][1].partsOf.get('1.0')[0], {})")
     tab.until(f'JSON.stringify({selected}) === \'["1.0","1.0"]\'')
@@ -164,6 +168,33 @@ def test_the_graphs_of_two_runs_side_by_side_have_one_scale_one_step_and_one_sel
     tab.page.click("#view-graph")
     tab.until("document.querySelectorAll('#panes .pane').length === 1")
     assert tab.run(titles) == []
+
+
+def test_what_is_not_finite_is_painted_and_told_from_what_was_not_recorded(opened, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with tl.monitor(model, tmp_path / "run"):
+        for step in range(4):
+            if step == 2:
+                with torch.no_grad():
+                    model[1].bias.fill_(torch.nan)
+            model(torch.randn(16, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    tl.open_run(tmp_path / "run").explore(tmp_path / "run.html")
+    tab = opened(tmp_path / "run.html")
+    at = "(a => { const [g] = torchlens.graphs.values(); return String(g.shown.get(g.partsOf.get(a)[0])); })"
+    tab.run("torchlens.goToStep(2)")
+    settled(tab)
+    assert tab.run(at + "('1')") == "Infinity"
+    assert float(tab.run(at + "('0')")) > 0
+    said = "[...torchlens.graphs.values()][0].host.shadowRoot.querySelector('svg').textContent"
+    assert "not finite" in tab.run(said)
+    tab.run("torchlens.goToStep(1)")
+    settled(tab)
+    assert "not finite" not in tab.run(said)
+    tab.page.click("#view-modules")
+    tab.until("document.querySelector('#scale-legend').innerText.includes('not finite')")
 
 
 def test_on_a_phone_graphs_stand_one_below_the_other(opened) -> None:

@@ -5,7 +5,8 @@ and has one column for `stride` places, a power of two, so that no answer is lar
 
 A block is four bytes (the length of the head), the head (JSON), and numbers:
 
-    table       head {"stride", "from", "columns", "series"}: bfloat16, one row for each of the series, by number
+    table       head {"stride", "from", "columns", "series"}: bfloat16, one row for each of the series, by number; NaN where
+                nothing was recorded, infinite where nothing that was sampled is finite
     histograms  head {"stride", "from", "columns", "bins", "levels"}: bytes, one row for each of the bins (see bins.py); the
                 square of what a byte is of `levels` is the share of the fullest bin of the column
     scalar      head {"stride", "from", "columns"}: four rows of float64: steps, means, smallest, largest
@@ -301,6 +302,9 @@ def _is_same(one: Step, two: Step) -> bool:
 def _statistics(columns: Columns, wanted: Collection[str] = STATISTICS) -> dict[str, np.ndarray]:
     """Statistics of each row. What they mean is told in views.py."""
     found = {name: np.asarray(getattr(columns, name), np.float64) for name in wanted if name in _STORED}
+    for name, empty in (("low", np.inf), ("high", -np.inf)):  # all is NaN: the range of nothing
+        if name in found:
+            found[name] = np.where(np.isnan(found[name]), empty, found[name])
     if len(found) == len(wanted):
         return found
     sampled = columns.sampled.astype(np.float64)
@@ -317,6 +321,8 @@ def _statistics(columns: Columns, wanted: Collection[str] = STATISTICS) -> dict[
     with np.errstate(invalid="ignore", divide="ignore"):
         mean, square = columns.total / (sampled - bad), columns.squares / (sampled - bad)
         found |= {"mean": mean, "std": np.sqrt(np.maximum(square - mean**2, 0)), "rms": np.sqrt(square)}
+    for name in ("mean", "std", "rms"):
+        found[name] = np.where(bad < sampled, found[name], np.inf)
     return {name: found[name] for name in wanted}
 
 

@@ -32,6 +32,7 @@ export const stageSize = () => (sizes || measureAnew()).stage;
 /* How much of the stage can be seen: on a phone the panel may cover its lower part. */
 const seenSize = () => (sizes || measureAnew()).seen;
 export function fit(isOpening) {
+  measureAnew();  // who asks for it may have just changed the place that there is
   aimAtAll(isOpening);
   applyView();
 }

@@ -142,12 +142,12 @@ export function markFocusable() {
 /* The colour of a number; of what has none, none: its kind is not what colours mean now. */
 const painted = new Map();
 function paint(id, parts) {
-  const value = colourValue(id), c = value === null ? null : css(overlayColour(placeOn(numbersRange, value)));
+  const value = colourValue(id), isBad = value !== null && !Number.isFinite(value), c = value === null ? null : isBad ? "var(--danger)" : css(overlayColour(placeOn(numbersRange, value)));
   if (parts.colour !== c) {
     const [body, bar] = parts.fills.length > 1 ? parts.fills : [null, parts.fills[0]];
     bar.style.fill = c || "var(--card)";
     if (body) body.style.fill = c || "";
-    const ink = c ? inkOn(overlayColour(placeOn(numbersRange, value))) : "";
+    const ink = isBad ? "var(--card)" : c ? inkOn(overlayColour(placeOn(numbersRange, value))) : "";
     for (const text of parts.g.querySelectorAll(":scope > text")) text.style.fill = ink;
     parts.colour = c;
   }

@@ -59,12 +59,16 @@ export class Matrix {
   /* One pixel for each module and column. */
   picture() {
     const width = Math.max(...this.rows.map(row => row.values.length)), height = this.rows.length, canvas = new OffscreenCanvas(width, height), ink = canvas.getContext("2d"), image = ink.createImageData(width, height), pixels = image.data;
+    ink.fillStyle = paint("--danger");
+    ink.fillRect(0, 0, 1, 1);
+    const bad = ink.getImageData(0, 0, 1, 1).data;
     const { range } = this, isLog = range.isLog, low = isLog ? Math.log(range.least) : range.min, size = isLog ? Math.log(range.max) - low : range.max - range.min;
     for (let r = 0; r < height; r++) {
       const { values } = this.rows[r];
       for (let c = 0, at = r * width * 4; c < values.length; c++, at += 4) {
         const v = values[c];
         if (v !== v) continue;
+        if (v === Infinity || v === -Infinity) { pixels.set(bad, at); continue; }
         const t = isLog ? v > 0 ? (Math.log(v) - low) / size : 0 : size > 0 ? (v - low) / size : 1, k = (t <= 0 ? 0 : t >= 1 ? 255 : t * 255 | 0) * 3;
         pixels[at] = LADDER[k]; pixels[at + 1] = LADDER[k + 1]; pixels[at + 2] = LADDER[k + 2]; pixels[at + 3] = 255;
       }

@@ -115,7 +115,7 @@ function buildSeries(page, holders, module, kind, tensor) {
     const place = block.run.placeOf(page.step);
     numbers.replaceChildren(...wanted.map(([name, text], k) => {
       const v = valueIn(block.tables[k], [block.own], name, place), isShare = STATISTICS[name].text === percent;
-      return Number.isNaN(v) && isShare ? "" : html("div", name === "nonfinite" && v > 0 ? { class: "bad" } : {}, html("span", {}, text), Number.isNaN(v) ? "NaN" : Number.isFinite(v) ? STATISTICS[name].text(v) : v > 0 ? "∞" : "−∞");
+      return Number.isNaN(v) && isShare ? "" : html("div", name === "nonfinite" && v > 0 ? { class: "bad" } : {}, html("span", {}, text), Number.isNaN(v) ? "NaN" : name === "low" && v === -Infinity ? "−∞" : name === "high" && v === Infinity ? "∞" : STATISTICS[name].text(v));
     }).filter(Boolean));
   };
   blocks.push(block);

@@ -9,7 +9,7 @@ import { KINDS, Run } from "./runs.js";
 import { Graph } from "./graph.js";
 import { Matrix } from "./matrix.js";
 import { paint, timed, timings } from "./chart.js";
-import { STATISTICS, rangeOf, statisticTable, statisticsOf } from "./statistics.js";
+import { STATISTICS, hasBad, rangeOf, statisticTable, statisticsOf } from "./statistics.js";
 import { findingsAt } from "./findings.js";
 import { forgetPanel, setPanelStep, showPanel, stepsSpan } from "./panel.js";
 
@@ -129,6 +129,10 @@ async function showGraphs() {
     graph.word.textContent = graph.isBroken ? "The graph of this run cannot be shown: its file is damaged." : graph.note || (run.isFinished ? "The run has no graph." : "The graph comes with the first recorded step.");
     if (graph.page) graph.select(page.module === null ? undefined : page.module);
   });
+  for (const graph of graphs) {  // with more or fewer beside it, a graph has another width
+    if (graph.page && graph.among && graph.among !== runs.length) graph.page.fit(true);
+    graph.among = runs.length;
+  }
   element("no-graph").hidden = true;
 }
 function hearSelection(address) {
@@ -179,6 +183,7 @@ function drawLegend() {
   const scale = html("div", { class: "scale" }), { text } = STATISTICS[page.statistic];
   scale.style.background = "linear-gradient(90deg," + SCALE.slice().reverse().map((c, i) => css(c) + " " + 100 * i / (SCALE.length - 1) + "%").join(",") + ")";
   legend.replaceChildren(html("span", {}, text(shownRange.isLog ? shownRange.least : shownRange.min)), scale, html("span", {}, text(shownRange.max)), html("span", {}, STATISTICS[page.statistic].label + (shownRange.isLog ? ", logarithmic" : "")));
+  if (hasBad([...shownTables.values()])) legend.append(html("span", { class: "bad" }, "not finite"));
 }
 
 /* -- the bar, the tabs and time -- */

@@ -3,7 +3,8 @@
 import { numberText, percent } from "../page/numbers.js";
 
 const share = { text: percent, fixed: [0, 1], isWorst: true };
-const number = { text: numberText };
+/* What has no finite number is sent as infinite: NaN says that nothing was recorded. */
+const number = { text: v => Number.isFinite(v) ? numberText(v) : "not finite" };
 /* By name: what it needs of the numbers that are sent, and how it is made of them. */
 export const STATISTICS = {
   rms: { label: "rms", needs: ["rms"], make: ([rms]) => rms, ...number },
@@ -16,7 +17,7 @@ export const STATISTICS = {
   dead: { label: "share of dead units", needs: ["dead"], make: ([dead]) => dead, ...share },
   saturated: { label: "share saturated", needs: ["saturated"], make: ([saturated]) => saturated, ...share },
   nonfinite: { label: "share not finite", needs: ["nonfinite"], make: ([bad]) => bad, ...share },
-  ratio: { label: "update-to-weight ratio", needs: ["rms"], beside: "parameters", make: ([rms], own, beside) => rms / beside, ...number, isAlwaysLog: true },
+  ratio: { label: "update-to-weight ratio", needs: ["rms"], beside: "parameters", make: ([rms], own, beside) => rms === Infinity || beside === Infinity ? Infinity : beside ? rms / beside : NaN, ...number, isAlwaysLog: true },
 };
 const COMMON = ["rms", "mean", "std", "low", "high"];
 const OF_KIND = {
@@ -82,3 +83,5 @@ export function valueIn(table, list, statistic, place) {
   }
   return found;
 }
+/* Whether there is any at all that is not finite. */
+export const hasBad = tables => tables.some(table => [...table.rows.values()].some(row => row.some(v => v === Infinity || v === -Infinity)));
