@@ -58,6 +58,15 @@ def nested_loops(self: Model, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def loops_without_parameters(self: Model, x: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        for _ in range(4):
+            x = x * 2
+        for _ in range(2):
+            x = torch.sin(x)
+    return x
+
+
 def in_turn(self: Model, x: torch.Tensor) -> torch.Tensor:
     for number in range(4):
         x = self.fc(x)
@@ -88,6 +97,13 @@ def attention_then_mlp(self: Model, x: torch.Tensor) -> torch.Tensor:
 NESTED = ["linear_1_1:1", *passes("linear_2_2", "relu_1_3", last=3)]
 NESTED += ["linear_1_1:2", *passes("linear_2_2", "relu_1_3", first=4, last=6)]
 
+WITHOUT_PARAMETERS = [
+    f"{layer}:{4 * turn + number if layer == 'mul_1_1' else 2 * turn + number}"
+    for turn in range(3)
+    for layer, times in (("mul_1_1", 4), ("sin_1_2", 2))
+    for number in range(1, times + 1)
+]
+
 ROWS: list[tuple[str, Callable[[], nn.Module], list[str]]] = [
     ("4 x (fc, +1, x2)", Recurrent, passes("linear_1_1", "add_1_2", "mul_1_3", last=4)),
     ("12 x (+1, sin)", lambda: Model(twelve_times), passes("add_1_1", "sin_1_2", last=12)),
@@ -112,6 +128,7 @@ ROWS: list[tuple[str, Callable[[], nn.Module], list[str]]] = [
         ["linear_1_1:1", "relu_1_2:1", "linear_2_3", "tanh_1_4", "linear_1_1:2", "relu_1_2:2"],
     ),
     ("2 x (a, 3 x (b, relu))", lambda: Model(nested_loops, a=linear(), b=linear()), NESTED),
+    ("3 x (4 x (x2), 2 x sin)", lambda: Model(loops_without_parameters), WITHOUT_PARAMETERS),
     (
         "4 x (fc, relu or tanh in turn)",
         lambda: Model(in_turn, fc=linear()),

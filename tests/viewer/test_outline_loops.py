@@ -1,6 +1,7 @@
 """Loops in the outline are those of the program, whatever stands before, after and inside them."""
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.work import lines_run
+from torchlens.history.log import source_line
 from torchlens.viewer.folding import fold
 from torchlens.viewer.loop_tree import find_loops
 from torchlens.viewer.outline import Outline, Part, outline
@@ -244,3 +246,80 @@ def test_a_loop_that_does_something_else_each_time_is_not_taken_to_pieces():
     chance = random.Random(0)
     assert len(find_loops([[chance.randrange(5) for _ in range(1000)]], range(5)).loop_of_unit) < 200
     assert work(1000) < 3 * work(500)
+
+
+class Written(nn.Module):
+    """Loops of operations that have no parameters to tell them apart, and that stand at other places, too."""
+
+    def forward(self, x):
+        x = torch.sigmoid(x)
+        for _ in range(4):
+            for _ in range(2):
+                x = torch.cos(x)
+                x = torch.sigmoid(x)
+            x = x * 5
+        return torch.exp(x)
+
+
+def test_the_same_operation_before_a_loop_is_not_in_it():
+    history = tl.get_model_metadata(Written(), torch.ones(1, 3))
+    found = _outlined(history)
+    check(history, found)
+    assert _shown(found.root, history) == "sigmoid ((cos sigmoid) mul) exp"
+    assert [part.num_passes for part in _all(found.root) if part.kind == "loop"] == [4, 8]
+
+
+_OPERATIONS = ("tanh", "sin", "relu", "sigmoid", "cos", "exp2")
+
+
+def _random_source(chance: random.Random, loops: tuple[int, ...], lines: dict[int, tuple[str, tuple[int, ...]]]) -> None:
+    """Lines of a program, by number: what it says there and the loops around it. No operation follows itself."""
+    before = ""
+    for _ in range(chance.randint(2, 4)):
+        indent = "    " * (len(loops) + 1)
+        if len(loops) < 3 and chance.random() < 0.35:
+            loop = len(lines) + 2
+            lines[loop] = f"{indent}for _ in range({chance.randint(2, 4)}):", loops
+            _random_source(chance, (*loops, loop), lines)
+            before = lines[max(lines)][0].strip()
+        else:
+            first = next((text.strip() for text, around in lines.values() if loops and around == loops), "")
+            before = chance.choice(
+                [text for name in _OPERATIONS if (text := f"x = torch.{name}(x)") not in (before, first)]
+            )
+            lines[len(lines) + 2] = indent + before, loops
+
+
+def _run_source(lines: dict[int, tuple[str, tuple[int, ...]]]) -> tuple[Any, dict[int, int]]:
+    """The log of a program, and the line of each operation."""
+    source = "\n".join(["def forward(self, x):", *(text for text, _ in lines.values()), "    return x"])
+    space: dict[str, Any] = {"torch": torch}
+    exec(compile(source, "<program>", "exec"), space)
+    history = tl.get_model_metadata(type("Program", (nn.Module,), {"forward": space["forward"]})(), torch.ones(1, 3))
+    rows = [history._log.row(entry) for entry in range(1, len(history) - 1)]
+    places = {entry: (row.code, row.instruction) for entry, row in enumerate(rows, start=1)}
+    return history, {entry: source_line(code, at).line for entry, (code, at) in places.items() if code is not None}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_loops_of_operations_without_parameters_are_those_of_the_program(seed):
+    chance = random.Random(seed)
+    is_plain = False
+    while not is_plain:  # what follows itself, at another place, could as well be a loop
+        lines: dict[int, tuple[str, tuple[int, ...]]] = {}
+        _random_source(chance, (), lines)
+        history, line_of = _run_source(lines)
+        ran = [(line_of[entry], history[entry].layer_type) for entry in sorted(line_of)]
+        is_plain = not any(a[1] == b[1] and a[0] != b[0] for a, b in pairwise(ran))
+    found = outline(history._log)
+    check(history, found)
+    units = [{line_of[own[0]] for own in part.passes if own[0] in line_of} for part in _all(found.root)]
+    written = [number for number, (text, _) in lines.items() if "for" not in text]
+    assert sorted(line for own in units for line in own) == written, lines
+    loops = [
+        frozenset(line_of[own[0]] for inner in _all(part) for own in inner.passes)
+        for part in _all(found.root)
+        if part.kind == "loop"
+    ]
+    inside = [frozenset(line for line in written if number in lines[line][1]) for number in lines if number not in written]
+    assert sorted(map(sorted, loops)) == sorted(map(sorted, {own for own in inside if len(own) > 1})), lines

@@ -6,6 +6,7 @@ import torchlens as tl
 from tests.networks import MLP
 from torchlens.history.overlay import Overlay
 from torchlens.viewer import explore
+from torchlens.viewer.data import page_data
 
 
 def test_an_overlay_shows_its_unit_and_what_was_measured_of_a_module(visit, tmp_path):
@@ -99,6 +100,9 @@ def test_conditions_and_nan_are_marked(visit, tmp_path):
     explore(tl.log_forward_pass(Decides(), torch.ones(3)), tmp_path / "page.html")
     tab = visit(tmp_path / "page.html")
     assert tab.page.locator("text.if").all_text_contents() == ["IF"]
+    read = tab.page.locator(".is-read")
+    assert [node.locator("text").all_text_contents() for node in read.all()] == [["gt_1_2", "gt is True", "scalar"]]
+    assert "read by an if" in tab.page.locator("#legend").text_content()
     marked = tab.run(
         "[...document.querySelectorAll('.bad-badge')].map(b => [b.parentNode.dataset.id, b.children[1].textContent])"
     )
@@ -161,3 +165,19 @@ def test_a_module_whose_parameters_are_read_is_not_said_to_be_idle(tmp_path):
     x = torch.rand(1, 3, 8)
     page = explore(tl.log_forward_pass(attention, [x, x, x]), None)
     assert '"idle":[]' in page.html
+
+
+def test_what_only_holds_others_is_not_said_to_be_idle_nor_is_one_whose_buffer_is_read():
+    class Holding(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            rows = [torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(2)) for _ in range(2)]
+            self.rows, self.table, self.spare = torch.nn.ModuleList(rows), torch.nn.BatchNorm1d(4), torch.nn.ReLU()
+
+        def forward(self, x):
+            for row in self.rows:
+                x = row[1](row[0](x))
+            return x + self.table.running_mean
+
+    data = page_data(tl.log_forward_pass(Holding(), torch.ones(1, 4)), {}, None)
+    assert [[data["strings"][name] for name in names] for _, names, _ in data["idle"]] == [["spare"]]

@@ -234,6 +234,70 @@ def test_a_loop_in_a_loop_says_how_often_it_runs_each_time(visit, tmp_path):
     assert "× 3 each" in tab.page.locator(f'[data-id="{inner}"]').text_content()
 
 
+def test_a_loop_that_runs_more_often_in_one_pass_than_in_another_is_not_said_to_run_so_often_each_time(visit, tmp_path):
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x):
+            for times in (1, 2, 4, 5):
+                x = self.a(x)
+                for _ in range(times):
+                    x = self.c(self.b(x))
+            return x
+
+    explore(tl.log_forward_pass(Growing(), torch.ones(1, 4)), tmp_path / "page.html")
+    tab = visit(tmp_path / "page.html")
+    tab.run("torchlens.openTo(2)")
+    notes = [node.text_content() for node in tab.page.locator("[aria-expanded]").all()]
+    assert [("× 4" in note, "× 12" in note, "each" in note) for note in notes] == [
+        (True, False, False),
+        (False, True, False),
+    ]
+
+
+class ManyOutputs(nn.Module):
+    """A model whose parts all are in one module, with constants around them and more outputs than a row holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = ConstantsAround()
+
+    def forward(self, x):
+        return self.body(x)
+
+
+class ConstantsAround(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            mask = torch.arange(4)
+            for number in range(8):
+                mask = mask + torch.full((4,), number)
+            x = torch.relu(layer(x + mask))
+        return {f"result_{name}": x for name in "abcdefghijkl"} | {"cache": [x] * 24}
+
+
+def test_a_page_opens_into_the_model_not_into_its_outputs(visit, tmp_path):
+    explore(tl.log_forward_pass(ManyOutputs(), torch.ones(1, 4)), tmp_path / "page.html")
+    tab = visit(tmp_path / "page.html")
+    assert {f"body.layers.{number}" for number in range(6)} <= set(tab.titles())
+    assert "output.cache" in tab.titles()
+
+
+def test_many_outputs_stand_in_several_rows(visit, tmp_path):
+    explore(tl.log_forward_pass(ManyOutputs(), torch.ones(1, 4)), tmp_path / "page.html")
+    tab = visit(tmp_path / "page.html")
+    rows = tab.run("""[...torchlens.scene.nodes.values()].filter(n => torchlens.title(n.id).startsWith('output.result'))
+      .map(n => n.y)""")
+    assert len(rows) == 12
+    assert max(rows.count(row) for row in rows) <= 5
+
+
 def test_search_counts_hits_on_closed_boxes_and_enter_walks_through_them(visit):
     tab = visit("gpt2")
     tab.page.keyboard.press("/")

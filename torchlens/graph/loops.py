@@ -7,10 +7,12 @@ called in. Repeated structure shows in two ways, both found in near-linear time 
 - shared parameters: operations of one key with parameters are passes of one layer; so are, step by step, operations that
   hang in the same way on passes of one layer (the `relu` after each call of the same `linear`);
 - repetition: the sequence of keys repeats back to back (`add sin add sin ...`), every operation reads the counterparts of
-  what its counterpart one period earlier read, and each period reads from the one before it.
+  what its counterpart one period earlier read, and each period reads from the one before it. What repeats may hold what
+  repeats: loops in loops are found from the inside out.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from torchlens.graph.operation_kinds import INDEXING
 
@@ -63,24 +65,51 @@ class _UnionFind:
 # -- repetition --------------------------------------------------------------------------------------------------------
 
 
+class _Run(NamedTuple):
+    """From an operation to another, the same so many operations again and again."""
+
+    start: int
+    stop: int
+    period: int
+
+
 def _join_repetitions(
     keys: Sequence[Hashable], steps: Sequence[Hashable], parents: Sequence[Sequence[int]], groups: _UnionFind
 ) -> None:
+    known: set[_Run] = set()
+    pairs = _next_of_its_kind(enumerate(steps))
+    while True:
+        starts: dict[int, list[int]] = {}  # period → operations whose key comes again after that many operations
+        for before, operation in pairs:
+            starts.setdefault(operation - before, []).append(before)
+        runs: list[_Run] = []
+        for period, operations in starts.items():
+            end = -1
+            for operation in operations:
+                if operation < end:
+                    continue
+                start, end = _run_around(steps, operation, period, end)
+                if end - start >= period:
+                    runs += _join_run(start, end, period, keys, parents, groups)
+        # A loop around loops is not to be seen in single operations, if each of them comes several times in it; but then
+        # the loops come again, too.
+        new = sorted(set(runs) - known)
+        if len(new) < 2:
+            return
+        known.update(new)
+        pairs = _next_of_its_kind(
+            (run.start, (run.stop - run.start, *steps[run.start : run.start + run.period])) for run in new
+        )
+
+
+def _next_of_its_kind(tokens: Iterable[tuple[int, Hashable]]) -> Iterator[tuple[int, int]]:
+    """Each operation with the next one that has the same key."""
     last: dict[Hashable, int] = {}
-    starts: dict[int, list[int]] = {}  # period → operations whose key comes again after that many operations
-    for operation, key in enumerate(steps):
+    for operation, key in tokens:
         before = last.get(key)
         if before is not None:
-            starts.setdefault(operation - before, []).append(before)
+            yield before, operation
         last[key] = operation
-    for period, operations in starts.items():
-        end = -1
-        for operation in operations:
-            if operation < end:
-                continue
-            start, end = _run_around(steps, operation, period, end)
-            if end - start >= period:
-                _join_run(start, end, period, keys, parents, groups)
 
 
 def _run_around(keys: Sequence[Hashable], operation: int, period: int, floor: int) -> tuple[int, int]:
@@ -102,8 +131,9 @@ def _join_run(
     keys: Sequence[Hashable],
     parents: Sequence[Sequence[int]],
     groups: _UnionFind,
-) -> None:
-    """Joins operations one period apart where what they read is one period apart, too."""
+) -> list[_Run]:
+    """Joins operations one period apart where what they read is one period apart, too. Returns where it did."""
+    runs = []
     while end - start >= period:
         stop = start
         while stop < end and _correspond(parents[stop], parents[stop + period], start, stop, period):
@@ -112,7 +142,9 @@ def _join_run(
             for operation in range(start, stop):
                 if keys[operation] == keys[operation + period]:
                     groups.join(operation, operation + period)
+            runs.append(_Run(start, start + ((stop - start) // period + 1) * period, period))
         start = max(stop, start + 1)
+    return runs
 
 
 def _correspond(mine: Sequence[int], later: Sequence[int], start: int, operation: int, period: int) -> bool:

@@ -245,8 +245,8 @@ class _Writer:
         columns: dict[str, list[Any]] = {
             name: []
             for name in (
-                "part", "parent", "title", "path", "type", "kind", "isModule", "side", "passes", "entries", "buffers",
-                "params", "place",
+                "part", "parent", "title", "path", "type", "kind", "isModule", "side", "passes", "each", "entries",
+                "buffers", "params", "place",
             )
         }  # fmt: skip
         for part, parent in parts:
@@ -266,6 +266,7 @@ class _Writer:
             columns["isModule"].append(int(bool(part.address)))
             columns["side"].append(SIDES.index(names.side(part)))
             columns["passes"].append(part.num_passes)
+            columns["each"].append(part.num_each)
             columns["entries"].append(chosen.passes(part))
             columns["buffers"].append(buffers)
             columns["params"].append(list(dict.fromkeys(params)))
@@ -288,10 +289,16 @@ class _Writer:
         """For each module that is shown, the modules in it that did not run: experts that were not chosen."""
         recording = self.log.recording
         called = {record.address for record in recording.module_calls}
-        holders = {address.rpartition(".")[0] for address in called} | {""}
-        # Some modules only keep parameters, as MultiheadAttention's out_proj does; what reads those runs.
-        read = {number for own in self.log.graph.params for number in own}
-        called |= {recording.param_addresses[number].rpartition(".")[0] for number in read}
+        # Some modules only keep parameters or buffers, as MultiheadAttention's out_proj does; what reads those runs.
+        read = [recording.param_addresses[number] for own in self.log.graph.params for number in own]
+        read += [self.log.boundary_addresses[entry][0] for entry in self.log.graph.buffers]
+        called |= {address.rpartition(".")[0] for address in read}
+        holders = {""}  # what something that ran is in, however deep
+        for address in called:
+            above = address.rpartition(".")[0]
+            while above not in holders:
+                holders.add(above)
+                above = above.rpartition(".")[0]
         box_of = {part.address: number for number, part in reversed(list(enumerate(parts))) if part.kind == "module"}
         found: dict[int, list[str]] = {}
         for address in recording.module_classes:

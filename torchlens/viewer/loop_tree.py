@@ -136,6 +136,8 @@ class _Parser:
                 for own, period in zip(symbols, periods, strict=True)
             ]
             return self._loop(patterns, cuts, loop, is_fine, depth)
+        if not is_fine and all(map(_is_plain, patterns)):
+            return self.parse(patterns, loop, True, depth)  # the places say it plainly, what is done there does not
         cuts = _cuts(symbols)
         runs = [_runs([own[a:b] for a, b in cut]) for own, cut in zip(symbols, cuts, strict=True)]
         if any(runs) and all(not own if len(cut) == 1 else _covers(cut, own) for cut, own in zip(cuts, runs, strict=True)):
@@ -325,19 +327,26 @@ def _period(own: _Pattern) -> int:
     period = len(own) - shift[-1]
     if len(own) % period:
         period = len(own)
-    body = own[:period]
-    group_of = _repeating([body])
+    return period if _is_plain(own[:period], len(own)) else 0
+
+
+def _is_plain(own: _Pattern, shorter_than: int = 0) -> bool:
+    """Whether what comes again in it does so as loops, which may be nested, and which leave nothing over.
+
+    Loops are shorter than what they were looked for in, if that is given.
+    """
+    group_of = _repeating([own])
     at = 0
-    while at < period:
+    while at < len(own):
         end = at + 1
-        group = group_of.get(body[at])
-        while group is not None and end < period and group_of.get(body[end]) == group:
+        group = group_of.get(own[at])
+        while group is not None and end < len(own) and group_of.get(own[end]) == group:
             end += 1
-        inner = body[at:end]
-        if len(set(inner)) > 1 and (len(inner) == len(own) or not 0 < _period(inner) < len(inner)):
-            return 0
+        inner = own[at:end]
+        if len(set(inner)) > 1 and (len(inner) == shorter_than or not 0 < _period(inner) < len(inner)):
+            return False
         at = end
-    return period
+    return True
 
 
 def _cuts(sequences: Sequence[_Pattern]) -> list[list[tuple[int, int]]]:

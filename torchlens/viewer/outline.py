@@ -4,6 +4,7 @@ The outline is rolled: what a loop does in each step is one operation of it. Box
 divide the operations finely enough, loops, repeats of identical parts, and spans of many small things.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -22,7 +23,8 @@ class Part:
 
     `kind` is 'operation', 'module', 'loop', 'repeat' (identical parts), 'step' (one of them) or 'span'. Parts are in the
     order in which they first ran. `passes` has the entries of each pass of an operation; `buffers` are entries that live
-    in it. `num_passes` counts all, over all passes of what is around it.
+    in it. `num_passes` counts all, over all passes of what is around it; `num_each` says how many a loop has in each of
+    those, if they are several and agree, else 0.
     """
 
     kind: str
@@ -35,6 +37,7 @@ class Part:
     buffers: Sequence[int] = ()
     above: "Part | None" = None
     shape: Hashable = None  # what makes it identical to another
+    num_each: int = 0
 
 
 class Link(NamedTuple):
@@ -126,6 +129,7 @@ class _Builder:
         for box in _boxes_in(root):
             for part in box.children:
                 part.above = box
+        self._count_each()
         number_of: dict[int, int] = {}
 
         def count(part: Part, _: int) -> None:
@@ -133,6 +137,19 @@ class _Builder:
 
         walk(root, count)
         return Outline(root, [_against_order(link, number_of) for link in self._links()])
+
+    def _count_each(self) -> None:
+        """How often each loop ran in each pass of the box that it is in."""
+        num_frames = Counter(map(id, self.frame_part))
+        ran: dict[int, Counter[int]] = {}
+        for part, above in zip(self.frame_part, self.frame_above, strict=True):
+            if part.kind == "loop":
+                ran.setdefault(id(part), Counter())[above] += 1
+        for part in {id(part): part for part in self.frame_part if part.kind == "loop"}.values():
+            counts = ran[id(part)]
+            num_around = num_frames[id(self.frame_part[next(iter(counts))])]
+            if len(counts) == num_around > 1 and len(set(counts.values())) == 1:
+                part.num_each = next(iter(counts.values()))
 
     # -- entries -----------------------------------------------------------------------------------------------------
 

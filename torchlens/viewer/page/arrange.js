@@ -3,13 +3,13 @@
 import { D, FOOT, HEAD_H, LINE_H, N, NODE_H, P, PAD, PART, SIDE, failedUnit, isUnit, kids, scene, siblings, state } from "./outline.js";
 import { columnsIn, connect, links } from "./links.js";
 import { widthOf } from "./numbers.js";
-import { extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
+import { extraLines, failedText, noteOf, readOf, shapeOf, titleOf, typeOf } from "./names.js";
 import { placeIdle } from "./idle.js";
 import { layoutBox, pathOf } from "./layout.js";
 
 const VALUE_ROOM = 76;  // for a number beside the title, when the nodes are coloured by one
 function measure(i) {
-  const title = titleOf(i), note = noteOf(i, true), type = typeOf(i), shape = shapeOf(i);
+  const title = titleOf(i), note = noteOf(i, true), type = typeOf(i) + " " + readOf(i), shape = shapeOf(i);
   if (i === failedUnit) return { w: Math.ceil(Math.min(520, Math.max(widthOf(title, true), widthOf(failedText()), widthOf(D.failure.message.split("\n")[0])) + 20)), h: NODE_H + 19 };
   const most = 330;
   let w = Math.max(widthOf(title, true) + Math.max(VALUE_ROOM, note ? widthOf(note) + 18 : 0) + (isUnit(i) ? 0 : 16), widthOf(type) + widthOf(shape) + 20, 104) + 20;

@@ -2,7 +2,7 @@
 
 import { BAR_H, D, HEAD_H, LINE_H, P, SIDE, failedUnit, isOpenable, isUnit, kindOf, scene, state, svg, within } from "./outline.js";
 import { clip, many, widthOf } from "./numbers.js";
-import { describe, extraLines, failedText, noteOf, shapeOf, titleOf, typeOf } from "./names.js";
+import { describe, extraLines, failedText, noteOf, readOf, shapeOf, titleOf, typeOf } from "./names.js";
 import { colourValue, overlayColour, overlayRange, placeOn } from "./overlays.js";
 import { css, inkOn } from "./scale.js";
 import { label, make } from "./elements.js";
@@ -165,9 +165,9 @@ export function recolour() {
 
 function drawNode(node, before) {
   const { id, x, y, w, h } = node;
-  const side = SIDE[P.side[id]], isDim = side && state.sides[side] === "dim" && !state.overlay;
+  const side = SIDE[P.side[id]], read = readOf(id), isDim = side && state.sides[side] === "dim" && !state.overlay && !read;
   const fresh = before && !before.has(id) ? " fresh" : "";
-  const g = make("g", { class: "node k-" + kindOf(id) + (isDim ? " dim" : "") + fresh + (failedUnit > 0 && id !== failedUnit && within(failedUnit, id) ? " has-failed" : ""), transform: `translate(${x} ${y})` }, layers.nodes);
+  const g = make("g", { class: "node k-" + kindOf(id) + (isDim ? " dim" : "") + (read ? " is-read" : "") + fresh + (failedUnit > 0 && id !== failedUnit && within(failedUnit, id) ? " has-failed" : ""), transform: `translate(${x} ${y})` }, layers.nodes);
   if (P.passes[id] > 1 && !isUnit(id)) {
     make("rect", { class: "frame", x: 5, y: 5, width: w, height: h, rx: 6 }, g);
     make("rect", { class: "body", x: 2.5, y: 2.5, width: w, height: h, rx: 6 }, g);
@@ -183,7 +183,7 @@ function drawNode(node, before) {
   if (!isUnit(id)) label(g, isOpenable(id) ? "▸" : "▪", 9, 15, "title");
   label(g, title, lead, 15, "title");
   const noteLabel = noteText || state.overlay ? label(g, noteText, w - 9, 15, "note", "end") : null;
-  const shape = shapeOf(id), type = id === failedUnit ? failedText() : typeOf(id);
+  const shape = shapeOf(id), type = id === failedUnit ? failedText() : typeOf(id) + (read ? " " + read : "");
   const shapeText = clip(shape, w * 0.66);
   label(g, clip(type, w - 26 - (shape ? widthOf(shapeText) : 0)), 9, 36, "type");
   if (id === failedUnit) label(g, clip(D.failure.message.split("\n")[0], w - 18), 9, 54, "error");

@@ -3,15 +3,15 @@
 A box has children, which have a size, and ports: the points at its upper and lower border where edges come in and go out.
 Expanded children are laid out first; they are nodes with a size and ports of their own. */
 
-const GAP_X = 26, GAP_DUMMY = 14, GAP_Y = 24, SWEEPS = 8, PORT = 10;
+const GAP_X = 26, GAP_DUMMY = 14, GAP_Y = 24, SWEEPS = 8, PORT = 10, MOST_ENDS = 5;
 
 /* nodes: {id, w, h, kind: 'node'|'in'|'out', isSide, outs, ins}, in order of execution; edges: {from, to, source} by index.
 `order` is what an earlier layout returned: children keep their places beside each other. Returns sizes, and for each node
 its centre x and top y, and for each edge its points. */
 export function layoutBox(nodes, edges, order) {
-  const ranks = layerOf(nodes, edges);
+  const { rank: ranks, moved } = layerOf(nodes, edges);
   const items = nodes.map((node, i) => ({ node, rank: ranks[i], w: node.w, x: 0, up: [], down: [], at: i, isDummy: false }));
-  const chains = addDummies(items, edges);
+  const chains = addDummies(items, edges, moved);
   const byRank = [];
   for (const item of items) (byRank[item.rank] ||= []).push(item);
   for (let r = 0; r < byRank.length; r++) byRank[r] ||= [];
@@ -49,10 +49,26 @@ function layerOf(nodes, edges) {
       if (low > rank[i] && (nodes[i].isSide || into[i].length === 0)) rank[i] = low;
     }
   }
+  const moved = breakRows(nodes, rank, out);
   let last = 0;
   for (let i = 0; i < n; i++) if (nodes[i].kind !== "out") last = Math.max(last, rank[i]);
   for (let i = 0; i < n; i++) if (nodes[i].kind === "out") rank[i] = last + 1;
-  return rank;
+  return { rank, moved };
+}
+
+/* Things that nothing follows, many beside each other (the outputs of a detector), stand in several rows. Returns those that
+are no longer in the first, each with the middle of those that were in its row: the way down to it leads through there. */
+function breakRows(nodes, rank, out) {
+  const rows = new Map(), moved = new Map();
+  nodes.forEach((node, i) => {
+    if (node.kind !== "node" || out[i].length) return;
+    if (rows.has(rank[i])) rows.get(rank[i]).push(i); else rows.set(rank[i], [i]);
+  });
+  for (const row of rows.values()) {
+    const count = Math.ceil(row.length / MOST_ENDS), width = Math.ceil(row.length / count);
+    row.forEach((i, k) => { const down = Math.floor(k / width); if (down) { rank[i] += down; moved.set(i, row[Math.floor((width - 1) / 2)] + 0.5); } });
+  }
+  return moved;
 }
 
 function topological(nodes, out, into) {
@@ -67,7 +83,7 @@ function topological(nodes, out, into) {
 }
 
 /* Long edges from one source share one chain of dummies. Returns for each edge the items it goes through. */
-function addDummies(items, edges) {
+function addDummies(items, edges, moved) {
   const chains = new Map(), paths = [];
   const link = (a, b, weight, e, isFirst, isLast) => {
     a.down.push({ item: b, weight, offset: isFirst ? e.fromOffset || 0 : 0, other: isLast ? e.toOffset || 0 : 0 });
@@ -76,13 +92,13 @@ function addDummies(items, edges) {
   for (const e of edges) {
     const from = items[e.from], to = items[e.to], path = [from];
     if (e.isAside) { paths.push([from, to]); continue; }
-    const key = e.from + "/" + e.source;
+    const key = e.from + "/" + e.source + (moved.has(e.to) ? "/" + moved.get(e.to) : "");
     let chain = chains.get(key);
     if (!chain) chains.set(key, chain = []);
     for (let r = from.rank + 1; r < to.rank; r++) {
       let dummy = chain[r];
       if (!dummy) {
-        dummy = chain[r] = { node: null, rank: r, w: 4, x: 0, up: [], down: [], at: from.at + 0.5, isDummy: true, key: key + "/" + r };
+        dummy = chain[r] = { node: null, rank: r, w: 4, x: 0, up: [], down: [], at: moved.get(e.to) ?? from.at + 0.5, isDummy: true, key: key + "/" + r };
         items.push(dummy);
         const above = path[path.length - 1];
         link(above, dummy, above.isDummy ? 8 : 1, e, path.length === 1, false);

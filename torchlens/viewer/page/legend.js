@@ -5,9 +5,10 @@ import { overlayText, overlays } from "./overlays.js";
 import { SCALE, css } from "./scale.js";
 import { html, make } from "./elements.js";
 import { markRows } from "./marks.js";
+import { readOf } from "./names.js";
 
 const LEGEND = [["input", "input"], ["output", "output"], ["module", "module"], ["group", "folded"], ["weights", "with parameters"], ["norm", "normalisation"],
-  ["activation", "activation"], ["compute", "other computation"], ["view", "view"], ["source", "buffer, constant"]];
+  ["activation", "activation"], ["compute", "other computation"], ["view", "view"], ["source", "buffer, constant"], ["read", "read by an if"]];
 let range = null;  // of the values that are shown, while the nodes are coloured by them
 export const shownRange = () => range;
 export const legendTitle = () => (overlays.get(state.overlay).title || inWords()) + (range && range.isLog ? ", logarithmic" : "");
@@ -25,7 +26,7 @@ export function drawLegend(now) {
       html("div", { class: "ends" }, html("span", {}, overlayText(range.isLog ? range.least : range.min)), html("span", {}, overlayText(range.max))));
     return;
   }
-  const used = new Set([...scene.nodes.values()].map(node => kindOf(node.id)));
+  const used = new Set([...scene.nodes.values()].map(node => readOf(node.id) ? "read" : kindOf(node.id)));
   for (const [kind, text] of LEGEND) {
     if (!used.has(kind)) continue;
     const swatch = html("i");

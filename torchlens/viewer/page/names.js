@@ -1,6 +1,6 @@
 /* What the parts are called, and what is said about them. */
 
-import { D, E, P, PART, Q, S, end, failedUnit, isOpenable, isUnit, kindOf, leftIn, state } from "./outline.js";
+import { D, E, P, Q, S, end, failedUnit, isOpenable, isUnit, kindOf, leftIn, state } from "./outline.js";
 import { links } from "./links.js";
 import { markOf } from "./marks.js";
 import { many, short } from "./numbers.js";
@@ -22,6 +22,12 @@ export function typeOf(i) {
   // An operation's name without its underscores; a class keeps those it has.
   return isUnit(i) && !P.isModule[i] ? type.replace(/^__(\w+)__$/, "$1").replace(/_$/, "") : type;
 }
+/* What an `if` read in it, in the pass that is shown: `is True`. */
+const booleans = new Map(D.conditions.read);
+export function readOf(i) {
+  const read = isUnit(i) ? entriesNow(i).find(e => booleans.has(e)) : undefined;
+  return read === undefined ? "" : "is " + (booleans.get(read) ? "True" : "False");
+}
 export function titleOf(i) {
   const full = S[P.title[i]];
   if (full.length <= 30 || isUnit(i) && S[P.path[i]] !== full) return full;
@@ -42,12 +48,7 @@ export function paramsIn(i) {
 }
 export const paramCount = i => paramsIn(i).reduce((sum, p) => sum + Q.count[p], 0);
 /* `× 6`; of a loop that runs three times in each of two passes of what is around it, `× 3 each`. */
-function timesOf(i) {
-  let around = P.parent[i];
-  while (around > 0 && P.passes[around] < 2) around = P.parent[around];
-  const each = around > 0 && PART[P.part[i]] === "loop" && PART[P.part[around]] !== "repeat" ? P.passes[i] / P.passes[around] : 0;
-  return each > 1 && Number.isInteger(each) ? "× " + many(each) + " each" : "× " + many(P.passes[i]);
-}
+const timesOf = i => P.each[i] > 1 ? "× " + many(P.each[i]) + " each" : "× " + many(P.passes[i]);
 /* `isPlain` is what is said while nodes are not coloured by numbers; the layout is made for that, and does not move. */
 export function noteOf(i, isPlain) {
   const notes = [];

@@ -3,7 +3,7 @@
 import { $, D, E, LEFT, NUM, P, PART, Q, S, T, VALUELESS, children, end, failedUnit, isOpenable, isUnit, leftIn, leftOut, panel, passOfEntry, state, tell, unitOf, within } from "./outline.js";
 import { links } from "./links.js";
 import { bytesText, many, numberText, short, timeText } from "./numbers.js";
-import { countUnits, entriesNow, paramCount, paramsIn, shapeOf, typeOf } from "./names.js";
+import { countUnits, entriesNow, paramCount, paramsIn, readOf, shapeOf, typeOf } from "./names.js";
 import { overlayText, overlayValue, overlays } from "./overlays.js";
 import { html } from "./elements.js";
 import { idleIn } from "./idle.js";
@@ -15,7 +15,6 @@ import { levelsIn, openTo } from "./levels.js";
 import { showEdge } from "./edges.js";
 import { histogram, statBlock } from "./statistics.js";
 
-const booleans = new Map(D.conditions.read);
 export function linkTo(e) {
   const i = unitOf[e], text = e === NUM - 1 && D.failure ? S[P.title[i]] : S[E.label[e]];
   return html("button", { type: "button", title: S[P.path[i]] + "  " + S[E.shape[e]], onclick: () => { if (P.entries[i].length > 1 && !P.buffers[i].includes(e)) state.pass.set(i, passOfEntry[e]); select(i, { isCentred: false }); } }, text);
@@ -91,10 +90,6 @@ function idleBlock(i) {
   out.append(html("h3", {}, "Did not run"), list);
   return out;
 }
-function conditionText(own) {
-  const read = own.filter(e => booleans.has(e));
-  return read.length ? "an if read it: " + (booleans.get(read[0]) ? "True" : "False") : "";
-}
 export function showPanel() {
   const i = state.selected;
   panel.replaceChildren();
@@ -128,7 +123,7 @@ export function showPanel() {
       ["Shape", isFailed ? "" : own.map(k => S[E.shape[k]]).join("; ")], ["Input shapes", E.parents[e].filter(p => !buffers.includes(p)).map(p => S[E.shape[p]]).join("; ")],
       ["Type", isFailed ? "" : S[E.dtype[e]]], ["Size", isFailed ? "" : bytesText(own.reduce((sum, k) => sum + E.bytes[k], 0))],
       ["Time", isFailed ? "" : timeText(own.reduce((sum, k) => sum + E.micros[k], 0))], ["All passes", P.passes[i] > 1 ? timeText(time) : ""],
-      ["FLOPs", E.flops[e] ? short(E.flops[e]) : ""], ["Condition", conditionText(own)], ["Arguments", S[E.args[e]]],
+      ["FLOPs", E.flops[e] ? short(E.flops[e]) : ""], ["Condition", readOf(i).replace("is", "an if read it:")], ["Arguments", S[E.args[e]]],
       ["Values", !isFailed && own.some(k => E.stat[k] === VALUELESS) ? "none: the tensor is " + D.valueless : ""],
       [state.overlay, state.overlay && overlays.get(state.overlay).isOwn && overlayValue(i) !== null ? overlayText(overlayValue(i)) : ""],
       ["Backward", isFailed || E.backward[e] === null ? "" : timeText(own.reduce((sum, k) => sum + (E.backward[k] || 0), 0))],

@@ -1,6 +1,6 @@
 /* Opening the page. */
 
-import { $, D, N, P, PART, S, depth, failedUnit, isOpenable, kids, root, scene, stage, started, state, timings } from "./outline.js";
+import { $, D, N, P, PART, S, SIDE, depth, failedUnit, isOpenable, kids, kindOf, root, scene, stage, started, state, timings } from "./outline.js";
 import { columnsIn, connect, links } from "./links.js";
 import { countUnits } from "./names.js";
 import { overlayRange, overlays } from "./overlays.js";
@@ -19,29 +19,39 @@ import { restore } from "./address.js";
 import { listen } from "./input.js";
 import { drive } from "./drive.js";
 
-/* Expands, largest first, until at least 10 and at most 40 nodes show. */
+/* Expands, largest first, until at least 10 and at most 40 nodes show. Several inputs count as one, and so do outputs: they say
+little of the model, and are closed if they are folded. What is dimmed may be more where there is no other way. */
 function openReadable() {
   state.open[0] = 1;
   if (failedUnit > 0) for (let p = P.parent[failedUnit]; p > 0; p = P.parent[p]) state.open[p] = 1;
   connect();
-  const shown = i => kids[i].filter(k => !links.hidden[k]).length;
-  const visible = () => { let n = 0; (function count(i) { for (const k of kids[i]) if (!links.hidden[k]) { if (state.open[k]) count(k); else n++; } })(0); return n; };
+  const endKind = i => { while (kids[i].length) i = kids[i][0]; return ["input", "output"].includes(kindOf(i)) ? kindOf(i) : ""; };
+  const isBright = i => !links.hidden[i] && !(SIDE[P.side[i]] && state.sides[SIDE[P.side[i]]] === "dim");
+  const isShown = i => !links.hidden[i];
+  const shown = (i, counts) => kids[i].filter(counts).length;
+  const visible = counts => { let n = 0; (function count(i) { for (const k of kids[i]) if (counts(k)) { if (state.open[k]) count(k); else n++; } })(0); return n; };
+  const telling = () => {
+    const ends = kids[0].filter(isShown).map(endKind).filter(Boolean);
+    return visible(k => isShown(k) && !(P.parent[k] === 0 && endKind(k))) + new Set(ends).size;
+  };
   const openColumns = box => {
     const pair = columnsIn(box);
-    if (!pair || pair.some(k => state.open[k]) || visible() - 2 + shown(pair[0]) + shown(pair[1]) > 40) return false;
+    if (!pair || pair.some(k => state.open[k]) || visible(isShown) - 2 + shown(pair[0], isShown) + shown(pair[1], isShown) > 40) return false;
     for (const k of pair) state.open[k] = 1;
     return true;
   };
   openColumns(0);
-  for (let now = visible(); now < 10; now = visible()) {
+  while (telling() < 10) {
     const candidates = [];
-    (function look(i) { for (const k of kids[i]) if (isOpenable(k)) { if (state.open[k]) look(k); else candidates.push(k); } })(0);
+    (function look(i) { for (const k of kids[i]) if (isOpenable(k) && !(i === 0 && endKind(k))) { if (state.open[k]) look(k); else candidates.push(k); } })(0);
     // A small loop stays one node. Large things first, modules before what is folded.
     const worth = k => countUnits(k) * (PART[P.part[k]] === "module" ? 4 : 1) / (1 + depth[k]);
     const isSmallLoop = k => (PART[P.part[k]] === "loop" || P.passes[k] > 1 && PART[P.part[k]] === "module") && countUnits(k) < 500;
     const boxes = [...new Set(candidates.map(k => P.parent[k]))];
     if (boxes.some(openColumns)) continue;
-    const fits = candidates.filter(k => now - 1 + shown(k) <= 40 && !isSmallLoop(k));
+    const fitting = counts => candidates.filter(k => visible(counts) - 1 + shown(k, counts) <= 40 && !isSmallLoop(k));
+    let fits = fitting(isShown);
+    if (!fits.length) fits = fitting(isBright);
     if (!fits.length) break;
     fits.sort((a, b) => worth(b) - worth(a) || a - b);
     state.open[fits[0]] = 1;
