@@ -70,6 +70,18 @@ def test_back_and_forward_go_through_what_was_opened_and_selected(visit):
     tab.until("document.getElementById('forward').disabled")
 
 
+def test_the_arrow_keys_with_alt_go_back_and_forward(visit):
+    tab = visit("resnet18")
+    tab.until("location.hash.includes('e=')")
+    for title in ("conv1", "bn1"):
+        tab.run(f"torchlens.select({tab.find(title)})")
+        tab.until(f"location.hash.includes('s={_base36(tab.find(title))}')")
+    tab.page.keyboard.press("Alt+ArrowLeft")
+    tab.until(f"torchlens.state.selected === {tab.find('conv1')}")
+    tab.page.keyboard.press("Alt+ArrowRight")
+    tab.until(f"torchlens.state.selected === {tab.find('bn1')}")
+
+
 def test_a_step_back_forgets_what_came_after_once_another_is_taken(visit):
     tab = visit("resnet18")
     tab.until("location.hash.includes('e=')")

@@ -104,3 +104,10 @@ def test_a_tap_opens_and_a_long_press_only_selects(phone):
     assert "layer1.0" not in tab.titles()
     tab.page.touchscreen.tap(*at)
     assert "layer1.0" in tab.titles()
+
+
+def test_the_way_to_the_selection_does_not_stand_on_what_failed(phone):
+    tab = phone("failed")
+    crumbs, failure = tab.page.locator("#crumbs").bounding_box(), tab.page.locator("#failure").bounding_box()
+    assert crumbs["height"] > 0
+    assert crumbs["y"] + crumbs["height"] <= failure["y"] + 1

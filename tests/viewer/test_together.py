@@ -223,6 +223,19 @@ def test_selection_follows_both_ways_and_the_panel_compares(together):
     assert both.selected() == ["", ""]
 
 
+def test_a_module_and_an_operation_are_compared_by_what_both_have(together):
+    changed = gpt()
+    changed.transformer.h[0].mlp.act = nn.ReLU()
+    both = together(log(gpt(), IDS), log(changed, IDS))
+    both.tab.page.keyboard.press("n")
+    assert both.selected() == ["transformer.h.0.mlp.act"] * 2
+    rows = [row.split("\t") for row in both.tab.page.locator("#panel .compared tr").all_inner_texts()]
+    found = {name.strip(): [mine.strip(), theirs.strip()] for name, mine, theirs in rows}
+    assert found["Dtype"] == ["float32", "float32"]
+    assert found["Operations"][1] == "1"
+    assert int(found["Operations"][0]) > 1
+
+
 def test_moving_zooming_depth_colours_and_search_go_together(together):
     both = together(log(resnet(0), IMAGE), log(resnet(1), IMAGE))
     before = both.run("torchlens.panes.map(p => ({...p.state.view}))")

@@ -50,13 +50,15 @@ function writeDown() {
   }
   drawSteps(at > 0, at < steps.length - 1);
 }
+/* Returns false where there is no such step. */
 export function goStep(by) {
   if (timer) writeDown();
-  if (!steps[at + by]) return;
-  if (hasAddress) { history.go(by); return; }
+  if (!steps[at + by]) return false;
+  if (hasAddress) { history.go(by); return true; }
   at += by;
   restore(steps[at]);
   drawSteps(at > 0, at < steps.length - 1);
+  return true;
 }
 /* The browser went to another address: one of our steps, or one that somebody typed. */
 export function arrive(known) {

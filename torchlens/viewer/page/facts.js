@@ -13,11 +13,11 @@ export function factsOf(i) {
   const row = shown.length ? E.stat[shown[0]] : -1;
   const facts = [
     ["Name", S[P.title[i]]], ["Type", typeOf(i)], ["Label", own.length ? S[E.label[own[0]]] : ""],
-    ["Shape", shapeOf(i)], ["Dtype", own.length ? S[E.dtype[own[0]]] : ""], ["Arguments", own.length ? S[E.args[own[0]]] : ""],
-    ["Passes", P.passes[i] > 1 ? many(P.passes[i]) : ""], ["Operations", isUnit(i) ? "" : many(countUnits(i))],
+    ["Shape", shapeOf(i)], ["Dtype", shown.length ? S[E.dtype[shown[0]]] : ""], ["Arguments", own.length ? S[E.args[own[0]]] : ""],
+    ["Passes", P.passes[i] > 1 ? many(P.passes[i]) : ""], ["Operations", many(countUnits(i))],
     ["Parameters", params.length ? many(paramCount(i)) : ""],
   ];
-  if (isUnit(i)) for (const p of params.slice(0, 8)) facts.push([S[Q.address[p]].split(".").pop(), S[Q.shape[p]] + (Q.stat[p] >= 0 ? ", std " + numberText(T.std[Q.stat[p]]) : "")]);
+  if (isUnit(i)) for (const p of params.slice(0, 8)) facts.push([S[Q.address[p]].split(".").pop(), S[Q.shape[p]] + (Q.stat[p] >= 0 ? ", mean " + numberText(T.mean[Q.stat[p]]) + ", std " + numberText(T.std[Q.stat[p]]) : "")]);
   facts.push(["Size", bytesText(sum(E.bytes))], ["FLOPs", sum(E.flops) ? short(sum(E.flops)) : ""], ["Time", timeText(sum(E.micros))]);
   if (row >= 0) facts.push(["Mean", numberText(T.mean[row])], ["Deviation", numberText(T.std[row])], ["Least", numberText(T.min[row])], ["Greatest", numberText(T.max[row])]);
   return facts.filter(([, text]) => text !== "");

@@ -55,6 +55,11 @@ export function listen() {
   $("overlay").addEventListener("change", () => { state.overlay = $("overlay").value; draw(); remember(); showPanel(); });
   document.addEventListener("keydown", event => {
     const path = event.composedPath();
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];  // not every browser has these keys, and none for a page in a page
+    if (event.altKey && !event.ctrlKey && !event.metaKey && by && path.includes(root) && !path[0].closest("input, select, textarea")) {
+      if (goStep(by)) event.preventDefault();
+      return;
+    }
     if (event.ctrlKey || event.metaKey || event.altKey || !path.includes(root) || path[0].closest("input, select, textarea, dialog, summary, #panel, #bar button")) return;
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });

@@ -157,6 +157,7 @@ function comparison() {
   const table = html("table", { class: "compared" }, html("tr", {}, html("th", {}), ...both.names.map(name => html("th", {}, name))));
   for (const name of new Set([...facts[0].keys(), ...facts[1].keys()])) {
     const [mine, theirs] = facts.map(own => own.get(name) || "");
+    if (name === "Operations" && mine === "1" && theirs === "1") continue;
     table.append(html("tr", mine !== theirs && !["Time", "Label"].includes(name) ? { class: "other" } : {}, html("td", {}, name), html("td", {}, mine), html("td", {}, theirs)));
   }
   return table;
