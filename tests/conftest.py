@@ -12,8 +12,8 @@ import torch
 
 from torchlens.draw import render
 
-# Virtual machines may announce AMX without being able to run it: a product in bfloat16 then ends the process, with or without
-# torchlens (torch 2.13). Processes that tests start inherit it. oneDNN reads it at its first operation.
+# Virtual machines may announce AMX without being able to run it: a product in bfloat16 then ends the process, with or
+# without torchlens (torch 2.13). Processes that tests start inherit it. oneDNN reads it at its first operation.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -4,7 +4,7 @@ import gc
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -59,6 +59,27 @@ def test_a_tensor_kept_as_an_attribute_is_a_buffer_with_its_address(way: str, sa
     if saved == "all":
         assert torch.equal(buffer.tensor_contents, find(kept))
         assert tl.validate_saved_activations(model, torch.rand(3))
+
+
+class Anchored(nn.Module):
+    anchor = torch.ones(3)
+    levels: ClassVar = {"fine": torch.ones(3)}
+
+    def forward(self, x):
+        return x + self.anchor * self.levels["fine"]
+
+
+class OwnAnchor(Anchored):
+    anchor = torch.zeros(3)
+
+
+def test_a_tensor_that_the_class_of_a_module_keeps_is_a_buffer():
+    model = Model(lambda self, x: self.body(x), body=OwnAnchor())
+    history = tl.log_forward_pass(model, torch.rand(3))
+    assert [history[label].buffer_address for label in history.buffer_layers] == ["body.anchor", "body.levels.fine"]
+    assert torch.equal(history["body.anchor"].tensor_contents, torch.zeros(3))
+    assert history["mul_1"].parent_layers == ["buffer_1_0", "buffer_2_0"]
+    assert tl.validate_saved_activations(model, torch.rand(3))
 
 
 def test_the_saved_value_stays_when_the_attribute_is_changed_later() -> None:

@@ -291,6 +291,19 @@ def test_real_weights_and_a_fake_input_inside_and_outside_the_mode():
     assert isinstance(outside["output_1"].tensor_contents, FakeTensor)
 
 
+def test_a_real_buffer_keeps_its_value_in_the_log_of_a_fake_pass():
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = mode.from_tensor(torch.ones(2, 4))
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            norm = nn.BatchNorm1d(4)  # in training: it adds to a buffer in place
+        history = tl.log_forward_pass(norm, fake)
+        is_valid = tl.validate_saved_activations(norm, fake)
+    assert torch.equal(history["running_var"].tensor_contents, torch.ones(4))
+    assert "no values" not in str(history["running_var"])
+    assert isinstance(history["batchnorm_1"].tensor_contents, FakeTensor)
+    assert is_valid
+
+
 def test_copies_of_fake_tensors():
     history = faked(ConvNet, (2, 3, 8, 8))
     for _ in range(3):  # torch itself copies the whole mode, and gives back memory twice

@@ -1,7 +1,8 @@
 """Tensors that modules keep as plain attributes, by address: `body.anchors.0` for `self.anchors = [t]` in module `body`.
 
 Nobody looks for them before an operation reads a tensor that no operation made. Then everything that the modules hold is
-looked through once, what lies nearest first: lists, dicts and plain objects too, but no modules that are not registered.
+looked through once, what lies nearest first: lists, dicts and plain objects too, but no modules that are not registered. So
+is what their classes hold: `K = torch.ones(3)` in the body of a class is an attribute of its modules.
 """
 
 import weakref
@@ -50,6 +51,7 @@ def _look_through(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[int, t
     for address, module in modules:
         prefix = f"{address}." if address else ""
         pending.extend((prefix + name, value, 0) for name, value in own_attributes(module).items())
+        pending.extend((prefix + name, value, 0) for name, value in _class_attributes(type(module)).items())
     while pending and len(seen) < _MAX_OBJECTS:
         address, item, depth = pending.popleft()
         if isinstance(item, torch.Tensor):
@@ -58,6 +60,18 @@ def _look_through(modules: Iterable[tuple[str, torch.nn.Module]]) -> dict[int, t
             seen.add(id(item))
             pending.extend((f"{address}.{key}", child, depth + 1) for key, child in _held_by(item))
     return found
+
+
+def _class_attributes(kind: type) -> dict[str, Any]:
+    """What the class of a module keeps for all modules of its kind: tensors, and containers that may hold some."""
+    held: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if base is torch.nn.Module:
+            break
+        for name, value in vars(base).items():
+            if not name.startswith("__") and _may_hold_tensors(value):
+                held.setdefault(name, value)
+    return held
 
 
 def _held_by(item: Any) -> list[tuple[Any, Any]]:

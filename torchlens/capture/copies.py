@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from torchlens.capture.regions import region_of, storage_of
+from torchlens.capture.valueless import outside_fake_mode
 from torchlens.capture.wrappers import copy_of
 
 __all__ = ["copies_of"]
@@ -17,7 +18,12 @@ _SMALL = 1 << 16  # bytes
 
 
 def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies that are part of the autograd graph, if the tensors are."""
+    """Copies that are part of the autograd graph, if the tensors are. Of a tensor with values, one with values, always."""
+    with outside_fake_mode():
+        return _copies_of(tensors)
+
+
+def _copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     # Others may have symbolic sizes, which must not be compared with anything.
     simple = [tensor for tensor in tensors if type(tensor) is Tensor and not tensor.is_nested]
     if sum(tensor.numel() * tensor.element_size() for tensor in simple) < _SMALL:

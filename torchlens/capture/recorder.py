@@ -187,7 +187,10 @@ class Recorder(Rows, TorchFunctionMode):
         memory = self.memory
         if memory.values[entry] is not target or not is_sole_owner(target):
             return False
-        memory.replace(entry, target.clone())
+        before = target.clone()
+        if type(before) is not Tensor:  # a fake one, of a tensor that has values
+            return False
+        memory.replace(entry, before)
         return True
 
     def prepare(
