@@ -188,6 +188,12 @@ def test_flops_are_those_of_torch_for_the_same_products():
     assert history.num_tensors_saved == 0
 
 
+def test_a_transform_of_real_numbers_is_half_of_one_of_complex_numbers():
+    signal = np.ones(8, np.float32)
+    history = tl.get_model_metadata(lambda x: (jnp.fft.fft(x), jnp.fft.irfft(jnp.fft.rfft(x))), jnp.asarray(signal))
+    assert [entry.flops for entry in history if entry.layer_type == "fft"] == [120, 60, 60]  # 5 n log2(n)
+
+
 def test_importing_torchlens_does_not_import_jax():
     log = "torchlens.log_forward_pass(torch.nn.ReLU(), torch.ones(2))"
     code = f"import sys, torchlens, torch; {log}; print('jax' in sys.modules)"

@@ -38,7 +38,8 @@ def _convolution(call: Call) -> Iterator[Product]:
 
 def _fourier(call: Call) -> Iterator[Product]:
     lengths = call.value(1, "fft_lengths")
-    kind = str(call.value(1, "fft_type"))
+    kind = call.value(1, "fft_type")
+    kind = getattr(kind, "name", None) or str(kind)  # of a file, it is text
     is_real = "RFFT" in kind
     shape = (*(call.output if "IRFFT" in kind else call.shapes[0])[: -len(lengths)], *lengths)
     yield Product(transform_flops(shape, prod(lengths), is_real), ((0,),))
