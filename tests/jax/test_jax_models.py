@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 import torch
-from flax import nnx
+from flax import linen, nnx
 
 import torchlens as tl
 from tests.jax.models import Net, X, blocks, dense, layers
@@ -81,6 +81,14 @@ def test_linen_modules_have_the_addresses_of_their_variables_without_the_collect
     assert [history[label].buffer_address for label in history.buffer_layers] == ["norm.mean", "norm.var"]
     assert history["input.x"].is_input_layer
     np.testing.assert_array_equal(history["out"].tensor_contents, module.apply(variables, X))
+
+
+def test_linen_loops_have_as_many_passes_as_turns():
+    module = linen.RNN(linen.GRUCell(2))
+    history = tl.log_forward_pass(module.apply, [module.init(jax.random.key(0), X[None]), X[None]])
+    assert set(history.module_num_passes.values()) == {2}  # flax traces the cell once more, to see what it returns
+    assert history["cell:2"].is_output_ancestor
+    assert history.module_addresses[0] == "cell"
 
 
 def test_linen_variables_are_found_in_a_partial_a_closure_and_by_name():

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen, nnx
 
 import torchlens as tl
-from tests.jax.models import X, blocks, layers
+from tests.jax.models import Net, X, blocks, layers
 
 OPTIMIZER = optax.adam(1e-2)
 
@@ -62,3 +63,98 @@ def test_what_is_not_jitted_is_logged_and_what_is_traced_is_told_of(tmp_path):
     jax.jit(lambda x: sine(x) + 1)(X)
     with pytest.warns(UserWarning, match="Tail the outermost function"):
         tailing.__exit__(None, None, None)
+
+
+def _scan(x: Any) -> Any:
+    return jax.lax.scan(lambda carry, row: (jnp.sin(carry) + row, carry * 2), x[0], x)
+
+
+def _nested(x: Any) -> Any:
+    def turn(carry: Any, row: Any) -> Any:
+        return jax.lax.scan(lambda a, b: (a * b + 1, a), carry, jnp.stack([row, row * 2]))[0], carry.sum()
+
+    return jax.lax.scan(turn, x[0], x, reverse=True)
+
+
+RECURRENT = linen.RNN(linen.LSTMCell(2))
+
+LOOPS: dict[str, Any] = {
+    "scan": lambda: (_scan, [X]),
+    "nested": lambda: (_nested, [X]),
+    "linen.RNN": lambda: (RECURRENT.apply, [RECURRENT.init(jax.random.key(0), X[None]), X[None]]),
+    "keys": lambda: (
+        lambda key: jax.lax.scan(lambda k, _: (jax.random.split(k)[0], jax.random.normal(k)), key, length=3),
+        [jax.random.key(1)],
+    ),
+    "repeated": lambda: (jax.grad(jax.checkpoint(lambda w: jnp.sin(jnp.sin(X @ w) @ w).sum())), [jnp.eye(3)]),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_each_turn_of_a_loop_is_in_the_file_as_a_log_has_it(name, tmp_path):
+    function, args = LOOPS[name]()
+    with tl.tail(jax.jit(function), tmp_path / "trace.safetensors") as run:
+        run(*args)
+    logged, found = tl.log_forward_pass(function, args), tl.load(tmp_path / "trace.safetensors", call=1)
+    assert found.layer_labels == logged.layer_labels
+    assert found.module_num_passes == logged.module_num_passes
+    for one, other in zip(found, logged, strict=True):
+        assert one.parent_layers == other.parent_layers
+        assert one.containing_module_origin == other.containing_module_origin
+        np.testing.assert_allclose(one.tensor_contents, other.tensor_contents, rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_of_a_loop_belongs_to_the_turns_of_its_modules(tmp_path):
+    class Layer(linen.Module):
+        @linen.compact
+        def __call__(self, x: Any, _: Any) -> Any:
+            return x + linen.Dense(3)(jnp.tanh(x)), None
+
+    stack = linen.scan(linen.remat(Layer), variable_axes={"params": 0}, split_rngs={"params": True}, length=3)()
+    weights = stack.init(jax.random.key(0), X, None)
+    loss = jax.grad(lambda variables: stack.apply(variables, X, None)[0].sum())
+    with tl.tail(jax.jit(loss), tmp_path / "trace.safetensors") as run:
+        gradients = run(weights)
+    np.testing.assert_allclose(
+        gradients["params"]["Dense_0"]["kernel"], loss(weights)["params"]["Dense_0"]["kernel"], rtol=1e-5
+    )
+    found, logged = tl.load(tmp_path / "trace.safetensors", call=1), tl.log_forward_pass(loss, [weights])
+    assert found.module_num_passes == logged.module_num_passes == {"Dense_0": 3}
+    for number in (1, 2, 3):
+        one, other = found[f"Dense_0:{number}"], logged[f"Dense_0:{number}"]
+        np.testing.assert_allclose(one.tensor_contents, other.tensor_contents, rtol=1e-5)
+        products = [entry for entry in found if entry.containing_module_origin == f"Dense_0:{number}"]
+        assert sum(entry.layer_type == "dotgeneral" for entry in products) > 1  # the backward pass too
+
+
+def test_an_nnx_step_trains_as_it_would(tmp_path):
+    def losses(tailed: bool) -> tuple[list[float], Any]:
+        model = Net()
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model: Any, optimizer: Any, x: Any) -> Any:
+            loss, gradients = nnx.value_and_grad(lambda m: jnp.square(m(x)).mean())(model)
+            optimizer.update(model, gradients)
+            return loss
+
+        if not tailed:
+            return [float(step(model, optimizer, X)) for _ in range(3)], nnx.state(model)
+        with tl.tail(step, tmp_path / "trace.safetensors") as run:
+            return [float(run(model, optimizer, X)) for _ in range(3)], nnx.state(model)
+
+    (expected, before), (found, after) = losses(False), losses(True)
+    assert len(set(expected)) == 3
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for one, other in zip(jax.tree_util.tree_leaves(after), jax.tree_util.tree_leaves(before), strict=True):
+        if not jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    assert "model.norm" in tl.load(tmp_path / "trace.safetensors", call=3).module_addresses
+
+
+def test_a_loop_of_very_many_turns_is_one_operation(tmp_path):
+    with tl.tail(
+        jax.jit(lambda x: jax.lax.scan(lambda c, _: (c * 1.0001, None), x, length=20_000)[0]), tmp_path / "t"
+    ) as run:
+        run(X)
+    assert [entry.layer_type for entry in tl.load(tmp_path / "t", call=1)] == ["input", "scan", "output"]

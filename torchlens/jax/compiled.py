@@ -10,21 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 import torch
-from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+from jax.extend.core import Var
 
 from torchlens.capture.operations import OUTPUT
 from torchlens.capture.recording import Recording, Row
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.trees import Path
-from torchlens.jax.arrays import is_array, number_of, shape_and_dtype, to_torch
+from torchlens.jax.arrays import is_array, shape_and_dtype, to_torch
+from torchlens.jax.call_trees import CallTrees, trees_of
 from torchlens.jax.internals import concrete
 from torchlens.jax.jaxprs import walk_program
+from torchlens.jax.module_calls import fill_in, settled_calls, unused_calls
 from torchlens.jax.modules import ModuleTracker
-from torchlens.jax.places import Place
-from torchlens.jax.primitives import operation_of
 from torchlens.jax.session import JaxSession
+from torchlens.jax.taps import tapped
+from torchlens.jax.traced_rows import Number, Source, TracedRows
 from torchlens.jax.trees import key_word
 
 __all__ = ["CompiledRun", "Program", "unjitted"]
@@ -43,6 +44,7 @@ class CompiledRun:
     """Runs a jitted function; gives its result and a recording. `choose` says which rows of that get their values."""
 
     def __init__(self, model: Any, name: str, choose: Choice, keeps_params: bool = False) -> None:
+        self._trees = trees_of(model)
         self._model = unjitted(model)
         self._name = name
         self._choose = choose
@@ -64,13 +66,16 @@ class CompiledRun:
         """Numbers are arrays to a jitted function, unless it was told otherwise (`static_argnums`), which does not show."""
         if self._traces_numbers:
             try:
-                return Program(self._model, self._name, args, kwargs, _is_array_or_number, self._keeps_params)
+                return self._program(args, kwargs, _is_array_or_number)
             except (TypeError, ValueError, IndexError):  # a number that decides what is computed, or how large it is
                 self._traces_numbers = False
-        return Program(self._model, self._name, args, kwargs, is_array, self._keeps_params)
+        return self._program(args, kwargs, is_array)
+
+    def _program(self, args: list[Any], kwargs: dict[str, Any], is_given: Callable[[Any], bool]) -> "Program":
+        return Program(self._model, self._name, args, kwargs, self._trees, is_given, self._keeps_params)
 
     def _kind_of(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        leaves, tree = self._trees.flatten(args, kwargs)
         return tree, self._traces_numbers, tuple(map(self._leaf_kind, leaves))
 
     def _leaf_kind(self, leaf: Any) -> Any:
@@ -92,21 +97,20 @@ class Program:
         name: str,
         args: list[Any],
         kwargs: dict[str, Any],
+        trees: CallTrees,
         is_given: Callable[[Any], bool],
         keeps_params: bool,
     ) -> None:
         self._is_given = is_given
         self._session = _Tracing(model, name, CaptureOptions(saves=False))
-        leaves, self._tree = jax.tree_util.tree_flatten((args, kwargs))
+        self._trees = trees
+        leaves, self._tree = trees.flatten(args, kwargs)
         self._leaves = [None if is_given(leaf) else leaf for leaf in leaves]
         self._is_array = [is_given(leaf) for leaf in leaves]
         arrays = [leaf for leaf in leaves if is_given(leaf)]
         self._program = self._session.trace(lambda given: self._call(model, given), arrays, args, kwargs)
         self._session.take_params(keeps_params)
-        self._row_of_array: dict[int, int] = {}  # place among the arrays given → row
-        self._row_of_constant: list[tuple[int, Any]] = []  # rows of arrays that the function itself holds
-        self._made: list[int | None] = []  # rows of what the program makes, in order
-        self._results: list[tuple[int, int]] = []  # rows of the outputs, and their places among the results
+        self._rows = TracedRows(self._session.recorder)
         self.recording = self._write_down(arrays)
 
     def _call(self, model: Any, arrays: list[Any]) -> list[Any]:
@@ -116,87 +120,58 @@ class Program:
         leaves, self._result_tree = jax.tree_util.tree_flatten(result)
         self._returned = [None if _is_result(leaf) else leaf for leaf in leaves]
         self._is_returned_array = [_is_result(leaf) for leaf in leaves]
-        return [leaf for leaf in leaves if _is_result(leaf)]
+        changed, self._state_tree = jax.tree_util.tree_flatten(self._trees.state_of(args, kwargs))
+        returned = [leaf for leaf in leaves if _is_result(leaf)]
+        self._num_returned = len(returned)
+        return [*returned, *changed]
 
     def _arguments(self, arrays: Iterable[Any]) -> tuple[list[Any], dict[str, Any]]:
         given = iter(arrays)
         leaves = [next(given) if is_own else leaf for leaf, is_own in zip(self._leaves, self._is_array, strict=True)]
-        args, kwargs = jax.tree_util.tree_unflatten(self._tree, leaves)
-        return args, kwargs
+        return self._trees.rebuild(self._tree, leaves)
 
     # -- the recording ---------------------------------------------------------------------------------------------
 
     def _write_down(self, arrays: list[Any]) -> Recording:
         """Rows for what goes in, for each step, and for what comes out; none has a value."""
-        session = self._session
-        recorder, tracker = session.recorder, session.tracker
-        given = [recorder.number_of(array) if is_array(array) else _Number(array) for array in arrays]
-        self._row_of_array = {place: row for place, row in enumerate(given) if isinstance(row, int) and row >= 0}
-        outer: list[tuple[int, str, Place]] = []
-        of_var: dict[int, int] = {}
-
-        def constant(value: Any) -> Any:
-            if not is_array(value) or not value.ndim:
-                return _Number(number_of(value) if is_array(value) else value)
-            number = recorder.find(value)
-            if number is not None and number >= 0 and number not in known:
-                known.add(number)
-                self._row_of_constant.append((number, value))
-            return number
-
-        def place_of(equation: Any) -> Place:
-            """Where a step was written. JAX traces a function of its own (`relu`) once, for whoever calls it first."""
-            traceback = equation.source_info.traceback
-            place: Place = recorder.places.traced(traceback) if traceback is not None else (None, 0)
-            is_own = not outer or (place[0] is not None and outer[-1][1] in place[0].co_qualname)
-            return place if is_own else outer[-1][2]
-
-        def step(equation: Any, items: list[Any]) -> list[Any]:
-            passed_on = _passed_on(equation, items)
-            if passed_on is not None:
-                self._made.append(None)
-                return [passed_on]
-            dtypes = tuple(getattr(atom.aval, "dtype", None) for atom in equation.invars)
-            call = recorder.module_call_of(equation.source_info)
-            operation = operation_of(equation.primitive, dtypes, recorder.is_backward)
-            references = tuple(None if isinstance(item, _Number) else item for item in items)
-            numbers = tuple(item.value if isinstance(item, _Number) else None for item in items)
-            params = {name: value for name, value in equation.params.items() if not _holds_program(value)}
-            place = place_of(equation)
-            rows = []
-            for index, var in enumerate(equation.outvars):
-                rows.append(len(recorder.rows))
-                of_var[id(var)] = rows[-1]
-                shape, dtype = shape_and_dtype(var.aval)
-                several = index if len(equation.outvars) > 1 else None
-                head = (operation, numbers, params, references, call, *place, 0.0)
-                recorder.rows.append(Row(*head, several, shape, dtype, None))
-            self._made += rows
-            return rows
-
-        def enter(equation: Any, items: list[Any]) -> list[Any]:
-            if equation is None:
-                recorder.running = outer.pop()[0]
-            else:
-                outer.append((recorder.running, str(equation.params.get("name", "")), place_of(equation)))
-                recorder.running = recorder.module_call_of(equation.source_info)
-            return []
-
-        known = set(self._row_of_array.values())
-        results = walk_program(self._program, given, constant, step, enter)
-        for place, (path, number) in enumerate(zip(self._result_paths(), results, strict=True)):
-            if isinstance(number, _Number):
+        session, rows = self._session, self._rows
+        recorder = session.recorder
+        given = [recorder.number_of(array) if is_array(array) else Number(array) for array in arrays]
+        for place, number in enumerate(given):
+            if isinstance(number, int) and number >= 0:
+                rows.sources[number] = Source(("given", place))
+        results = walk_program(self._program, given, rows)
+        for place, (path, number) in enumerate(zip(self._result_paths(), results[: self._num_returned], strict=True)):
+            if isinstance(number, Number):
                 continue
             row = len(recorder.rows)
             source = recorder.rows[number] if number >= 0 else None
             shape, dtype = source[-3:-1] if source is not None else shape_and_dtype(session.parts.params[-1 - number])
             recorder.rows.append(Row(OUTPUT, (), None, (number,), 0, None, 0, 0.0, None, shape, dtype, None))
             session.outputs.append((path, row))
-            self._results.append((row, place))
+            rows.sources[row] = Source(("result", place))
         recorder.values += [None] * (len(recorder.rows) - len(recorder.values))
-        for calls in (tracker.entries, tracker.exits):
-            calls[:] = [(call, [of_var[id(var)] for var in found if id(var) in of_var]) for call, found in calls]
+        self._settle_calls()
         return session.recording
+
+    def _settle_calls(self) -> None:
+        """Gives the calls of modules their places, and what goes into each and comes out of it."""
+        recorder, tracker, rows = self._session.recorder, self._session.tracker, self._rows
+        of_turns = rows.turns.traced
+        num_calls = len(recorder.module_calls)
+        gone = {*of_turns, *unused_calls(recorder.module_calls, recorder.rows, range(1, num_calls))}
+        calls, new = settled_calls(recorder.module_calls, recorder.rows, gone, in_order_of_rows=bool(of_turns))
+        recorder.module_calls = calls
+        recorder.rows[:] = [row._replace(module_call=new[row.module_call]) for row in recorder.rows]
+        for found in (tracker.entries, tracker.exits):
+            own = [
+                (new[at], [row for row in (rows.row_of(var, turn) for var in variables) if row is not None])
+                for call, variables in found
+                for turn, at in rows.turns.calls_of(call)
+                if at not in gone
+            ]
+            found[:] = sorted(own, key=lambda pair: pair[0])
+        fill_in(calls, recorder.rows, tracker.entries, tracker.exits)
 
     def _result_paths(self) -> list[Path]:
         tree = jax.tree_util.tree_unflatten(self._result_tree, range(len(self._returned)))
@@ -208,54 +183,32 @@ class Program:
 
     def compile(self, chosen: Iterable[int]) -> None:
         """Decides on the rows that get their values."""
-        self._chosen = frozenset(chosen)
-        places = [place for place, row in enumerate(self._made) if row in self._chosen]
-        self._tapped = [row for row in self._made if row in self._chosen]
-        program = ClosedJaxpr(self._program.jaxpr, self._program.consts)
-
-        def run(constants: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
-            made: list[Any] = []
-
-            def step(equation: Any, items: list[Any]) -> list[Any]:
-                params = equation.primitive.get_bind_params(equation.params)
-                result = equation.primitive.bind(*items, **params)
-                results = list(result) if equation.primitive.multiple_results else [result]
-                made.extend(results)
-                return results
-
-            closed = ClosedJaxpr(program.jaxpr, constants)
-            results = walk_program(closed, arrays, lambda value: value, step, lambda equation, items: [])
-            return results, [made[place] for place in places]
-
-        self._compiled = jax.jit(run)
+        sources = self._rows.sources
+        self._chosen = {row: sources[row] for row in sorted(set(chosen)) if row in sources}
+        taps = dict.fromkeys(source.whole for source in self._chosen.values() if not isinstance(source.whole[0], str))
+        self._compiled = tapped(self._program, taps)
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Recording]:
         """The result, and the recording with the values of this call."""
-        arrays = [leaf for leaf in jax.tree_util.tree_leaves((args, kwargs)) if self._is_given(leaf)]
-        results, tapped = self._compiled(list(self._program.consts), arrays)
+        arrays = [leaf for leaf in self._trees.flatten(args, kwargs)[0] if self._is_given(leaf)]
+        results, made = self._compiled(list(self._program.consts), arrays)
+        there: dict[Any, Any] = {"given": arrays, "result": results, "held": self._rows.held}
+        wholes: dict[Any, torch.Tensor] = {}
         values: list[Any] = [None] * len(self.recording.rows)
-        for row, array in zip(self._tapped, tapped, strict=True):
-            values[row] = array
-        own = [(row, arrays[place]) for place, row in self._row_of_array.items()]
-        own += [(row, results[place]) for row, place in self._results]
-        for row, array in (*own, *self._row_of_constant):
-            if row in self._chosen:
-                values[row] = array
-        tensors = [None if array is None else to_torch(array) for array in values]
-        versions = [-1 if tensor is None else tensor._version for tensor in tensors]
+        for row, (whole, part) in self._chosen.items():
+            tensor = wholes.get(whole)
+            if tensor is None:
+                array = made[whole] if whole in made else there[whole[0]][whole[1]]
+                tensor = wholes[whole] = to_torch(array)
+            values[row] = tensor[part] if part else tensor
+        versions = [-1 if tensor is None else tensor._version for tensor in values]
         returned = iter(results)
         filled = [
             next(returned) if is_own else leaf for leaf, is_own in zip(self._returned, self._is_returned_array, strict=True)
         ]
         result = jax.tree_util.tree_unflatten(self._result_tree, filled)
-        return result, replace(self.recording, values=tensors, versions=versions)
-
-
-class _Number:
-    """A constant without dimensions: an argument, not an entry."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+        self._trees.update(args, kwargs, jax.tree_util.tree_unflatten(self._state_tree, results[self._num_returned :]))
+        return result, replace(self.recording, values=values, versions=versions)
 
 
 class _Tracing(JaxSession):
@@ -296,20 +249,5 @@ class TracedModules(ModuleTracker):
         return [var for var in found if isinstance(var, Var)]
 
 
-def _passed_on(equation: Any, items: list[Any]) -> Any:
-    """What comes out of a step that is no operation to a log: a number of another type, or an array of the same."""
-    if equation.primitive.name not in ("convert_element_type", "broadcast_in_dim") or len(items) != 1:
-        return None
-    before, after = equation.invars[0].aval, equation.outvars[0].aval
-    if isinstance(items[0], _Number):
-        return None if after.shape else _Number(number_of(np.asarray(items[0].value).astype(after.dtype)))
-    return items[0] if (before.shape, before.dtype) == (after.shape, after.dtype) else None
-
-
 def _is_result(leaf: Any) -> bool:
     return is_array(leaf) or isinstance(leaf, jax.core.Tracer)
-
-
-def _holds_program(value: Any) -> bool:
-    items = value if isinstance(value, tuple | list) else (value,)
-    return any(isinstance(item, Jaxpr | ClosedJaxpr) or callable(item) for item in items)

@@ -3,8 +3,10 @@
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import core, custom_batching, shard_map, source_info_util
 from jax._src.array import ArrayImpl
+from jax._src.interpreters import partial_eval
 from jax._src.state import primitives as state_primitives
 
 from torchlens.errors import TorchLensError
@@ -20,8 +22,10 @@ __all__ = [
     "concrete",
     "current_context",
     "is_traced",
+    "lacks_values",
     "name_scope",
     "scopes_of",
+    "without_constants",
 ]
 
 EvalTrace: Any = getattr(core, "EvalTrace", None)
@@ -29,6 +33,7 @@ Primitive: Any = core.Primitive
 ShardMapPrimitive: Any = getattr(shard_map, "ShardMapPrimitive", None)  # binds in a way of its own
 _CONTEXT: Any = getattr(source_info_util, "_source_info_context", None)
 name_scope: Any = getattr(source_info_util, "extend_name_stack", None)
+_convert_constants: Any = getattr(partial_eval, "convert_constvars_jaxpr", None)
 
 # Primitives that the public list of them lacks: that of `custom_vmap`, and those that make, read and write references.
 CUSTOM_VMAP: list[Any] = [getattr(custom_batching, name) for name in ("custom_vmap_p",) if hasattr(custom_batching, name)]
@@ -54,6 +59,7 @@ def check_internals() -> None:
             ("EvalTrace.process_custom_jvp_call", hasattr(EvalTrace, "process_custom_jvp_call")),
             ("source_info_util._source_info_context", hasattr(_CONTEXT, "context")),
             ("source_info_util.extend_name_stack", name_scope is not None),
+            ("partial_eval.convert_constvars_jaxpr", _convert_constants is not None),
             ("ArrayImpl.__bool__", hasattr(ArrayImpl, "__bool__")),
             ("disable_jit", hasattr(jax, "disable_jit")),
         )
@@ -92,3 +98,16 @@ def concrete(value: Any) -> Any:
         else:
             return None
     return value
+
+
+def lacks_values(tree: Any) -> bool:
+    """Whether an array in it has no value, because the program that it stands in is being traced and will run later."""
+    return any(
+        isinstance(leaf, core.Tracer) and not isinstance(concrete(leaf), jax.Array | np.ndarray | np.generic)
+        for leaf in jax.tree_util.tree_leaves(tree)
+    )
+
+
+def without_constants(program: Any) -> tuple[Any, list[Any]]:
+    """The program with its constants as its first arguments, and those."""
+    return _convert_constants(program.jaxpr), list(program.consts)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from torchlens.capture.recording import ModuleCall
-from torchlens.jax.internals import concrete, name_scope
+from torchlens.jax.internals import concrete, lacks_values, name_scope
 from torchlens.jax.parts import Parts
 from torchlens.jax.recorder import CURRENT, Recorder
 from torchlens.jax.trees import parts_of
@@ -31,6 +31,7 @@ class ModuleTracker:
         self._parts = parts
         self._recorder = recorder
         self._num_calls: dict[str, int] = {}
+        self.traced: list[int] = []  # calls that were given arrays without values
         self._running: list[tuple[Any, str]] = []  # the objects and their addresses, outermost first
         self.weight_addresses = dict(zip(map(id, parts.params), parts.param_addresses, strict=True))
 
@@ -66,6 +67,8 @@ class ModuleTracker:
         name = getattr(module, "__name__", None)  # of a function
         self.classes.setdefault(address, name if isinstance(name, str) else type(module).__name__)
         self.entries.append((call, self._entries_in((args, kwargs))))
+        if lacks_values((args, kwargs)):
+            self.traced.append(call)
         scope = f"{address}:{pass_num}"
         recorder.call_of_scope[scope] = call
         recorder.running = call

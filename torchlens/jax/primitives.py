@@ -11,7 +11,7 @@ from jax.extend.core import primitives as known_primitives
 from torchlens.capture.operations import Operation, layer_type
 from torchlens.jax.arrays import to_jax, to_torch
 
-__all__ = ["PRIMITIVES", "PrimitiveCall", "operation_of"]
+__all__ = ["PRIMITIVES", "PrimitiveCall", "is_backward", "operation_of"]
 
 
 class PrimitiveCall:
@@ -66,6 +66,12 @@ def operation_of(primitive: Any, dtypes: tuple[Any, ...], is_backward: bool = Fa
         call = PrimitiveCall(primitive, dtypes)
         operation = _KNOWN[key] = Operation(call, primitive.name, layer_type(_word(primitive.name)))
     return operation
+
+
+def is_backward(operation: Operation) -> bool:
+    """Whether it is part of a program that JAX transposed."""
+    call = operation.func
+    return isinstance(call, PrimitiveCall) and operation_of(call.primitive, call.dtypes) is not operation
 
 
 def _word(name: str) -> str:

@@ -17,6 +17,7 @@ from torchlens.capture.trees import Path
 from torchlens.errors import NestedLogError, TorchLensError
 from torchlens.jax.arrays import to_torch
 from torchlens.jax.internals import check_internals
+from torchlens.jax.module_calls import fill_in, settled_calls, unused_calls
 from torchlens.jax.modules import ModuleTracker
 from torchlens.jax.parts import parts_of_call
 from torchlens.jax.patches import apply_patches, undo_patches
@@ -63,6 +64,7 @@ class JaxSession:
         try:
             result = self._run_logged(args, kwargs, start)
             self._add_outputs(result)
+            self._settle_traced_calls()
             if not recorder.num_seen:
                 raise TorchLensError(
                     f"{self._name} ran no JAX operation, so there is nothing to log. Give it arrays of JAX, or numpy "
@@ -152,6 +154,18 @@ class JaxSession:
             self.outputs.append((path, self.recorder.add_output(array)))
         leaves = jax.tree_util.tree_leaves(result)
         self._returns_data = any(isinstance(leaf, bool | int | float | complex | str | np.generic) for leaf in leaves)
+
+    def _settle_traced_calls(self) -> None:
+        """flax traces the body of a loop once more than it runs: that is no pass of the modules in it."""
+        recorder, tracker = self.recorder, self.tracker
+        if not tracker.traced:
+            return
+        gone = unused_calls(recorder.module_calls, recorder.rows, tracker.traced)
+        recorder.module_calls, new = settled_calls(recorder.module_calls, recorder.rows, gone, in_order_of_rows=False)
+        recorder.rows[:] = [row._replace(module_call=new[row.module_call]) for row in recorder.rows]
+        for found in (tracker.entries, tracker.exits):
+            found[:] = [(new[call], rows) for call, rows in found if call not in gone]
+        fill_in(recorder.module_calls, recorder.rows, tracker.entries, tracker.exits)
 
     @property
     def failure(self) -> Failure | None:
