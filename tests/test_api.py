@@ -154,6 +154,7 @@ def test_get_model_metadata_is_the_same_without_tensors() -> None:
         ({"detach_saved_tensors": "x"}, TypeError, "detach_saved_tensors must be True or False"),
         ({"mark_input_output_distances": 0}, TypeError, "mark_input_output_distances must be True or False"),
         ({"output_device": "gpu"}, ValueError, "output_device must be 'same' or a torch device"),
+        ({"output_device": "cuda:99"}, ValueError, "output_device must be a device that this machine and this torch have"),
         ({"output_device": None}, (TypeError, ValueError), "output_device must be 'same' or a torch device"),
         ({"activation_postfunc": 3}, TypeError, "activation_postfunc must be a function of a tensor"),
         ({"random_seed": "1"}, TypeError, "random_seed must be a whole number"),

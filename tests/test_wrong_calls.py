@@ -255,6 +255,7 @@ def test_a_field_that_an_entry_has_not(history: tl.ModelHistory, name: str, word
         ("modules", "'ModelHistory' has no field 'modules'. Use module_addresses; module_types, module_children,"),
         ("layer_lists", "'ModelHistory' has no field 'layer_lists'. Did you mean 'layer_list'?"),
         ("qqq", "'ModelHistory' has no field 'qqq'. help(torchlens.ModelHistory) lists them."),
+        ("tensor_contents", "each of its entries has. Use history[0].tensor_contents, or [entry.tensor_contents for entry"),
     ],
 )
 def test_a_field_that_a_history_has_not(history: tl.ModelHistory, name: str, words: str):

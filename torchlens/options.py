@@ -133,6 +133,13 @@ def _check_device(device: Any) -> None:
         raise ValueError(
             f"output_device must be 'same' or a torch device such as 'cpu' or 'cuda:0', got {got(device)}."
         ) from error
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, NotImplementedError, RuntimeError) as error:  # the first: torch was built without
+        raise ValueError(
+            f"output_device must be a device that this machine and this torch have, got {got(device)}: "
+            f"{str(error).strip().partition(chr(10))[0]}. To keep saved tensors where they are: output_device='same'."
+        ) from error
 
 
 # -- the model and its inputs ------------------------------------------------------------------------------------------

@@ -245,6 +245,8 @@ def test_ancestors(branching: tl.ModelHistory, buffers: tl.ModelHistory):
     assert branching["add_1_8"].orig_ancestors == {"input_1_0"}
     flags = of(branching, "has_internally_initialized_ancestor")
     assert [label for label, flag in flags.items() if flag] == ["ones_1_4", "add_2_9", "output_1_11"]
+    assert branching.layers_where_internal_branches_merge_with_input == ["add_2_9"]
+    assert buffers.layers_where_internal_branches_merge_with_input == ["batchnorm_1_1"]
     assert buffers["linear_1"].orig_ancestors == {"input_1_0", "buffer_1_0", "buffer_2_0"}
     assert buffers["linear_1"].internally_initialized_parents == ["batchnorm_1_1"]
     assert buffers["batchnorm_1"].internally_initialized_parents == ["buffer_1_0", "buffer_2_0"]

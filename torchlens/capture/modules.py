@@ -33,7 +33,7 @@ def patched_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
     `forward` is called from here, as torch calls it from here: a model that nests as deep as Python allows still can.
     """
     try:
-        current = _torchlens_current  # type: ignore[name-defined] # noqa: F821
+        current = _torchlens_current  # type: ignore[name-defined]
     except NameError:  # between the call and this line, another thread's log has ended: here stands torch's own again
         return self._call_impl(*args, **kwargs)
     watcher, tracker = current.watcher, current.tracker

@@ -60,10 +60,10 @@ class Lookup:
         if is_whole(key):
             return self._at(int(key))
         if not isinstance(key, str):
-            raise TypeError(
-                f"The key of a layer must be a name or a number, got {got(key)}. "
-                "Try history['conv2d_1_1'], history['features.0'] or history[0]."
-            )
+            cure = "Try history['conv2d_1_1'], history['features.0'] or history[0]."
+            if isinstance(key, slice):
+                cure = "For several entries at once: history.layer_list[1:3]."
+            raise TypeError(f"The key of a layer must be a name or a number, got {got(key)}. {cure}")
         found = self._entries.get(key)
         if found is None:
             found = self._labels_with(key)

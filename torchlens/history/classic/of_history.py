@@ -22,6 +22,7 @@ __all__ = [
     "layer_dict_rolled",
     "layer_list_rolled",
     "layers_computed_with_params",
+    "layers_where_internal_branches_merge_with_input",
     "module_num_tensors",
     "module_pass_children",
     "module_pass_layers",
@@ -83,6 +84,17 @@ def layers_computed_with_params(history: BaseHistory) -> dict[str, list[str]]:
     graph = history._log.graph
     labels = [history._labels(layer.entries) for layer in graph.layers if graph.params[layer.entries[0]]]
     return {passes[0]: passes for passes in labels}
+
+
+@_remembered
+def layers_where_internal_branches_merge_with_input(history: BaseHistory) -> list[str]:
+    """Labels of what reads both something that an input leads to and something that none does."""
+    leads = {entry.layer_label: entry.has_input_ancestor for entry in history}
+    return [
+        entry.layer_label
+        for entry in history
+        if entry.has_input_ancestor and not all(leads.get(parent, True) for parent in entry.parent_layers)
+    ]
 
 
 @_remembered
