@@ -17,7 +17,7 @@ import torch
 
 from torchlens.capture.own_time import OwnTime
 
-__all__ = ["MOST_WATCHED", "BackwardWatch", "NodeInfo", "NodeRun", "next_sequence", "node_of", "sequence_of"]
+__all__ = ["MOST_WATCHED", "BackwardWatch", "Look", "NodeInfo", "NodeRun", "next_sequence", "node_of", "sequence_of"]
 
 # What autograd gives as the number of the nodes that add to the `.grad` of a leaf: they run as soon as they can.
 _NO_SEQUENCE = 2**64 - 1

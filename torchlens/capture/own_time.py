@@ -2,10 +2,12 @@
 
 from collections.abc import Hashable, Iterable
 
-__all__ = ["SHORT", "WHILE", "OwnTime", "coldness_of"]
+__all__ = ["LONGEST_HANDLING", "SHORT", "WHILE", "OwnTime", "coldness_of"]
 
 # Whatever an operation takes beyond this is not lengthened by our looking.
 SHORT = 20e-6
+# Where handling an operation took longer than this, somebody else had the processor meanwhile.
+LONGEST_HANDLING = 100e-6
 # An operation that has not run among the last so many finds all it needs driven out of the processor's caches.
 WHILE = 16
 
@@ -18,12 +20,16 @@ class OwnTime:
     """
 
     __slots__ = (
-        "coldness", "num_cells", "num_modules", "num_nodes", "num_operations", "num_reads", "seconds", "short_seconds",
+        "coldness", "handling_seconds", "look_seconds", "num_cells", "num_modules", "num_nodes", "num_operations",
+        "num_reads", "seconds", "short_seconds",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.num_operations = 0  # calls that left a row
+        # What handling those took, without checks, each no more than LONGEST_HANDLING: how fast the machine is just now.
+        self.handling_seconds = 0.0
+        self.look_seconds = 0.0  # what the checks took
         self.short_seconds = 0.0  # what those took, each no more than SHORT
         self.coldness = 0.0  # how many of those had not run for a WHILE; one that ran not long ago counts in part
         self.num_cells = 0  # how many of those are cells of recurrent networks: a dozen short operations in one

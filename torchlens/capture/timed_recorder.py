@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchlens.capture.operations import Operation
-from torchlens.capture.own_time import SHORT, WHILE, OwnTime
+from torchlens.capture.own_time import LONGEST_HANDLING, SHORT, WHILE, OwnTime
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import MadeCall, References
 
@@ -33,11 +33,13 @@ class TimedRecorder(Recorder):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         enter = perf_counter()
-        num_rows = len(self.rows)
+        own = self._own_time
+        num_rows, looked = len(self.rows), own.look_seconds
         self._seconds = 0.0
         result = super().__torch_function__(func, types, args, kwargs)
-        own = self._own_time
         if len(self.rows) > num_rows:
+            handling = perf_counter() - enter - self._seconds - (own.look_seconds - looked)
+            own.handling_seconds += handling if handling < LONGEST_HANDLING else LONGEST_HANDLING
             number = own.num_operations
             own.num_operations = number + 1
             others = number - self._last_runs.get(id(func), -1 - WHILE) - 1  # that have run since it did

@@ -13,7 +13,7 @@ from tests.profiling import profile_records
 from torchlens.capture import backward, current, recorder, timed_recorder, trees
 from torchlens.capture.backward import NodeRun
 from torchlens.capture.modules import ModuleTracker
-from torchlens.capture.own_time import WHILE, OwnTime, coldness_of
+from torchlens.capture.own_time import LONGEST_HANDLING, WHILE, OwnTime, coldness_of
 from torchlens.nonfinite.quick_look import has_nonfinite
 from torchlens.problems import Problems
 from torchlens.profiling import profile as profile_module
@@ -55,7 +55,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (backward, recorder, timed_recorder, watcher):
+    for module in (backward, recorder, timed_recorder, logged_session, watcher):
         monkeypatch.setattr(module, "perf_counter", clock.read)
     monkeypatch.setattr(current._Current, "clock", staticmethod(clock.read))
     monkeypatch.setattr(profile_module, "measure_residuals", lambda level, check, has_grad: calibration.NOTHING)
@@ -274,7 +274,7 @@ def test_what_is_printed_adds_up():
     inside = Working(clock, 1.0), Working(clock, 1.0)
     model = Working(clock, 0.0, *inside)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (backward, recorder, timed_recorder, watcher):
+        for module in (backward, recorder, timed_recorder, logged_session, watcher):
             patch.setattr(module, "perf_counter", clock.read)
         patch.setattr(current._Current, "clock", staticmethod(clock.read))
         patch.setattr(profile_module, "measure_residuals", lambda level, check, has_grad: calibration.NOTHING)
@@ -338,8 +338,35 @@ def test_what_coldness_costs_is_taken_off():
         assert found[0].forward == pytest.approx(expected)
 
 
+def test_where_handling_an_operation_takes_longer_what_no_clock_sees_does_too():
+    residuals = calibration.Residuals(operation=2 * US, handling=10 * US)
+    for handling, expected in ((10 * US, 60 * US), (20 * US, 20 * US), (5 * US, 80 * US)):
+        call = call_of(0, None, 0.0, 100 * US, num_operations=20, handling_seconds=20 * handling)
+        assert times.call_times([call], {False: residuals})[0].forward == pytest.approx(expected)
+
+
+def test_handling_is_without_checks_and_without_what_others_do_meanwhile(clock, monkeypatch):
+    class Look:
+        def operation(self, _observed, _result):
+            clock.now += 1.0
+
+        def boundary(self, *_arguments):
+            pass
+
+    def handling(takes):
+        own = OwnTime()
+        with monkeypatch.context() as patched:  # which is asked for twice
+            patched.setattr(logged_session, "next_sequence", clock.slow(backward.next_sequence, takes / 2))
+            marker = logged_session.Marker(own, lambda: 0, Look())
+            logged_session.LoggedSession(nn.ReLU(), marker).run([torch.rand(3)], {})
+        return own.handling_seconds
+
+    assert handling(10 * US) == pytest.approx(10 * US)
+    assert handling(1.0) == LONGEST_HANDLING
+
+
 class Disturbed:
-    """Work whose runs others disturb, all but one in each turn: of the seen ones by much, of the others by little."""
+    """Work whose runs others disturb, all but one in each turn, on a machine that is not as fast in each."""
 
     def __init__(self, clock, own, plain, seen, num_operations=1, num_modules=0, short=0.0, coldness=0.0):
         self.clock, self.own, self.seconds = clock, own, (plain, seen)
@@ -348,7 +375,7 @@ class Disturbed:
 
     def __call__(self, x):
         self.number += 1
-        is_quiet = self.number % calibration._ROUNDS == 3
+        is_quiet = self.number % calibration._ROUNDS == 1
         self.clock.now += self.seconds[self.is_seen] + (0 if is_quiet else (2 + self.number % 7) * 10 * US)
         if self.is_seen:
             num_operations, num_modules, short, coldness = self.counts
@@ -362,12 +389,17 @@ class Disturbed:
     def excess(self):
         """What is found of it."""
         found = calibration._Excess(self)
-        for _ in range(calibration._TURNS):
+        plain, seen = self.seconds
+        for turn in range(calibration._TURNS):
+            # Quick for a moment, in which nobody looks; busy in between; disturbed at last, while somebody looks.
+            busy = 30 * US * (turn % 3)
+            quick = min(plain, 5 * US) if turn == 0 else 0.0
+            disturbed = 500 * US if turn > calibration._TURNS - 4 else 0.0
+            self.seconds = plain + busy - quick, seen + busy + disturbed
             self.is_seen = False
             found.run_plain(torch.zeros(1))
             self.is_seen = True
             found.run_seen(torch.zeros(1), self.own)
-            self.seconds = self.seconds[0], self.seconds[1] + 30 * US  # a machine that gets busier
         return found
 
 
@@ -384,19 +416,20 @@ def test_calibration_charges_nobody_with_what_others_do_to_the_machine(monkeypat
     model.of_scan = Disturbed(clock, own, 20 * US, 74 * US, 10, 0, 30 * US, 12.0).excess()
     model.of_cells = Disturbed(clock, own, 60 * US, 60 * US + 6 * (1.5 + 5 + 2 + 7) * US, 6, 6, 60 * US).excess()
     model.of_reads = Disturbed(clock, own, 1 * US, 2 * US).excess()
-    model.of_listening = Disturbed(clock, own, 20 * US, 50 * US, 10, short=30 * US).excess()
+    model.of_listening = Disturbed(clock, own, 50 * US, 62 * US, 10, short=30 * US).excess()  # more than the sums took
     found = model.found()
     assert found.operation == pytest.approx(1.5 * US)
     assert found.short_operation_share == pytest.approx(0.5)
     assert found.module + found.module_around == pytest.approx(2 * US)
     assert found.cold_operation == pytest.approx(2 * US)
     assert found.cell == pytest.approx(7 * US)
+    assert found.logged_event == pytest.approx(12 * US)
     # If all runs of the layers were disturbed, the rest cannot be theirs: it is cut to twice the 170 that is known.
     model.of_layers = Disturbed(clock, own, 200 * US, 9000 * US, 40, 5, 200 * US, 22.0).excess()
     assert model.found().cold_operation == pytest.approx((2 * 170 + 24) / (22 + 12) * US)
-    # Nor do cells take more than twice as long because somebody looks.
+    # Nor do cells take more than twice as long because somebody looks; of a turn in the middle they take 90.
     model.of_cells = Disturbed(clock, own, 60 * US, 6000 * US, 6, 6, 60 * US).excess()
-    assert model.found().cell == pytest.approx(10 * US)
+    assert model.found().cell == pytest.approx(15 * US)
 
 
 def test_backward_nodes_that_have_not_run_for_a_while_are_charged_more():

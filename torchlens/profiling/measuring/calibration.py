@@ -2,19 +2,22 @@
 
 That is a microsecond or two each time, and much to an operation that takes as little. So it is measured, on small models of
 our own: how much longer a thing takes when it is looked at, without what the clocks have seen of that (see OwnTime). Each
-is done several times in a row, as in a model that does much of it, with and without in turns, and the shortest counts:
-others use the machine as well.
+is done several times in a row, as in a model that does much of it, with and without in turns. Others use the machine as
+well: the shortest of a turn counts, and the two of one turn are held against each other, because what disturbs one for
+longer disturbs both. The median of all turns is what counts.
 """
 
 from collections.abc import Callable
 from functools import cache
+from operator import sub
+from statistics import median
 from time import perf_counter, time_ns
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from torchlens.capture.backward import BackwardWatch, NodeInfo
+from torchlens.capture.backward import BackwardWatch, Look, NodeInfo, NodeRun
 from torchlens.capture.current import CURRENT
 from torchlens.capture.own_time import SHORT, OwnTime, coldness_of
 from torchlens.nonfinite import has_nonfinite
@@ -35,11 +38,14 @@ from torchlens.profiling.options import Level, ProfileOptions
 
 __all__ = ["NOTHING", "NO_RESIDUALS", "Residuals", "measure_residuals"]
 
-_ROUNDS = 8
-_TURNS = 4
+_ROUNDS = 3
+_TURNS = 12
 # On quiet machines, what is left when all else is known is once to one and a half times that. More is a disturbance, which
 # would be taken off each operation of a model.
 _MOST_LEFT = 2.0
+
+# In cold caches and on a busy machine everything takes two or three times as long. What is more is a disturbance.
+_MOST_PACE = 4.0
 
 Tensor = torch.Tensor
 Work = Callable[[Tensor], Any]
@@ -49,6 +55,9 @@ class Residuals(NamedTuple):
     """Seconds that the clocks do not see, for each thing that is looked at."""
 
     operation: float = 0.0
+    # What the clocks saw of handling such an operation: what they did not see grows with it, where the caches are cold or
+    # others use the machine.
+    handling: float = 0.0
     # An operation that takes longer has more arguments to be looked through, and more to fetch anew that our work drove
     # out of the processor's caches: so much for each second of an operation, of its first few microseconds.
     short_operation_share: float = 0.0
@@ -64,6 +73,12 @@ class Residuals(NamedTuple):
     node: float = 0.0  # of autograd's graph
     short_node_share: float = 0.0  # as of operations
     cold_node: float = 0.0  # likewise
+
+    def pace_of(self, handling_seconds: float, num_operations: int) -> float:
+        """How many times as long looking at an operation took in some span as it did here."""
+        if not num_operations or not self.handling:
+            return 1.0
+        return min(max(handling_seconds / num_operations / self.handling, 1 / _MOST_PACE), _MOST_PACE)
 
 
 NOTHING = Residuals()
@@ -97,7 +112,8 @@ def _measure_forward(check: str | None, has_grad: bool) -> Residuals:
             model(_input())
         finally:
             watcher.stop()
-        return model.found()._replace(event=_of_events())
+        found, event = model.found(), _of_events()
+        return found._replace(event=event, logged_event=min(found.logged_event, _MOST_LEFT * event))
 
 
 class _NodeResiduals(NamedTuple):
@@ -136,59 +152,91 @@ def _share(part: float, whole: float) -> float:
     return min(max(part, 0.0) / max(whole, 1e-7), 1.0)
 
 
-class _Excess:
-    """How much longer some work takes than it would if nobody looked, without what the clocks have seen of that."""
+class _Turns:
+    """What some work takes while nobody looks and while somebody does, without what the clocks have seen of the looking."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._plain = self._seen = float("inf")
-        self.number = 1  # of things that are looked at
-        self.num_modules = 0
-        self._short_seconds = self._coldness = 0.0
+    def __init__(self) -> None:
+        self._plain: list[float] = []  # seconds, one for each turn
+        self._seen: list[float] = []
+        self._short: list[float] = []  # what the operations were seen to take (see OwnTime)
 
-    def run_plain(self, x: Tensor) -> None:
-        """Does the work a few times while nobody looks."""
-        self._plain = min(self._plain, *(_seconds(self._work, x) for _ in range(_ROUNDS)))
-
-    def run_seen(self, x: Tensor, own: OwnTime) -> None:
-        """Does the work a few times while somebody does."""
-        for _ in range(_ROUNDS):
-            own.seconds, own.short_seconds, own.coldness = 0.0, 0.0, 0.0
-            number, num_modules = own.num_operations + own.num_reads, own.num_modules
-            seconds = _seconds(self._work, x) - own.seconds
-            if seconds < self._seen:
-                self._seen, self._short_seconds, self._coldness = seconds, own.short_seconds, own.coldness
-                self.number = max(own.num_operations + own.num_reads - number, 1)
-                self.num_modules = own.num_modules - num_modules
+    def add(self, plain: float, seen: float, short_seconds: float) -> None:
+        """One turn: the shortest of each."""
+        self._plain.append(plain)
+        self._seen.append(seen)
+        self._short.append(short_seconds)
 
     @property
     def plain(self) -> float:
         """What it takes if nobody looks."""
-        return self._plain
+        return median(self._plain)
 
     @property
     def total(self) -> float:
-        return max(self._seen - self._plain, 0.0)
-
-    @property
-    def each(self) -> float:
-        """For each thing that is looked at."""
-        return self.total / self.number
+        """How much longer it takes if somebody does."""
+        return max(median(map(sub, self._seen, self._plain)), 0.0)
 
     @property
     def short_seconds(self) -> float:
-        """What one operation is seen to take."""
-        return self._short_seconds / self.number
-
-    @property
-    def coldness(self) -> float:
-        """How many of the operations had not run for a while."""
-        return self._coldness
+        """What its operations are seen to take."""
+        return median(self._short)
 
     @property
     def cold_share(self) -> float:
-        """How much of that it would not take if nobody looked."""
-        return max(1.0 - self._plain / self._short_seconds, 0.0) if self._short_seconds else 0.0
+        """How much of that they would not take if nobody looked."""
+        parts = zip(self._plain, self._short, strict=True)
+        return max(median(1.0 - plain / short if short else 0.0 for plain, short in parts), 0.0)
+
+
+class _Excess(_Turns):
+    """The same of work in a forward pass."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work = work
+        self._shortest = 0.0  # of this turn, while nobody looks
+        self._handling: list[float] = []
+        self.number = 1  # of things that are looked at
+        self.num_modules = 0
+        self.coldness = 0.0  # how many of the operations had not run for a while
+
+    def run_plain(self, x: Tensor) -> None:
+        """Begins a turn: does the work a few times while nobody looks."""
+        self._shortest = min(_seconds(self._work, x) for _ in range(_ROUNDS))
+
+    def begin_after(self, other: "_Excess") -> None:
+        """Begins a turn: what the other took while somebody looked is what is held against this."""
+        self._shortest = other._seen[-1]
+
+    def run_seen(self, x: Tensor, own: OwnTime) -> None:
+        """Ends the turn: does the work a few times while somebody does."""
+        shortest, short_seconds, handling = float("inf"), 0.0, 0.0
+        for _ in range(_ROUNDS):
+            own.seconds = own.short_seconds = own.coldness = own.handling_seconds = 0.0
+            number, num_modules = own.num_operations + own.num_reads, own.num_modules
+            seconds = _seconds(self._work, x) - own.seconds
+            if seconds < shortest:
+                shortest, short_seconds, handling = seconds, own.short_seconds, own.handling_seconds
+                self.coldness = own.coldness
+                self.number = max(own.num_operations + own.num_reads - number, 1)
+                self.num_modules = own.num_modules - num_modules
+        self.add(self._shortest, shortest, short_seconds)
+        self._handling.append(handling)
+
+    @property
+    def each(self) -> float:
+        """How much longer, for each thing that is looked at."""
+        return self.total / self.number
+
+    @property
+    def handling(self) -> float:
+        """What the clocks saw of handling one operation."""
+        return median(self._handling) / self.number
+
+    @property
+    def each_short_seconds(self) -> float:
+        """What one operation is seen to take."""
+        return self.short_seconds / self.number
 
 
 class _Nothing(nn.Module):
@@ -219,33 +267,42 @@ class _Measured(nn.Module):
             for excess in (*of_operations, self.of_reads, self.of_modules):
                 _unseen(excess.run_plain, x)
                 excess.run_seen(x, self.own_time)
-        memory = AllocatorWatch(time_ns)
-        for _ in range(_TURNS):
-            _unseen(self.of_listening.run_plain, x)
-            try:
-                memory.start()
-                self.of_listening.run_seen(x, self.own_time)
-            finally:
-                self._num_events = max(memory.stop().num_events // _ROUNDS, 1)
+                if excess is self.of_sums:
+                    self._listen(x)
         return x
+
+    def _listen(self, x: Tensor) -> None:
+        """Does the same as before while the allocators are listened to, too: that is held against it."""
+        self.of_listening.begin_after(self.of_sums)
+        memory = AllocatorWatch(time_ns)
+        try:
+            memory.start()
+            self.of_listening.run_seen(x, self.own_time)
+        finally:
+            self._num_events = max(memory.stop().num_events // _ROUNDS, 1)
 
     def found(self) -> Residuals:
         """What was found, but of what is looked at without a log."""
         light, heavy, cells, varied = self.of_views, self.of_sums, self.of_cells, (self.of_scan, self.of_layers)
-        share = _share(heavy.each - light.each, heavy.short_seconds - light.short_seconds)
-        each = max(light.each - share * light.short_seconds, 0.0)
+        pace = heavy.handling / light.handling if light.handling else 1.0
+        share = _share(heavy.each - pace * light.each, heavy.each_short_seconds - pace * light.each_short_seconds)
+        each = max(light.each - share * light.each_short_seconds, 0.0)
         module = self.of_modules.total / len(self.nothings) / 2  # about the same in it and around it
+
+        known = Residuals(operation=each, handling=light.handling)
 
         def rest(excess: _Excess) -> float:
             """What is left of the whole when all that has been found already is taken off."""
-            known = excess.number * (each + share * excess.short_seconds) + 2 * module * excess.num_modules
-            return min(max(excess.total - known, 0.0), _MOST_LEFT * known)
+            pace = known.pace_of(excess.handling, 1)
+            found = pace * excess.number * each + share * excess.short_seconds + 2 * module * excess.num_modules
+            return min(max(excess.total - found, 0.0), _MOST_LEFT * found) / pace
 
         # Of an allocation, beside what makes the operation itself longer, of which its share is taken.
         listening = self.of_listening
-        event = listening.each - heavy.each - share * (listening.short_seconds - heavy.short_seconds)
+        event = listening.total - share * (listening.short_seconds - heavy.short_seconds)
         return Residuals(
             operation=each,
+            handling=light.handling,
             short_operation_share=share,
             cold_share=min(heavy.cold_share, share),
             cold_operation=sum(map(rest, varied)) / max(sum(excess.coldness for excess in varied), 0.01),
@@ -253,7 +310,7 @@ class _Measured(nn.Module):
             read=self.of_reads.each,
             module=module,
             module_around=module,
-            logged_event=max(event, 0.0) * heavy.number / self._num_events,
+            logged_event=max(event, 0.0) / self._num_events,
         )
 
 
@@ -289,47 +346,54 @@ def _of_nodes(check: str | None) -> tuple[float, float]:
     look = None if check is None else _look
     found: list[tuple[float, float]] = []
     for work in (make_views, sum_up):
-        plain = watched = float("inf")
-        number, short_seconds = 1, 0.0
-        for _ in range(_TURNS * _ROUNDS):
-            plain = min(plain, _seconds(work(_input()).sum().backward))
-            own_time = OwnTime()
-            watch = BackwardWatch(look, look, own_time=own_time)
-            result = work(_input()).sum()
-            watch.watch([result])
-            seconds = _seconds(result.backward) - own_time.seconds
-            watch.stop()
-            if seconds < watched:
-                watched, number = seconds, max(len(watch.runs), 1)
-                short_seconds = sum(min(run.seconds, SHORT) for run in watch.runs)
-        found.append((max(watched - plain, 0.0) / number, short_seconds / number))
+        turns, number = _Turns(), 1
+        for _ in range(_TURNS):
+            plain = min(_seconds(work(_input()).sum().backward) for _ in range(_ROUNDS))
+            seen, short_seconds, number = min(_run_backward(work, look) for _ in range(_ROUNDS))
+            turns.add(plain, seen, short_seconds)
+        found.append((turns.total / number, turns.short_seconds / number))
     (light, light_seconds), (heavy, heavy_seconds) = found
     share = _share(heavy - light, heavy_seconds - light_seconds)
     return max(light - share * light_seconds, 0.0), share
 
 
+def _run_backward(work: Work, look: Look | None) -> tuple[float, float, int]:
+    """Seconds of a backward pass that is looked at, without what the clocks saw of that; of its nodes; and of how many."""
+    own_time = OwnTime()
+    watch = BackwardWatch(look, look, own_time=own_time)
+    result = work(_input()).sum()
+    watch.watch([result])
+    seconds = _seconds(result.backward) - own_time.seconds
+    watch.stop()
+    return seconds, _short_seconds(watch.runs), max(len(watch.runs), 1)
+
+
+def _short_seconds(runs: list[NodeRun]) -> float:
+    return sum(min(run.seconds, SHORT) for run in runs)
+
+
 def _of_cold_nodes(check: str | None, node: float, share: float) -> float:
     """Of a backward node that has not run for a while, beside that: as of operations, with the checks themselves."""
-    model, x, runs = Layers(), _input(), []
-    plain, watched = float("inf"), float("inf")
+    model, x, turns = Layers(), _input(), _Turns()
+    runs: list[NodeRun] = []
     watcher = _watcher_of(model, "module", check)
     own = watcher.ledger.own_time
     try:
         watcher.start()
         for _ in range(_TURNS):
-            for _ in range(_ROUNDS):
-                result = _unseen(model, x).sum()
-                plain = min(plain, _seconds(result.backward))
+            plain = min(_seconds(_unseen(model, x).sum().backward) for _ in range(_ROUNDS))
+            shortest = float("inf")
             for _ in range(_ROUNDS):
                 result, seen = model(x).sum(), own.seconds
                 num_runs = len(watcher.windows.backward.runs)
                 seconds = _seconds(result.backward) - (own.seconds - seen)
-                if seconds < watched:
-                    watched, runs = seconds, watcher.windows.backward.runs[num_runs:]
+                if seconds < shortest:
+                    shortest, runs = seconds, watcher.windows.backward.runs[num_runs:]
+            turns.add(plain, shortest, _short_seconds(runs))
     finally:
         watcher.stop()
-    known = len(runs) * node + sum(min(run.seconds, SHORT) for run in runs) * share
-    rest = min(max(watched - plain - known, 0.0), _MOST_LEFT * known)
+    known = len(runs) * node + turns.short_seconds * share
+    rest = min(max(turns.total - known, 0.0), _MOST_LEFT * known)
     return rest / max(sum(coldness_of(run.name for run in runs)), 1.0)
 
 

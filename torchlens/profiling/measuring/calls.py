@@ -45,18 +45,18 @@ class Clock:
     """How much of what we took for ourselves, and how many of the things we looked at, lie in a span."""
 
     __slots__ = (
-        "coldness", "num_cells", "num_modules", "num_operations", "num_reads", "own_seconds", "seconds_at_end",
-        "short_seconds",
+        "coldness", "handling_seconds", "num_cells", "num_modules", "num_operations", "num_reads", "own_seconds",
+        "seconds_at_end", "short_seconds",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.own_seconds = self.seconds_at_end = self.short_seconds = self.coldness = 0.0
+        self.own_seconds = self.seconds_at_end = self.short_seconds = self.handling_seconds = self.coldness = 0.0
         self.num_operations = self.num_cells = self.num_reads = self.num_modules = 0
 
     def begin(self, own: OwnTime) -> None:
         """The span begins."""
         self.num_operations, self.num_reads, self.num_modules = own.num_operations, own.num_reads, own.num_modules
-        self.num_cells = own.num_cells
+        self.num_cells, self.handling_seconds = own.num_cells, own.handling_seconds
         self.short_seconds, self.coldness, self.own_seconds = own.short_seconds, own.coldness, own.seconds
 
     def end(self, own: OwnTime) -> None:
@@ -64,6 +64,7 @@ class Clock:
         self.seconds_at_end = own.seconds
         self.own_seconds = own.seconds - self.own_seconds
         self.short_seconds = own.short_seconds - self.short_seconds
+        self.handling_seconds = own.handling_seconds - self.handling_seconds
         self.coldness = own.coldness - self.coldness
         self.num_operations = own.num_operations - self.num_operations
         self.num_cells = own.num_cells - self.num_cells

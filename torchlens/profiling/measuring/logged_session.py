@@ -1,7 +1,7 @@
 """A step that runs in a capture session: each operation of it is timed, placed and, if asked for, checked."""
 
 from collections.abc import Callable
-from time import time_ns
+from time import perf_counter, time_ns
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -48,7 +48,7 @@ class Marker(Observer):
     """Marks each operation. Its own failure is kept, and the model does not notice."""
 
     def __init__(self, own_time: OwnTime, current_call: Callable[[], int], look: Looker | None) -> None:
-        self.own_time = own_time
+        self.own_time: OwnTime = own_time
         self.marks: list[Mark] = []
         self.failure: Exception | None = None
         self._current_call = current_call
@@ -83,7 +83,9 @@ class Marker(Observer):
                 Mark(call.first, call.last, module_call, self._sequence, next_sequence(), self._start_ns, end_ns)
             )
             if self._look is not None:
+                start = perf_counter()
                 self._look.operation(call, result)
+                self.own_time.look_seconds += perf_counter() - start
 
     def add_boundary(self, number: int, tensor: torch.Tensor, operation: Operation, references: References) -> None:
         """Has what goes in and comes out looked at."""

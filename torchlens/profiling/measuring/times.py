@@ -67,14 +67,17 @@ def operation_times(
 
 def _unseen(call: Call, residuals: Residuals) -> float:
     clock = call.clock
-    return (
-        residuals.module
-        + clock.num_modules * (residuals.module + residuals.module_around)
-        + clock.num_operations * residuals.operation
-        + clock.short_seconds * residuals.short_operation_share
+    by_number = (
+        clock.num_operations * residuals.operation
         + clock.coldness * residuals.cold_operation
         + clock.num_cells * residuals.cell
         + clock.num_reads * residuals.read
+    )
+    return (
+        residuals.module
+        + clock.num_modules * (residuals.module + residuals.module_around)
+        + by_number * residuals.pace_of(clock.handling_seconds, clock.num_operations)
+        + clock.short_seconds * residuals.short_operation_share
         + call.num_events * (residuals.logged_event if clock.num_operations else residuals.event)
     )
 
