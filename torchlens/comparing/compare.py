@@ -76,8 +76,8 @@ def compare_histories(
         subject = found.subject
         notes += _pinned_notes(sides[1], found.pinned)
     else:
-        regions = analysis.regions
-        origins = grouped([Origin(p, *regions[p.reference]) for p in analysis.origins], ours, theirs)
+        sections = analysis.sections
+        origins = grouped([Origin(p, *sections[p.reference]) for p in analysis.origins], ours, theirs)
     evidence = Evidence(ours, subject, weights, (Replay(sides[0]), replay), pairing)
     culprits = [_divergence(origin, ours, subject, tolerance, isolates, evidence) for origin in origins]
     largest = max((u for number, u in own.items() if number in analysis.agreeing and u <= tolerance), default=0.0)

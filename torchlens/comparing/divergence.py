@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torchlens.comparing.matching import Found, Matched, Subject
 
-__all__ = ["GROWTH", "GROWTH_OF_OWN", "Analysis", "OwnError", "Region", "analyse", "region_of", "stops_of"]
+__all__ = ["GROWTH", "GROWTH_OF_OWN", "Analysis", "OwnError", "Section", "analyse", "section_of", "stops_of"]
 
 # How much larger than that of its inputs the error of a correct layer may be.
 GROWTH = 4.0
@@ -14,12 +14,12 @@ GROWTH_OF_OWN = 2.0  # where the unit of error is the reference's own, which gro
 _VANISHED = 20.0
 
 
-# The own error of a pair, given the candidate's region: in units of rounding, or None.
-OwnError = Callable[[Matched, "Region"], float | None]
+# The own error of a pair, given the candidate's section: in units of rounding, or None.
+OwnError = Callable[[Matched, "Section"], float | None]
 
 
 @dataclass(frozen=True)
-class Region:
+class Section:
     """What lies between a pair and the pairs above it, on one side: what goes in, and what is computed."""
 
     inputs: tuple[int, ...]
@@ -28,12 +28,12 @@ class Region:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All pairs in the order of the reference, those that agree, and those at which an error begins, with their regions."""
+    """All pairs in the order of the reference, those that agree, and those where an error begins, with their sections."""
 
     pairs: list[Matched]
     agreeing: set[int]  # by entry of the reference
     origins: list[Matched]
-    regions: dict[int, tuple[Region, Region]]  # of the pairs that do not agree, by entry of the reference
+    sections: dict[int, tuple[Section, Section]]  # of the pairs that do not agree, by entry of the reference
     limits: dict[int, float]  # the largest error, in units of rounding, that counts as rounding
 
 
@@ -73,14 +73,14 @@ def _sorted(
     stops = stops_of(reference, found, 0), stops_of(candidate, found, 1)
     agreeing: set[int] = set(trusted)
     limits: dict[int, float] = {}
-    regions: dict[int, tuple[Region, Region]] = {}
+    sections: dict[int, tuple[Section, Section]] = {}
     origins, waiting = [], []
     pairs = found.pairs()
     for pair in pairs:
         if pair.reference in trusted:
             limits[pair.reference] = tolerance
             continue
-        ours, theirs = region_of(pair, 0, reference, found, stops[0]), region_of(pair, 1, candidate, found, stops[1])
+        ours, theirs = section_of(pair, 0, reference, found, stops[0]), section_of(pair, 1, candidate, found, stops[1])
         above = [_pair_at(found, 0, end) for end in ours.inputs] + [_pair_at(found, 1, end) for end in theirs.inputs]
         known = [p for p in above if p is not None]
         # An input that the candidate reads and that comes later in the reference is judged by itself.
@@ -92,14 +92,14 @@ def _sorted(
         if (pair.units if own is None else own) <= (limit if own is None else tolerance):
             agreeing.add(pair.reference)
             continue
-        regions[pair.reference] = (ours, theirs)
+        sections[pair.reference] = (ours, theirs)
         if len(good) == len(known):
             origins.append(pair)
         else:
             waiting.append(pair)
     if not origins and waiting:  # each waits for another: the order of the reference decides
         origins = waiting[:1]
-    return Analysis(pairs, agreeing, origins, regions, limits)
+    return Analysis(pairs, agreeing, origins, sections, limits)
 
 
 def stops_of(subject: Subject, found: Found, side: int) -> list[bool]:
@@ -108,7 +108,7 @@ def stops_of(subject: Subject, found: Found, side: int) -> list[bool]:
     return [root in paired or root in found.twins[side] for root in subject.root]
 
 
-def region_of(pair: Matched, side: int, subject: Subject, found: Found, stops: list[bool]) -> Region:
+def section_of(pair: Matched, side: int, subject: Subject, found: Found, stops: list[bool]) -> Section:
     """What lies between a pair and the pairs above it, on one side.
 
     An entry above that holds the same as the pair itself (a norm before it is multiplied by ones) lies in between, too.
@@ -118,7 +118,7 @@ def region_of(pair: Matched, side: int, subject: Subject, found: Found, stops: l
         ends, passed = subject.side.above(entry, stops)
         own = [end for end in ends if stops[end] and _is_itself(_pair_at(found, side, subject.root[end]), pair, side)]
         if not own:
-            return Region(tuple(dict.fromkeys(subject.root[end] for end in ends)), tuple(passed))
+            return Section(tuple(dict.fromkeys(subject.root[end] for end in ends)), tuple(passed))
         stops = list(stops)
         for end in own:
             stops[end] = False
@@ -137,7 +137,7 @@ def _pair_at(found: Found, side: int, entry: int) -> Matched | None:
 
 def _is_false(pair: Matched, candidate: Subject, found: Found, analysis: Analysis) -> bool:
     """Whether a pair that was found by structure differs while all that is computed from it agrees."""
-    if pair.by_value or pair.reference not in analysis.regions:
+    if pair.by_value or pair.reference not in analysis.sections:
         return False
     below = _below(candidate, pair.candidate, found)
     if not below:

@@ -1,4 +1,4 @@
-"""What is known of the regions that an error lies in: values, weights, constants, and what they give when run again."""
+"""What is known of the sections that an error lies in: values, weights, constants, and what they give when run again."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import torch
 from torchlens.capture.functions import argument_names
 from torchlens.capture.recording import Row
 from torchlens.comparing.distances import distance, numbers
-from torchlens.comparing.divergence import Region
+from torchlens.comparing.divergence import Section
 from torchlens.comparing.families import family
 from torchlens.comparing.isolation import Origin
 from torchlens.comparing.layouts import best_layout
@@ -121,20 +121,20 @@ class Evidence:
         of_reference: bool = False,
         given_instead: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """What a region gives when it runs again, from the inputs of the round in which it was found, or others."""
+        """What a section gives when it runs again, from the inputs of the round in which it was found, or others."""
         replay = self.reference_replay if of_reference else self.replay
         if replay is None:
             raise NotReplayableError("it is not live")
-        region = origin.reference if of_reference else origin.candidate
+        section = origin.reference if of_reference else origin.candidate
         side = self.ours.side if of_reference else self.theirs.side
         given = {}
-        inside = set(region.entries)
-        for entry in {parent for own in region.entries for parent in side.parents[own]} - inside:
+        inside = set(section.entries)
+        for entry in {parent for own in section.entries for parent in side.parents[own]} - inside:
             value = side.raw(entry)
             if not isinstance(value, Tensor):
                 raise NotReplayableError("an input was not saved")
             given[entry] = value
-        return replay.part(region.entries, given | (given_instead or {}), weights, instead)
+        return replay.part(section.entries, given | (given_instead or {}), weights, instead)
 
     def units(self, origin: Origin, candidate: Tensor) -> float:
         """How far a result of the candidate's is from the reference's, in units of rounding."""
@@ -155,7 +155,7 @@ class Evidence:
         return distance(target, layout.to_reference(numbers(b), tuple(target.shape))) / origin.pair.eps
 
     def inputs(self, origin: Origin) -> list[Tensor]:
-        """The numbers that go into the reference's region."""
+        """The numbers that go into the reference's section."""
         values = [self.ours.side.value(entry) for entry in origin.reference.inputs]
         return [numbers(value) for value in values if value is not None and value.dtype.is_floating_point]
 
@@ -174,7 +174,7 @@ class Evidence:
     # -- views -----------------------------------------------------------------------------------------------------
 
     def rearranged(self, origin: Origin) -> Iterator[tuple[int, int]]:
-        """Views, in the regions and where they read, that show the same numbers in one shape, but in another order."""
+        """Views, in the sections and where they read, that show the same numbers in one shape, but in another order."""
         ours, theirs = _views(self.ours, origin.reference), _views(self.theirs, origin.candidate)
         for c in theirs:
             for r in ours:
@@ -187,9 +187,9 @@ class Evidence:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def weights_of(self, subject: Subject, region: Region) -> list[int]:
+    def weights_of(self, subject: Subject, section: Section) -> list[int]:
         found: dict[int, None] = {}
-        for entry in region.entries:
+        for entry in section.entries:
             found.update(dict.fromkeys(subject.side.own_weights[entry]))
         return list(found)
 
@@ -199,7 +199,7 @@ class Evidence:
     # -- constants -------------------------------------------------------------------------------------------------
 
     def constants_apart(self, origin: Origin) -> tuple[list[Constant], list[Constant]]:
-        """The constants that only one of the two regions has: fractions, and all else that has a namesake in the other."""
+        """The constants that only one of the two sections has: fractions, and all else that has a namesake in the other."""
         ours, theirs = self.constants(self.ours, origin.reference), self.constants(self.theirs, origin.candidate)
         found = []
         for own, other in ((ours, theirs), (theirs, ours)):
@@ -208,21 +208,21 @@ class Evidence:
             found.append([one for one in apart if isinstance(one.value, float) or one.name in names])
         return found[0], found[1]
 
-    def constants(self, subject: Subject, region: Region) -> list[Constant]:
-        """Numbers and flags of the operations of a region; sizes of views and the like are none."""
+    def constants(self, subject: Subject, section: Section) -> list[Constant]:
+        """Numbers and flags of the operations of a section; sizes of views and the like are none."""
         found: list[Constant] = []
-        for entry in region.entries:
+        for entry in section.entries:
             row = subject.side.rows[entry]
             if subject.side.is_operation(entry) and family(row.operation.layer_type) not in _SHAPING:
                 found += _constants(entry, row)
         return found
 
 
-def _views(subject: Subject, region: Region) -> list[int]:
-    """The views in a region, and those of what it is given."""
-    inside = set(region.entries)
-    read = {parent for entry in region.entries for parent in subject.side.parents[entry]} - inside
-    views = [entry for entry in region.entries if family(subject.side.type_of(entry)) == "view"]
+def _views(subject: Subject, section: Section) -> list[int]:
+    """The views in a section, and those of what it is given."""
+    inside = set(section.entries)
+    read = {parent for entry in section.entries for parent in subject.side.parents[entry]} - inside
+    views = [entry for entry in section.entries if family(subject.side.type_of(entry)) == "view"]
     return [*views, *sorted(entry for entry in read if subject.root[entry] != entry)]
 
 

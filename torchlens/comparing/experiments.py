@@ -1,4 +1,4 @@
-"""Explanations that are tried out: something is changed in a region, it runs again, and the error is gone or it is not."""
+"""Explanations that are tried out: something is changed in a section, it runs again, and the error is gone or it is not."""
 
 from collections.abc import Callable, Iterator
 from itertools import permutations
@@ -27,7 +27,7 @@ def units_left(
     instead: dict[int, Instead] | None = None,
     given: dict[int, Tensor] | None = None,
 ) -> float:
-    """The error that is left when the candidate's region runs with other weights, functions or inputs."""
+    """The error that is left when the candidate's section runs with other weights, functions or inputs."""
     try:
         return evidence.units(origin, evidence.again(origin, weights, instead, given_instead=given))
     except NotReplayableError:
@@ -43,7 +43,7 @@ def _left(units: float) -> str:
 
 
 def _steps(subject: Subject, entries: tuple[int, ...]) -> Iterator[tuple[str, list[int]]]:
-    """The operations of a region, all passes of a layer together, with its label."""
+    """The operations of a section, all passes of a layer together, with its label."""
     found: dict[str, list[int]] = {}
     for entry in entries:
         if subject.side.is_operation(entry):
@@ -136,7 +136,7 @@ def _with_constant(constant: Constant, value: Any) -> Instead:
 
 
 def other_beginning(origin: Origin, evidence: Evidence) -> Iterator[str]:
-    """Tries zeros for what a region begins with."""
+    """Tries zeros for what a section begins with."""
     for label, entries in _steps(evidence.theirs, origin.candidate.entries):
         if evidence.theirs.side.type_of(entries[0]) in ("ones", "oneslike", "full", "broadcastindim"):
             instead: Instead = lambda func, args, kwargs: torch.zeros_like(func(*args, **kwargs))  # noqa: E731
@@ -207,7 +207,7 @@ def _turned_round(func: Callable[..., Any], args: list[Any], kwargs: dict[str, A
 
 
 def other_activation(origin: Origin, evidence: Evidence) -> Iterator[str]:
-    """Tries other functions in place of an activation inside the region."""
+    """Tries other functions in place of an activation inside the section."""
     for label, entries in _steps(evidence.theirs, origin.candidate.entries):
         if not acts(evidence.theirs.side.type_of(entries[0])):
             continue

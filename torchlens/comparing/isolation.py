@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from torchlens.comparing.distances import distance, numbers
-from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Region, analyse, region_of, stops_of
+from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Section, analyse, section_of, stops_of
 from torchlens.comparing.matching import Matched, Pairing, Subject
 from torchlens.comparing.replay import Replay
 from torchlens.comparing.side import dense
@@ -19,11 +19,11 @@ _MOST_ROUNDS = 200
 
 @dataclass
 class Origin:
-    """A pair at which an error begins, and the regions that it lies in. `others` are results of the same computation."""
+    """A pair at which an error begins, and the sections that it lies in. `others` are results of the same computation."""
 
     pair: Matched
-    reference: Region
-    candidate: Region
+    reference: Section
+    candidate: Section
     others: list[Matched] = field(default_factory=list)
 
 
@@ -58,7 +58,7 @@ def isolate(
     for _ in range(_MOST_ROUNDS):
         found = [pair for pair in analysis.origins if pair.reference not in trusted]
         for pair in found:
-            ours, theirs = analysis.regions[pair.reference]
+            ours, theirs = analysis.sections[pair.reference]
             origins[pair.reference] = Origin(pair, ours, theirs)
             trusted[pair.reference] = pair
             kinds.add(_kind(reference, subject, pair))
@@ -80,7 +80,7 @@ def isolate(
     # Only now is every error a layer's own: all that goes in is the reference's.
     for number, pair in trusted.items():
         if number not in origins and own_units.get(number, 0.0) > tolerance and _runs(pair, replay):
-            origins[number] = Origin(pair, *_regions(reference, subject, pairing, pair))
+            origins[number] = Origin(pair, *_sections(reference, subject, pairing, pair))
     for number in [number for number in origins if own_units.get(number, float("inf")) <= tolerance]:
         del origins[number]
     for number, origin in origins.items():
@@ -106,10 +106,10 @@ def _runs(pair: Matched, replay: Replay) -> bool:
     return pair.candidate not in replay.pinned
 
 
-def _regions(reference: Subject, candidate: Subject, pairing: Pairing, pair: Matched) -> tuple[Region, Region]:
+def _sections(reference: Subject, candidate: Subject, pairing: Pairing, pair: Matched) -> tuple[Section, Section]:
     found = pairing.found
-    ours = region_of(pair, 0, reference, found, stops_of(reference, found, 0))
-    return ours, region_of(pair, 1, candidate, found, stops_of(candidate, found, 1))
+    ours = section_of(pair, 0, reference, found, stops_of(reference, found, 0))
+    return ours, section_of(pair, 1, candidate, found, stops_of(candidate, found, 1))
 
 
 def _put_in(
@@ -181,7 +181,7 @@ def _is_one_line(candidate: Subject, first: Origin, second: Origin) -> bool:
     return bool(places[0][0]) and places[0] == places[1] and first.candidate.inputs == second.candidate.inputs
 
 
-def _computed(subject: Subject, region: Region) -> set[int]:
-    """The entries of a region that compute something, from the input on."""
+def _computed(subject: Subject, section: Section) -> set[int]:
+    """The entries of a section that compute something, from the input on."""
     from_input = subject.side.graph.has_input_ancestor
-    return {e for e in region.entries if from_input[e] and subject.side.is_operation(e) and subject.root[e] == e}
+    return {e for e in section.entries if from_input[e] and subject.side.is_operation(e) and subject.root[e] == e}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from torchlens.comparing.distances import distance, numbers
-from torchlens.comparing.divergence import Region
+from torchlens.comparing.divergence import Section
 from torchlens.comparing.matching import Found, Matched, Subject
 from torchlens.comparing.replay import NotReplayableError, Replay
 from torchlens.comparing.side import dense
@@ -17,15 +17,15 @@ Tensor = torch.Tensor
 
 def own_error_in(
     reference: Subject, candidate: Subject, replay: Replay, found: Found
-) -> Callable[[Matched, Region], float | None]:
-    """Gives the own error of a pair, in units of rounding; None where its region cannot run on the reference's values."""
+) -> Callable[[Matched, Section], float | None]:
+    """Gives the own error of a pair, in units of rounding; None where its section cannot run on the reference's values."""
 
-    def own_error(pair: Matched, region: Region) -> float | None:
+    def own_error(pair: Matched, section: Section) -> float | None:
         target = reference.side.value(pair.reference)
         if target is None or pair.layout is None:
             return None
-        entries, given = set(region.entries), dict[int, Tensor]()
-        for entry in region.entries:
+        entries, given = set(section.entries), dict[int, Tensor]()
+        for entry in section.entries:
             for parent in candidate.side.parents[entry]:
                 root = candidate.root[parent]
                 if parent in entries or root in given:

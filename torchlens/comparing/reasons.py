@@ -45,8 +45,8 @@ def reasons_for(origin: Origin, evidence: Evidence) -> tuple[list[str], tuple[tu
 
 
 def _random(origin: Origin, evidence: Evidence) -> Iterator[str]:
-    for subject, region, whose in _regions(origin, evidence):
-        for entry in region.entries:
+    for subject, section, whose in _sections(origin, evidence):
+        for entry in section.entries:
             if subject.side.is_random(entry):
                 yield f"{subject.side.label(entry)} of the {whose} draws random numbers: compare in eval(), or seed both"
                 return
@@ -173,9 +173,9 @@ def _attention(origin: Origin, evidence: Evidence) -> Iterator[str]:
 def _softmax(origin: Origin, evidence: Evidence) -> Iterator[str]:
     """Over which axis numbers add up to one, on either side."""
     axes = []
-    for subject, region, _ in _regions(origin, evidence):
+    for subject, section, _ in _sections(origin, evidence):
         found: dict[int, None] = {}
-        for entry in region.entries:
+        for entry in section.entries:
             value = subject.side.value(entry)
             kind = family(subject.side.type_of(entry))
             if kind in ("softmax", "div") and value is not None and value.dim() and value.dtype.is_floating_point:
@@ -250,8 +250,8 @@ def _weight_like(vector: Tensor, evidence: Evidence) -> str:
 def _positions(origin: Origin, evidence: Evidence) -> Iterator[str]:
     """Whole numbers, positions say, that differ by a constant."""
     found = []
-    for subject, region, _ in _regions(origin, evidence):
-        entries = {*region.entries, *(p for e in region.entries for p in subject.side.parents[e])}
+    for subject, section, _ in _sections(origin, evidence):
+        entries = {*section.entries, *(p for e in section.entries for p in subject.side.parents[e])}
         values = [subject.side.value(entry) for entry in sorted(entries)]
         found.append([v for v in values if v is not None and v.dtype in (torch.int64, torch.int32) and v.numel() > 1])
     for a in found[0]:
@@ -298,9 +298,9 @@ def _named(evidence: Evidence, entry: int) -> str:
 def _operations(origin: Origin, evidence: Evidence) -> Iterator[str]:
     """What only one of the two does."""
     kinds = []
-    for subject, region, _ in _regions(origin, evidence):
+    for subject, section, _ in _sections(origin, evidence):
         done = Counter(
-            family(subject.side.type_of(entry)) for entry in region.entries
+            family(subject.side.type_of(entry)) for entry in section.entries
             if subject.side.is_operation(entry) and subject.root[entry] == entry
         )  # fmt: skip
         done.pop("view", None)
@@ -317,7 +317,7 @@ def _operations(origin: Origin, evidence: Evidence) -> Iterator[str]:
         yield f"the reference does: {', '.join(lost)}; the candidate: {', '.join(extra)}"
 
 
-def _regions(origin: Origin, evidence: Evidence) -> list[tuple[Any, Any, str]]:
+def _sections(origin: Origin, evidence: Evidence) -> list[tuple[Any, Any, str]]:
     return [(evidence.ours, origin.reference, "reference"), (evidence.theirs, origin.candidate, "candidate")]
 
 
