@@ -88,6 +88,14 @@ def test_the_table_says_what_was_not_measured():
     assert "Modules with parameters that were not called: spare." in text
 
 
+def test_the_table_says_that_flops_are_without_what_checkpointing_runs_again():
+    note = "What checkpointing ran again is in the backward time and in no FLOPs."
+    once = made_up()
+    assert note not in str(summary(once))
+    again = call(3, "head", 2, is_recomputed=True)
+    assert note in str(summary(made_up(calls=[*once.calls, again])))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

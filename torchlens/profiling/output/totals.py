@@ -123,6 +123,8 @@ def not_measured(measurements: Measurements) -> list[str]:
     if 0 < num_counted < len(steps):
         cure = "; level='operation' counts them in each" if measurements.level == "module" else ""
         notes.append(f"FLOPs are those of {num_counted} of {len(steps)} steps, the first of each kind{cure}.")
+    if any(call.is_recomputed for call in measurements.calls):
+        notes.append("What checkpointing ran again is in the backward time and in no FLOPs.")
     if measurements.flops_not_counted:
         kinds = sorted(measurements.flops_not_counted.items(), key=lambda item: -item[1])
         listed = ", ".join(f"{kind} ({number})" for kind, number in kinds[:8])
