@@ -344,7 +344,7 @@ def test_a_model_that_is_never_trained_is_recorded_in_parts(tmp_path: Path, monk
     assert r["2"].outputs.num_elements.tolist() == [50 * 4 * 40]
 
 
-@pytest.mark.parametrize("where", ["_write_run_file", "_arm_or_disarm"])
+@pytest.mark.parametrize("where", ["write_json_file", "_arm_or_disarm"])
 def test_nothing_is_left_of_a_monitor_that_was_interrupted_as_it_began(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,7 +357,7 @@ def test_nothing_is_left_of_a_monitor_that_was_interrupted_as_it_began(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module.Run, where, interrupted)
+    monkeypatch.setattr(run_module if where == "write_json_file" else run_module.Run, where, interrupted)
     with pytest.raises(KeyboardInterrupt):
         tl.monitor(model, tmp_path)
     assert set(threading.enumerate()) == threads

@@ -169,6 +169,21 @@ def test_a_track_keeps_its_time_and_its_frequency(tmp_path: Path) -> None:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_picture_says_from_which_number_to_which_its_colours_go() -> None:
+    array = np.array([[-2.0, 3.0], [0.0, 0.0]])
+    found = Painter("images", 320, 200).picture(7, array)
+    line, low, high = found[12], found[30, 5], found[30, 314]
+    darkest, brightest = (np.flatnonzero((line == colour).all(1)) for colour in (low, high))
+    assert len(darkest)
+    assert len(brightest)
+    assert darkest.max() < brightest.min()
+    other = Painter("images", 320, 200).picture(7, array * 2)
+    assert (other[24:] == found[24:]).all()
+    assert (other[:24] != found[:24]).any()  # the numbers are others
+    small = Painter("images", 64, 64).picture(7, array)  # no room
+    assert not (small[12] == low).all(1).any()
+
+
 def test_images_have_one_scale_over_all_pictures() -> None:
     painter = Painter("images", 64, 64)
     first = painter.picture(0, np.array([[0.0, 1.0], [0.5, np.nan]]))

@@ -1,7 +1,7 @@
 """Arrays → pictures (height, width, RGB): activations as images, histograms, points. On numpy alone: the worker paints.
 
 A painter keeps the range that its pictures have shown so far, and only ever widens it: colours and places mean the same
-from one picture to the next, and a film of them does not flicker.
+from one picture to the next, and a film of them does not flicker. The line above a picture says the step and the range.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,8 @@ _BAR = np.array([96, 165, 250], np.uint8)
 _STRANGE = np.array([255, 0, 160], np.uint8)  # NaN and Inf
 _MOST_TILES = 64
 _NUM_BARS = 64
-_CAPTION = 24  # the height of the line that says the step
+_CAPTION = 24  # the height of the line that says the step and the range
+_SCALE_WIDTH = 64
 # From dark to bright (viridis, at nine places).
 _ANCHORS = np.array(
     [
@@ -31,6 +32,7 @@ _GLYPHS = {
     "0": (7, 5, 5, 5, 7), "1": (2, 6, 2, 2, 7), "2": (7, 1, 7, 4, 7), "3": (7, 1, 7, 1, 7), "4": (5, 5, 7, 1, 1),
     "5": (7, 4, 7, 1, 7), "6": (7, 4, 7, 5, 7), "7": (7, 1, 1, 1, 1), "8": (7, 5, 7, 5, 7), "9": (7, 5, 7, 1, 7),
     "s": (7, 4, 7, 1, 7), "t": (2, 7, 2, 2, 3), "e": (7, 5, 7, 4, 7), "p": (7, 5, 7, 4, 4), " ": (0, 0, 0, 0, 0),
+    "-": (0, 0, 7, 0, 0), "+": (0, 2, 7, 2, 0), ".": (0, 0, 0, 0, 2),
 }  # fmt: skip
 
 SHOWN_AS = ("images", "histogram", "points")
@@ -49,6 +51,7 @@ class Painter:
             "images": self._images, "histogram": self._histogram, "points": self._points,
         }  # fmt: skip
         self._paint = paint[how]
+        self._has_shades = how == "images"
         self._width, self._height = width, height
         self._low: np.ndarray | None = None
         self._high: np.ndarray | None = None
@@ -59,7 +62,21 @@ class Painter:
         found[:] = _BACKGROUND
         self._paint(np.asarray(array, np.float64), found[_CAPTION:])
         _write(found, 6, 7, f"step {step}")
+        self._write_range(found, 6 + _text_width(f"step {step} "))
         return found
+
+    def _write_range(self, found: np.ndarray, least: int) -> None:
+        """From which number to which the colours go, or the bars; where there is room. Places of points mean nothing."""
+        if self._low is None or self._high is None or self._low.ndim:
+            return
+        low, high = f"{float(self._low):.3g}", f"{float(self._high):.3g}"
+        left = self._width - 6 - _text_width(high) - _SCALE_WIDTH - 12
+        if left - _text_width(low) < least:
+            return
+        _write(found, left - _text_width(low), 7, low)
+        shades = _COLOURS[np.linspace(0, 255, _SCALE_WIDTH).astype(np.uint8)] if self._has_shades else _BAR
+        found[7:17, left + 6 : left + 6 + _SCALE_WIDTH] = shades
+        _write(found, left + _SCALE_WIDTH + 12, 7, high)
 
     def _widen(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The range of all that was shown, by column. `values` are finite."""
@@ -137,6 +154,10 @@ def _grid(count: int, height: int, width: int, room_down: int, room_across: int)
         if scale > best:
             best, chosen = scale, (rows, columns)
     return chosen
+
+
+def _text_width(text: str, scale: int = 2) -> int:
+    return 4 * scale * len(text)
 
 
 def _write(canvas: np.ndarray, left: int, top: int, text: str, scale: int = 2) -> None:

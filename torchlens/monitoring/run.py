@@ -2,13 +2,12 @@
 
 import atexit
 import os
-import platform
 import uuid
 import weakref
 from collections.abc import Callable
 from multiprocessing import util as multiprocessing_util
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Any
 
 import torch
@@ -25,29 +24,30 @@ from torchlens.history.base_history import BaseHistory
 from torchlens.history.log import Log
 from torchlens.monitoring.clock import StepClock
 from torchlens.monitoring.collector import Collector
-from torchlens.monitoring.folder import FORMAT, GRAPH_FILE, RUN_FILE, is_run, write_json_file
+from torchlens.monitoring.folder import GRAPH_FILE, RUN_FILE, is_run, write_json_file
 from torchlens.monitoring.graph import GraphMaker
 from torchlens.monitoring.health import Health
 from torchlens.monitoring.options import MonitorOptions
 from torchlens.monitoring.parameters import ParameterWatch
+from torchlens.monitoring.process import own_rank, run_record, session_record
 from torchlens.monitoring.quiet import quietly
 from torchlens.monitoring.reader import last_step_of
 from torchlens.monitoring.samples import to_host
+from torchlens.monitoring.scalars import PendingScalars, scalar_value
 from torchlens.monitoring.series import WATCHED, SeriesNames
 from torchlens.monitoring.sinks.feed import SinkFeed
 from torchlens.monitoring.sinks.sink import Sink
 from torchlens.monitoring.statistics import Observation
-from torchlens.monitoring.tracking import Track, matching, video_options
+from torchlens.monitoring.tracking import Track, all_tracks, embed_options, unseen_names, video_options
 from torchlens.monitoring.watcher import ModuleWatcher, hide_from_compiler
 from torchlens.monitoring.worker import WorkCounts
 from torchlens.monitoring.writer import Counts, Part, RecordedStep, Writer
 from torchlens.problems import Problems
 from torchlens.watch_names import RUN_NAMES
-from torchlens.wording import check_choice, check_count, did_you_mean, got
+from torchlens.wording import check_choice, check_count, got
 
 __all__ = ["Run", "last_run"]
 
-_MOST_SCALARS = 100_000
 # Scalars of steps that are not recorded otherwise are handed over so often (in seconds), or when there are so many.
 _SCALARS_EVERY = 0.2
 _MANY_SCALARS = 500
@@ -81,14 +81,21 @@ class Run:
     ) -> None:
         self.folder = folder
         self.options = options
-        self.rank = _rank()
+        self.rank = own_rank()
         self.id = uuid.uuid4().hex[:12]
         is_resumed = is_run(folder)
         first = options.step if options.step is not None else last_step_of(folder) + 1 if is_resumed else 0
         self._clock = StepClock(first)
         self._first_step = first
         self._names = SeriesNames()
-        self._writer = Writer(folder, self.rank, self._session(first), options, self._names, Health(self._names, model))
+        self._writer = Writer(
+            folder,
+            self.rank,
+            session_record(self.id, self.rank, first, options),
+            options,
+            self._names,
+            Health(self._names, model),
+        )
         self._collector = Collector(self._names, self.problems)
         self._parameters = ParameterWatch(options, self._collector)
         wants_graph = self.rank == 0 and not (folder / GRAPH_FILE).exists()
@@ -98,7 +105,7 @@ class Run:
         self._model = weakref.ref(model, lambda _: self._give_up())
         self._settled: list[Observation] = []  # of the current step, for certain
         self._late_step: int | None = None  # the step before, if it was recorded
-        self._scalars: list[tuple[str, int, Any]] = []
+        self._scalars = PendingScalars()
         self._handles: list[Any] = []
         self._pid = os.getpid()
         self._thread = 0
@@ -128,7 +135,7 @@ class Run:
     def _begin(self, model: torch.nn.Module) -> None:
         self._writer.start()
         if self.rank == 0 and not (self.folder / RUN_FILE).exists():
-            self._write_run_file(model)
+            write_json_file(self.folder / RUN_FILE, run_record(self.id, model, self.options))
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         self._handles.append(register_optimizer_step_post_hook(self._after_step))
         multiprocessing_util.register_after_fork(self, Run._forget_in_fork)
@@ -189,19 +196,10 @@ class Run:
         elif scalars:
             step = self._step_of_log()
         for name, value in scalars.items():
-            if isinstance(value, torch.Tensor):
-                if value.numel() != 1:
-                    raise ValueError(f"{name} must be a number or a tensor of one element, got {got(value)}.")
-                value = quietly(_copied, value)
-            elif isinstance(value, bool) or not hasattr(type(value), "__float__"):
-                raise TypeError(f"{name} must be a number or a tensor of one element, got {got(value)}.")
-            else:
-                value = float(value)
-            if not self._is_finished and value is not None and step is not None:
-                self._scalars.append((name, step, value))
-        if len(self._scalars) > _MOST_SCALARS:
-            del self._scalars[: len(self._scalars) - _MOST_SCALARS]
-            self.problems.add(f"More than {_MOST_SCALARS:,} scalars were logged in one step: only the last are kept")
+            number = scalar_value(name, value)
+            if not self._is_finished and number is not None and step is not None:
+                self._scalars.append((name, step, number))
+        self._scalars.keep_small(self.problems)
 
     def _step_of_log(self) -> int:
         """A loop logs before the optimizer's step or after: in a recorded step one sees whether the model has run yet."""
@@ -243,16 +241,7 @@ class Run:
         with 'aligned' those of each, turned so that points move as little as they can. 'tsne' begins each step where
         the last one ended. A process of its own does it; `projections` knows it by `name`: the address, if not given.
         """
-        check_choice("method", method, ("pca", "tsne"))
-        check_choice("basis", basis, ("aligned", "fixed"))
-        found = matching(address, self._addresses())
-        if name is not None and len(found) > 1:
-            raise ValueError(f"name must be None for several modules: each has its address, got {got(name)}.")
-        used = {own.get("name") for track in self._tracks() for own in track.options.values()}
-        options = {each: {"name": name or each, "method": method, "basis": basis} for each in found}
-        for own in options.values():
-            if own["name"] in used:
-                raise ValueError(f"{own['name']!r} is embedded already: say name=, such as '{own['name']} {method}'.")
+        options = embed_options(address, self._addresses(), method, basis, name, all_tracks(self._collector.tracks))
         return self._track("points", options, rows, every, seconds)
 
     def video(
@@ -297,20 +286,9 @@ class Run:
     def _addresses(self) -> list[str]:
         return [info.address for info in self._watcher.infos.values()]
 
-    def _tracks(self) -> list[Track]:
-        by_address = (own for tracks in self._collector.tracks.values() for own in tracks.values())
-        return list({id(each): each for own in by_address for each in own}.values())
-
     def _tell_unseen(self) -> None:
-        """A name that nothing came under may be mistaken."""
-        known = set(self._addresses())
-        for track in self._tracks():
-            if not track.num_taken and not known.issuperset(track.options):
-                name = next(each for each in track.options if each not in known)
-                hint = did_you_mean(name, known)
-                self.problems.add(
-                    f"Nothing was seen of {name!r}: no module has this address, nor was it watched. {hint}".rstrip()
-                )
+        for sentence in unseen_names(all_tracks(self._collector.tracks), self._addresses()):
+            self.problems.add(sentence)
 
     def step(self) -> None:
         """Ends a step, where no optimizer of torch's does. Once it was called, optimizers end no steps any more."""
@@ -472,10 +450,10 @@ class Run:
         if not observations and not captures and (not self._scalars or is_soon):
             return
         self._last_offer = now
-        scalars, self._scalars = self._scalars, []
+        scalars, self._scalars = self._scalars, PendingScalars()
         quietly(_start_copies, observations, scalars)
         if not self._writer.offer(Part(step, observations, scalars, is_end, captures)):
-            self._scalars = scalars + self._scalars  # they are small, and wait for the next step
+            self._scalars[:0] = scalars  # they are small, and wait for the next step
 
     def _hand_over_part(self) -> None:
         """So much was seen of a step that has not ended (a model that is only evaluated has none) that it does not wait."""
@@ -553,22 +531,6 @@ class Run:
 
     # -- the file ------------------------------------------------------------------------------------------------------
 
-    def _session(self, first_step: int) -> dict[str, Any]:
-        return {
-            "session": self.id, "first_step": first_step, "rank": self.rank, "time": time(), "pid": os.getpid(),
-            "host": platform.node(), "options": self.options.as_json(),
-        }  # fmt: skip
-
-    def _write_run_file(self, model: torch.nn.Module) -> None:
-        versions = {"torch": torch.__version__, "python": platform.python_version()}
-        write_json_file(
-            self.folder / RUN_FILE,
-            {
-                "format": FORMAT, "run": self.id, "model": type(model).__name__, "time": time(), "versions": versions,
-                "options": self.options.as_json(), "world_size": _world_size(),
-            },
-        )  # fmt: skip
-
     def _write_graph(self) -> None:
         """As soon as a recorded step has called the model."""
         model, graph = self._model(), self._watcher.graph
@@ -584,30 +546,9 @@ def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
 
 
-def _copied(value: torch.Tensor) -> Any:
-    """A number now where that costs nothing; on another device a copy, to be sent along."""
-    return float(value) if value.device.type == "cpu" else value.detach().float().reshape(1).clone()
-
-
 def _start_copies(observations: list[Observation], scalars: list[tuple[str, int, Any]]) -> None:
     samples = {id(each): each for row in observations for each in (row.sample, row.before) if each is not None}
     to_host(list(samples.values()))
     for place, (name, step, value) in enumerate(scalars):
         if isinstance(value, torch.Tensor):
             scalars[place] = name, step, value.to("cpu", non_blocking=True)
-
-
-def _rank() -> int:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdigit() else 0
-
-
-def _world_size() -> int:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_world_size()
-    text = os.environ.get("WORLD_SIZE", "1")
-    return int(text) if text.isdigit() else 1

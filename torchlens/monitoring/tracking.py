@@ -2,14 +2,14 @@
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from torchlens.wording import check_choice, check_count, checked_file, did_you_mean, got
 
-__all__ = ["Track", "matching", "video_options"]
+__all__ = ["Track", "all_tracks", "embed_options", "matching", "unseen_names", "video_options"]
 
 _SHOWS = ("auto", "images", "histogram", "pca", "tsne")
 
@@ -68,6 +68,40 @@ class Track:
     def __repr__(self) -> str:
         state = "stopped" if self._is_stopped else "on" if self.is_on else "off"
         return f"<Track {self.job} of {', '.join(map(repr, self.options)) or 'nothing'}: {state}, {self.num_taken} taken>"
+
+
+def all_tracks(tracks: Mapping[str, Mapping[str, list[Track]]]) -> list[Track]:
+    """Each once, of all that follow something, by what and by address."""
+    by_address = (own for each in tracks.values() for own in each.values())
+    return list({id(each): each for own in by_address for each in own}.values())
+
+
+def unseen_names(tracks: Iterable[Track], known: Iterable[str]) -> list[str]:
+    """Sentences about names that nothing came under: they may be mistaken."""
+    found, addresses = [], set(known)
+    for track in tracks:
+        if not track.num_taken and not addresses.issuperset(track.options):
+            name = next(each for each in track.options if each not in addresses)
+            hint = did_you_mean(name, addresses)
+            found.append(f"Nothing was seen of {name!r}: no module has this address, nor was it watched. {hint}".rstrip())
+    return found
+
+
+def embed_options(
+    address: Any, known: Iterable[str], method: Any, basis: Any, name: Any, tracks: Iterable[Track]
+) -> dict[str, dict[str, Any]]:
+    """The options of the job that projects, by address, after seeing that they make sense."""
+    check_choice("method", method, ("pca", "tsne"))
+    check_choice("basis", basis, ("aligned", "fixed"))
+    found = matching(address, known)
+    if name is not None and len(found) > 1:
+        raise ValueError(f"name must be None for several modules: each has its address, got {got(name)}.")
+    used = {own.get("name") for track in tracks for own in track.options.values()}
+    options = {each: {"name": name or each, "method": method, "basis": basis} for each in found}
+    for own in options.values():
+        if own["name"] in used:
+            raise ValueError(f"{own['name']!r} is embedded already: say name=, such as '{own['name']} {method}'.")
+    return options
 
 
 def matching(address: Any, known: Iterable[str]) -> list[str]:
