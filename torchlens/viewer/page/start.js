@@ -19,7 +19,7 @@ import { restore } from "./address.js";
 import { listen } from "./input.js";
 import { drive } from "./drive.js";
 
-/* Expands, largest first, until at least 10 and at most 40 nodes show. Several inputs count as one, and so do outputs: they say
+/* Expands, largest first, until at least 10 and at most 40 nodes show. Of inputs and of outputs no more than two count: they say
 little of the model, and are closed if they are folded. What is dimmed may be more where there is no other way. */
 function openReadable() {
   state.open[0] = 1;
@@ -31,8 +31,8 @@ function openReadable() {
   const shown = (i, counts) => kids[i].filter(counts).length;
   const visible = counts => { let n = 0; (function count(i) { for (const k of kids[i]) if (counts(k)) { if (state.open[k]) count(k); else n++; } })(0); return n; };
   const telling = () => {
-    const ends = kids[0].filter(isShown).map(endKind).filter(Boolean);
-    return visible(k => isShown(k) && !(P.parent[k] === 0 && endKind(k))) + new Set(ends).size;
+    const count = kind => Math.min(2, kids[0].filter(k => isShown(k) && endKind(k) === kind).length);
+    return visible(k => isShown(k) && !(P.parent[k] === 0 && endKind(k))) + count("input") + count("output");
   };
   const openColumns = box => {
     const pair = columnsIn(box);
