@@ -253,6 +253,19 @@ def test_a_graph_that_makes_no_sense_is_a_clear_error(change: Callable[[Any, Any
         look(path)
 
 
+def test_what_a_loaded_history_prints_has_no_escape_codes(parts: Any, tmp_path: Path):
+    path, tensors, graph, call = parts
+    graph["model"] = "\x1b[2JModel"
+    graph["places"] = [["\x1b[31m.py", line, "\x1b[31mred", *rest] for _, line, _, *rest in graph["places"]]
+    gradfuncs = set(graph["rows"]["gradfunc"])
+    graph["words"] = [f"\x1b[31m{word}" if number in gradfuncs else word for number, word in enumerate(graph["words"])]
+    written(path, tensors, graph, call)
+    history = tl.load(path)
+    shown = [str(history), str(history.to_pandas()), *map(str, history)]
+    assert any(r"\x1b" in text for text in shown)
+    assert not any("\x1b" in text for text in shown)
+
+
 def test_functions_and_objects_stay_text(parts: Any, tmp_path: Path):
     path, tensors, graph, call = parts
     graph["operations"] = [

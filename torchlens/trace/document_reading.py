@@ -20,7 +20,7 @@ from torchlens.errors import TraceError
 from torchlens.graph.build import Decisions
 from torchlens.graph.edges import located
 from torchlens.trace.format import dtype_named
-from torchlens.trace.plain_text import shown
+from torchlens.trace.plain_text import printable, shown
 from torchlens.trace.python_values import PythonReader, function_of
 
 __all__ = ["check_reads", "decisions_of", "recording_of", "references_of", "shape_of_form"]
@@ -66,7 +66,7 @@ def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: Pytho
             columns["output_index"],
             _picked(shapes, columns["shape"]),
             map(dtypes.__getitem__, columns["dtype"]),
-            _picked([*words, None], columns["gradfunc"], -1),
+            _picked([*map(printable, words), None], columns["gradfunc"], -1),
             strict=True,
         )
     ]
@@ -82,7 +82,7 @@ def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: Pytho
     params = [_param_of(*form[1:]) for form in document["params"]]
     failure = document["failure"]
     return Recording(
-        model_name=str(document["model"]),
+        model_name=printable(str(document["model"])),
         rows=rows,
         values=[None] * count,
         versions=[-1] * count,
@@ -187,7 +187,7 @@ def _arguments_of(form: Any, reader: PythonReader) -> tuple[tuple[Any, ...], dic
 def _code_of(form: Any) -> tuple[CodeType, int]:
     file, line, function, text, instruction = form
     _check_numbers([line, instruction], 1 << 31)
-    return code_of_line(str(file), line, str(function), str(text)), instruction
+    return code_of_line(printable(str(file)), line, printable(str(function)), str(text)), instruction
 
 
 def shape_of_form(shape: Any) -> tuple[int, ...]:
