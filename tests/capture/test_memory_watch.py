@@ -205,6 +205,55 @@ def test_the_system_is_asked_first(machine: Callable[..., None], monkeypatch: py
     assert warnings_of(lambda: tl.log_forward_pass(Model(forward), torch.ones(1))) == []
 
 
+# -- what is still to come ---------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """Saves two megabytes, and tells when it runs."""
+
+    def __init__(self, seen: list[int], caught: list[Any], width: int = 4) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(width))
+        self._seen, self._caught = seen, caught
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._seen.append(len(self._caught))
+        return x * self.scale + self.shift.mean()
+
+
+def run_blocks(widths: list[int]) -> tuple[list[int], list[str]]:
+    """How many warnings there were when each block began, and what they say."""
+    seen: list[int] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        blocks = nn.Sequential(*(nn.Sequential(Block(seen, caught, width), nn.ReLU()) for width in widths))
+        tl.log_forward_pass(nn.Sequential(nn.Identity(), blocks), megabytes(1))
+    return seen, [str(warning.message) for warning in caught if "free" in str(warning.message)]
+
+
+def test_parts_that_are_alike_are_expected_to_save_as_much(machine: Callable[..., None]) -> None:
+    machine(free=40)
+    seen, (message,) = run_blocks([4] * 12)
+    # A block and what follows it are three megabytes; the twelve and the input are 37, more than half of what is free.
+    assert seen == [0, 0] + [1] * 10
+    assert "and by the parts of the model to come: more than half of the 4" in message
+    expected = float(re.findall(r"about (\d+\.\d) MB", message)[0])
+    assert 34 <= expected <= 38
+
+
+def test_nothing_is_expected_of_parts_that_are_like_no_other(machine: Callable[..., None]) -> None:
+    machine(free=40)
+    seen, (message,) = run_blocks(list(range(1, 13)))
+    assert seen == [0] * 8 + [1] * 4
+    assert "has saved 2" in message
+    assert "about" not in message
+
+
+def test_a_few_parts_that_are_alike_are_no_reason_to_warn(machine: Callable[..., None]) -> None:
+    machine(free=40)
+    assert run_blocks([4] * 5) == ([0] * 5, [])
+
+
 # -- what two passes will save, which is known after the first ---------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Warns of a log that takes more than half of the memory that was free when it began, while there is still some left.
+"""Warns of a log that takes more than half of the memory that was free when it began, as early as that can be told.
 
 Counting what is saved costs something for each tensor, so the system is asked first: as long as the process has not grown
 by as much, no log can have taken it. Of the memory of devices the system knows nothing; there, shapes are added up.
@@ -25,6 +25,8 @@ _INTERVAL = 0.005
 _DEVICE_INTERVAL = 0.00025
 # Below this, nobody is asked what is free: it takes as long as hundreds of operations.
 _NEGLIGIBLE_BYTES = 32 * 2**20
+# How often it is looked ahead, at most, before a log has taken what is worth a warning.
+_LOOKS_AHEAD = 8
 _CURE = (
     "Save less: layers_to_save=[...] with the layers or modules you need, or 'none' for a log without values. Or make the "
     "batch smaller, or put model and inputs on torch.device('meta') if shapes are enough"
@@ -40,12 +42,26 @@ class Look(Protocol):
         """Looks, and returns when to look again. `outside` are tensors that live anyway."""
 
 
+class Foresight(Protocol):
+    """Whoever knows what a log is still going to save."""
+
+    def bytes_to_come(self, saved: dict[int, int]) -> int:
+        """How many bytes, at least, given how many each entry has saved so far."""
+
+
 class MemoryWatch:
     """Compares what a log has saved with what was free when it began."""
 
-    def __init__(self, values: Sequence[Any], saved_args: dict[int, Any], keeps_gradients: bool) -> None:
+    def __init__(
+        self,
+        values: Sequence[Any],
+        saved_args: dict[int, Any],
+        keeps_gradients: bool,
+        foresight: Foresight | None = None,
+    ) -> None:
         self._values = values
         self._saved_args = saved_args
+        self._foresight = foresight
         self._times = 2 if keeps_gradients else 1  # a gradient for each value is still to come
         self._resident = resident_bytes()
         self._asks_system = self._resident is not None and not _has_devices()
@@ -74,14 +90,20 @@ class MemoryWatch:
             free = free_bytes(device)
             self._free[device] = math.inf if free is None else free + taken
         limit = self._free[device] / 2 / self._times
-        self._count_at[device] = limit
-        if taken < limit:
+        step = limit / _LOOKS_AHEAD
+        if taken < step:
+            self._count_at[device] = step
             return
-        self._count_at[device] = taken + limit / 8
-        saved = _bytes_by_device(self._tensors(), outside).get(device, 0)
-        if saved >= limit:
+        self._count_at[device] = min(taken + step, limit) if taken < limit else taken + step
+        own = _bytes_of_entries(self._tensors(), device, outside)
+        saved = sum(own.values())
+        to_come = 0 if self._foresight is None or saved >= limit else self._foresight.bytes_to_come(own)
+        if saved + to_come >= limit:
             self._is_over = True  # also for threads that look meanwhile
             what = f"has saved {_text(saved)} so far, and the model is still running"
+            if to_come:
+                total = _text(saved + to_come)
+                what = f"will save about {total}, judging by the first {_text(saved)} and by the parts of the model to come"
             _warn(what, device, self._free[device], self._times)
 
     def _taken(self) -> dict[torch.device, int]:
@@ -95,10 +117,11 @@ class MemoryWatch:
                 self._added[value.device] = self._added.get(value.device, 0) + value.numel() * value.element_size()
         return self._added
 
-    def _tensors(self) -> Iterable[torch.Tensor]:
-        yield from (value for value in self._values if isinstance(value, torch.Tensor))
-        for args in list(self._saved_args.values()):
-            yield from (tensor for _, tensor in plain_tensors(args))
+    def _tensors(self) -> Iterable[tuple[int, torch.Tensor]]:
+        """What is saved, each with its entry."""
+        yield from ((entry, value) for entry, value in enumerate(self._values) if isinstance(value, torch.Tensor))
+        for entry, args in list(self._saved_args.items()):
+            yield from ((entry, tensor) for _, tensor in plain_tensors(args))
 
 
 def _has_devices() -> bool:
@@ -106,15 +129,18 @@ def _has_devices() -> bool:
     return torch.cuda.is_initialized() or torch.xpu.is_initialized()
 
 
-def _bytes_by_device(tensors: Iterable[torch.Tensor], outside: Iterable[torch.Tensor]) -> dict[torch.device, int]:
-    """The memory that tensors keep alive: of each storage once, and not of those that live anyway."""
+def _bytes_of_entries(
+    tensors: Iterable[tuple[int, torch.Tensor]], device: torch.device, outside: Iterable[torch.Tensor]
+) -> dict[int, int]:
+    """The memory of a device that entries keep alive: of each storage once, and not of those that live anyway."""
     seen = {storage._cdata for storage in map(_storage, outside) if storage is not None}
-    total: dict[torch.device, int] = {}
-    for storage in map(_storage, tensors):
-        if storage is not None and storage._cdata not in seen:
+    found: dict[int, int] = {}
+    for entry, tensor in tensors:
+        storage = _storage(tensor)
+        if storage is not None and storage.device == device and storage._cdata not in seen:
             seen.add(storage._cdata)
-            total[storage.device] = total.get(storage.device, 0) + storage.nbytes()
-    return total
+            found[entry] = found.get(entry, 0) + storage.nbytes()
+    return found
 
 
 def _storage(tensor: torch.Tensor) -> Any:

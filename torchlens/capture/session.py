@@ -16,6 +16,7 @@ from torchlens.capture.backward import next_sequence
 from torchlens.capture.collectives import finish_collectives, record_functional
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.current import CURRENT
+from torchlens.capture.forecast import Forecast
 from torchlens.capture.freed_memory import Afterwards, freed_memory
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.lazy_results import finished
@@ -98,7 +99,8 @@ class Session:
         if outflow is not None:
             self._recorder.watch_memory(OutflowWatch(self._recorder, self._memory, outflow))
         elif options.watches_memory and (options.saves is not False or options.saved_modules):
-            watch = MemoryWatch(self._memory.values, self._recorder.saved_args, options.keeps_gradients)
+            forecast = Forecast(self._recorder, model, self._parts) if options.saves is True else None
+            watch = MemoryWatch(self._memory.values, self._recorder.saved_args, options.keeps_gradients, forecast)
             self._recorder.watch_memory(watch)
         self._recorder.on_collective = record_functional
         self._recorder.on_stranger = self._strangers.meet
