@@ -205,6 +205,10 @@ def modules_inside_each_other(graph: Any, call: Any) -> None:
     graph["module_calls"][1][2] = 2
 
 
+def an_output_of_the_model_as_of_a_module(graph: Any, call: Any) -> None:
+    graph["module_exits"].append([0, [1]])
+
+
 def a_view_beyond_its_memory(graph: Any, call: Any) -> None:
     call["values"][1] = {"key": "1/fc/linear", "dtype": "float32", "view": [10**6, [4], [1]]}
 
@@ -238,9 +242,9 @@ def a_dtype_that_is_none(graph: Any, call: Any) -> None:
 
 
 HOSTILE = [
-    a_cycle, a_loop_of_rows, modules_inside_each_other, a_view_beyond_its_memory, a_view_with_negative_strides,
-    sizes_without_end, memory_without_end, a_layout_that_overlaps, a_tensor_that_is_not_there, a_parameter_without_end,
-    a_dtype_that_is_none,
+    a_cycle, a_loop_of_rows, modules_inside_each_other, an_output_of_the_model_as_of_a_module,
+    a_view_beyond_its_memory, a_view_with_negative_strides, sizes_without_end, memory_without_end, a_layout_that_overlaps,
+    a_tensor_that_is_not_there, a_parameter_without_end, a_dtype_that_is_none,
 ]  # fmt: skip
 
 

@@ -241,7 +241,7 @@ def _pairs(form: Any, count: int) -> list[tuple[Any, int]]:
 
 
 def _of_calls(form: Any, num_calls: int, count: int) -> list[tuple[int, list[int]]]:
-    _check_numbers([call for call, _ in form], num_calls)
+    _check_numbers([call for call, _ in form], num_calls, 1)  # the model itself has no such record
     _check_numbers([number for _, numbers in form for number in numbers], count, -_FAR)
     return [(call, numbers) for call, numbers in form]
 
