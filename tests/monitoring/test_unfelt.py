@@ -294,15 +294,38 @@ def test_pausing_a_time_limit_and_a_choice_of_modules(tmp_path: Path, monkeypatc
     assert "The time limit was reached" in r.problems[0]
 
 
-def test_training_in_another_thread_is_seen_from_its_second_step_on(tmp_path: Path) -> None:
+def test_training_in_another_thread_is_seen_from_its_first_step_on(tmp_path: Path) -> None:
     model = network()
-    with tl.monitor(model, tmp_path):
-        thread = threading.Thread(target=train, args=(model, 4))
-        thread.start()
-        thread.join()
-    r = tl.open_run(tmp_path)
-    assert r["0"].outputs.steps.tolist() == [1, 2, 3]
-    assert r["0"].parameters["weight"].steps.tolist() == [0, 1, 2, 3]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.monitor(model, tmp_path / "one") as run:
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(2, 6))  # evaluation does not say which thread trains
+        model.train()
+        for _ in range(4):
+            in_another_thread(step, model, optimizer)
+        step(model, optimizer)
+    assert run.problems == []
+    assert is_clean()
+    r = tl.open_run(tmp_path / "one")
+    assert r["0"].outputs.steps.tolist() == r["0"].parameters["weight"].steps.tolist() == [0, 1, 2, 3, 4]
+    assert r["0"].outputs.num_calls.tolist() == [1, 1, 1, 1, 1]
+    assert (tmp_path / "one" / "graph.json").exists()
+
+
+def test_a_step_over_two_threads_says_that_only_one_of_them_is_seen(tmp_path: Path) -> None:
+    model = network()
+    with tl.monitor(model, tmp_path) as run:
+        model(torch.ones(2, 6))
+        in_another_thread(train, model, 1)
+    assert "only the calls of the thread that called first are recorded" in run.problems[0]
+    assert tl.open_run(tmp_path)["0"].outputs.num_calls.tolist() == [1]
+
+
+def in_another_thread(function: Any, *args: Any) -> None:
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    thread.join()
 
 
 def test_two_models_are_monitored_at_once(tmp_path: Path) -> None:

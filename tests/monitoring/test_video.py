@@ -239,6 +239,22 @@ def test_tsne_finds_groups_and_begins_where_it_ended() -> None:
     assert projector.project(np.zeros((2, 10)))[0].shape == (2, 2)
 
 
+@pytest.mark.parametrize("count", [4, 5, 8, 16, 32])
+@pytest.mark.parametrize("kind", ["spread", "same", "line"])
+def test_tsne_of_a_small_batch_is_finite(count: int, kind: str) -> None:
+    generator = np.random.default_rng(count)
+    projector = NeighbourEmbedding()
+    for _ in range(4):
+        features = generator.normal(size=(count, 144))  # in so many dimensions all are equally far from each other
+        if kind == "same":
+            features[:] = features[0]
+        elif kind == "line":
+            features[:] = np.arange(count)[:, None]
+        points = projector.project(features)[0]
+        assert np.isfinite(points).all()
+        assert np.abs(points).max() < 1e4
+
+
 def test_principal_components_of_other_batches_keep_their_directions() -> None:
     generator = np.random.default_rng(0)
     projector = PrincipalComponents(is_fixed=False)

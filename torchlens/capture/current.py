@@ -31,19 +31,24 @@ class _Current(threading.local):
 CURRENT = _Current()
 
 
-def add_watcher(watcher: Watcher) -> None:
-    """From now on, `watcher` sees the modules that this thread calls."""
-    others = _watchers()
-    if watcher not in others:
-        CURRENT.watcher = WatcherGroup((*others, watcher)) if others else watcher
+def add_watcher(watcher: Watcher, is_everywhere: bool = False) -> None:
+    """From now on, `watcher` sees the modules that this thread calls; or also those of threads that have no watcher."""
+    for place in (CURRENT, _Current) if is_everywhere else (CURRENT,):
+        others = _watchers(place)
+        if watcher not in others:
+            place.watcher = WatcherGroup((*others, watcher)) if others else watcher
 
 
 def remove_watcher(watcher: Watcher) -> None:
     """Undoes `add_watcher`, in whatever order others were added. May be called again."""
-    others = tuple(other for other in _watchers() if other is not watcher)
-    CURRENT.watcher = WatcherGroup(others) if len(others) > 1 else others[0] if others else None
+    for place in (CURRENT, _Current):
+        others = tuple(other for other in _watchers(place) if other is not watcher)
+        place.watcher = WatcherGroup(others) if len(others) > 1 else others[0] if others else None
+    if CURRENT.watcher is None:
+        vars(CURRENT).pop("watcher", None)  # what is added everywhere is then seen here, too
 
 
-def _watchers() -> tuple[Watcher, ...]:
-    current = CURRENT.watcher
+def _watchers(place: _Current | type[_Current]) -> tuple[Watcher, ...]:
+    """Of this thread, or (of the class) those of every thread that has none of its own."""
+    current = place.watcher
     return () if current is None else current.watchers if isinstance(current, WatcherGroup) else (current,)

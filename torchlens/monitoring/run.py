@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from multiprocessing import util as multiprocessing_util
 from pathlib import Path
+from threading import get_ident
 from time import monotonic
 from typing import Any
 
@@ -51,6 +52,10 @@ __all__ = ["Run", "last_run"]
 # Scalars of steps that are not recorded otherwise are handed over so often (in seconds), or when there are so many.
 _SCALARS_EVERY = 0.2
 _MANY_SCALARS = 500
+_OTHER_THREAD = (
+    "The model was called in one thread and the optimizer stepped in another: of each step, only the calls of the thread "
+    "that called first are recorded"
+)
 # Those that were started, the last one last. Weakly: who drops a run drops it.
 _STARTED: "list[weakref.ref[Run]]" = []
 
@@ -108,7 +113,6 @@ class Run:
         self._scalars = PendingScalars()
         self._handles: list[Any] = []
         self._pid = os.getpid()
-        self._thread = 0
         self._is_manual = False  # steps are told by `step()`
         self._has_optimizer = False  # one was seen in this step
         self._has_ended_step = False
@@ -391,6 +395,8 @@ class Run:
             self._end_step()
         if self._records_now():
             self._has_optimizer = True
+            if self._watcher.thread not in (None, get_ident()) and not self._clock.is_late:
+                self.problems.add(_OTHER_THREAD)
             quietly(self._parameters.note_before, optimizer, not has_closure)
 
     def _note_after_step(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
@@ -470,12 +476,11 @@ class Run:
             self._disarm()
 
     def _arm(self) -> None:
-        """From now on this thread's calls of modules are seen."""
+        """From now on calls of modules are seen, in whichever thread the next step runs."""
         model = self._model()
         if model is None:
             return
         self._watcher.refresh(model)
-        self._watcher.num_calls = 0
         self._parameters.refresh(model)
         if self.options.compiled == "eager" and is_compiler_there():
             begin_eager(self)
@@ -484,7 +489,7 @@ class Run:
         if self._is_manual or not self._has_ended_step:
             quietly(self._parameters.remember)
         apply_module_patches(self)
-        add_watcher(self._watcher)
+        add_watcher(self._watcher, is_everywhere=True)
 
     def _disarm(self) -> None:
         self._collector.is_armed = False

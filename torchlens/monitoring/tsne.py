@@ -71,11 +71,12 @@ def _affinities(distances: np.ndarray, perplexity: float) -> np.ndarray:
     low, high = np.full(count, 1e-4), np.full(count, 1e7)
     off = ~np.eye(count, dtype=bool)
     nearest = np.where(off, scaled, np.inf).min(1, keepdims=True)
+    beyond = np.where(off, scaled - nearest, 0)  # a point is nearer to itself than the nearest: that would overflow
     for _ in range(50):
         middle = np.sqrt(low * high)
-        weights = np.exp(-(scaled - nearest) * middle[:, None]) * off
+        weights = np.exp(-beyond * middle[:, None]) * off
         total = weights.sum(1)
-        entropy = np.log(total) + middle * ((scaled - nearest) * weights).sum(1) / total
+        entropy = np.log(total) + middle * (beyond * weights).sum(1) / total
         is_wide = entropy > target
         low, high = np.where(is_wide, middle, low), np.where(is_wide, high, middle)
     shares = weights / total[:, None]

@@ -7,6 +7,7 @@ recorded. What the modules are given and return is sampled then and there, befor
 import itertools
 import weakref
 from collections.abc import Iterator, Mapping
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ class ModuleWatcher:
     ) -> None:
         self.collector = collector
         self.infos: dict[int, ModuleInfo] = {}
-        self.num_calls = 0  # since the last time somebody set it to 0
+        self.num_calls = 0  # in this step
+        self.thread: int | None = None  # the one whose calls are recorded in this step; None: nobody has called yet
         self.graph = graph
         self._options = options
         self._margin = margin
@@ -79,8 +81,9 @@ class ModuleWatcher:
         self.refresh(model)
 
     def refresh(self, model: torch.nn.Module) -> None:
-        """Looks at the model as it is now: it may have changed since the last recorded step."""
-        self._current = None
+        """A step is going to be recorded: looks at the model as it is now, for it may have changed since the last one."""
+        self._current = self.thread = None
+        self.num_calls = 0
         modules = named_modules(model)
         known = self._modules
         if len(modules) == len(known) and all(own is last() for (_, own), last in zip(modules, known, strict=True)):
@@ -113,6 +116,7 @@ class ModuleWatcher:
             and self._current is None
             and module is self._model()
             and self.collector.is_armed
+            and self.thread in (None, get_ident())
             and CURRENT.tracker is None
             and not is_inside_compiled()
             and self._takes() == _ALL
@@ -131,8 +135,14 @@ class ModuleWatcher:
         info = self.infos.get(id(module))
         if info is None:
             return None
+        thread = get_ident()
+        if thread != self.thread and self.thread is not None:
+            return None  # what two threads call at once is not nested
         parent = self._current
         call = Call(info, parent, self._takes() if parent is None else parent.takes)
+        if call.takes == _NOTHING and self.thread is None:
+            return None  # evaluation beside the training does not say which thread trains
+        self.thread = thread
         self._current = call
         self.num_calls += 1
         if call.takes == _ALL:
