@@ -91,6 +91,29 @@ def test_linen_loops_have_as_many_passes_as_turns():
     assert history.module_addresses[0] == "cell"
 
 
+def test_linen_loops_of_no_turn_are_logged():
+    module = linen.RNN(linen.GRUCell(2))
+    variables, nothing = module.init(jax.random.key(0), X[None]), X[None, :0]
+    history = tl.log_forward_pass(module.apply, [variables, nothing])
+    assert history[history.output_layers[0]].tensor_shape == module.apply(variables, nothing).shape == (1, 0, 2)
+    assert not any(entry.layer_type == "dotgeneral" for entry in history)
+
+
+def test_the_state_of_equinox_goes_in_and_comes_out():
+    norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema")
+    batched = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))
+    history = tl.log_forward_pass(lambda x, state: batched(x, state), [X, state])
+    with jax.disable_jit():
+        expected = jax.tree_util.tree_leaves(batched(X, state))
+    found = [history[label] for label in history.output_layers]
+    assert len(found) == len(expected) == 4
+    for entry, value in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(entry.tensor_contents, value)
+    assert [entry.input_output_address for entry in found[1:]] == ["output.1.0", "output.1.1.0", "output.1.1.1"]
+    inputs = [history[label].input_output_address for label in history.input_layers]
+    assert inputs == ["input.x", "input.state.0", "input.state.1.0", "input.state.1.1"]
+
+
 def test_linen_variables_are_found_in_a_partial_a_closure_and_by_name():
     module, variables = dense()
     train = partial(module.apply, variables, train=True, mutable=["batch_stats"])

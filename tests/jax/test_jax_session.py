@@ -25,6 +25,7 @@ def patched_names() -> list[Any]:
     return [
         core.EvalTrace.process_primitive, core.EvalTrace.process_shard_map, ArrayImpl.__bool__, ArrayImpl.item,
         ArrayImpl.__array__, Block.__call__, Linear.__call__, jax.config.jax_disable_jit,
+        *(cell.cell_contents for cell in jax.lax.scan.__closure__),
     ]  # fmt: skip
 
 

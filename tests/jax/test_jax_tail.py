@@ -77,11 +77,13 @@ def _nested(x: Any) -> Any:
 
 
 RECURRENT = linen.RNN(linen.LSTMCell(2))
+BOTH_WAYS = linen.Bidirectional(linen.RNN(linen.SimpleCell(2)), linen.RNN(linen.SimpleCell(2)))
 
 LOOPS: dict[str, Any] = {
     "scan": lambda: (_scan, [X]),
     "nested": lambda: (_nested, [X]),
     "linen.RNN": lambda: (RECURRENT.apply, [RECURRENT.init(jax.random.key(0), X[None]), X[None]]),
+    "linen.Bidirectional": lambda: (BOTH_WAYS.apply, [BOTH_WAYS.init(jax.random.key(0), X[None]), X[None]]),
     "keys": lambda: (
         lambda key: jax.lax.scan(lambda k, _: (jax.random.split(k)[0], jax.random.normal(k)), key, length=3),
         [jax.random.key(1)],
@@ -101,6 +103,7 @@ def test_each_turn_of_a_loop_is_in_the_file_as_a_log_has_it(name, tmp_path):
     for one, other in zip(found, logged, strict=True):
         assert one.parent_layers == other.parent_layers
         assert one.containing_module_origin == other.containing_module_origin
+        assert one.module_passes_exited == other.module_passes_exited
         np.testing.assert_allclose(one.tensor_contents, other.tensor_contents, rtol=1e-4, atol=1e-6)
 
 

@@ -21,7 +21,7 @@ from torchlens.jax.arrays import is_array, shape_and_dtype, to_torch
 from torchlens.jax.call_trees import CallTrees, trees_of
 from torchlens.jax.internals import concrete
 from torchlens.jax.jaxprs import walk_program
-from torchlens.jax.module_calls import fill_in, settled_calls, unused_calls
+from torchlens.jax.module_calls import fill_in, order_of_leaving, settled_calls, unused_calls
 from torchlens.jax.modules import ModuleTracker
 from torchlens.jax.session import JaxSession
 from torchlens.jax.taps import tapped
@@ -163,14 +163,14 @@ class Program:
         calls, new = settled_calls(recorder.module_calls, recorder.rows, gone, in_order_of_rows=bool(of_turns))
         recorder.module_calls = calls
         recorder.rows[:] = [row._replace(module_call=new[row.module_call]) for row in recorder.rows]
-        for found in (tracker.entries, tracker.exits):
+        for found, places in ((tracker.entries, range(len(calls))), (tracker.exits, order_of_leaving(calls))):
             own = [
                 (new[at], [row for row in (rows.row_of(var, turn) for var in variables) if row is not None])
                 for call, variables in found
                 for turn, at in rows.turns.calls_of(call)
                 if at not in gone
             ]
-            found[:] = sorted(own, key=lambda pair: pair[0])
+            found[:] = sorted(own, key=lambda pair: places[pair[0]])
         fill_in(calls, recorder.rows, tracker.entries, tracker.exits)
 
     def _result_paths(self) -> list[Path]:

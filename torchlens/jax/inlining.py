@@ -70,7 +70,8 @@ def _scan(args: Arrays, params: dict[str, Any]) -> list[Any]:
     if made:
         return [*carried, *(jax.numpy.stack(column) for column in zip(*made, strict=True))]
     results = params["jaxpr"].out_avals[num_carried:]
-    return [*carried, *(jax.numpy.zeros((0, *result.shape), result.dtype) for result in results)]
+    with jax.disable_jit():  # it is on where the body was traced, for want of a turn
+        return [*carried, *(jax.numpy.zeros((0, *result.shape), result.dtype) for result in results)]
 
 
 def _refuse(args: Arrays, params: dict[str, Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from torchlens.errors import TorchLensError
 __all__ = [
     "CUSTOM_VMAP",
     "REFERENCES",
+    "SCAN_CELL",
     "ArrayImpl",
     "EvalTrace",
     "Primitive",
@@ -34,6 +35,16 @@ ShardMapPrimitive: Any = getattr(shard_map, "ShardMapPrimitive", None)  # binds 
 _CONTEXT: Any = getattr(source_info_util, "_source_info_context", None)
 name_scope: Any = getattr(source_info_util, "extend_name_stack", None)
 _convert_constants: Any = getattr(partial_eval, "convert_constvars_jaxpr", None)
+
+# Where JAX keeps the function behind `jax.lax.scan`, which is reached so under whatever name somebody imported it.
+SCAN_CELL: Any = next(
+    (
+        cell
+        for cell in getattr(jax.lax.scan, "__closure__", None) or ()
+        if cell.cell_contents is getattr(jax.lax.scan, "__wrapped__", cell)
+    ),
+    None,
+)
 
 # Primitives that the public list of them lacks: that of `custom_vmap`, and those that make, read and write references.
 CUSTOM_VMAP: list[Any] = [getattr(custom_batching, name) for name in ("custom_vmap_p",) if hasattr(custom_batching, name)]

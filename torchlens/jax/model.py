@@ -7,6 +7,7 @@ import jax
 from torchlens.capture.session import CaptureOptions
 from torchlens.frameworks import OtherModel
 from torchlens.jax.callables import called, name_of
+from torchlens.jax.patches import without_jit
 from torchlens.jax.session import JaxSession
 
 __all__ = ["JaxModel"]
@@ -22,7 +23,7 @@ class JaxModel(OtherModel):
 
     def run_plainly(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What the callable returns where nobody logs, with jit off as in a log."""
-        with jax.disable_jit():
+        with without_jit(object()):
             return jax.block_until_ready(self.forward(*args, **kwargs))
 
     def session(self, options: CaptureOptions) -> JaxSession:

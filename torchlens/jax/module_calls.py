@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Sequence
 from torchlens.capture.recording import ModuleCall, Row
 from torchlens.jax.primitives import is_backward
 
-__all__ = ["CallRows", "fill_in", "settled_calls", "unused_calls"]
+__all__ = ["CallRows", "fill_in", "order_of_leaving", "settled_calls", "unused_calls"]
 
 # A call, and the rows that went into it or came out.
 CallRows = list[tuple[int, list[int]]]
@@ -63,6 +63,22 @@ def settled_calls(
     return found, [new[home(number)] for number in range(len(calls))]
 
 
+def order_of_leaving(calls: Sequence[ModuleCall]) -> list[int]:
+    """Every call's place among all of them by when it is over: what is inside a call comes before it."""
+
+    def way(call: int) -> tuple[int, ...]:
+        steps = [len(calls), call]
+        while calls[call].parent:
+            call = calls[call].parent
+            steps.append(call)
+        return tuple(reversed(steps))
+
+    places = [0] * len(calls)
+    for place, call in enumerate(sorted(range(len(calls)), key=way)):
+        places[call] = place
+    return places
+
+
 def fill_in(calls: Sequence[ModuleCall], rows: Sequence[Row], entries: CallRows, exits: CallRows) -> None:
     """For calls of which no row went in or came out: what their operations read from outside, and the last they made.
 
@@ -87,7 +103,7 @@ def fill_in(calls: Sequence[ModuleCall], rows: Sequence[Row], entries: CallRows,
             outside = (other for other in row.references if other is not None and other >= 0)
             read[call].update((other, None) for other in outside if not _is_in(calls, rows[other].module_call, call))
     entries[:] = [(call, own or list(read[call])) for call, own in entries]
-    exits[:] = [(call, own or [last[call]] * (call in last)) for call, own in exits]
+    exits[:] = [(call, own or ([last[call]] if call in last else [])) for call, own in exits]
 
 
 def _is_in(calls: Sequence[ModuleCall], call: int, other: int) -> bool:

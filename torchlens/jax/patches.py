@@ -1,14 +1,19 @@
 """What is replaced in JAX, and in the classes of modules, while somebody logs."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
 from typing import Any, NamedTuple
 
-from torchlens.jax.internals import ArrayImpl, EvalTrace
+import jax
+import numpy as np
+
+from torchlens.jax.internals import SCAN_CELL, ArrayImpl, EvalTrace
 from torchlens.jax.modules import call_owners, watched_call
 from torchlens.jax.recorder import CURRENT
 
-__all__ = ["apply_patches", "undo_patches"]
+__all__ = ["apply_patches", "undo_patches", "without_jit"]
 
 
 class _Patch(NamedTuple):
@@ -39,6 +44,19 @@ def apply_patches(user: object, modules: list[Any]) -> None:
             _patch(owner, "__call__", watched_call, user)
 
 
+@contextmanager
+def without_jit(user: object) -> Iterator[None]:
+    """Runs what is inside with jit off, and loops of no turn as well, which JAX refuses there."""
+    try:
+        with _LOCK:
+            if SCAN_CELL is not None:
+                _patch(SCAN_CELL, "cell_contents", _scan_of_any_length, user)
+        with jax.disable_jit():
+            yield
+    finally:
+        undo_patches(user)
+
+
 def undo_patches(user: object) -> None:
     """Puts back what nobody else needs, in reverse order. Safe to repeat."""
     with _LOCK:
@@ -56,7 +74,7 @@ def _patch(owner: Any, name: str, watched: Callable[[Any], Any], user: object) -
     if known is not None:
         known.users.add(id(user))
         return
-    old = vars(owner)[name]
+    old = owner.cell_contents if owner is SCAN_CELL else vars(owner)[name]
     _PATCHES[key] = _Patch(owner, name, old, {id(user)})
     setattr(owner, name, watched(old))
 
@@ -69,6 +87,27 @@ def _watched_process(original: Any) -> Any:
         return recorder.process(original, self, primitive, args, params)
 
     return process_primitive
+
+
+def _scan_of_any_length(original: Any) -> Any:
+    """With jit off, JAX runs the body to learn what a scan returns, and so has no answer where there is no turn.
+
+    With jit on it traces the body. Nothing of it runs, so that a log misses nothing, and no module in it is called.
+    """
+
+    @wraps(original)
+    def scan(f: Any, init: Any, xs: Any = None, length: Any = None, *args: Any, **kwargs: Any) -> Any:
+        is_empty = length == 0 or any(np.shape(leaf)[:1] == (0,) for leaf in jax.tree_util.tree_leaves(xs))
+        if not is_empty or not jax.config.jax_disable_jit:
+            return original(f, init, xs, length, *args, **kwargs)
+        tracker, CURRENT.tracker = CURRENT.tracker, None
+        try:
+            with jax.disable_jit(False):
+                return original(f, init, xs, length, *args, **kwargs)
+        finally:
+            CURRENT.tracker = tracker
+
+    return scan
 
 
 def _watched_shard_map(original: Any) -> Any:

@@ -20,7 +20,7 @@ from torchlens.jax.internals import check_internals
 from torchlens.jax.module_calls import fill_in, settled_calls, unused_calls
 from torchlens.jax.modules import ModuleTracker
 from torchlens.jax.parts import parts_of_call
-from torchlens.jax.patches import apply_patches, undo_patches
+from torchlens.jax.patches import apply_patches, undo_patches, without_jit
 from torchlens.jax.recorder import CURRENT, Recorder
 from torchlens.jax.trees import array_leaves
 
@@ -95,7 +95,7 @@ class JaxSession:
         recorder = self.recorder
         try:
             with ExitStack() as around:
-                around.enter_context(jax.disable_jit())
+                around.enter_context(without_jit(self))
                 self.watch_modules(around)
                 CURRENT.recorder = recorder
                 start = perf_counter()

@@ -77,12 +77,13 @@ def _children(tree: Any) -> list[tuple[Any, Any]]:
     if dataclasses.is_dataclass(tree) or hasattr(tree, "__dict__"):
         names = [field.name for field in dataclasses.fields(tree)] if dataclasses.is_dataclass(tree) else []
         names += [name for name in getattr(tree, "__dict__", ()) if not name.startswith("_") and name not in names]
-        return [(int(name) if name.isdigit() else name, getattr(tree, name)) for name in names if hasattr(tree, name)]
+        if names:
+            return [(int(name) if name.isdigit() else name, getattr(tree, name)) for name in names if hasattr(tree, name)]
     return _pytree_children(tree)
 
 
 def _pytree_children(tree: Any) -> list[tuple[Any, Any]]:
-    """Of something that is only known as a pytree, with slots or written in C."""
+    """Of something that is only known as a pytree: with slots, written in C, or private all through (Equinox's state)."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
     return [(key_word(keys[0]), value) for keys, value in leaves if keys]
 
