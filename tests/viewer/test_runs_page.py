@@ -190,9 +190,12 @@ def test_what_is_not_finite_is_painted_and_told_from_what_was_not_recorded(opene
     assert float(tab.run(at + "('0')")) > 0
     said = "[...torchlens.graphs.values()][0].host.shadowRoot.querySelector('svg').textContent"
     assert "not finite" in tab.run(said)
+    legend = "[...torchlens.graphs.values()][0].host.shadowRoot.querySelector('#legend').innerText"
+    assert "not finite" in tab.run(legend)
     tab.run("torchlens.goToStep(1)")
     settled(tab)
     assert "not finite" not in tab.run(said)
+    assert "not finite" not in tab.run(legend)
     tab.page.click("#view-modules")
     tab.until("document.querySelector('#scale-legend').innerText.includes('not finite')")
 

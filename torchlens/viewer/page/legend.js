@@ -1,7 +1,7 @@
 /* What the colours and lines mean. */
 
 import { $, kindOf, scene, state } from "./outline.js";
-import { overlayText, overlays } from "./overlays.js";
+import { colourValue, overlayText, overlays } from "./overlays.js";
 import { SCALE, css } from "./scale.js";
 import { html, make } from "./elements.js";
 import { markRows } from "./marks.js";
@@ -13,6 +13,13 @@ let range = null;  // of the values that are shown, while the nodes are coloured
 export const shownRange = () => range;
 export const legendTitle = () => (overlays.get(state.overlay).title || inWords()) + (range && range.isLog ? ", logarithmic" : "");
 const inWords = () => state.overlay + (overlays.get(state.overlay).isSum ? state.scale.per === "operation" ? ", per operation" : ", sum of what is inside" : ", mean of what is inside");
+/* Whether any that is shown has a number that is not finite: it lies on no scale. */
+const hasBad = () => [...scene.nodes.keys()].some(id => { const value = colourValue(id); return value !== null && !Number.isFinite(value); });
+function badRow() {
+  const swatch = html("i");
+  swatch.style.background = "var(--danger)";
+  return html("div", { class: "row bad" }, swatch, "not finite");
+}
 export function drawLegend(now) {
   range = state.overlay && now.min <= now.max ? now : null;
   const legend = $("legend");
@@ -24,6 +31,7 @@ export function drawLegend(now) {
     scale.style.background = "linear-gradient(90deg," + stops + ")";
     legend.append(html("div", {}, legendTitle()), scale,
       html("div", { class: "ends" }, html("span", {}, overlayText(range.isLog ? range.least : range.min)), html("span", {}, overlayText(range.max))));
+    if (hasBad()) legend.append(badRow());
     return;
   }
   const used = new Set([...scene.nodes.values()].map(node => readOf(node.id) ? "read" : kindOf(node.id)));
