@@ -7,7 +7,7 @@ docs/coming-from-torchexplorer.md tells it all.
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["LOG_WORDS", "MONITOR_FUNCTIONS", "MONITOR_OPTIONS", "RUN_NAMES", "known_options"]
+__all__ = ["LOG_WORDS", "MONITOR_FUNCTIONS", "MONITOR_OPTIONS", "RUN_NAMES", "known_options", "refuse_video_options"]
 
 # monitor(log=[...]): words of torchexplorer, and 'all'; the kinds that each stands for ('*': every kind).
 LOG_WORDS: dict[str, tuple[str, ...]] = {
@@ -54,6 +54,21 @@ MONITOR_OPTIONS = {
     "path_root": "run.video('layer1', 'output/layer1.mp4')",
     "shape_expected": "run.video(..., size=(640, 480))",
     "enabled": "run.pause() and run.resume()",
+    "colorBGR": "leave it out: the colours of videos are fixed",
+}
+
+# run.video(...) and run.embed(...): the same, of one video.
+_VIDEO_OPTIONS = {
+    "frequency": "every=10 films every tenth recorded step",
+    "timeout": "seconds=30 films for so long",
+    "callback_onrun": "show='images', 'histogram', 'pca' or 'tsne', or a sink of your own: monitor(..., sinks=[...])",
+    "callback_onclosing": "leave it out: the file is whole at any time",
+    "callback_transform": "run.watch('name', f(tensor)), and run.video('name', 'name.mp4')",
+    "displayND_mode": "show='pca', 'images', 'histogram' or 'tsne'",
+    "maxframes": "seconds=60 ends a video, and so does .stop()",
+    "path_root": "give the path as the second argument: run.video('layer1', 'output/layer1.mp4')",
+    "shape_expected": "size=(640, 480)",
+    "colorBGR": "leave it out: the colours of videos are fixed",
 }
 
 # torchlens.<name>
@@ -86,6 +101,13 @@ RUN_NAMES = {
     "explore": "torchlens.open_run(run.folder).explore('run.html')",
     "to_pandas": "torchlens.open_run(run.folder).to_pandas()",
 }
+
+
+def refuse_video_options(function: str, given: Mapping[str, Any], own: str) -> None:
+    """TypeError, if there are any, says what to write."""
+    for name in given:
+        what = f"Instead: {_VIDEO_OPTIONS[name]}." if name in _VIDEO_OPTIONS else f"There are: {own}."
+        raise TypeError(f"{function}() has no option {name!r}. {what}")
 
 
 def known_options(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -268,3 +268,17 @@ def test_principal_components_of_other_batches_keep_their_directions() -> None:
         basis = np.linalg.lstsq(centred, points, rcond=None)[0]
         bases.append(basis)
         assert np.abs(basis - bases[0]).max() < 0.2
+
+
+def test_words_of_pytorch_inspector_say_what_to_write(tmp_path: Path) -> None:
+    with tl.monitor(nn.Linear(2, 2), tmp_path / "run") as run:
+        for name, cure in [("frequency", "every=10"), ("timeout", "seconds=30"), ("displayND_mode", "show='pca'")]:
+            with pytest.raises(TypeError, match=rf"video\(\) has no option '{name}'\. Instead: {cure}"):
+                run.video("", tmp_path / "a.mp4", **{name: 1})  # type: ignore[arg-type] # a wrong call
+        with pytest.raises(TypeError, match=r"embed\(\) has no option 'perplexity'\. There are: method, basis, rows"):
+            run.embed("", perplexity=30)
+        with pytest.raises(AttributeError, match=r"'Run' has no attribute 'enabled'\. Use pause\(\) and resume\(\)"):
+            run.enabled = False
+    with pytest.raises(TypeError, match=r"has no option 'colorBGR'\. Instead: leave it out: the colours"):
+        tl.monitor(nn.Linear(2, 2), tmp_path / "other", colorBGR=(255, 0, 255))
+    assert not (tmp_path / "a.mp4").exists()

@@ -44,7 +44,7 @@ from torchlens.monitoring.watcher import ModuleWatcher, hide_from_compiler
 from torchlens.monitoring.worker import WorkCounts
 from torchlens.monitoring.writer import Counts, Part, RecordedStep, Writer
 from torchlens.problems import Problems
-from torchlens.watch_names import RUN_NAMES
+from torchlens.watch_names import RUN_NAMES, refuse_video_options
 from torchlens.wording import check_choice, check_count, got
 
 __all__ = ["Run", "last_run"]
@@ -181,6 +181,11 @@ class Run:
         listing = f"There are: {', '.join(own)}."
         raise AttributeError(no_such_name("'Run'", "attribute", name, RUN_NAMES, own, listing), name=name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in RUN_NAMES:  # `run.enabled = False` would do nothing, and say nothing
+            raise AttributeError(no_such_name("'Run'", "attribute", name, RUN_NAMES, (), ""), name=name)
+        object.__setattr__(self, name, value)
+
     def __repr__(self) -> str:
         counts = self.counts
         state = "finished" if self._is_finished else "recording" if self._is_on else "paused"
@@ -233,7 +238,7 @@ class Run:
 
     def embed(
         self, address: str, method: str = "pca", *, basis: str = "aligned", rows: int = 256, every: int = 1,
-        seconds: float | None = None, name: str | None = None,
+        seconds: float | None = None, name: str | None = None, **foreign: Any,
     ) -> Track:  # fmt: skip
         """Projects what a module returns, or a watched tensor, to two dimensions: a point for each of the first `rows`.
 
@@ -245,13 +250,14 @@ class Run:
         with 'aligned' those of each, turned so that points move as little as they can. 'tsne' begins each step where
         the last one ended. A process of its own does it; `projections` knows it by `name`: the address, if not given.
         """
+        refuse_video_options("embed", foreign, "method, basis, rows, every, seconds, name")
         options = embed_options(address, self._addresses(), method, basis, name, all_tracks(self._collector.tracks))
         return self._track("points", options, rows, every, seconds)
 
     def video(
         self, address: str, path: str | os.PathLike[str], *, what: str = "outputs", show: str = "auto", every: int = 1,
         seconds: float | None = None, fps: int = 10, size: tuple[int, int] = (640, 480), rows: int = 256,
-        basis: str = "aligned",
+        basis: str = "aligned", **foreign: Any,
     ) -> Track:  # fmt: skip
         """Films what a module returns, or a watched tensor, one picture for each recorded step; or its gradient.
 
@@ -265,6 +271,7 @@ class Run:
         first so many are filmed. A process of its own paints; the file plays at any time, also if the run is killed.
         The range of colours and scales is that of all pictures so far. A run that is resumed begins another file.
         """
+        refuse_video_options("video", foreign, "what, show, every, seconds, fps, size, rows, basis")
         check_choice("what", what, ("outputs", "gradients"))
         if what == "gradients" and what not in self.options.log:
             raise ValueError("what='gradients' films what is recorded: monitor(..., log=) must have 'gradients' in it.")
