@@ -223,6 +223,29 @@ def test_operations_take_no_longer_than_their_call_does_by_itself():
     assert found == pytest.approx([3 * US, 45 * US])
 
 
+def test_backward_times_of_operations_are_corrected_as_those_of_their_call():
+    class Mark:
+        call = 0
+
+    class Done:
+        def __init__(self, seconds):
+            self.mark, self.backward_seconds = Mark, seconds
+
+    class Made:
+        index, original, backward_self = 0, None, 100 * US
+
+    calls_made: list[Any] = [Made]
+    operations: list[Any] = [Done(60 * US), Done(20 * US), Done(None)]  # the rest went to the gradients of parameters
+    times_of_call = times.CallTimes(0, 0, 50 * US, 50 * US, 0, 0)
+    found = times.backward_operation_times(operations, calls_made, [times_of_call])
+    assert found[:2] == pytest.approx([30 * US, 10 * US])
+    assert found[2] is None
+    # Charged twice where one backward pass runs inside another: still no more than the call.
+    operations = [Done(150 * US), Done(50 * US)]
+    found = times.backward_operation_times(operations, calls_made, [times_of_call])
+    assert found == pytest.approx([37.5 * US, 12.5 * US])
+
+
 def run_of(sequence, start, end, task=0, own_start=0.0, own_end=0.0):
     return NodeRun(sequence, None, "", start, end, 0, 0, 0, task, own_start, own_end)
 

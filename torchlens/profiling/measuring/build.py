@@ -12,7 +12,7 @@ from torchlens.profiling.measuring.kept_tensors import CAN_TELL
 from torchlens.profiling.measuring.ledger import Ledger
 from torchlens.profiling.measuring.logged_steps import LoggedSteps
 from torchlens.profiling.measuring.operations import Operation, count_flops
-from torchlens.profiling.measuring.times import CallTimes, call_times, operation_times
+from torchlens.profiling.measuring.times import CallTimes, backward_operation_times, call_times, operation_times
 from torchlens.profiling.records import (
     CallRecord,
     Measurements,
@@ -47,9 +47,12 @@ def build_measurements(
         steps=steps,
         calls=calls,
         operations=[
-            _operation(ledger, operation, seconds, label_of)
-            for operation, seconds in zip(
-                ledger.operations, operation_times(ledger.operations, times, residuals), strict=True
+            _operation(ledger, operation, forward, backward, label_of)
+            for operation, forward, backward in zip(
+                ledger.operations,
+                operation_times(ledger.operations, times, residuals),
+                backward_operation_times(ledger.operations, ledger.calls, times),
+                strict=True,
             )
         ],
         parameters=[record for record, _ in parameters.values()],
@@ -218,7 +221,11 @@ def _inside(outermost: Call, calls: list[Call]) -> list[Call]:
 
 
 def _operation(
-    ledger: Ledger, operation: Operation, seconds: float, label_of: Callable[[int, int], str | None]
+    ledger: Ledger,
+    operation: Operation,
+    forward_seconds: float,
+    backward_seconds: float | None,
+    label_of: Callable[[int, int], str | None],
 ) -> OperationRecord:
     peak, added = operation.memory or (None, None)
     return OperationRecord(
@@ -232,8 +239,8 @@ def _operation(
         layer_type=operation.layer_type,
         shape=operation.shape,
         num_bytes=operation.num_bytes,
-        forward_seconds=seconds,
-        backward_seconds=operation.backward_seconds,
+        forward_seconds=forward_seconds,
+        backward_seconds=backward_seconds,
         flops=operation.flops,
         flops_backward=operation.flops_backward,
         peak_bytes=peak,

@@ -11,7 +11,7 @@ from torchlens.profiling.measuring.calibration import Residuals
 from torchlens.profiling.measuring.calls import Call
 from torchlens.profiling.measuring.operations import Operation
 
-__all__ = ["CallTimes", "call_times", "operation_times"]
+__all__ = ["CallTimes", "backward_operation_times", "call_times", "operation_times"]
 
 
 class CallTimes(NamedTuple):
@@ -63,6 +63,21 @@ def operation_times(
     return [
         seconds * scales.get(operation.mark.call, 1.0) for operation, seconds in zip(operations, found, strict=True)
     ]  # fmt: skip
+
+
+def backward_operation_times(
+    operations: Sequence[Operation], calls: Sequence[Call], times: Sequence[CallTimes]
+) -> list[float | None]:
+    """Backward seconds of operations, less their share of what is taken off their call's."""
+    owners = [calls[operation.mark.call].original or calls[operation.mark.call] for operation in operations]
+    sums: dict[int, float] = {}
+    for operation, call in zip(operations, owners, strict=True):
+        sums[call.index] = sums.get(call.index, 0.0) + (operation.backward_seconds or 0.0)
+    seen = {index: max(calls[index].backward_self or 0.0, total) for index, total in sums.items()}
+    return [
+        seconds * times[call.index].backward_self / seen[call.index] if (seconds := operation.backward_seconds) else seconds
+        for operation, call in zip(operations, owners, strict=True)
+    ]
 
 
 def _unseen(call: Call, residuals: Residuals) -> float:
