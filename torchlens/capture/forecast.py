@@ -1,7 +1,8 @@
 """What a log that is under way is still going to save, judged by parts of the model that are alike.
 
 A block that has not run yet will save what its twin has saved: one of the same class, with parts of the same classes and
-parameters of the same shapes. Nothing is expected of what has no twin, so the forecast is rather too low than too high.
+parameters of the same shapes. Nothing is expected of what has no twin, so the forecast is mostly too low; where twins
+are given smaller inputs, it is too high.
 """
 
 import weakref
