@@ -344,6 +344,30 @@ def test_a_tensor_from_nowhere_is_found_by_the_completeness_check():
     assert "from nowhere" in report.findings[0].found
 
 
+def test_a_model_that_keeps_a_queue_is_not_made_to_wait_for_ever():
+    """Who waits at a queue stands in the queue's own attributes: put back to what they were, nobody would be woken."""
+    jobs, results = queue.Queue(), queue.Queue()
+
+    def work():
+        while (job := jobs.get()) is not None:
+            results.put(torch.tanh(job))
+
+    def forward(model, x):
+        model.jobs.put(x)
+        return model.results.get(timeout=60) + 1
+
+    model = Model(forward)
+    model.jobs, model.results = jobs, results
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        report = validate_forward_pass(model, torch.rand(3))
+    finally:
+        jobs.put(None)
+        worker.join()
+    assert [finding.check for finding in report.findings] == ["completeness"], str(report)
+
+
 def test_a_constant_of_the_models_is_no_tensor_from_nowhere():
     constant = torch.arange(4.0)
     report = validate_forward_pass(Model(lambda _, x: x + constant[2:] * constant[:2]), torch.ones(2))

@@ -28,6 +28,13 @@ _MAX_DEPTH = 12
 _MAX_OBJECTS = 100_000
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, BuiltinFunctionType,
           MethodType, torch.dtype, torch.device, torch.Size)  # fmt: skip
+# What these modules make, others use at the same time: to put back who waits at a queue is to make them wait for ever.
+_SHARED = frozenset(
+    """
+    _asyncio _io _queue _socket _thread asyncio concurrent io logging multiprocessing queue selectors socket ssl subprocess
+    threading
+""".split()
+)
 
 
 class State:
@@ -112,8 +119,8 @@ class State:
             self._keep_tensor(item)
         elif isinstance(item, torch.nn.Module):
             self._keep_module(item)
-        elif type(item).__module__.startswith("torch.distributed."):
-            return  # what FSDP and its like hold is their own affair
+        elif type(item).__module__.startswith("torch.distributed.") or _is_shared(type(item)):
+            return  # what FSDP and its like hold is their own affair, and so is what threads and the system share
         elif (put_back := _rewind(item)) is not None:
             self._own_generators[id(item)] = (item, put_back)
         elif isinstance(item, np.ndarray):
@@ -145,6 +152,10 @@ class State:
                 self._tensors[id(tensor)] = KeptTensor(tensor)
             except Exception as error:  # a kind of tensor that nobody thought of
                 self.problems[f"{type(tensor).__name__}: {type(error).__name__}: {error}"] = None
+
+
+def _is_shared(kind: type) -> bool:
+    return any(base.__module__.partition(".")[0] in _SHARED for base in kind.__mro__)
 
 
 def _slot_names(kind: type) -> list[str]:
