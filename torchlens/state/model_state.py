@@ -29,12 +29,10 @@ _MAX_OBJECTS = 100_000
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType, BuiltinFunctionType,
           MethodType, torch.dtype, torch.device, torch.Size)  # fmt: skip
 # What these modules make, others use at the same time: to put back who waits at a queue is to make them wait for ever.
-_SHARED = frozenset(
-    """
-    _asyncio _io _queue _socket _thread asyncio concurrent io logging multiprocessing queue selectors socket ssl subprocess
-    threading
-""".split()
-)
+_SHARED = frozenset({
+    "_asyncio", "_io", "_queue", "_socket", "_thread", "asyncio", "concurrent", "io", "logging", "multiprocessing", "queue",
+    "selectors", "socket", "ssl", "subprocess", "threading",
+})  # fmt: skip
 
 
 class State:
