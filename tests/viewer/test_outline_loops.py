@@ -1,7 +1,6 @@
 """Loops in the outline are those of the program, whatever stands before, after and inside them."""
 
 import random
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -301,20 +300,18 @@ def _run_source(lines: dict[int, tuple[str, tuple[int, ...]]]) -> tuple[Any, dic
     return history, {entry: source_line(code, at).line for entry, (code, at) in places.items() if code is not None}
 
 
-@pytest.mark.parametrize("seed", range(60))
+# The last three have loops that look longer, or begin elsewhere, the first time or the last time that they run.
+@pytest.mark.parametrize("seed", [*range(60), 126, 150, 238])
 def test_loops_of_operations_without_parameters_are_those_of_the_program(seed):
-    chance = random.Random(seed)
-    is_plain = False
-    while not is_plain:  # what follows itself, at another place, could as well be a loop
-        lines: dict[int, tuple[str, tuple[int, ...]]] = {}
-        _random_source(chance, (), lines)
-        history, line_of = _run_source(lines)
-        ran = [(line_of[entry], history[entry].layer_type) for entry in sorted(line_of)]
-        is_plain = not any(a[1] == b[1] and a[0] != b[0] for a, b in pairwise(ran))
+    lines: dict[int, tuple[str, tuple[int, ...]]] = {}
+    _random_source(random.Random(seed), (), lines)
+    history, line_of = _run_source(lines)
     found = outline(history._log)
     check(history, found)
     units = [{line_of[own[0]] for own in part.passes if own[0] in line_of} for part in _all(found.root)]
     written = [number for number, (text, _) in lines.items() if "for" not in text]
+    if sum(map(bool, units)) < len(written):  # a shorter program does the same: `f(x)` before `for ...: x = f(x)`
+        return
     assert sorted(line for own in units for line in own) == written, lines
     loops = [
         frozenset(line_of[own[0]] for inner in _all(part) for own in inner.passes)
@@ -323,3 +320,30 @@ def test_loops_of_operations_without_parameters_are_those_of_the_program(seed):
     ]
     inside = [frozenset(line for line in written if number in lines[line][1]) for number in lines if number not in written]
     assert sorted(map(sorted, loops)) == sorted(map(sorted, {own for own in inside if len(own) > 1})), lines
+
+
+def test_hardly_any_random_program_is_shown_as_a_shorter_one():
+    num_shorter = 0
+    for seed in range(60):
+        lines: dict[int, tuple[str, tuple[int, ...]]] = {}
+        _random_source(random.Random(seed), (), lines)
+        history, line_of = _run_source(lines)
+        operations = [part for part in _all(outline(history._log).root) if part.passes and part.passes[0][0] in line_of]
+        num_shorter += len(operations) < sum("for" not in text for text, _ in lines.values())
+    assert num_shorter <= 1
+
+
+def test_a_tensor_made_before_a_loop_by_what_the_loop_does_too_is_not_made_in_it():
+    class Outside(nn.Module):
+        def forward(self, x):
+            x = kept = torch.sin(x)
+            for _ in range(4):
+                x = torch.sin(torch.relu(x) + kept)
+            return x
+
+    history = tl.get_model_metadata(Outside(), torch.ones(1, 3))
+    assert [history[label].layer_passes_total for label in ("relu_1:1", "add_1:1")] == [4, 4]
+    found = outline(history._log)
+    check(history, found)
+    assert _shown(found.root, history) == "sin (relu add sin)"
+    assert [part.num_passes for part in _all(found.root) if part.kind == "loop"] == [4]

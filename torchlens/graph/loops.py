@@ -11,7 +11,10 @@ called in. Repeated structure shows in two ways, both found in near-linear time 
   repeats: loops in loops are found from the inside out.
 """
 
+import sys
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from torchlens.graph.operation_kinds import INDEXING
@@ -25,11 +28,11 @@ TAKING_A_PART = INDEXING | {
 
 
 def group_into_layers(
-    keys: Sequence[Hashable],
+    keys: Sequence[int],
     has_params: Sequence[bool],
     kinds: Sequence[Hashable],
     parents: Sequence[Sequence[int]],
-    steps: Sequence[Hashable] | None = None,
+    steps: Sequence[int] | None = None,
 ) -> list[int]:
     """For each operation, in order of execution, the first operation of its layer.
 
@@ -74,7 +77,7 @@ class _Run(NamedTuple):
 
 
 def _join_repetitions(
-    keys: Sequence[Hashable], steps: Sequence[Hashable], parents: Sequence[Sequence[int]], groups: _UnionFind
+    keys: Sequence[Hashable], steps: Sequence[int], parents: Sequence[Sequence[int]], groups: _UnionFind
 ) -> None:
     known: set[_Run] = set()
     pairs = _next_of_its_kind(enumerate(steps))
@@ -97,9 +100,7 @@ def _join_repetitions(
         if len(new) < 2:
             return
         known.update(new)
-        pairs = _next_of_its_kind(
-            (run.start, (run.stop - run.start, *steps[run.start : run.start + run.period])) for run in new
-        )
+        pairs = iter(sorted(set(_loops_that_come_again(new, steps))))
 
 
 def _next_of_its_kind(tokens: Iterable[tuple[int, Hashable]]) -> Iterator[tuple[int, int]]:
@@ -110,6 +111,42 @@ def _next_of_its_kind(tokens: Iterable[tuple[int, Hashable]]) -> Iterator[tuple[
         if before is not None:
             yield before, operation
         last[key] = operation
+
+
+def _loops_that_come_again(runs: Sequence[_Run], steps: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Operations at the same place of a loop and of the next loop that does the same.
+
+    What stands before or after a loop may look like a part of it, once and not the next time. So its first operation is
+    no such place; the first and the last time that it does the same from a certain operation on are.
+    """
+    ends: tuple[list[tuple[int, Hashable]], ...] = [], []
+    for run in runs:
+        body = steps[run.start : run.start + run.period]
+        turn = _least_rotation(body)
+        first = run.start + turn
+        last = first + (run.stop - run.period - first) // run.period * run.period
+        loop = *body[turn:], *body[:turn]
+        for own, place in zip(ends, (first, last), strict=True):
+            own += [(place, loop), (place, (last - first, loop))]
+    for own in ends:
+        yield from _next_of_its_kind(sorted(own, key=itemgetter(0)))
+
+
+def _least_rotation(body: Sequence[int]) -> int:
+    """From where on it reads least: the same for all that go round in the same way, wherever they begin."""
+    size, one, other, same = len(body), 0, 1, 0
+    while one < size and other < size and same < size:
+        a, b = body[(one + same) % size], body[(other + same) % size]
+        if a == b:
+            same += 1
+            continue
+        if a > b:
+            one = max(one + same + 1, other)
+            other = one + 1
+        else:
+            other += same + 1
+        same = 0
+    return min(one, other)
 
 
 def _run_around(keys: Sequence[Hashable], operation: int, period: int, floor: int) -> tuple[int, int]:
@@ -132,32 +169,58 @@ def _join_run(
     parents: Sequence[Sequence[int]],
     groups: _UnionFind,
 ) -> list[_Run]:
-    """Joins operations one period apart where what they read is one period apart, too. Returns where it did."""
+    """Joins operations one period apart where what they read is one period apart, too. Returns where it did.
+
+    What is read from outside says where a loop can begin at the earliest, and what is read from the loop where at the
+    latest: `v = sin(x)` before `for ...: x = sin(x + v)` looks like a part of the loop, but `v` is read by each step.
+    """
     runs = []
-    while end - start >= period:
-        stop = start
-        while stop < end and _correspond(parents[stop], parents[stop + period], start, stop, period):
-            stop += 1
+
+    def join(stop: int) -> None:
         if stop - start >= period and _reads_previous(start, period, parents):
             for operation in range(start, stop):
                 if keys[operation] == keys[operation + period]:
                     groups.join(operation, operation + period)
-            runs.append(_Run(start, start + ((stop - start) // period + 1) * period, period))
-        start = max(stop, start + 1)
+            runs.append(_Run(start, stop + period, period))
+
+    latest: deque[tuple[int, int]] = deque()  # operation, where a loop begins at the latest; the tightest first
+    for operation in range(start, end):
+        mine, later = parents[operation], parents[operation + period]
+        if len(mine) == 1 == len(later) and later[0] == mine[0] + period:  # most of them: in no time
+            first, last = 0, later[0]
+        else:
+            first, last = _beginnings(mine, later, period)
+        if last < start or last < first:
+            join(operation)
+            start = operation + 1
+            latest.clear()
+            continue
+        if first > start:
+            join(operation)
+            start = first
+            while latest and (latest[0][0] < start or latest[0][1] < start):
+                start = max(start, latest.popleft()[0] + 1)
+        if last < operation:
+            while latest and latest[-1][1] >= last:
+                latest.pop()
+            latest.append((operation, last))
+    join(end)
     return runs
 
 
-def _correspond(mine: Sequence[int], later: Sequence[int], start: int, operation: int, period: int) -> bool:
-    """Whether the parents of `operation` and of its counterpart a period later are counterparts, too."""
+def _beginnings(mine: Sequence[int], later: Sequence[int], period: int) -> tuple[int, int]:
+    """Between which operations a loop begins, if what these parents belong to is the same a period later; (0, -1): none."""
     if len(mine) != len(later):
-        return False
+        return 0, -1
+    first, last = 0, sys.maxsize
     for a, b in zip(mine, later, strict=True):
-        if b == a + period and a >= start:  # the same place in the next period
-            continue
-        if a < start and (b == a or start <= b < operation + period):  # both from outside; or what a loop starts with
-            continue
-        return False
-    return True
+        if a == b:  # from outside
+            first = max(first, a + 1)
+        else:
+            last = min(last, b)
+            if b != a + period:  # what a loop starts with
+                first = max(first, a + 1)
+    return first, last
 
 
 def _reads_previous(start: int, period: int, parents: Sequence[Sequence[int]]) -> bool:
