@@ -623,3 +623,37 @@ def test_the_caption_claims_only_what_was_done():
     # Twelve different blocks: none is folded, each becomes a box. Twelve alike ones are folded, and that is all.
     assert said(range(2, 15)).endswith(": modules at level 1 are one box.")
     assert said([4] * 13).endswith(": repeated modules are folded.")
+
+
+class Cached(nn.Module):
+    """Eight layers, each with a cache that comes in and goes out."""
+
+    def forward(self, x, cache):
+        kept = []
+        for key, value in cache:
+            x = x + key * value
+            kept.append((x * 2, x * 3))
+        return {"logits": x, "cache": kept}
+
+
+@pytest.mark.parametrize("vis_opt", ["unrolled", "rolled"])
+def test_the_inputs_and_outputs_of_a_cache_are_one_node_each(vis_opt):
+    cache = [(torch.ones(2, 3), torch.ones(2, 3)) for _ in range(8)]
+    history = tl.get_model_metadata(Cached(), [torch.ones(2, 3), cache])
+    scene = make_drawing(history, DrawOptions(vis_opt=vis_opt)).scene
+    inputs = [node for node in scene.nodes if node.title.startswith("input")]
+    outputs = [node for node in scene.nodes if node.title.startswith("output")]
+    assert [node.title for node in inputs] == ["input_1_0", "input_2_0 … input_17_0"]
+    assert inputs[1].lines == ("16 tensors of 2x3 (384 B)", "@input.cache")
+    assert [node.lines[-1] for node in outputs] == ["@output.logits", "@output.cache"]
+    assert outputs[1].lines[0] == "16 tensors of 2x3 (384 B)"
+    into = {scene.nodes[edge.source].title for edge in scene.edges if scene.nodes[edge.target] is outputs[1]}
+    assert len(into) == 16
+    out_of = [edge for edge in scene.edges if scene.nodes[edge.source] is inputs[1]]
+    assert len(out_of) == 8
+
+
+def test_few_inputs_and_outputs_stay_apart():
+    cache = [(torch.ones(2, 3), torch.ones(2, 3)) for _ in range(2)]
+    scene = make_drawing(tl.get_model_metadata(Cached(), [torch.ones(2, 3), cache]), DrawOptions()).scene
+    assert sum("put_" in node.title for node in scene.nodes) == 10

@@ -130,7 +130,8 @@ class _Builder:
             fill = PARAMS_FILL if any(self.log.graph.params[entry] for entry in item.entries) else PLAIN_FILL
             overrides = self.options.vis_nested_node_overrides
         else:
-            title, lines, shape = self._operation_text(item)
+            is_one = item.kind is ItemKind.OPERATION
+            title, lines, shape = self._operation_text(item) if is_one else self._bundle_text(item)
             fill = self._fill(item)
             overrides = self.options.vis_node_overrides
         has_light_text = False
@@ -195,6 +196,15 @@ class _Builder:
         elif entry in log.boundary_addresses:
             lines.append(f"@{log.boundary_addresses[entry][0]}")
         return title, lines, NodeShape.MODULE_OUTPUT if bottom else NodeShape.OPERATION
+
+    def _bundle_text(self, item: Item) -> tuple[str, list[str], NodeShape]:
+        log, entries = self.log, item.entries
+        shapes = list(dict.fromkeys(shape_text(log.row(entry).shape) for entry in entries))
+        size = nice_bytes(sum(map(log.num_bytes, entries)))
+        address = ".".join(log.boundary_addresses[entries[0]][0].split(".")[:2])
+        of_shapes = f" of {shapes[0]}" if len(shapes) == 1 else ""
+        title = f"{log.label(entries[0])} … {log.label(entries[-1])}"
+        return title, [f"{len(entries)} tensors{of_shapes} ({size})", f"@{address}"], NodeShape.OPERATION
 
     def _fill(self, item: Item) -> str:
         log = self.log

@@ -13,11 +13,16 @@ from torchlens.history.log import Log
 __all__ = ["Choices", "Grouping", "Item", "ItemKind", "group_entries", "is_operation"]
 
 
+# From so many on, inputs or outputs of one name are one node: the keys and values of three layers.
+_FEWEST_IN_BUNDLE = 6
+
+
 class ItemKind(Enum):
     """What a node stands for."""
 
     OPERATION = "operation"  # one entry, or the passes of one layer
     MODULE = "module"
+    BUNDLE = "bundle"  # inputs or outputs of one name, as the keys and values of a cache
     RUN = "run"  # operations one after the other, in a drawing that would be too large otherwise
 
 
@@ -65,6 +70,7 @@ def group_entries(log: Log, choices: Choices) -> Grouping:
     chains = _chains(log)
     plain = _plain_calls(log, chains)
     rolled = roll(log.recording, graph) if choices.is_rolled else None
+    bundles = _bundles(log)
     items: list[Item] = []
     number_of: dict[Any, int] = {}
     item_of, pass_of = [-1] * count, [1] * count
@@ -79,6 +85,9 @@ def group_entries(log: Log, choices: Choices) -> Grouping:
             place: Any = tuple(calls[above].address for above in chain[: level + 1]) if choices.is_rolled else call
             key: Any = (kind, place)
             pass_of[entry] = calls[call].pass_num if choices.is_rolled else 1
+        elif entry in bundles:
+            kind, path, call = ItemKind.BUNDLE, (), None
+            key = (kind, bundles[entry])
         else:
             kind, call = ItemKind.OPERATION, None
             path = chain
@@ -104,6 +113,16 @@ def is_operation(log: Log, entry: int) -> bool:
     """Whether the entry is an operation's result rather than an input, buffer or output."""
     graph = log.graph
     return len(graph.inputs) + len(graph.buffers) <= entry < len(graph.recorded) - len(graph.outputs)
+
+
+def _bundles(log: Log) -> dict[int, str]:
+    """The inputs and outputs that have a name in common with many others, with that name: `output.past_key_values`."""
+    named: dict[str, list[int]] = {}
+    for entry in (*log.graph.inputs, *log.graph.outputs):
+        parts = log.boundary_addresses[entry][0].split(".")
+        if len(parts) > 2:
+            named.setdefault(".".join(parts[:2]), []).append(entry)
+    return {entry: name for name, own in named.items() if len(own) >= _FEWEST_IN_BUNDLE for entry in own}
 
 
 def _chains(log: Log) -> list[tuple[int, ...]]:

@@ -32,7 +32,6 @@ class _Folder:
         self.log = log
         self.has_repeats = has_repeats
         self.boundary = {*log.graph.inputs, *log.graph.outputs}
-        self.outputs = set(log.graph.outputs)
         self.edges_in = _edges_in(outline)
         self.shapes: dict[Hashable, int] = {}
 
@@ -51,16 +50,16 @@ class _Folder:
         if self.has_repeats:
             self._fold_repeats(box)
         if box.above is None:
-            self._fold_outputs(box)
+            self._fold_boundary(box)
         self._put_together(box)
 
-    def _fold_outputs(self, box: Part) -> None:
-        """Outputs of one name (the keys and values of a cache) are one thing, if they are many."""
+    def _fold_boundary(self, box: Part) -> None:
+        """Inputs or outputs of one name (the keys and values of a cache) are one thing, if they are many."""
         groups: dict[str, list[Part]] = {}
         for part in box.children:
             first = part.children[0] if part.kind == "repeat" else part
             first = first.children[0] if first.kind == "step" else first
-            if first.kind == "operation" and first.passes[0][0] in self.outputs:
+            if first.kind == "operation" and first.passes[0][0] in self.boundary:
                 address = self.log.boundary_addresses[first.passes[0][0]][0]
                 groups.setdefault(".".join(address.split(".")[:2]), []).append(part)
         for own in groups.values():
