@@ -3,10 +3,12 @@
 import errno
 import gc
 import json
+import os
 import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +17,7 @@ import torchlens as tl
 from tests.history.facts import differences
 from tests.networks import MLP, Model, Recurrent
 from tests.trace.test_save_load import facts_without_functions
-from torchlens.trace import stream, tailing
+from torchlens.trace import stream, tailing, writing
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -319,3 +321,101 @@ def test_small_calls_are_written_when_they_end_and_large_ones_in_the_background(
         m(torch.rand(2, 4))
     assert tail.num_calls == 3
     assert [tuple(tl.load(path, call=number)[0].tensor_shape) for number in (1, 2, 3)] == [(2, 4), (400_000, 4), (2, 4)]
+
+
+class WritesToItsInput(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+
+def test_calls_whose_inputs_share_memory_in_one_of_them_have_graphs_of_their_own(path: Path):
+    with tl.tail(WritesToItsInput(), path) as m:
+        x = torch.zeros(4)
+        m(x, x[:2])
+        m(torch.zeros(4), torch.zeros(2))
+        m(torch.zeros(4), torch.zeros(2))
+        for start in range(3):  # batches of one tensor are the same, wherever they are in it
+            m(torch.zeros(8)[start : start + 4], torch.zeros(2))
+    parents = [tl.load(path, call=call)["mul_1"].parent_layers for call in range(1, 7)]
+    assert parents == [["add_1_1"], *[["input_2_0"]] * 5]
+    assert sum("graph/" in name for name in safetensors.load_file(path)) <= 3
+
+
+class Adds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: list[Any] = [1, 1.0, True]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.numbers.pop(0)
+
+
+def test_calls_with_arguments_that_are_equal_but_not_the_same_have_graphs_of_their_own(path: Path):
+    with tl.tail(Adds(), path) as m:
+        for _ in range(3):
+            m(torch.ones(2))
+    found = [tl.load(path, call=call)["add_1"].func_position_args_non_tensor for call in (1, 2, 3)]
+    assert list(map(repr, found)) == ["[1]", "[1.0]", "[True]"]
+
+
+class PicksWithAnArray(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[np.array([0, 2])] * 2
+
+
+def test_an_argument_that_is_an_array_is_in_the_file(path: Path):
+    model = PicksWithAnArray()
+    with tl.tail(model, path) as m:
+        m(torch.arange(4.0))
+        m(torch.arange(4.0))
+    for call in (1, 2):
+        (found,) = tl.load(path, call=call)["getitem_1"].func_position_args_non_tensor
+        assert found.tolist() == [0, 2]
+
+
+def test_a_trace_for_each_step_has_the_graph_and_the_numbers_of_its_step(tmp_path: Path):
+    model = MLP()
+    for step in range(3):
+        x = torch.rand(2, *tl.get_model_metadata(model, torch.rand(2, 4))[0].tensor_shape[1:])
+        if step == 2:
+            model.requires_grad_(False)
+        with tl.tail(model, tmp_path / f"{step}.safetensors") as m:
+            m(x)
+        loaded, expected = tl.load(tmp_path / f"{step}.safetensors"), tl.log_forward_pass(model, x)
+        assert differences(*(times_left_out(facts_without_functions(h)) for h in (expected, loaded))) == {}
+
+
+def test_a_model_goes_when_it_is_dropped_after_its_tail(path: Path):
+    model = MLP()
+    with tl.tail(model, path) as m:
+        m(torch.rand(2, 4))
+    kept = weakref.ref(model)
+    gc.disable()
+    try:
+        del model, m
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_a_full_disk_leaves_a_file_that_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, written = MLP(), []
+
+    def limited(file: Any, pieces: Any) -> None:
+        written.append(len(pieces))
+        if len(written) > 2 and pieces:
+            os.write(file.fileno(), b"half of it")
+            raise OSError(errno.ENOSPC, "no space left")
+        write_pieces(file, pieces)
+
+    write_pieces = writing.write_pieces
+    monkeypatch.setattr(stream, "write_pieces", limited)
+    tail = tl.tail(model, path)
+    m = tail.__enter__()
+    for _ in range(4):
+        m(torch.ones(2, 4))
+    with pytest.warns(UserWarning, match="2 of 4 calls"):
+        tail.__exit__(None, None, None)
+    assert {name.partition("/")[0] for name in safetensors.load_file(path)} == {"1", "2", "torchlens"}
+    assert torch.equal(tl.load(path, call=2)["output_1"].tensor_contents, model(torch.ones(2, 4)))

@@ -150,7 +150,7 @@ def fill_recording(
     values = document["values"]
     if len(values) != count:
         raise TraceError("A call must have a value, or none, for each row of its graph.")
-    recording.values = [_value_of(form, path, tensor, reader) for form in values]
+    recording.values = [tensor(form) if type(form) is str else _value_of(form, path, tensor, reader) for form in values]
     for number in document["changed"]:
         recording.values[number] = _Decoded(path, lambda: None)
         recording.versions[number] = CHANGED

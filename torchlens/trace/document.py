@@ -18,7 +18,7 @@ from torchlens.graph.build import Graph, decided
 from torchlens.trace.python_values import PythonWriter, reference_parts
 from torchlens.trace.tensors import word_of
 
-__all__ = ["document_of", "function_parts", "references_form"]
+__all__ = ["document_of", "function_parts", "is_told", "references_form", "renumbered"]
 
 
 class _Table:
@@ -73,7 +73,7 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
     return {
         "model": recording.model_name,
         "rows": columns,
-        "storages": _renumbered(recording.storages),
+        "storages": renumbered(recording.storages),
         "module_calls": [
             (call.address, call.pass_num, call.parent, place(call.code, call.instruction))
             for call in recording.module_calls
@@ -119,7 +119,7 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
 
 def _key_of(row: Row) -> Hashable:
     """What tells arguments apart from others: how they print, if that says all; otherwise which objects they are."""
-    if _is_told(row.args) and _is_told(row.kwargs):
+    if is_told(row.args) and is_told(row.kwargs):
         return repr(row.args), repr(row.kwargs)
     return id(row.args), id(row.kwargs)
 
@@ -127,13 +127,14 @@ def _key_of(row: Row) -> Hashable:
 _TOLD = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device})
 
 
-def _is_told(value: Any) -> bool:
+def is_told(value: Any) -> bool:
+    """Whether a value is plain: how it prints says all, and it keeps nothing else alive."""
     kind = type(value)
     if kind in _TOLD:
         return True
     if kind is tuple or kind is list:
-        return all(map(_is_told, value))
-    return kind is dict and all(type(key) is str and _is_told(item) for key, item in value.items())
+        return all(map(is_told, value))
+    return kind is dict and all(type(key) is str and is_told(item) for key, item in value.items())
 
 
 def _operation_form(operation: Operation) -> Any:
@@ -175,7 +176,7 @@ def _failure_form(failure: Failure, operations: _Table, place: Callable[[CodeTyp
     return [failure.message, failure.module_call, where, operation, failure.arguments, references_form(failure.references)]
 
 
-def _renumbered(storages: Iterable[int]) -> list[int]:
+def renumbered(storages: Iterable[int]) -> list[int]:
     """The numbers of memory, small; what has none of its own keeps a negative one."""
     numbers: dict[int, int] = {}
     return [numbers.setdefault(storage, len(numbers) if storage >= 0 else -1 - len(numbers)) for storage in storages]

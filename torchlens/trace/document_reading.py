@@ -10,6 +10,7 @@ from math import isfinite
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchlens.capture.branches import Branch
@@ -27,6 +28,9 @@ __all__ = ["check_reads", "decisions_of", "recording_of", "references_of", "shap
 
 _FAR = 1 << 40  # no log has as many of anything
 _FRAMEWORKS = ("torch", "jax")
+
+
+_NAMED = {INPUT: "inputs", OUTPUT: "outputs", BUFFER: "buffers"}
 
 
 def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: PythonReader) -> Recording:
@@ -75,9 +79,11 @@ def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: Pytho
         raise TraceError("There must be as many numbers of memory as there are rows.")
     if any(row.args and type(row.references) is tuple and len(row.references) > len(row.args) for row in rows):
         raise TraceError("An operation was given more tensors than it has arguments.")
-    for kind, word in ((INPUT, "inputs"), (OUTPUT, "outputs"), (BUFFER, "buffers")):
-        known = {number for _, number in document[word]}
-        if any(row.operation is kind and number not in known for number, row in enumerate(rows)):
+    named = {word: {number for _, number in document[word]} for word in _NAMED.values()}
+    boundaries = {place for place, operation in enumerate(operations) if operation in _NAMED}
+    for number in [number for number, place in enumerate(columns["operation"]) if place in boundaries]:
+        word = _NAMED[rows[number].operation]
+        if number not in named[word]:
             raise TraceError(f"One of the {word} has no name.")
     params = [_param_of(*form[1:]) for form in document["params"]]
     failure = document["failure"]
@@ -125,9 +131,10 @@ def decisions_of(document: dict[str, Any]) -> Decisions:
     if not set(map(type, chain.from_iterable(form["reads"]))) <= {int}:
         raise TraceError("What an entry reads must be told by numbers.")
     reads = list(map(tuple, form["reads"]))
-    for entry, own in enumerate(reads):
-        if own and not (min(own) >= 0 and max(own) < entry):
-            raise TraceError(f"Entry {entry} reads {shown(own)}, which does not come before it.")
+    if not _all_come_before(reads, 1):
+        for entry, own in enumerate(reads):
+            if own and not (min(own) >= 0 and max(own) < entry):
+                raise TraceError(f"Entry {entry} reads {shown(own)}, which does not come before it.")
     firsts = form["first_of_layer"]
     if len(set(recorded)) != len(recorded) or not len(recorded) == len(reads) == len(firsts):
         raise TraceError("Each entry of a graph must be one row, with what it reads and its layer.")
@@ -144,6 +151,8 @@ def decisions_of(document: dict[str, Any]) -> Decisions:
 
 def check_reads(recording: Recording, decisions: Decisions) -> None:
     """Sees that what operations were given is in the graph, where they are."""
+    if len(decisions.recorded) == len(recording.rows):  # all of them are in it
+        return
     known = set(decisions.recorded)
     for number in decisions.recorded:
         references = recording.rows[number].references
@@ -275,17 +284,22 @@ def references_of(form: Any, number: int) -> References:
 
 def _all_references(forms: Sequence[Any]) -> list[References]:
     """What each row was given; mostly a few numbers, and these are looked at all at once."""
-    flat = [form for form in forms if type(form) is list]
-    if set(map(type, chain.from_iterable(flat))) <= {int, type(None)}:
-        return [
-            tuple(form) if type(form) is list and _comes_before(form, number) else references_of(form, number)
-            for number, form in enumerate(forms)
-        ]
+    if set(map(type, forms)) <= {list} and _all_come_before(forms, _FAR):
+        return list(map(tuple, forms))
     return [references_of(form, number) for number, form in enumerate(forms)]
 
 
-def _comes_before(given: list[Any], number: int) -> bool:
-    return all(one is None or -_FAR < one < number for one in given)
+def _all_come_before(lists: Sequence[Sequence[Any]], far: int) -> bool:
+    """Whether each list has only numbers that are less than its place, and None; `far` is one less than the least."""
+    flat = list(chain.from_iterable(lists))
+    if not set(map(type, flat)) <= {int, type(None)}:
+        return False
+    try:
+        numbers = np.array([-1 if one is None else one for one in flat], np.int64)
+    except OverflowError:
+        return False
+    places = np.repeat(np.arange(len(lists)), list(map(len, lists)))
+    return bool(np.all((numbers < places) & (numbers > -far)))
 
 
 def _picked(things: list[Any], numbers: Sequence[Any], least: int = 0) -> Iterable[Any]:

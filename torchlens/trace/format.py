@@ -105,26 +105,23 @@ def _places_in_order(entries: dict[str, Any], data_bytes: int) -> dict[str, Plac
     known: dict[
         tuple[str, tuple[int, ...]], tuple[tuple[int, ...], int]
     ] = {}  # shapes that were looked at, and their bytes
-    last = 0
+    last, new = 0, tuple.__new__
     try:
         for name, entry in entries.items():
             dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-            if (dtype, shape) not in known:
+            seen = known.get((dtype, shape))
+            if seen is None:
                 place = checked_place(name, entry, data_bytes)
-                known[dtype, shape] = place.shape, place.end - place.start
-            shape, num_bytes = known[dtype, shape]
-            if (
-                start != last
-                or end != start + num_bytes
-                or not type(start) is type(end) is int
-                or len(name) > _LONGEST_NAME
-            ):
+                seen = known[dtype, shape] = place.shape, place.end - place.start
+            shape, num_bytes = seen
+            if start != last or end != start + num_bytes or type(start) is not int or type(end) is not int:
                 return None
             last = end
-            found[name] = tuple.__new__(Place, (dtype, shape, start, end))
+            found[name] = new(Place, (dtype, shape, start, end))
     except (KeyError, TypeError, ValueError, TraceError):
         return None
-    return found if last == data_bytes else None
+    is_in_order = last == data_bytes and max(map(len, found), default=0) <= _LONGEST_NAME
+    return found if is_in_order else None
 
 
 def _places(entries: dict[str, Any], data_bytes: int) -> dict[str, Place]:

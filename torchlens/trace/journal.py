@@ -5,7 +5,7 @@ tensor, the operation that made it, its module, and what the operation was given
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torchlens.trace.files import OpenFile, TraceFiles, partial_path, shard_glob
 from torchlens.trace.format import HEADER_LIMIT, Place, checked_place
 from torchlens.trace.plain_text import printable, shown
 
-__all__ = ["journal_path", "line_bytes", "open_unfinished"]
+__all__ = ["journal_path", "line_bytes", "open_unfinished", "quoted"]
 
 
 def journal_path(path: Path) -> Path:
@@ -22,7 +22,11 @@ def journal_path(path: Path) -> Path:
 
 
 def line_bytes(line: dict[str, Any]) -> bytes:
-    return json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    return _ENCODER.encode(line).encode("utf-8", "surrogatepass") + b"\n"
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+quoted: Callable[[str], str] = json.encoder.encode_basestring  # text as it stands in a line
 
 
 def open_unfinished(path: Path) -> TraceFiles:

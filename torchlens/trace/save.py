@@ -18,7 +18,7 @@ from torchlens.trace.tensors import Blob, Tensors
 from torchlens.trace.writing import SHARD_BYTES, write_files
 from torchlens.wording import check_count, checked_file, got
 
-__all__ = ["FORMAT", "json_blob", "save_history", "trace_metadata"]
+__all__ = ["FORMAT", "bytes_blob", "json_blob", "json_bytes", "save_history", "short_note", "trace_metadata"]
 
 FORMAT = "1"  # raised when something in the JSON means something else than before
 
@@ -30,9 +30,20 @@ def trace_metadata() -> dict[str, str]:
 
 def json_blob(name: str, document: Any) -> Blob:
     """JSON as a tensor of bytes."""
-    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=True).encode("utf-8", "surrogatepass")
-    flat = torch.from_numpy(np.frombuffer(bytearray(text), np.uint8)) if text else torch.empty(0, dtype=torch.uint8)
-    return Blob(name, "U8", (len(text),), flat)
+    return bytes_blob(name, json_bytes(document))
+
+
+def json_bytes(document: Any) -> bytes:
+    return _ENCODER.encode(document).encode("utf-8", "surrogatepass")
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_circular=False)
+
+
+def bytes_blob(name: str, content: bytes) -> Blob:
+    """Bytes as a tensor."""
+    flat = torch.from_numpy(np.frombuffer(bytearray(content), np.uint8)) if content else torch.empty(0, dtype=torch.uint8)
+    return Blob(name, "U8", (len(content),), flat)
 
 
 def save_history(log: Log, path: str | os.PathLike[str], params: bool = False, max_shard_bytes: int = SHARD_BYTES) -> None:

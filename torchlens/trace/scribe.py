@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torchlens.capture.recording import Recording
 from torchlens.capture.stored import StoredValue
@@ -17,9 +17,10 @@ from torchlens.history.pickling import changed_entries
 from torchlens.trace.call import call_document
 from torchlens.trace.document import document_of
 from torchlens.trace.fragment import row_line
+from torchlens.trace.known_graphs import KnownGraph, is_same_graph, known_graph_of, remember, remembered
 from torchlens.trace.names import OWN_PREFIX, Names, boundary_addresses, names_in_call, names_of_rows
 from torchlens.trace.python_values import PythonWriter
-from torchlens.trace.save import json_blob, short_note, trace_metadata
+from torchlens.trace.save import bytes_blob, json_blob, json_bytes, short_note, trace_metadata
 from torchlens.trace.stream import TraceStream
 from torchlens.trace.tensors import Tensors
 
@@ -56,14 +57,6 @@ class _Job:
         self.num_bytes = num_bytes
 
 
-class _KnownGraph(NamedTuple):
-    """A graph that was written: its number, the first call that had it, and what its rows are called in each."""
-
-    number: int
-    recording: Recording  # without values
-    names: list[str]
-
-
 class Scribe:
     """Takes calls, writes them, counts what it could not write. `is_kept` says of a name whether its value is written."""
 
@@ -77,7 +70,7 @@ class Scribe:
         self._is_kept = is_kept
         self._names = Names()
         self._num_graphs = 0
-        self._known: deque[_KnownGraph] = deque(maxlen=_FEW_GRAPHS)  # the last ones
+        self._known: deque[tuple[int, KnownGraph]] = deque(maxlen=_FEW_GRAPHS)  # the last ones, by number
         self._turn = threading.Condition()
         self._writing = threading.Lock()
         self._waiting: deque[_Job] = deque()
@@ -175,43 +168,50 @@ class Scribe:
 
     def _write_call(self, job: _Job) -> None:
         recording, call = job.recording, job.call
-        known = self._known_graph(recording)
+        number, known = self._known_graph(recording)
         in_call = names_in_call(recording) if known is None else known.names
         names = [f"{call}/{name}" for name in in_call]
-        handed = {number: value.note for number, value in enumerate(recording.values) if isinstance(value, Handed)}
-        for number in handed:
-            recording.values[number] = None
+        handed = {row: value.note for row, value in enumerate(recording.values) if isinstance(value, Handed)}
+        for row in handed:
+            recording.values[row] = None
         self._forget_unwanted(recording, names)
         tensors = Tensors(self._names.claim)
         writer = PythonWriter(tensors.add)
-        made = []
-        if known is None:
-            self._num_graphs += 1
-            known = _KnownGraph(self._num_graphs, _without_values(recording), in_call)
-            graph = document_of(recording, Log(recording).graph, writer)
-            made.append(json_blob(f"{OWN_PREFIX}graph/{known.number}", graph))
-            self._known.append(known)
+        graph = None if known is not None else document_of(recording, Log(recording).graph, writer)
         document = call_document(recording, names, writer, tensors, job.params)
         blobs = tensors.settle()
+        if known is None:
+            known = known_graph_of(recording, in_call, json_bytes(graph))
+            remember(known)
+        made = []
+        if number is None:
+            number = self._num_graphs = self._num_graphs + 1
+            self._known.append((number, known))
+            made.append(bytes_blob(f"{OWN_PREFIX}graph/{number}", known.text))
         values = document["values"] = list(map(short_note, document["values"]))
         if job.num_bytes > _LARGE or handed:
             addresses = boundary_addresses(recording)
-            rows = [
-                row_line(recording, addresses, call, number, note) for number, note in enumerate(values) if note is not None
-            ]
+            rows = [row_line(recording, addresses, call, row, note) for row, note in enumerate(values) if note is not None]
             self._stream.write(blobs, rows)
             blobs = []
-        for number in changed_entries(recording):  # also what was changed while it was written
-            values[number] = None
-        for number, note in handed.items():
-            values[number] = note
+        for row in changed_entries(recording):  # also what was changed while it was written
+            values[row] = None
+        for row, note in handed.items():
+            values[row] = note
         document |= {
             "changed": sorted(changed_entries(recording)),
-            "graph": known.number,
+            "graph": number,
             "listing": {"keeps_unsaved": True, "marks_distances": False},
             "options": None,
         }
         self._stream.write([*blobs, *made, json_blob(f"{OWN_PREFIX}call/{call}", document)], [], done=call)
+
+    def _known_graph(self, recording: Recording) -> tuple[int | None, KnownGraph | None]:
+        """The graph of this call, if one before had the same: its number in the file, if it is there already."""
+        for number, known in self._known:
+            if is_same_graph(known, recording):
+                return number, known
+        return None, remembered(recording)
 
     def _write_some(self, call: int, recording: Recording, numbers: Sequence[int]) -> Mapping[int, StoredValue]:
         names = names_of_rows(recording, call)
@@ -231,10 +231,6 @@ class Scribe:
                 if recording.values[number] is not None and not self._is_kept(name):
                     recording.values[number], recording.versions[number] = None, -1
 
-    def _known_graph(self, recording: Recording) -> _KnownGraph | None:
-        """The graph that another call had, if it did the very same."""
-        return next((known for known in self._known if _is_same_graph(known.recording, recording)), None)
-
 
 def _bytes_of(recording: Recording) -> int:
     """What a call keeps in memory, about: views count as often as they are."""
@@ -246,32 +242,3 @@ def _bytes_of(recording: Recording) -> int:
             except RuntimeError:  # nested, of symbolic sizes
                 continue
     return found
-
-
-def _without_values(recording: Recording) -> Recording:
-    """What tells whether another call did the same."""
-    return Recording(**{
-        **{name: getattr(recording, name) for name in recording.__slots__},
-        "values": [], "versions": [], "saved_args": {}, "gradients": {}, "slices": [], "param_stand_ins": [],
-    })  # fmt: skip
-
-
-_SAME = (
-    "module_calls", "inputs", "outputs", "buffers", "module_entries", "module_exits", "booleans", "reads", "returns_data",
-    "received", "sent", "leaves", "branches",
-)  # fmt: skip
-
-
-def _is_same_graph(one: Recording, other: Recording) -> bool:
-    if len(one.rows) != len(other.rows) or one.failure is not None or other.failure is not None:
-        return False
-    try:
-        if any(getattr(one, name) != getattr(other, name) for name in _SAME):
-            return False
-        if list(map(id, one.params)) != list(map(id, other.params)):
-            return False
-        if one.rows is other.rows:  # of one compiled program
-            return True
-        return all(a[:7] == b[:7] and a[8:] == b[8:] for a, b in zip(one.rows, other.rows, strict=True))
-    except Exception:  # an argument that is not to be compared, such as an array
-        return False

@@ -10,18 +10,19 @@ from typing import Any, BinaryIO
 
 from torchlens.trace.files import INDEX_SUFFIX, partial_path
 from torchlens.trace.format import Place, header_bytes
-from torchlens.trace.journal import journal_path, line_bytes
+from torchlens.trace.journal import journal_path, line_bytes, quoted
 from torchlens.trace.tensors import Blob
-from torchlens.trace.writing import index_bytes, remove_all, shard_name, write_all
+from torchlens.trace.writing import index_bytes, remove_all, shard_name, write_all, write_pieces
 
 __all__ = ["TraceStream"]
 
 _ROOM = 1 << 20  # bytes, for the header
-_LITTLE_ROOM = 1 << 16  # of a file that is short so far
+_LITTLE_ROOM = 1 << 14  # of a file that is short so far
+_SPARE = 1 << 12  # bytes of the room that are not counted on
 _SHORT = 1 << 24  # bytes that such a file may hold, as they may have to be written once more
 _MOST_ROOM = 8  # room left over that is more than one part in this many is left out at the end
 _MOVED = 0  # the number of the file that takes the place of the first one
-_GATHERED = 1 << 16  # bytes of tensors that are written one by one
+_GATHERED = 1 << 22  # bytes that are written together, at least
 
 
 class _Shard:
@@ -37,6 +38,19 @@ class _Shard:
         self.file: BinaryIO = self.path.open("w+b", buffering=0)
         self.file.seek(room)
         self.result = self.path  # what is to be given the final name
+        self._written = (0, 0)  # how many of the places, and up to which byte
+
+    def write(self, pieces: list[memoryview]) -> None:
+        """Appends the bytes of all places that have come since."""
+        write_pieces(self.file, pieces)
+        self._written = len(self.places), self.end
+
+    def forget_unwritten(self) -> None:
+        """Writing failed, as it does when the disk is full: what the file is going to tell of is what it has."""
+        count, self.end = self._written
+        del self.places[count:]
+        self.file.seek(self.room + self.end)
+        self.file.truncate()
 
 
 class TraceStream:
@@ -50,9 +64,12 @@ class TraceStream:
         self._room = room
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_all([*_leftovers(path)])
-        self._shards = [_Shard(path, 1, min(room, _LITTLE_ROOM))]
+        self._pending: list[memoryview] = []  # bytes of the last file that are going to be written together
+        self._num_pending = 0
         self._outgrown: _Shard | None = None  # stays until all is done: the journal speaks of it
+        # First, so that an old one does not speak of the new file.
         self._journal: BinaryIO = journal_path(path).open("wb", buffering=0)
+        self._shards = [_Shard(path, 1, min(room, _LITTLE_ROOM))]
         write_all(self._journal, line_bytes(dict(metadata)))
 
     def write(self, blobs: list[Blob], notes: list[dict[str, Any]], done: int | None = None) -> None:
@@ -60,42 +77,53 @@ class TraceStream:
 
         `done` is the number of a call that is complete with this.
         """
+        try:
+            self._write(blobs, notes, done)
+        except BaseException:
+            self._pending = []
+            self._shards[-1].forget_unwritten()
+            raise
+
+    def _write(self, blobs: list[Blob], notes: list[dict[str, Any]], done: int | None) -> None:
         lines = list(map(line_bytes, notes))  # first, so that each tensor that the journal has comes with what made it
-        gathered = bytearray()
         for blob in blobs:
-            shard = self._shard_for(blob, gathered)
-            numbers = blob.numbers()
-            place = Place(blob.dtype, blob.shape, shard.end, shard.end + len(numbers))
-            shard.places.append((blob.name, place))
-            shard.end = place.end
-            shard.header += 2 * len(blob.name.encode()) + 100 + 21 * (len(blob.shape) + 2)
-            self.num_bytes += len(numbers)
-            if len(numbers) <= _GATHERED:
-                gathered += numbers
-            else:
-                self._flush(gathered)
-                write_all(shard.file, numbers)
-            lines.append(line_bytes({
-                "name": blob.name, "dtype": blob.dtype, "shape": blob.shape, "data_offsets": (place.start, place.end),
-                "file": shard.number, "data": shard.room,
-            }))  # fmt: skip
-        self._flush(gathered)
+            size, name = blob.num_bytes, blob.name
+            shard = self._shard_for(size)
+            start = shard.end
+            end = shard.end = start + size
+            shard.places.append((name, Place(blob.dtype, blob.shape, start, end)))
+            shard.header += 2 * len(name.encode()) + 100 + 21 * (len(blob.shape) + 2)
+            self.num_bytes += size
+            self._pending.append(blob.numbers())
+            self._num_pending += size
+            if self._num_pending > _GATHERED:
+                self._flush()
+            sizes = ",".join(map(str, blob.shape))
+            lines.append(
+                f'{{"name":{quoted(name)},"dtype":"{blob.dtype}","shape":[{sizes}],"data_offsets":[{start},{end}],'
+                f'"file":{shard.number},"data":{shard.room}}}\n'.encode("utf-8", "surrogatepass")
+            )
+        self._flush()
         if done is not None:
             lines.append(line_bytes({"done": done}))
         write_all(self._journal, b"".join(lines))
 
-    def _shard_for(self, blob: Blob, gathered: bytearray) -> _Shard:
+    def _shard_for(self, num_bytes: int) -> _Shard:
         shard = self._shards[-1]
-        if shard.room < self._room and (shard.end + blob.num_bytes > _SHORT or shard.header > shard.room - 8 * 1024):
-            self._flush(gathered)
+        if shard.room < self._room and (shard.end + num_bytes > _SHORT or shard.header > shard.room - _SPARE):
+            self._flush()
             shard = self._move(shard)
-        is_full = shard.end + blob.num_bytes > self._shard_bytes or shard.header > shard.room - 8 * 1024
+        is_full = shard.end + num_bytes > self._shard_bytes or shard.header > shard.room - _SPARE
         if not is_full or not shard.places:
             return shard
-        self._flush(gathered)
+        self._flush()
         _finish(shard, self._metadata)
         self._shards.append(_Shard(self.path, max(shard.number, 1) + 1, self._room))
         return self._shards[-1]
+
+    def _flush(self) -> None:
+        self._shards[-1].write(self._pending)
+        self._pending, self._num_pending = [], 0
 
     def _move(self, shard: _Shard) -> _Shard:
         """Goes on in a file with more room for the header, which begins with all that the other has."""
@@ -104,12 +132,9 @@ class TraceStream:
         write_all(moved.file, shard.file.read(shard.end))
         shard.file.close()
         moved.places, moved.end, moved.header = shard.places, shard.end, shard.header
+        moved.write([])
         self._outgrown, self._shards[-1] = shard, moved
         return moved
-
-    def _flush(self, gathered: bytearray) -> None:
-        write_all(self._shards[-1].file, gathered)
-        gathered.clear()
 
     def close(self) -> None:
         """Puts the header in front, gives the files their names, and lets go of the journal."""
@@ -129,7 +154,8 @@ class TraceStream:
             remove_all([self.path])
         self._journal.close()
         outgrown = [] if self._outgrown is None else [self._outgrown.path]
-        remove_all([journal_path(self.path), *outgrown, *(shard.path for shard in self._shards)])
+        copied = [shard.path for shard in self._shards if shard.result is not shard.path]
+        remove_all([journal_path(self.path), *outgrown, *copied])
 
     def abandon(self) -> None:
         """Leaves the files as they are, for whoever reads the journal."""
@@ -166,8 +192,8 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def _leftovers(path: Path) -> list[Path]:
-    """What an earlier trace of this name left behind unfinished."""
-    found = [partial_path(path, _MOVED), partial_path(path, 1), journal_path(path)]
+    """What an earlier trace of this name left behind unfinished, and what this one does not begin with itself."""
+    found = [partial_path(path, _MOVED)]
     number = 2
     while partial_path(path, number).exists():
         found.append(partial_path(path, number))

@@ -57,6 +57,7 @@ class Tail(Generic[_Model]):
         self._local = threading.local()
         self._num_seen = 0
         self._before: Any = None
+        self._patched: Any = None
 
     def __repr__(self) -> str:
         return f"<Tail of {type(self.model).__name__} into {self.path}: {self.num_calls} calls, {self.num_dropped} dropped>"
@@ -108,6 +109,7 @@ class Tail(Generic[_Model]):
             del kind.__call__
         else:
             kind.__call__ = self._before  # type: ignore[method-assign]
+        self._patched = self._before = None  # it holds this; the model is to go when the caller drops it
 
     def _call(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scribe, model = self._scribe, self.model

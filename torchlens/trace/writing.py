@@ -10,11 +10,12 @@ from torchlens.trace.files import INDEX_SUFFIX
 from torchlens.trace.format import Place, header_bytes
 from torchlens.trace.tensors import Blob
 
-__all__ = ["SHARD_BYTES", "index_bytes", "remove_all", "shard_name", "write_all", "write_files"]
+__all__ = ["SHARD_BYTES", "index_bytes", "remove_all", "shard_name", "write_all", "write_files", "write_pieces"]
 
 SHARD_BYTES = 5_000_000_000  # as Hugging Face has it
 _SMALL = 1 << 16  # bytes: smaller ones are written together
 _BUFFER = 1 << 20
+_MOST_PIECES = 512  # that one call of the system is given; Linux and macOS take 1024
 
 
 def write_files(path: Path, blobs: Sequence[Blob], metadata: dict[str, str], shard_bytes: int) -> list[Path]:
@@ -89,6 +90,21 @@ def write_all(file: Any, content: bytes | bytearray | memoryview) -> None:
         done = 0
         while done < len(rest):
             done += os.write(file.fileno(), rest[done : done + (1 << 30)])
+
+
+def write_pieces(file: Any, pieces: Sequence[memoryview]) -> None:
+    """Writes them one behind the other, with as few calls of the system as can be."""
+    if not hasattr(os, "writev"):  # Windows
+        for piece in pieces:
+            write_all(file, piece)
+        return
+    for first in range(0, len(pieces), _MOST_PIECES):
+        own = pieces[first : first + _MOST_PIECES]
+        rest = os.writev(file.fileno(), own) if own else 0
+        for piece in own:  # one call of the system may write less
+            if rest < len(piece):
+                write_all(file, piece[rest:])
+            rest = max(rest - len(piece), 0)
 
 
 def shard_name(name: str, number: int, count: int) -> str:
