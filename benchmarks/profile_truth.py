@@ -1,7 +1,8 @@
 """How true the times of a profile are, against forward hooks made by hand: `make profile-truth`.
 
 The same inputs run with hooks on every module and under the profile, in turns, many times. For each module and input the
-times are compared by a low quantile, which a busy machine disturbs least. A module's time under the hooks has the hooks of
+times are compared by a low quantile, which a busy machine disturbs least; those of the steps that the table takes its
+times from, so of light ones wherever there are such. A module's time under the hooks has the hooks of
 the modules inside it in it: they are short, and the profile is held against them all the same.
 
 On a machine that others use, `--cpu` reads the time that the processor spent on this thread, everywhere: what comes out is
@@ -68,11 +69,11 @@ class Both(nn.Module):
 
 
 def tiny_and_products() -> tuple[nn.Module, list[tuple[Any, ...]]]:
-    return Both(), [(torch.rand(8), torch.rand(256, 256))] * 4
+    return Both(), [(torch.rand(8), torch.rand(256, 256))] * 5
 
 
 def resnet() -> tuple[nn.Module, list[tuple[Any, ...]]]:
-    return import_torchvision().models.resnet18(), [(torch.rand(1, 3, 112, 112),)] * 3
+    return import_torchvision().models.resnet18(), [(torch.rand(1, 3, 112, 112),)] * 5
 
 
 def gpt2() -> tuple[nn.Module, list[tuple[Any, ...]]]:
@@ -81,7 +82,7 @@ def gpt2() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_layer=4, n_embd=384, n_head=6, vocab_size=4000, use_cache=False)
     )
-    return model.eval(), [(torch.randint(4000, (1, 64)),)] * 3
+    return model.eval(), [(torch.randint(4000, (1, 64)),)] * 5
 
 
 def llama() -> tuple[nn.Module, list[tuple[Any, ...]]]:
@@ -95,7 +96,7 @@ def llama() -> tuple[nn.Module, list[tuple[Any, ...]]]:
 
 
 def mobilenet() -> tuple[nn.Module, list[tuple[Any, ...]]]:
-    return import_torchvision().models.mobilenet_v3_small().eval(), [(torch.rand(1, 3, 96, 96),)] * 3
+    return import_torchvision().models.mobilenet_v3_small().eval(), [(torch.rand(1, 3, 96, 96),)] * 5
 
 
 def mixtral() -> tuple[nn.Module, list[tuple[Any, ...]]]:
@@ -106,7 +107,7 @@ def mixtral() -> tuple[nn.Module, list[tuple[Any, ...]]]:
         vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, use_cache=False,
     )  # fmt: skip
-    return transformers.MixtralForCausalLM(config).eval(), [(torch.randint(1000, (1, 32)),) for _ in range(3)]
+    return transformers.MixtralForCausalLM(config).eval(), [(torch.randint(1000, (1, 32)),) for _ in range(5)]
 
 
 class Recurrent(nn.Module):
@@ -135,12 +136,12 @@ def mamba() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     config = transformers.MambaConfig(
         vocab_size=1000, hidden_size=64, state_size=8, num_hidden_layers=2, conv_kernel=4, use_cache=False
     )
-    return transformers.MambaForCausalLM(config).eval(), [(torch.randint(1000, (1, 16)),)] * 3
+    return transformers.MambaForCausalLM(config).eval(), [(torch.randint(1000, (1, 16)),)] * 5
 
 
 def vit() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     model = import_timm().create_model("vit_tiny_patch16_224", img_size=96, depth=4)
-    return model.eval(), [(torch.rand(1, 3, 96, 96),)] * 3
+    return model.eval(), [(torch.rand(1, 3, 96, 96),)] * 5
 
 
 CASES: dict[str, Callable[[], tuple[nn.Module, list[tuple[Any, ...]]]]] = {
@@ -223,12 +224,14 @@ def run_profiled(model: nn.Module, inputs: list[tuple[Any, ...]], options: dict[
         for args in inputs:
             run(model, args)
     assert not profile.problems, profile.problems
+    timed = profile.root.typical_steps.timed
     for number, step in enumerate(profile.steps):
-        if step.backward_seconds is not None:
+        if step.backward_seconds is not None and step.number in timed:
             found.setdefault((BACKWARD, number), []).append(step.backward_seconds)
     for address, record in profile.modules.items():
         for step, seconds in record.by_step("forward_seconds").items():
-            found.setdefault((address, step - 1), []).append(seconds)
+            if step in timed:
+                found.setdefault((address, step - 1), []).append(seconds)
     return profile
 
 
@@ -274,14 +277,16 @@ def compare(name: str, rounds: int, quantile: float) -> bool:
             run_with_hooks(model, inputs, hooked)
             gc.collect()
             profile = run_profiled(model, inputs, options, profiled)
-        truth, told = totals(hooked, quantile), totals(profiled, quantile)
+        compared = {key: seconds for key, seconds in hooked.items() if key in profiled}
+        truth, told = totals(compared, quantile), totals(profiled, quantile)
+        num_inputs = len({number for _, number in compared})
         ratios = {
-            address: told[address] / truth[address] for address in truth if truth[address] / len(inputs) > LEAST_SECONDS
+            address: told[address] / truth[address] for address in truth if truth[address] / num_inputs > LEAST_SECONDS
         }
         backward = f"backward {ratios.pop(BACKWARD):.2f}   " if BACKWARD in ratios else ""
         highest, lowest = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
         wrong = [*misordered({address: truth[address] for address in ratios}, told), *not_adding_up(profile)]
-        own = sum(step.own_seconds for step in profile.steps) / truth[""]
+        own = sum(step.own_seconds for step in profile.steps) / len(inputs) / (truth[""] / num_inputs)
         print(
             f"{name:<24} {label:<17} {len(ratios):3} modules   "
             f"{ratios[lowest]:.2f} ({lowest or 'the model'}) to {ratios[highest]:.2f} ({highest or 'the model'})   "

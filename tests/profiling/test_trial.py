@@ -17,7 +17,7 @@ def test_it_warms_up_repeats_and_goes_backward():
     p = tl.profile(MLP(), torch.rand(2, 4))
     assert [step.is_warmup for step in p.steps] == [True] * 2 + [False] * 5
     assert {step.num_backward_passes for step in p.steps} == {1}
-    assert p["fc1"].statistic("forward_seconds").num == 5
+    assert p["fc1"].statistic("forward_seconds").num == 4  # one is for memory and FLOPs
     assert p["fc1"].statistic("backward_seconds").spread >= 0
     assert p.problems == []
     p = tl.profile(MLP(), torch.rand(2, 4), warmup=0, repeats=2, backward=False)

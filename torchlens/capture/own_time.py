@@ -21,13 +21,15 @@ class OwnTime:
 
     __slots__ = (
         "coldness", "handling_seconds", "look_seconds", "num_cells", "num_modules", "num_nodes", "num_operations",
-        "num_reads", "seconds", "short_seconds",
+        "num_plain", "num_reads", "seconds", "short_seconds",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.num_operations = 0  # calls that left a row
-        # What handling those took, without checks, each no more than LONGEST_HANDLING: how fast the machine is just now.
+        # How many of those had plain arguments and one result, so that handling one took what handling another does; and
+        # what that took, without checks, each no more than LONGEST_HANDLING: how fast the machine is just now.
+        self.num_plain = 0
         self.handling_seconds = 0.0
         self.look_seconds = 0.0  # what the checks took
         self.short_seconds = 0.0  # what those took, each no more than SHORT

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.arguments import PLAIN_TYPES
 from torchlens.capture.operations import Operation
 from torchlens.capture.own_time import LONGEST_HANDLING, SHORT, WHILE, OwnTime
 from torchlens.capture.recorder import Recorder
@@ -38,8 +39,10 @@ class TimedRecorder(Recorder):
         self._seconds = 0.0
         result = super().__torch_function__(func, types, args, kwargs)
         if len(self.rows) > num_rows:
-            handling = perf_counter() - enter - self._seconds - (own.look_seconds - looked)
-            own.handling_seconds += handling if handling < LONGEST_HANDLING else LONGEST_HANDLING
+            if not kwargs and type(result) is torch.Tensor and PLAIN_TYPES.issuperset(map(type, args)):
+                handling = perf_counter() - enter - self._seconds - (own.look_seconds - looked)
+                own.handling_seconds += handling if handling < LONGEST_HANDLING else LONGEST_HANDLING
+                own.num_plain += 1
             number = own.num_operations
             own.num_operations = number + 1
             others = number - self._last_runs.get(id(func), -1 - WHILE) - 1  # that have run since it did

@@ -64,6 +64,7 @@ class StepRecord:
     has_grad: bool = True  # whether autograd recorded
     input_shapes: tuple[Shape, ...] = ()
     has_flops: bool = False  # whether its FLOPs were counted: at module level those of the first step of each kind are
+    is_light: bool = True  # whether it was watched for its times alone: no memory was measured nor, at module level, FLOPs
     position: int = 0  # which step of the loop it was, with those that a schedule lets pass; 1 = first
     start_ns: int = 0  # from the beginning of the profile
     end_ns: int = 0  # when the next step began, or the profile ended
@@ -76,6 +77,11 @@ class StepRecord:
     peak_bytes: int | None  # above what was allocated when the step began
     added_bytes: int | None  # still allocated when the step ended
     raised: str | None = None  # the name of the exception that ended the forward pass
+
+    @property
+    def kind(self) -> tuple[str, bool, tuple[Shape, ...]]:
+        """Phase, whether autograd recorded, and the shapes of the inputs."""
+        return self.phase, self.has_grad, self.input_shapes
 
     @property
     def wall_seconds(self) -> float:
@@ -125,21 +131,29 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class TypicalSteps:
-    """The steps that times are the mean of: the measured ones without the quickest and the slowest quarter.
+    """The steps that times are the mean of: the timed ones without the quickest and the slowest quarter.
 
     They are the same for all modules, for forward and backward and for what is outside the model, so that times add up.
+    Timed are the light steps, and of kinds of which there is none, all.
     """
 
     forward: frozenset[int] = frozenset()
     backward: frozenset[int] = frozenset()  # those of them that have a backward pass
+    timed: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, steps: list[StepRecord]) -> "TypicalSteps":
         """Of the measured steps."""
-        whole = [(step.number, step.forward_seconds, step.backward_seconds) for step in steps]
+        light = {step.kind for step in steps if step.is_light}
+        timed = [step for step in steps if step.is_light or step.kind not in light]
+        whole = [(step.number, step.forward_seconds, step.backward_seconds) for step in timed]
         backward = _middle_half([(forward + after, number) for number, forward, after in whole if after is not None])
         others = _middle_half([(forward, number) for number, forward, after in whole if after is None])
-        return cls(backward | others, backward)
+        return cls(backward | others, backward, frozenset(step.number for step in timed))
+
+    def statistic(self, values: Mapping[int, float]) -> Statistic | None:
+        """Of a time that was measured in some steps: over those of them that are timed."""
+        return Statistic.of([value for step, value in values.items() if step in self.timed] or list(values.values()))
 
     def mean(self, quantity: str, values: Mapping[int, float]) -> float | None:
         """The mean of a quantity that was measured in some steps; in others it is nothing. None if in no typical one."""
@@ -337,7 +351,8 @@ class ModuleRecord:
 
     def statistic(self, quantity: str) -> Statistic | None:
         """Median and spread of a quantity of CallRecord over the measured steps; None if it was not measured."""
-        return Statistic.of(self.per_step(quantity))
+        values = self.by_step(quantity)
+        return self.typical_steps.statistic(values) if quantity.endswith("_seconds") else Statistic.of([*values.values()])
 
     def walk(self) -> Iterator["ModuleRecord"]:
         """This module and those inside, each before its children."""
@@ -381,7 +396,7 @@ class Measurements:
         for has_shapes in (True, False):
             kinds = {}
             for step in steps:
-                kind = (step.phase, step.has_grad, step.input_shapes if has_shapes else ())
+                kind = step.kind if has_shapes else (*step.kind[:2], ())
                 kinds.setdefault(kind, set()).add(step.number)
             if len(kinds) <= _MOST_KINDS:
                 break

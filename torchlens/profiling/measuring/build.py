@@ -69,12 +69,14 @@ def _step(ledger: Ledger, step: Step, times: list[CallTimes]) -> StepRecord:
     peak, added = step.memory or (None, None)
     is_training, has_grad, input_shapes = step.signature
     begin = ledger.start_ns
+    has_flops = bool(outermost) and all(call.own_flops is not None for call in outermost)
     return StepRecord(
         number=step.number,
         phase="training" if is_training else "evaluation",
         has_grad=has_grad,
         input_shapes=input_shapes,
-        has_flops=bool(outermost) and all(call.own_flops is not None for call in outermost),
+        has_flops=has_flops,
+        is_light=step.memory is None and not (has_flops and ledger.options.level == "module"),
         is_warmup=step.is_warmup,
         position=step.position,
         start_ns=step.start_ns - begin,

@@ -32,6 +32,7 @@ from torchlens.profiling.measuring.calibration_work import (
     read_facts,
     scan,
     sum_up,
+    sum_up_much,
 )
 from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.options import Level, ProfileOptions
@@ -69,16 +70,15 @@ class Residuals(NamedTuple):
     module: float = 0.0  # in the time of the module itself
     module_around: float = 0.0  # in that of the one that calls it
     event: float = 0.0  # of an allocator
-    logged_event: float = 0.0  # the same in a step that is logged
     node: float = 0.0  # of autograd's graph
     short_node_share: float = 0.0  # as of operations
     cold_node: float = 0.0  # likewise
 
-    def pace_of(self, handling_seconds: float, num_operations: int) -> float:
-        """How many times as long looking at an operation took in some span as it did here."""
-        if not num_operations or not self.handling:
+    def pace_of(self, handling_seconds: float, num_plain: int) -> float:
+        """How many times as long handling a plain operation took in some span as it did here."""
+        if not num_plain or not self.handling:
             return 1.0
-        return min(max(handling_seconds / num_operations / self.handling, 1 / _MOST_PACE), _MOST_PACE)
+        return min(max(handling_seconds / num_plain / self.handling, 1 / _MOST_PACE), _MOST_PACE)
 
 
 NOTHING = Residuals()
@@ -112,8 +112,7 @@ def _measure_forward(check: str | None, has_grad: bool) -> Residuals:
             model(_input())
         finally:
             watcher.stop()
-        found, event = model.found(), _of_events()
-        return found._replace(event=event, logged_event=min(found.logged_event, _MOST_LEFT * event))
+        return model.found()._replace(event=_of_events())
 
 
 class _NodeResiduals(NamedTuple):
@@ -204,19 +203,17 @@ class _Excess(_Turns):
         """Begins a turn: does the work a few times while nobody looks."""
         self._shortest = min(_seconds(self._work, x) for _ in range(_ROUNDS))
 
-    def begin_after(self, other: "_Excess") -> None:
-        """Begins a turn: what the other took while somebody looked is what is held against this."""
-        self._shortest = other._seen[-1]
-
     def run_seen(self, x: Tensor, own: OwnTime) -> None:
         """Ends the turn: does the work a few times while somebody does."""
         shortest, short_seconds, handling = float("inf"), 0.0, 0.0
         for _ in range(_ROUNDS):
             own.seconds = own.short_seconds = own.coldness = own.handling_seconds = 0.0
+            own.num_plain = 0
             number, num_modules = own.num_operations + own.num_reads, own.num_modules
             seconds = _seconds(self._work, x) - own.seconds
             if seconds < shortest:
-                shortest, short_seconds, handling = seconds, own.short_seconds, own.handling_seconds
+                shortest, short_seconds = seconds, own.short_seconds
+                handling = own.handling_seconds / max(own.num_plain, 1)
                 self.coldness = own.coldness
                 self.number = max(own.num_operations + own.num_reads - number, 1)
                 self.num_modules = own.num_modules - num_modules
@@ -230,8 +227,8 @@ class _Excess(_Turns):
 
     @property
     def handling(self) -> float:
-        """What the clocks saw of handling one operation."""
-        return median(self._handling) / self.number
+        """What the clocks saw of handling one plain operation."""
+        return median(self._handling)
 
     @property
     def each_short_seconds(self) -> float:
@@ -253,8 +250,7 @@ class _Measured(nn.Module):
         self.layers, self.cells, self.nothings = Layers(), Cells(), nn.ModuleList([_Nothing() for _ in range(REPEATS)])
         self.of_views, self.of_sums, self.of_cells = _Excess(make_views), _Excess(sum_up), _Excess(self.cells)
         self.of_reads, self.of_modules, self.of_layers = _Excess(read_facts), _Excess(self._call_all), _Excess(self.layers)
-        self.of_scan, self.of_listening = _Excess(scan), _Excess(sum_up)
-        self._num_events = 1
+        self.of_scan = _Excess(scan)
 
     def _call_all(self, x: Tensor) -> None:
         for module in self.nothings:
@@ -267,19 +263,7 @@ class _Measured(nn.Module):
             for excess in (*of_operations, self.of_reads, self.of_modules):
                 _unseen(excess.run_plain, x)
                 excess.run_seen(x, self.own_time)
-                if excess is self.of_sums:
-                    self._listen(x)
         return x
-
-    def _listen(self, x: Tensor) -> None:
-        """Does the same as before while the allocators are listened to, too: that is held against it."""
-        self.of_listening.begin_after(self.of_sums)
-        memory = AllocatorWatch(time_ns)
-        try:
-            memory.start()
-            self.of_listening.run_seen(x, self.own_time)
-        finally:
-            self._num_events = max(memory.stop().num_events // _ROUNDS, 1)
 
     def found(self) -> Residuals:
         """What was found, but of what is looked at without a log."""
@@ -293,13 +277,10 @@ class _Measured(nn.Module):
 
         def rest(excess: _Excess) -> float:
             """What is left of the whole when all that has been found already is taken off."""
-            pace = known.pace_of(excess.handling, 1)
+            pace = known.pace_of(excess.handling, 1 if excess.handling else 0)
             found = pace * excess.number * each + share * excess.short_seconds + 2 * module * excess.num_modules
             return min(max(excess.total - found, 0.0), _MOST_LEFT * found) / pace
 
-        # Of an allocation, beside what makes the operation itself longer, of which its share is taken.
-        listening = self.of_listening
-        event = listening.total - share * (listening.short_seconds - heavy.short_seconds)
         return Residuals(
             operation=each,
             handling=light.handling,
@@ -310,7 +291,6 @@ class _Measured(nn.Module):
             read=self.of_reads.each,
             module=module,
             module_around=module,
-            logged_event=max(event, 0.0) / self._num_events,
         )
 
 
@@ -329,7 +309,7 @@ def _unseen(function: Callable[[Tensor], Any], x: Tensor) -> Any:
 
 
 def _of_events() -> float:
-    x, watch, excess, num_events = _input(), AllocatorWatch(time_ns), _Excess(sum_up), 1
+    x, watch, excess, num_events = _input(), AllocatorWatch(time_ns), _Excess(sum_up_much), 1
     for _ in range(_TURNS):
         excess.run_plain(x)
         try:

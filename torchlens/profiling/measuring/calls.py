@@ -1,7 +1,7 @@
 """A module call while it is being measured: what the watcher writes down, before it becomes a record."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -11,7 +11,11 @@ from torchlens.capture.own_time import OwnTime
 from torchlens.profiling.measuring.outside import OutsideSpan
 from torchlens.profiling.records import Shape
 
-__all__ = ["Call", "Clock", "Span", "Step", "TensorFacts", "bytes_of", "note_tensors"]
+__all__ = ["Call", "Clock", "Signature", "Span", "Step", "TensorFacts", "bytes_of", "note_tensors"]
+
+
+# What a step begins with: whether the model is in training, whether autograd records, the shapes of the inputs.
+Signature: TypeAlias = tuple[bool, bool, tuple[Shape, ...]]
 
 
 class Span:
@@ -45,18 +49,18 @@ class Clock:
     """How much of what we took for ourselves, and how many of the things we looked at, lie in a span."""
 
     __slots__ = (
-        "coldness", "handling_seconds", "num_cells", "num_modules", "num_operations", "num_reads", "own_seconds",
-        "seconds_at_end", "short_seconds",
+        "coldness", "handling_seconds", "num_cells", "num_modules", "num_operations", "num_plain", "num_reads",
+        "own_seconds", "seconds_at_end", "short_seconds",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.own_seconds = self.seconds_at_end = self.short_seconds = self.handling_seconds = self.coldness = 0.0
-        self.num_operations = self.num_cells = self.num_reads = self.num_modules = 0
+        self.num_operations = self.num_plain = self.num_cells = self.num_reads = self.num_modules = 0
 
     def begin(self, own: OwnTime) -> None:
         """The span begins."""
         self.num_operations, self.num_reads, self.num_modules = own.num_operations, own.num_reads, own.num_modules
-        self.num_cells, self.handling_seconds = own.num_cells, own.handling_seconds
+        self.num_plain, self.num_cells, self.handling_seconds = own.num_plain, own.num_cells, own.handling_seconds
         self.short_seconds, self.coldness, self.own_seconds = own.short_seconds, own.coldness, own.seconds
 
     def end(self, own: OwnTime) -> None:
@@ -67,6 +71,7 @@ class Clock:
         self.handling_seconds = own.handling_seconds - self.handling_seconds
         self.coldness = own.coldness - self.coldness
         self.num_operations = own.num_operations - self.num_operations
+        self.num_plain = own.num_plain - self.num_plain
         self.num_cells = own.num_cells - self.num_cells
         self.num_reads = own.num_reads - self.num_reads
         self.num_modules = own.num_modules - self.num_modules
@@ -158,14 +163,13 @@ class Step:
         "operations", "outside", "passes", "position", "signature", "start_ns",
     )  # fmt: skip
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, signature: Signature = (False, False, ()), is_warmup: bool = False) -> None:
         self.number = number
         self.calls: list[Call] = []
         self.operations: list[Any] = []  # at operation level, if it ran in a capture session
         self.passes: dict[str, int] = {}  # address → calls so far
-        # What it was called with: whether the model is in training, whether autograd records, the shapes of the inputs.
-        self.signature: tuple[bool, bool, tuple[Shape, ...]] = (False, False, ())
-        self.is_warmup = False
+        self.signature = signature
+        self.is_warmup = is_warmup
         self.position = number  # in the loop, with the steps that a schedule lets pass
         self.start_ns = self.end_ns = 0
         self.forward_end_ns = 0  # of the last call from outside

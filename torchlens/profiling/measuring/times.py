@@ -91,9 +91,9 @@ def _unseen(call: Call, residuals: Residuals) -> float:
     return (
         residuals.module
         + clock.num_modules * (residuals.module + residuals.module_around)
-        + by_number * residuals.pace_of(clock.handling_seconds, clock.num_operations)
+        + by_number * residuals.pace_of(clock.handling_seconds, clock.num_plain)
         + clock.short_seconds * residuals.short_operation_share
-        + call.num_events * (residuals.logged_event if clock.num_operations else residuals.event)
+        + call.num_events * residuals.event
     )
 
 

@@ -21,7 +21,7 @@ from torchlens.capture.trees import named_tensors, plain_tensors
 from torchlens.errors import NonFiniteError
 from torchlens.problems import Problems
 from torchlens.profiling.checking import Checker
-from torchlens.profiling.measuring.calls import Call, Step, note_tensors
+from torchlens.profiling.measuring.calls import Call, Signature, Step, note_tensors
 from torchlens.profiling.measuring.checks import Checks
 from torchlens.profiling.measuring.kept_tensors import CAN_TELL, saved_storages
 from torchlens.profiling.measuring.ledger import Ledger
@@ -118,19 +118,15 @@ class Watcher:
         try:
             if _is_in_backward() and (address or self._position):
                 return False  # run again for the backward pass of a step, be it one that is measured or one that is not
-            self._step = self._begin_step(address)
-            if self._step is None:
-                return False
             with torch._C.DisableTorchFunction():
                 shapes = tuple(tuple(shape_of(tensor)) for tensor in _tensors_in(args, kwargs))
-            if not self._step.calls:
-                self._step.signature = self.ledger.model.training, torch.is_grad_enabled(), shapes
-            return self.logged.wants(self._step, module, shapes)
+            self._step = self._begin_step(address, (self.ledger.model.training, torch.is_grad_enabled(), shapes))
+            return self._step is not None and self.logged.wants(self._step, module, shapes)
         except Exception as error:
             self._give_up(error)
             return False
 
-    def _begin_step(self, address: str) -> Step | None:
+    def _begin_step(self, address: str, signature: Signature) -> Step | None:
         """The step that a call from outside belongs to; None if there are enough.
 
         The model begins a new one. A part that is called by itself does so if it was called before, or if there has been a
@@ -150,8 +146,8 @@ class Watcher:
             self._problems.add(f"Only the first {options.max_steps} steps were measured (max_steps=)")
             return None
         self._modules.refresh()
-        step = self.windows.begin()
-        step.is_warmup, step.position = role == "warmup", self._position
+        step = self.windows.begin(signature, role == "warmup")
+        step.position = self._position
         return step
 
     def _end_step(self) -> None:

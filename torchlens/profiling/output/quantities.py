@@ -10,7 +10,6 @@ from torchlens.profiling.records import (
     Measurements,
     ModuleRecord,
     OperationRecord,
-    Statistic,
     TypicalSteps,
 )
 from torchlens.wording import did_you_mean, got, one_of
@@ -205,7 +204,7 @@ def _of_steps(
         return median(values.values()) if values else None
     if times == "typical":
         return typical.mean(field, values)
-    statistic = Statistic.of(list(values.values()))
+    statistic = typical.statistic(values)
     return None if statistic is None else float(getattr(statistic, times))
 
 

@@ -3,7 +3,7 @@
 from torchlens.history.units import count_text, seconds_text
 from torchlens.profiling.output.quantities import QUANTITIES, module_value
 from torchlens.profiling.output.units import bytes_text
-from torchlens.profiling.records import Measurements, ModuleRecord, Statistic, StepRecord
+from torchlens.profiling.records import Measurements, ModuleRecord, StepRecord
 
 # What a step consists of, in its order.
 _PARTS = (
@@ -66,7 +66,7 @@ def totals(measurements: Measurements) -> list[str]:
 def _seconds(root: ModuleRecord, steps: list[StepRecord], field: str) -> str | None:
     """A typical time of a step, and how much they differ, if there are several."""
     values = {step.number: value for step in steps if (value := getattr(step, field)) is not None}
-    typical, statistic = root.typical_steps.mean(field, values), Statistic.of(list(values.values()))
+    typical, statistic = root.typical_steps.mean(field, values), root.typical_steps.statistic(values)
     if typical is None or statistic is None:
         return None
     if statistic.num == 1:
@@ -123,6 +123,11 @@ def not_measured(measurements: Measurements) -> list[str]:
         notes.append("No backward pass ran.")
     if all(step.peak_bytes is None for step in steps):
         notes.append("Memory was not measured.")
+    num_listened = sum(step.peak_bytes is not None for step in steps)
+    if 0 < num_listened < len(steps):
+        notes.append(
+            f"Memory is that of {num_listened} of {len(steps)} steps, the first of each kind; times are the others'."
+        )
     num_counted = sum(step.has_flops for step in steps)
     if 0 < num_counted < len(steps):
         cure = "; level='operation' counts them in each" if measurements.level == "module" else ""
