@@ -22,6 +22,8 @@ def is_in_fake_mode() -> bool:
 
 def why_valueless(value: Any) -> str | None:
     """Why a tensor has no values to look at: what it is. None if it has some, or is no tensor."""
+    if type(value) is torch.Tensor and not value.is_meta and not is_functorch_wrapped_tensor(value):
+        return None  # as nearly all are
     if not isinstance(value, torch.Tensor):
         return None
     while (inner := inner_of(value)) is not None:

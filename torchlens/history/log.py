@@ -234,10 +234,15 @@ class Log:
     def sizes(self, entries: Sequence[int]) -> list[int]:
         """The bytes of the elements of each tensor."""
         found = []
+        known: dict[tuple[Any, torch.dtype], int | None] = {}  # None where they vary; a long log has few shapes
         for entry, row in zip(entries, self.rows(entries), strict=True):
-            count = prod(row.shape)
-            is_varying = -1 in row.shape and not isinstance(count, SymbolicInt)
-            found.append(self._held_bytes(entry) if is_varying else count * row.dtype.itemsize)
+            kind = (row.shape, row.dtype)
+            if kind not in known:
+                count = prod(row.shape)
+                is_varying = -1 in row.shape and not isinstance(count, SymbolicInt)
+                known[kind] = None if is_varying else count * row.dtype.itemsize
+            size = known[kind]
+            found.append(self._held_bytes(entry) if size is None else size)
         return found
 
     def _held_bytes(self, entry: int) -> int:
@@ -315,6 +320,8 @@ def _unpickled_log(_: None, parts: dict[str, Any], *kept: Any) -> Log:
 
 def picked(values: Sequence[_Value], places: Sequence[int]) -> list[_Value]:
     """The values at these places, none of which is counted from the end."""
+    if len(places) == 1:
+        return [values[places[0]]]
     if isinstance(places, range) and places.step == 1:
         return list(values[places.start : places.stop])
     return list(map(values.__getitem__, places))

@@ -25,7 +25,8 @@ def history_text(log: Log, name: str) -> str:
     recording, graph = log.recording, log.graph
     entries = range(len(graph.recorded))
     saved = [entry for entry in entries if log.is_saved(entry)]
-    total_bytes, saved_bytes = (sum(log.sizes(some)) for some in (entries, saved))
+    sizes = log.sizes(entries)
+    total_bytes, saved_bytes = sum(sizes), sum(map(sizes.__getitem__, saved))
     params = recording.params
     param_bytes = sum(p.numel() * p.element_size() for p in params)
     tree = graph.module_tree
@@ -109,13 +110,13 @@ def _hierarchy(addresses: list[str], children: dict[str, list[str]], depth: int)
 
 
 def _layer_lines(log: Log, is_marked: bool) -> list[str]:
-    layers, layer_of, pass_of = log.graph.layers, log.graph.layer_of, log.graph.pass_of
+    visible, layer_of, pass_of = log.visible, log.graph.layer_of, log.graph.pass_of
+    notes = [f"/{count} passes)" if (count := len(layer.entries)) > 1 else "" for layer in log.graph.layers]
+    marks = ["* " if log.is_saved(entry) else "  " for entry in visible] if is_marked else [""] * len(visible)
     lines = []
-    for position, (entry, label) in enumerate(zip(log.visible, log.labels(log.visible), strict=True)):
-        passes = len(layers[layer_of[entry]].entries)
-        note = f" ({pass_of[entry]}/{passes} passes)" if passes > 1 else ""
-        mark = "* " if is_marked and log.is_saved(entry) else "  " if is_marked else ""
-        lines.append(f"{mark}{position}: {label}{note}")
+    for position, (entry, label, mark) in enumerate(zip(visible, log.labels(visible), marks, strict=True)):
+        note = notes[layer_of[entry]]
+        lines.append(f"{mark}{position}: {label} ({pass_of[entry]}{note}" if note else f"{mark}{position}: {label}")
     return lines
 
 
