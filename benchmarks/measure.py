@@ -217,6 +217,7 @@ def measure_monitoring(workload: str, every: int, seconds: float) -> dict[str, f
     """CPU time of the training thread, a step under the monitor (its file included) against the same step without."""
     import torchlens
 
+    torch.set_num_threads(1)  # as for its peers: what other threads do is not seen by the clock of this one
     model, images, targets = TRAINING_WORKLOADS[workload]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 

@@ -30,9 +30,15 @@ def narrowed(values: np.ndarray) -> np.ndarray:
     return found
 
 
+def raw_bins_of(values: np.ndarray) -> np.ndarray:
+    """The upper 10 bits of each number (float32): its bin, unless it is zero or NaN."""
+    found: np.ndarray = np.ascontiguousarray(values).view(np.uint32) >> np.uint32(22)
+    return found
+
+
 def bins_of(values: np.ndarray) -> np.ndarray:
     """The bin of each number (float32)."""
-    found = (np.ascontiguousarray(values).view(np.uint32) >> np.uint32(22)).astype(np.uint16)
+    found = raw_bins_of(values).astype(np.uint16)
     found[values == 0] = ZERO
     found[values != values] = NAN
     return found

@@ -8,8 +8,8 @@ import torch
 
 from torchlens.capture.backward import node_of
 from torchlens.capture.wrappers import local_value
-from torchlens.monitoring.quiet import quietly
-from torchlens.monitoring.samples import Sample, Sampler
+from torchlens.monitoring.quiet import is_quiet, quietly
+from torchlens.monitoring.samples import PLAIN_TYPES, Sample, Sampler
 from torchlens.monitoring.series import SeriesNames
 from torchlens.monitoring.statistics import Observation
 from torchlens.monitoring.tracking import Track
@@ -68,6 +68,7 @@ class Collector:
         self.on_full: Callable[[], None] | None = None
         self._seen: dict[int, _Seen] = {}
         self._hooks: list[weakref.ref[GradientHook]] = []
+        self._self = weakref.ref(self)
 
     def take_all(self) -> list[Observation]:
         """What was seen since the last time."""
@@ -88,7 +89,7 @@ class Collector:
             name = options.get("path") or options.get("name") or address
             own = local_value(tensor)
             if len(self.captures) < _MOST_CAPTURES and has_numbers(own) and own.layout is torch.strided and own.dim():
-                part = own[: track.rows].detach().to(torch.float32, copy=True)
+                part = own.detach()[: track.rows].to(torch.float32, copy=True)
                 if part.numel() > _MOST_CAPTURED:
                     part = part[: max(_MOST_CAPTURED // max(part[0].numel(), 1), 1)]
                 self.captures.append(Capture(track.job, name, options, part))
@@ -104,14 +105,14 @@ class Collector:
         if seen is None:
             return -1
         number = self.names.number(module, kind, name, tensor)
-        self.pending.append(Observation(number, seen.sample))
+        self.pending.append((number, seen.sample, None))
         return number
 
     def note_again(self, number: int, tensor: _Tensor) -> None:
         """As `note`, for a series whose number is known."""
         seen = self.look(tensor)
         if seen is not None:
-            self.pending.append(Observation(number, seen.sample))
+            self.pending.append((number, seen.sample, None))
 
     def look(self, tensor: _Tensor) -> _Seen | None:
         """A sample of a tensor, the last one if it has not changed since."""
@@ -143,7 +144,7 @@ class Collector:
         node = node_of(tensor)
         if node is None:
             return
-        hook = GradientHook(self, tensor.output_nr, (module, name))
+        hook = GradientHook(self._self, tensor.output_nr, (module, name))
         hook.handle = node.register_prehook(hook)
         self._hooks.append(weakref.ref(hook))
         if seen is not None:
@@ -158,7 +159,7 @@ class Collector:
         if sample is not None:
             for module, name in hook.series:
                 number = self.names.number(module, "gradients", name, gradient)
-                self.pending.append(Observation(number, sample))
+                self.pending.append((number, sample, None))
 
     def forget(self) -> None:
         """Between steps: tensors that were seen, and hooks that are still waiting, are those of a step that is over."""
@@ -181,8 +182,8 @@ class GradientHook:
 
     __slots__ = ("__weakref__", "_collector", "_output", "handle", "series")
 
-    def __init__(self, collector: Collector, output: int, series: tuple[str, str]) -> None:
-        self._collector = weakref.ref(collector)
+    def __init__(self, collector: "weakref.ref[Collector]", output: int, series: tuple[str, str]) -> None:
+        self._collector = collector
         self._output = output
         self.series = [series]
         self.handle: Any = None
@@ -195,6 +196,9 @@ class GradientHook:
         if gradient is None:
             return
         try:
-            quietly(collector.on_gradient, self, gradient)
+            if type(gradient) in PLAIN_TYPES and is_quiet():
+                collector.on_gradient(self, gradient)
+            else:
+                quietly(collector.on_gradient, self, gradient)
         except Exception as error:  # whoever looks must not break the backward pass
             collector.problems.add_failure(error, "A gradient was not recorded")

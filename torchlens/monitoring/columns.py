@@ -63,10 +63,10 @@ def merged(parts: Sequence[Columns]) -> Columns:
     parts = [part for part in parts if len(part)]
     if not parts:
         return empty_columns()
+    if len(parts) == 1 and bool((parts[0].series[1:] > parts[0].series[:-1]).all()):
+        return parts[0]
     together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in TYPES}
     series, place = np.unique(together["series"], return_inverse=True)
-    if len(parts) == 1 and len(series) == len(parts[0]) and bool((parts[0].series == series).all()):
-        return parts[0]
     size = len(series)
     weights = together["sampled"].astype(np.float64)
 

@@ -7,7 +7,15 @@ import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["quietly"]
+__all__ = ["is_quiet", "quietly"]
+
+_num_function_modes = torch._C._len_torch_function_stack
+_num_dispatch_modes = torch._C._len_torch_dispatch_stack
+
+
+def is_quiet() -> bool:
+    """Whether nobody listens: what is done to a tensor of torch's own types, detached, needs no `quietly`."""
+    return not (peek_interpreter_stack() is not None or _num_function_modes() or _num_dispatch_modes())
 
 
 def quietly(function: Callable[..., Any], *args: Any) -> Any:
@@ -22,7 +30,7 @@ def quietly(function: Callable[..., Any], *args: Any) -> Any:
     torch._C._set_grad_enabled(False)
     try:
         with torch._C.DisableTorchFunction():
-            if torch._C._len_torch_dispatch_stack():
+            if _num_dispatch_modes():
                 with _disable_current_modes():
                     return function(*args)
             return function(*args)

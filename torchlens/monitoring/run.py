@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.current import add_watcher, remove_watcher
+from torchlens.capture.parts import named_modules
 from torchlens.capture.patching import apply_module_patches, undo_patches
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.user_code import warn_caller
@@ -487,8 +488,10 @@ class Run:
         model = self._model()
         if model is None:
             return
-        self._watcher.refresh(model)
-        self._parameters.refresh(model)
+        modules = named_modules(model)
+        self._watcher.refresh(modules)
+        self._parameters.refresh(modules)
+        self._collector.sampler.refresh()
         if self.options.compiled == "eager" and is_compiler_there():
             begin_eager(self)
         hide_from_compiler(True)
@@ -559,7 +562,7 @@ def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _start_copies(observations: list[Observation], scalars: list[tuple[str, int, Any]]) -> None:
-    samples = {id(each): each for row in observations for each in (row.sample, row.before) if each is not None}
+    samples = {id(each): each for _, sample, before in observations for each in (sample, before) if each is not None}
     to_host(list(samples.values()))
     for place, (name, step, value) in enumerate(scalars):
         if isinstance(value, torch.Tensor):

@@ -5,6 +5,8 @@ beginning, and the smallest and largest of all elements. Nothing is waited for (
 touched, no tensor of the user's is written to, and autograd sees nothing: callers switch it off.
 """
 
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +16,26 @@ import torch
 from torchlens.capture.valueless import why_valueless
 from torchlens.capture.wrappers import local_value
 
-__all__ = ["SAMPLE_SIZE", "Plan", "Sample", "Sampler", "to_host"]
+__all__ = ["PLAIN_TYPES", "SAMPLE_SIZE", "Plan", "Sample", "Sampler", "to_host"]
 
 SAMPLE_SIZE = 1024
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN_TYPES: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 # Tensors whose elements do not lie side by side are read ten times as slowly: of larger ones, the range is the sample's.
 _MOST_STRIDED = 1 << 14
 _MOST_PLANS = 4096
+# What numpy finds the range of, in half the time of `torch.aminmax`; unless that has several threads, and so many elements.
+_NUMPY_FLOATS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+_FEW_FOR_THREADS = 1 << 16
+# In pieces that stay in the cache between the search for the smallest and for the largest.
+_PIECE = 1 << 17
 # Where in its stretch each element is taken from. Even steps would meet the same column of a matrix again and again.
 _JITTER = np.random.Generator(np.random.PCG64(20)).random(SAMPLE_SIZE)
+
+_STRIDED = torch.strided
+# As long as anything may be: what is read of it, the array says.
+_memory_at: Callable[[int], Any] = (ctypes.c_char * (1 << 46)).from_address
+_smallest, _largest = np.minimum.reduce, np.maximum.reduce  # NaN, if there is one
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +49,10 @@ class Plan:
     is_flat: bool  # the elements lie side by side in memory, though perhaps in another order
     is_contiguous: bool
     has_range: bool  # whether the range of all elements is asked for
+    by_numpy: bool  # it lies in memory that numpy can read, with numbers that it knows
+    item_size: int
+    numpy_dtype: np.dtype[Any] | None = None
+    numpy_places: np.ndarray | None = None
     units: np.ndarray | None = None  # which unit (channel, feature) each element of the sample belongs to, made on demand
     unit_sizes: np.ndarray | None = None  # how many elements of the sample each unit has, made with it
 
@@ -46,7 +62,10 @@ class Plan:
             return None
         axis = 1 if len(self.shape) >= 4 else len(self.shape) - 1
         if self.units is None or self.unit_sizes is None:
-            places = np.arange(self.num_elements) if self.places is None else self.places.cpu().numpy()
+            if self.places is None:
+                places = np.arange(self.num_elements)
+            else:
+                places = self.places.cpu().numpy() if self.numpy_places is None else self.numpy_places
             strides = self.strides if self.is_flat else _contiguous_strides(self.shape)
             self.units = places // max(strides[axis], 1) % self.shape[axis]
             self.unit_sizes = np.bincount(self.units, minlength=self.shape[axis])
@@ -54,7 +73,7 @@ class Plan:
 
 
 # In place of a plan that was not made yet.
-_UNKNOWN = Plan((), (), 0, None, False, False, False)
+_UNKNOWN = Plan((), (), 0, None, False, False, False, False, 0)
 
 
 class Sample:
@@ -72,31 +91,64 @@ class Sample:
 class Sampler:
     """Takes samples, and remembers how for each shape and layout."""
 
+    # Whether numpy may do it. A test says no, to count what happens on other devices.
+    uses_numpy = True
+
     def __init__(self) -> None:
         self._plans: dict[Any, Plan | None] = {}
+        self._is_threaded = False
+
+    def refresh(self) -> None:
+        """To be called now and then: the number of threads may have changed."""
+        self._is_threaded = torch.get_num_threads() > 1
 
     def take(self, tensor: torch.Tensor, wants_range: bool = True) -> Sample | None:
-        """A sample; None if there are no numbers to look at. Call it with autograd and `__torch_function__` off."""
-        if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.dtype not in _FLOATS:
+        """A sample; None if there are no numbers to look at. Nobody must be listening: see quiet.py."""
+        if type(tensor) not in PLAIN_TYPES or tensor.layout is not _STRIDED or tensor.dtype not in _FLOATS:
             plain = _plain(tensor)
             if plain is None:
                 return None
             tensor = plain
-        device = tensor.device
-        key = (tensor.shape, tensor.stride(), None if device.type == "cpu" else device)
+        key = (tensor.shape, tensor.stride(), tensor.dtype, None if tensor.is_cpu else tensor.device)
         plan = self._plans.get(key, _UNKNOWN)
         if plan is _UNKNOWN:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = _plan(tensor)
+            plan = self._plans[key] = _plan(tensor, self.uses_numpy)
         if plan is None:
             return None
+        # Memory that was given back begins at 0: torch says so, numpy would read whatever is there.
+        if plan.by_numpy and not tensor.is_neg():
+            address = tensor.data_ptr()
+            if address != tensor.storage_offset() * plan.item_size:
+                return self._take_by_numpy(tensor, address, plan, wants_range)
+        tensor = tensor.detach()
         flat = tensor if plan.is_contiguous or not plan.is_flat else tensor.as_strided((plan.num_elements,), (1,))
-        values = flat.flatten().clone() if plan.places is None else torch.take(flat, plan.places)
-        if not wants_range or not plan.has_range or plan.places is None:
-            return Sample(values, None, None, plan)
-        low, high = torch.aminmax(flat)
-        return Sample(values, low, high, plan)
+        if plan.places is None:
+            return Sample(flat.flatten().clone(), None, None, plan)
+        low = high = None
+        if wants_range and plan.has_range:  # first: it has the processor fetch the elements in order
+            low, high = torch.aminmax(flat)
+        return Sample(torch.take(flat, plan.places), low, high, plan)
+
+    def _take_by_numpy(self, tensor: torch.Tensor, address: int, plan: Plan, wants_range: bool) -> Sample:
+        # `tensor.numpy()` would leave a mark: memory that it was called on can no longer be resized.
+        flat: np.ndarray = np.ndarray(plan.num_elements, plan.numpy_dtype, _memory_at(address))
+        places = plan.numpy_places
+        if places is None:
+            return Sample(flat.copy(), None, None, plan)
+        low = high = None
+        if wants_range:
+            count = plan.num_elements
+            if count > _FEW_FOR_THREADS and self._is_threaded:
+                low, high = torch.aminmax(tensor.detach())
+            elif count > 2 * _PIECE:
+                pieces = [flat[start : start + _PIECE] for start in range(0, count, _PIECE)]
+                ranges = [(_smallest(piece), _largest(piece)) for piece in pieces]
+                low, high = _smallest([low for low, _ in ranges]), _largest([high for _, high in ranges])
+            else:
+                low, high = _smallest(flat), _largest(flat)
+        return Sample(flat[places], low, high, plan)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -119,19 +171,24 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.as_subclass(torch.Tensor)
 
 
-def _plan(tensor: torch.Tensor) -> Plan | None:
+def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan | None:
     count = tensor.numel()
-    if count == 0:
+    if count == 0 or tensor.is_meta:
         return None
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     is_contiguous = tensor.is_contiguous()
     is_flat = is_contiguous or _lies_side_by_side(shape, strides)
-    places = None
+    places = numpy_places = None
     if count > SAMPLE_SIZE:
         stretch = count / SAMPLE_SIZE
         numbers = ((np.arange(SAMPLE_SIZE) + _JITTER) * stretch).astype(np.int64)
-        places = torch.from_numpy(np.minimum(numbers, count - 1)).to(tensor.device)
-    return Plan(shape, strides, count, places, is_flat, is_contiguous, is_flat or count <= _MOST_STRIDED)
+        numpy_places = np.minimum(numbers, count - 1)
+        places = torch.from_numpy(numpy_places).to(tensor.device)
+    has_range = is_flat or count <= _MOST_STRIDED
+    dtype = _NUMPY_FLOATS.get(tensor.dtype)
+    by_numpy = uses_numpy and tensor.is_cpu and is_flat and dtype is not None
+    size = tensor.element_size()
+    return Plan(shape, strides, count, places, is_flat, is_contiguous, has_range, by_numpy, size, dtype, numpy_places)
 
 
 def _lies_side_by_side(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -207,6 +264,6 @@ def to_host(samples: list[Sample], every_device: bool = False) -> None:
             setattr(sample, name, _Arriving(copy, number))
 
 
-def value_of(part: Any) -> torch.Tensor:
-    """A part of a sample that may still be arriving."""
+def value_of(part: Any) -> Any:
+    """A part of a sample (an array, a number, a tensor of this device) that may still be arriving."""
     return part.get() if isinstance(part, _Arriving) else part

@@ -1,24 +1,20 @@
 """Samples → columns: bins, ranges, sums and quantiles. Runs in a thread of its own, on numpy alone."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from torchlens.monitoring.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bins_of, narrowed
+from torchlens.monitoring.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bins_of, narrowed, raw_bins_of
 from torchlens.monitoring.columns import HAS_NAN, QUANTILES, RANGE_IS_EXACT, Columns, merged
 from torchlens.monitoring.samples import Plan, Sample, value_of
 
 __all__ = ["Observation", "UnitActivity", "nonfinite_counts", "summarized"]
 
 
-class Observation(NamedTuple):
-    """One tensor that was looked at for a series. With `before`, the series is of the change since then."""
-
-    series: int
-    sample: Sample
-    before: Sample | None = None
+# One tensor that was looked at for a series (its number). With a second sample, the series is of the change since then.
+Observation = tuple[int, Sample, Sample | None]
 
 
 class UnitActivity:
@@ -47,7 +43,8 @@ class UnitActivity:
         if len(seen) != count:  # the number of its units changed
             seen, alive = np.zeros(count, np.int64), np.zeros(count, bool)
         seen += sizes
-        alive[unit_of[values != 0]] = True
+        if not alive.all():
+            alive[unit_of[values != 0]] = True
         known = seen >= self._least
         if np.count_nonzero(known) > 0.9 * count:  # of a few units the fixed places may have nothing
             self._shares[series] = float(1 - alive[known].mean())
@@ -65,14 +62,14 @@ def summarized(
     sources: list[Observation] = []
     place: list[int] = []  # the row of each: what one module returns, the next is given
     for observation in observations:
-        key = id(observation.sample), id(observation.before)
+        key = id(observation[1]), id(observation[2])
         row = rows.setdefault(key, len(sources))
         if row == len(sources):
             sources.append(observation)
         place.append(row)
     if not sources:
         return merged([])
-    series = [observation.series for observation in observations]
+    series = [number for number, _, _ in observations]
     return merged([_fanned_out(series, place, _rows(sources), sources, limits, activity)])
 
 
@@ -96,28 +93,26 @@ def _rows(sources: list[Observation]) -> _Rows:
     count = len(sources)
     values: list[np.ndarray] = [_NO_VALUES] * count
     floats, quantiles = np.empty((count, 4)), np.empty((count, 9), np.float32)
-    sizes = np.array([(each.sample.plan.num_elements, 0) for each in sources], np.int64)
+    sizes = np.array([(sample.plan.num_elements, 0) for _, sample, _ in sources], np.int64)
     starts, num_bins = np.zeros(count, np.int64), np.zeros(count, np.int64)
     all_codes: list[np.ndarray] = []
     all_counts: list[np.ndarray] = []
     num_before = 0
-    groups: dict[tuple[int, torch.dtype, bool], list[int]] = {}
-    for row, source in enumerate(sources):
-        own = source.sample.values
-        if not isinstance(own, torch.Tensor):
-            own = source.sample.values = value_of(own)
-        groups.setdefault((own.numel(), own.dtype, source.before is not None), []).append(row)
+    groups: dict[tuple[int, np.dtype[Any], bool], list[int]] = {}
+    for row, (_, sample, before) in enumerate(sources):
+        own = values[row] = _array(sample)
+        groups.setdefault((len(own), own.dtype, before is not None), []).append(row)
     for (length, _, is_change), rows in groups.items():
-        together = _stacked([sources[row].sample.values for row in rows])
+        together = _stacked([values[row] for row in rows])
         if is_change:
-            before = [value_of(each.values) for row in rows if (each := sources[row].before) is not None]
             with np.errstate(invalid="ignore"):  # Inf less Inf
-                together = together - _stacked(before)
+                together -= _stacked([_array(before) for row in rows if (before := sources[row][2]) is not None])
+        together += 0  # −0 is 0
         for row, own_values in zip(rows, together, strict=True):
             values[row] = own_values
-        own_floats, own_quantiles, ordered = _numbers(together)
+        own_floats, own_quantiles, ordered, is_finite = _numbers(together)
         floats[rows], quantiles[rows], sizes[rows, 1] = own_floats, own_quantiles, length
-        codes, counts, own_num_bins = _bins(ordered)
+        codes, counts, own_num_bins = _bins(ordered, is_finite)
         num_bins[rows] = own_num_bins
         starts[rows] = num_before + np.cumsum(own_num_bins) - own_num_bins
         num_before += len(codes)
@@ -134,16 +129,22 @@ def _rows(sources: list[Observation]) -> _Rows:
 _NO_VALUES = np.zeros(0, np.float32)
 
 
-def _stacked(tensors: list[torch.Tensor]) -> np.ndarray:
-    together = torch.stack(tensors)
-    if together.dtype not in (torch.float32, torch.float64):
-        together = together.float()
-    found: np.ndarray = together.numpy()
+def _array(sample: Sample) -> np.ndarray:
+    """The elements of a sample, as numbers that numpy knows."""
+    values = value_of(sample.values)
+    if isinstance(values, torch.Tensor):
+        values = (values if values.dtype in (torch.float32, torch.float64) else values.float()).numpy()
+        sample.values = values
+    found: np.ndarray = values
     return found
 
 
-def _numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(low, high, total and squares; quantiles; the values in order) of samples of one length."""
+def _stacked(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays).reshape(len(arrays), -1)
+
+
+def _numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(low, high, total and squares; quantiles; the values in order; which are finite) of samples of one length."""
     ordered = np.sort(values, axis=1)  # NaN last
     length = values.shape[1]
     wide = values.astype(np.float64)
@@ -165,42 +166,54 @@ def _numbers(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         finite = real[np.isfinite(real)]
         with np.errstate(over="ignore"):
             quantiles[row] = np.quantile(finite.astype(np.float64), QUANTILES) if len(finite) else np.nan
-    return floats, quantiles, ordered
+    return floats, quantiles, ordered, is_finite
 
 
-def _bins(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _bins(ordered: np.ndarray, is_finite: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(codes, counts, how many bins each row has) of rows in order: a bin is a run of equal codes."""
-    codes = bins_of(narrowed(ordered))
+    narrow = narrowed(ordered)
+    # Of numbers in order, zeros (there is no −0 any more) stand together, and the code says which they are only at their
+    # beginning; unless there are some that are not finite, or so small that they share the code of zero.
+    codes = raw_bins_of(narrow) if is_finite.all() else bins_of(narrow)
     is_first = np.empty(codes.shape, bool)
-    is_first[:, :1] = True
-    np.not_equal(codes[:, 1:], codes[:, :-1], out=is_first[:, 1:])
-    begins = np.flatnonzero(is_first)
+    flat, flat_first = codes.reshape(-1), is_first.reshape(-1)
+    np.not_equal(flat[1:], flat[:-1], out=flat_first[1:])
+    is_first[:, 0] = True
+    begins = np.flatnonzero(flat_first)
     counts = np.diff(begins, append=codes.size)
-    return codes.reshape(-1)[begins], counts, np.diff(np.searchsorted(begins, np.arange(len(codes) + 1) * codes.shape[1]))
+    found = flat[begins]
+    if codes.dtype == np.uint32:
+        numbers = narrow.reshape(-1)
+        is_zero = (found == 0) & (numbers[begins] == 0)
+        if (numbers[(begins + counts - 1)[is_zero]] != 0).any():
+            return _bins(ordered, np.zeros_like(is_finite))
+        found[is_zero] = ZERO
+    return found, counts, np.diff(np.searchsorted(begins, np.arange(len(codes) + 1) * codes.shape[1]))
 
 
 def _add_ranges(found: _Rows, sources: list[Observation]) -> None:
     """The ranges of all elements, where they are known."""
-    by_dtype: dict[torch.dtype, list[int]] = {}
-    for row, each in enumerate(sources):
-        if each.sample.low is not None and each.before is None:
-            by_dtype.setdefault(value_of(each.sample.low).dtype, []).append(row)
-    for rows in by_dtype.values():
-        # One tensor after the other would ask torch twice for each.
-        low, high = (_in_one([value_of(getattr(sources[row].sample, name)) for row in rows]) for name in ("low", "high"))
-        chosen = np.array(rows)
-        has_nan = np.isnan(low)
-        # With NaN among them the range of the rest is not known: what there is, is the sample's.
-        found.flags[chosen] |= np.where(has_nan, HAS_NAN, RANGE_IS_EXACT).astype(np.uint8)
-        found.floats[chosen[~has_nan], 0], found.floats[chosen[~has_nan], 1] = low[~has_nan], high[~has_nan]
+    rows: list[int] = []
+    lows: list[Any] = []
+    highs: list[Any] = []
+    for row, (_, sample, before) in enumerate(sources):
+        if sample.low is not None and before is None:
+            rows.append(row)
+            lows.append(_number(sample.low))
+            highs.append(_number(sample.high))
+    low, high, chosen = np.array(lows, np.float64), np.array(highs, np.float64), np.array(rows, np.int64)
+    has_nan = np.isnan(low)
+    # With NaN among them the range of the rest is not known: what there is, is the sample's.
+    found.flags[chosen] |= np.where(has_nan, HAS_NAN, RANGE_IS_EXACT).astype(np.uint8)
+    found.floats[chosen[~has_nan], 0], found.floats[chosen[~has_nan], 1] = low[~has_nan], high[~has_nan]
     is_whole = found.sizes[:, 0] == found.sizes[:, 1]  # all were looked at
     found.flags[is_whole] |= RANGE_IS_EXACT
     found.flags[is_whole & _rows_with(NAN, found)] |= HAS_NAN
 
 
-def _in_one(tensors: list[torch.Tensor]) -> np.ndarray:
-    found: np.ndarray = torch.stack(tensors).reshape(-1).double().numpy()
-    return found
+def _number(part: Any) -> Any:
+    value = value_of(part)
+    return value.item() if isinstance(value, torch.Tensor) else value
 
 
 def _fanned_out(
@@ -217,7 +230,7 @@ def _fanned_out(
         has_zeros = _rows_with(ZERO, rows).tolist()
         for number, (own, row) in enumerate(zip(series, place, strict=True)):
             if activity is not None and own in activity.series:
-                dead[number] = activity.dead_share(own, rows.values[row], sources[row].sample.plan, has_zeros[row])
+                dead[number] = activity.dead_share(own, rows.values[row], sources[row][1].plan, has_zeros[row])
             if own in limits:
                 saturated[number] = _saturated_share(rows.values[row], *limits[own])
     num_bins = rows.num_bins[place]

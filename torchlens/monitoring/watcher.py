@@ -6,7 +6,7 @@ recorded. What the modules are given and return is sampled then and there, befor
 
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -21,7 +21,8 @@ from torchlens.capture.watchers import WatcherGroup
 from torchlens.monitoring.collector import Collector
 from torchlens.monitoring.graph import GraphMaker
 from torchlens.monitoring.options import MonitorOptions
-from torchlens.monitoring.quiet import quietly
+from torchlens.monitoring.quiet import is_quiet, quietly
+from torchlens.monitoring.samples import PLAIN_TYPES
 
 __all__ = ["ModuleInfo", "ModuleWatcher"]
 
@@ -78,13 +79,12 @@ class ModuleWatcher:
         self._has_gradients = "gradients" in options.log
         self._current: Call | None = None
         self._model = weakref.ref(model)
-        self.refresh(model)
+        self.refresh(named_modules(model))
 
-    def refresh(self, model: torch.nn.Module) -> None:
+    def refresh(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
         """A step is going to be recorded: looks at the model as it is now, for it may have changed since the last one."""
         self._current = self.thread = None
         self.num_calls = 0
-        modules = named_modules(model)
         known = self._modules
         if len(modules) == len(known) and all(own is last() for (_, own), last in zip(modules, known, strict=True)):
             return
@@ -150,7 +150,16 @@ class ModuleWatcher:
                 if self.graph is not None:
                     self.graph.enter(call, args, kwargs)
                 if self._has_inputs and info.is_wanted:
-                    quietly(self._note_inputs, info, args, kwargs)
+                    if (
+                        info.input_number >= 0
+                        and len(args) == 1
+                        and not kwargs
+                        and type(args[0]) in PLAIN_TYPES
+                        and is_quiet()
+                    ):
+                        collector.note_again(info.input_number, args[0])
+                    else:
+                        quietly(self._note_inputs, info, args, kwargs)
             except Exception as error:  # the training must not notice
                 collector.problems.add_failure(error, f"What {info.address or 'the model'!r} was given was not recorded")
         return call
@@ -168,7 +177,10 @@ class ModuleWatcher:
             if takes == _ALL and self.graph is not None:
                 self.graph.leave(watched, result)
             if info.is_wanted:
-                quietly(self._note_outputs, info, takes, result)
+                if type(result) in PLAIN_TYPES and is_quiet():
+                    self._note_outputs(info, takes, result)
+                else:
+                    quietly(self._note_outputs, info, takes, result)
             if watched.parent is None:
                 self.collector.check_size()
         except Exception as error:  # the training must not notice

@@ -1,0 +1,103 @@
+"""A sample is what the tensor has, whoever reads its memory; and the bins of a step are those of its samples."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+import torch
+
+from torchlens.monitoring.bins import bins_of, narrowed
+from torchlens.monitoring.samples import SAMPLE_SIZE, Sample, Sampler
+from torchlens.monitoring.statistics import summarized
+
+
+def tensors() -> Iterable[torch.Tensor]:
+    """Large and small, of several layouts and kinds of numbers."""
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 7, SAMPLE_SIZE, SAMPLE_SIZE + 1, 70_000, 300_001):
+        yield torch.randn(size, generator=generator)
+    yield torch.randn(50, 70, generator=generator, dtype=torch.float64, requires_grad=True)
+    yield torch.randn(50, 70, generator=generator).t()
+    yield torch.randn(50, 70, generator=generator)[:, ::2]
+    yield torch.randn(4, 8, 16, 16, generator=generator).contiguous(memory_format=torch.channels_last)
+    yield torch.randn(5_000, generator=generator)[1_000:]
+    yield torch.complex(torch.randn(3_000), torch.randn(3_000)).conj().imag  # with its sign still to be turned
+    yield torch.randn(60, 60, generator=generator).to(torch.bfloat16)
+    yield torch.randn(60, 60, generator=generator).half()
+    for number in (float("nan"), float("inf"), -0.0):
+        special = torch.randn(300_000, generator=generator)
+        special[123_456] = number
+        yield special
+
+
+@pytest.mark.parametrize("is_threaded", [False, True])
+def test_numpy_and_torch_take_the_same_sample_and_range(is_threaded: bool) -> None:
+    by_numpy, by_torch = Sampler(), Sampler()
+    by_torch.uses_numpy = False
+    by_numpy._is_threaded = is_threaded
+    for tensor in tensors():
+        mine, other = by_numpy.take(tensor), by_torch.take(tensor)
+        assert mine is not None
+        assert other is not None
+        assert torch.equal(torch.as_tensor(mine.values).nan_to_num(7), torch.as_tensor(other.values).nan_to_num(7))
+        assert (mine.low is None) == (other.low is None)
+        if mine.low is not None:
+            exact = torch.aminmax(tensor.detach())
+            for found in ((mine.low, mine.high), (other.low, other.high)):
+                np.testing.assert_array_equal([float(each) for each in found], [each.item() for each in exact])
+
+
+def test_a_sample_does_not_change_with_its_tensor() -> None:
+    for size in (10, 5_000):
+        tensor = torch.ones(size)
+        sample = Sampler().take(tensor)
+        tensor.zero_()
+        assert sample is not None
+        assert sample.values.min() == 1
+
+
+def test_memory_that_was_given_back_is_not_read() -> None:
+    """As sharded training does with the parameters of a module that has run."""
+    for number in (0, 1_000):
+        tensor = torch.ones(5_000)[number:]
+        sampler = Sampler()
+        assert sampler.take(tensor) is not None
+        tensor.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="not allocated"):
+            sampler.take(tensor)
+
+
+def test_what_was_sampled_can_be_resized() -> None:
+    """`tensor.numpy()` would take that away for good."""
+    for tensor in (torch.ones(5), torch.ones(5_000)):
+        assert Sampler().take(tensor) is not None
+        tensor.resize_(10_000)
+
+
+def test_a_tensor_without_values_has_no_sample() -> None:
+    assert Sampler().take(torch.ones(3, device="meta")) is None
+    assert Sampler().take(torch.ones(0)) is None
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_bins_of_a_step_are_those_of_its_samples(dtype: type) -> None:
+    generator = np.random.default_rng(0)
+    rows: list[np.ndarray] = [generator.standard_normal(600).astype(dtype) for _ in range(6)]
+    rows[1][::2] = 0.0
+    rows[1][1::4] = -0.0
+    rows[2][:5] = [1e-40, -1e-40, 0.0, -0.0, 1e-45]
+    rows[3][:4] = [np.nan, np.inf, -np.inf, -np.nan]
+    rows[4][:] = 0.0
+    rows[5] *= 1e-320 if dtype is np.float64 else 1e-38
+
+    sample = Sampler().take(torch.ones(600))
+    assert sample is not None
+    plan = sample.plan
+    for chosen in ([0], [0, 1], [2], [0, 3], [0, 1, 2, 3, 4, 5]):
+        columns = summarized([(row, Sample(rows[row].copy(), None, None, plan), None) for row in chosen], {})
+        assert columns.series.tolist() == chosen
+        for place, row in enumerate(chosen):
+            start, end = columns.starts[place : place + 2]
+            found = dict(zip(columns.codes[start:end].tolist(), columns.counts[start:end].tolist(), strict=True))
+            assert found == Counter(bins_of(narrowed(rows[row])).tolist())
