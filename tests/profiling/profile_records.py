@@ -6,14 +6,8 @@ ran, the first to warm up.
 
 from typing import Any
 
-from torchlens.profiling.records import (
-    CallRecord,
-    Measurements,
-    ModuleRecord,
-    OperationRecord,
-    ParameterRecord,
-    StepRecord,
-)
+from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord, ParameterRecord
+from torchlens.profiling.steps import StepRecord
 
 MS = 1e-3
 KB = 1024

@@ -25,14 +25,8 @@ from torchlens.profiling.output.data_frames import to_pandas
 from torchlens.profiling.output.json_form import to_json
 from torchlens.profiling.output.overlay import overlay
 from torchlens.profiling.output.table import Table, summary
-from torchlens.profiling.records import (
-    CallRecord,
-    Measurements,
-    ModuleRecord,
-    OperationRecord,
-    ParameterRecord,
-    StepRecord,
-)
+from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord, ParameterRecord
+from torchlens.profiling.steps import StepRecord
 
 if TYPE_CHECKING:
     import pandas

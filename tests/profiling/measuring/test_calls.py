@@ -8,7 +8,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens.profiling.records import Statistic
+from torchlens.profiling.steps import Statistic
 
 
 def train(model, *args, **kwargs):

@@ -30,7 +30,7 @@ from torchlens.profiling.measuring import (
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.output import table
-from torchlens.profiling.records import StepRecord, TypicalSteps
+from torchlens.profiling.steps import StepRecord, TypicalSteps
 
 US = 1e-6
 
@@ -216,7 +216,7 @@ def test_operations_take_no_longer_than_their_call_does_by_itself():
 
     residuals = calibration.Residuals(cold_share=0.25, event=1 * US)
     operations: list[Any] = [Done(8 * US), Done(100 * US, num_events=5)]
-    times_of_call = times.CallTimes(200 * US, 200 * US, 0, 0, 0, 0)
+    times_of_call = times.CallTimes(200 * US, 200 * US, 0, 0, 0, 0, 0)
     found = times.operation_times(operations, [times_of_call], {False: residuals})
     assert found == pytest.approx([6 * US, (100 - 20 * 0.25 - 5) * US])  # of the first 20 microseconds
     found = times.operation_times(operations, [times_of_call._replace(forward_self=48 * US)], {False: residuals})
@@ -236,7 +236,7 @@ def test_backward_times_of_operations_are_corrected_as_those_of_their_call():
 
     calls_made: list[Any] = [Made]
     operations: list[Any] = [Done(60 * US), Done(20 * US), Done(None)]  # the rest went to the gradients of parameters
-    times_of_call = times.CallTimes(0, 0, 50 * US, 50 * US, 0, 0)
+    times_of_call = times.CallTimes(0, 0, 50 * US, 50 * US, 0, 0, 0)
     found = times.backward_operation_times(operations, calls_made, [times_of_call])
     assert found[:2] == pytest.approx([30 * US, 10 * US])
     assert found[2] is None
@@ -345,6 +345,24 @@ def test_the_table_says_what_measuring_took_and_what_is_rough():
     assert "Rough" not in summary(2e-3, 2e-4)
     for estimated in (4e-4, 1.5e-3):
         assert "is over 30 % of what is left: Net." in summary(2e-3, estimated).replace("\n  ", " ")
+
+
+def test_the_table_says_which_backward_times_are_rough():
+    def summary(estimated):
+        times = {"backward_seconds": 1e-3, "backward_estimated_seconds": estimated}
+        calls = [profile_records.call(step, "", **times) for step in (2, 3)]
+        return str(table.summary(profile_records.made_up(root=profile_records.module("", "Net", calls, []))))
+
+    assert "Rough" not in summary(2e-4)
+    assert "the backward times of Net." in summary(4e-4)
+
+
+def test_what_is_taken_off_backward_times_is_told_and_never_more_than_there_was():
+    root = call_of(0, None, 0.0, 0.0, backward_self=20 * US, num_nodes=1)
+    inner = call_of(1, root, 0.0, 0.0, backward_self=10 * US, num_nodes=4)
+    found = times.call_times([root, inner], {False: calibration.Residuals(node=5 * US)})
+    assert [call.backward for call in found] == pytest.approx([15 * US, 0.0])
+    assert [call.backward_estimated for call in found] == pytest.approx([15 * US, 10 * US])
 
 
 def test_an_operation_is_cold_if_many_others_have_run_since_it_did():

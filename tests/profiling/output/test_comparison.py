@@ -9,7 +9,8 @@ from tests.profiling.profile_records import MS, call, made_up, module
 from torchlens.history.vocabulary import MEASURES
 from torchlens.profiling.output.comparison import compare_measurements
 from torchlens.profiling.output.quantities import QUANTITIES
-from torchlens.profiling.records import Measurements, TypicalSteps
+from torchlens.profiling.records import Measurements
+from torchlens.profiling.steps import TypicalSteps
 
 
 def measured(**seconds: float) -> Measurements:

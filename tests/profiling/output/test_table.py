@@ -10,7 +10,8 @@ from tests.profiling.profile_records import MS, call, made_up, module, operation
 from torchlens.profiling.output.data_frames import to_pandas
 from torchlens.profiling.output.json_form import profile_data
 from torchlens.profiling.output.table import _wrapped, summary
-from torchlens.profiling.records import Measurements, StepRecord, TypicalSteps
+from torchlens.profiling.records import Measurements
+from torchlens.profiling.steps import StepRecord, TypicalSteps
 
 
 def rows_of(text: str) -> list[str]:

@@ -13,15 +13,8 @@ from torchlens.profiling.measuring.ledger import Ledger
 from torchlens.profiling.measuring.logged_steps import LoggedSteps
 from torchlens.profiling.measuring.operations import Operation, count_flops
 from torchlens.profiling.measuring.times import CallTimes, backward_operation_times, call_times, operation_times
-from torchlens.profiling.records import (
-    CallRecord,
-    Measurements,
-    ModuleRecord,
-    OperationRecord,
-    ParameterRecord,
-    StepRecord,
-    TypicalSteps,
-)
+from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord, ParameterRecord
+from torchlens.profiling.steps import StepRecord, TypicalSteps
 
 __all__ = ["build_measurements", "label_finder"]
 
@@ -155,6 +148,7 @@ def _call(ledger: Ledger, call: Call, times: CallTimes, saved_bytes: int, flops:
             (span.start_ns - ledger.start_ns, span.end_ns - ledger.start_ns) for span in call.spans.values()
         ),
         estimated_seconds=times.estimated,
+        backward_estimated_seconds=times.backward_estimated,
         flops=None if flops is None else flops[0],
         flops_backward=None if flops is None else flops[1],
         saved_bytes=saved_bytes if CAN_TELL else None,

@@ -9,7 +9,7 @@ from torchlens.capture.arguments import shape_of
 from torchlens.capture.backward import sequence_of
 from torchlens.capture.own_time import OwnTime
 from torchlens.profiling.measuring.outside import OutsideSpan
-from torchlens.profiling.records import Shape
+from torchlens.profiling.steps import Shape
 
 __all__ = ["Call", "Clock", "Signature", "Span", "Step", "TensorFacts", "bytes_of", "note_tensors"]
 

@@ -23,12 +23,14 @@ class CallTimes(NamedTuple):
     backward_self: float
     own: float  # what looking took of the forward time, which is not in it
     estimated: float  # how much of that no clock saw, and is a matter of numbers and averages
+    backward_estimated: float  # as much is not in the backward time
 
 
 def call_times(calls: Sequence[Call], by_grad: Mapping[bool, Residuals]) -> list[CallTimes]:
     """Of all calls of a profile, in their order; with residuals of steps with gradients (True) and without."""
     inside_forward = [0.0] * len(calls)
     inside_backward = [0.0] * len(calls)
+    estimated_backward = [0.0] * len(calls)
     found: list[CallTimes] = []
     for call in reversed(calls):  # those inside a call come after it
         residuals = by_grad[call.step.has_grad]
@@ -36,14 +38,18 @@ def call_times(calls: Sequence[Call], by_grad: Mapping[bool, Residuals]) -> list
         span = max(call.end - call.start, 0.0)
         inside = inside_forward[call.index]
         forward = max(span - call.clock.own_seconds - estimated, inside, 0.0)
-        backward_self = max((call.backward_self or 0.0) - _unseen_in_backward(call, residuals), 0.0)
+        backward_estimated = min(_unseen_in_backward(call, residuals), call.backward_self or 0.0)
+        backward_self = (call.backward_self or 0.0) - backward_estimated
         backward = backward_self + inside_backward[call.index]
+        backward_estimated += estimated_backward[call.index]
         own = max(span - forward, 0.0)
-        found.append(CallTimes(forward, forward - inside, backward, backward_self, own, min(estimated, own)))
+        estimated = min(estimated, own)
+        found.append(CallTimes(forward, forward - inside, backward, backward_self, own, estimated, backward_estimated))
         parent = call.parent
         if parent is not None and (call.original is None) == (parent.original is None):  # not what is done once more
             inside_forward[parent.index] += forward
             inside_backward[parent.index] += backward
+            estimated_backward[parent.index] += backward_estimated
     return found[::-1]
 
 

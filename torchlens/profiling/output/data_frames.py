@@ -4,14 +4,8 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from torchlens.profiling.output.quantities import QUANTITIES, module_value
-from torchlens.profiling.records import (
-    CallRecord,
-    Measurements,
-    ModuleRecord,
-    OperationRecord,
-    ParameterRecord,
-    StepRecord,
-)
+from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord, ParameterRecord
+from torchlens.profiling.steps import StepRecord
 from torchlens.wording import check_choice
 
 if TYPE_CHECKING:

@@ -5,13 +5,8 @@ from statistics import median
 from typing import NamedTuple
 
 from torchlens.history.vocabulary import short_word
-from torchlens.profiling.records import (
-    CallRecord,
-    Measurements,
-    ModuleRecord,
-    OperationRecord,
-    TypicalSteps,
-)
+from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord
+from torchlens.profiling.steps import TypicalSteps
 from torchlens.wording import did_you_mean, got, one_of
 
 __all__ = [

@@ -3,7 +3,8 @@
 from torchlens.history.units import count_text, seconds_text
 from torchlens.profiling.output.quantities import QUANTITIES, module_value
 from torchlens.profiling.output.units import bytes_text
-from torchlens.profiling.records import Measurements, ModuleRecord, StepRecord
+from torchlens.profiling.records import Measurements, ModuleRecord
+from torchlens.profiling.steps import StepRecord
 
 # What a step consists of, in its order.
 _PARTS = (
@@ -93,24 +94,35 @@ def what_looking_took(measurements: Measurements) -> list[str]:
     """How much was left out of the times, and where that is rough."""
     root = measurements.root
     forward, own = root.typical("forward_seconds"), root.typical("own_seconds")
-    if not forward or not own or own < _NOTABLE * forward:
-        return []
-    rough = [
-        record
-        for record in root.walk()
-        for left, estimated in [(record.typical("forward_seconds"), record.typical("estimated_seconds"))]
-        if left is not None and estimated is not None
-        if estimated > _ROUGH * left and left + estimated > _NOTABLE * forward
-    ]
-    notes = [f"Measuring took another {seconds_text(own)} of a forward pass, which is not in its time."]
+    notes: list[str] = []
+    if forward and own and own >= _NOTABLE * forward:
+        notes.append(f"Measuring took another {seconds_text(own)} of a forward pass, which is not in its time.")
+        rough = _rough(root, "forward_seconds", "estimated_seconds")
+        if rough:
+            notes.append(
+                "Rough, as what was taken off by estimate, for many small operations, is over 30 % of what is left: "
+                f"{_listed(rough, measurements)}. level='module' without a check says it better."
+            )
+    rough = _rough(root, "backward_seconds", "backward_estimated_seconds")
     if rough:
-        names = ", ".join(record.address or measurements.model_name for record in rough[:6])
-        more = f" and {len(rough) - 6} more" if len(rough) > 6 else ""
-        notes.append(
-            "Rough, as what was taken off by estimate, for many small operations, is over 30 % of what is left: "
-            f"{names}{more}. level='module' without a check says it better."
-        )
+        notes.append(f"Rough for the same reason, the backward times of {_listed(rough, measurements)}.")
     return notes
+
+
+def _rough(root: ModuleRecord, left_field: str, estimated_field: str) -> list[ModuleRecord]:
+    """The modules of whose time much was taken off by estimate, those that take next to nothing left out."""
+    found = []
+    whole = (root.typical(left_field) or 0.0) + (root.typical(estimated_field) or 0.0)
+    for record in root.walk():
+        left, estimated = record.typical(left_field), record.typical(estimated_field)
+        if left is not None and estimated is not None and estimated > _ROUGH * left and left + estimated > _NOTABLE * whole:
+            found.append(record)
+    return found
+
+
+def _listed(records: list[ModuleRecord], measurements: Measurements) -> str:
+    names = ", ".join(record.address or measurements.model_name for record in records[:6])
+    return f"{names} and {len(records) - 6} more" if len(records) > 6 else names
 
 
 def not_measured(measurements: Measurements) -> list[str]:
