@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchlens as tl
 from torchlens.capture.current import CURRENT
+from torchlens.capture.watchers import WatcherGroup
 from torchlens.monitoring import collector, graph, parameters, quiet, samples
 from torchlens.monitoring import run as run_module
 
@@ -321,6 +322,46 @@ def test_a_step_over_two_threads_says_that_only_one_of_them_is_seen(tmp_path: Pa
         in_another_thread(train, model, 1)
     assert "only the calls of the thread that called first are recorded" in run.problems[0]
     assert tl.open_run(tmp_path)["0"].outputs.num_calls.tolist() == [1]
+
+
+def test_a_profile_of_another_thread_sees_a_run_come_and_go(tmp_path: Path) -> None:
+    """Whether it began before the run or after: what its thread calls is recorded, and nothing of the run is left there."""
+    model, other = network(), network()
+    turn = threading.Barrier(2, timeout=60)
+    done: list[bool] = []
+
+    def profiled() -> None:
+        for begins_first in (True, False):
+            if not begins_first:
+                turn.wait()  # the run has begun
+            with tl.profile(other):
+                other(torch.ones(2, 6))
+                if begins_first:
+                    turn.wait()
+                turn.wait()  # the run has begun
+                model(torch.ones(2, 6))
+                turn.wait()
+                turn.wait()  # it has ended
+                done.append("ModuleWatcher" not in str(vars(CURRENT)) and not isinstance(CURRENT.watcher, WatcherGroup))
+            done.append("watcher" not in vars(CURRENT))  # it has none of its own
+
+    thread = threading.Thread(target=profiled)
+    thread.start()
+    for name in ("after", "before"):
+        if name == "after":
+            turn.wait()
+        run = tl.monitor(model, tmp_path / name, graph="modules")
+        if name == "before":
+            turn.wait()
+        turn.wait()
+        turn.wait()
+        run.finish()
+        turn.wait()
+    thread.join()
+    assert done == [True] * 4
+    assert is_clean()
+    for name in ("after", "before"):
+        assert tl.open_run(tmp_path / name)["0"].outputs.num_calls.tolist() == [1]
 
 
 def in_another_thread(function: Any, *args: Any) -> None:

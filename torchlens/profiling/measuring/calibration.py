@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from torchlens.capture.backward import BackwardWatch, Look, NodeInfo, NodeRun
-from torchlens.capture.current import CURRENT
+from torchlens.capture.current import CURRENT, unwatched
 from torchlens.capture.own_time import SHORT, OwnTime, coldness_of
 from torchlens.nonfinite import has_nonfinite
 from torchlens.problems import Problems
@@ -296,13 +296,12 @@ class _Measured(nn.Module):
 
 def _unseen(function: Callable[[Tensor], Any], x: Tensor) -> Any:
     """Calls the function while nobody looks."""
-    watcher, tracker = CURRENT.watcher, CURRENT.tracker
-    CURRENT.watcher = CURRENT.tracker = None
+    tracker, CURRENT.tracker = CURRENT.tracker, None
     try:
-        with torch._C.DisableTorchFunction():
+        with unwatched(), torch._C.DisableTorchFunction():
             return function(x)
     finally:
-        CURRENT.watcher, CURRENT.tracker = watcher, tracker
+        CURRENT.tracker = tracker
 
 
 # -- what is looked at without a log -----------------------------------------------------------------------------------
