@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchlens as tl
 from torchlens.capture.current import CURRENT
 from torchlens.capture.watchers import WatcherGroup
-from torchlens.monitoring import collector, graph, parameters, quiet, samples
+from torchlens.monitoring import collector, graph, parameters, quiet, samples, stepping
 from torchlens.monitoring import run as run_module
 
 
@@ -182,8 +182,8 @@ for _ in range(5):
         (samples.Sampler, "take"),
         (collector.Collector, "follow_gradient"),
         (collector.Collector, "on_gradient"),
-        (run_module.Run, "_offer"),
-        (run_module.Run, "_arm_or_disarm"),
+        (stepping.Steps, "_offer"),
+        (stepping.Steps, "arm_or_disarm"),
         (parameters.ParameterWatch, "note_before"),
         (parameters.ParameterWatch, "is_in"),
         (graph.GraphMaker, "enter"),
@@ -248,7 +248,7 @@ def test_on_another_device_one_copy_is_made_for_each_step_and_nothing_is_waited_
 
     training(tmp_path / "plain")
     monkeypatch.setattr(quiet, "_disable_current_modes", contextlib.nullcontext)  # so that the mode sees us
-    monkeypatch.setattr(run_module, "to_host", partial(samples.to_host, every_device=True))
+    monkeypatch.setattr(stepping, "to_host", partial(samples.to_host, every_device=True))
     monkeypatch.setattr(samples.Sampler, "uses_numpy", False)
     before = training(None)
     counts = training(tmp_path / "stacked")
@@ -277,7 +277,7 @@ def test_modes_of_the_users_own_do_not_see_us(tmp_path: Path) -> None:
 
 def test_pausing_a_time_limit_and_a_choice_of_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(run_module, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stepping, "monotonic", lambda: now[0])
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with tl.monitor(model, tmp_path, modules=["0", "4*"], seconds=60) as run:
@@ -409,7 +409,7 @@ def test_a_model_that_is_never_trained_is_recorded_in_parts(tmp_path: Path, monk
     assert r["2"].outputs.num_elements.tolist() == [50 * 4 * 40]
 
 
-@pytest.mark.parametrize("where", ["write_json_file", "_arm_or_disarm"])
+@pytest.mark.parametrize("where", ["write_json_file", "arm_or_disarm"])
 def test_nothing_is_left_of_a_monitor_that_was_interrupted_as_it_began(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,7 +422,7 @@ def test_nothing_is_left_of_a_monitor_that_was_interrupted_as_it_began(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module if where == "write_json_file" else run_module.Run, where, interrupted)
+    monkeypatch.setattr(run_module if where == "write_json_file" else stepping.Steps, where, interrupted)
     with pytest.raises(KeyboardInterrupt):
         tl.monitor(model, tmp_path)
     assert set(threading.enumerate()) == threads
