@@ -6,9 +6,8 @@ Units: seconds, bytes, and floating-point operations (a multiply-add is two). No
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from torchlens.profiling.steps import Shape, Statistic, StepRecord, TypicalSteps
+from torchlens.profiling.steps import Shape, Statistic, StepRecord, TypicalSteps, by_kind
 
 __all__ = [
     "CallRecord",
@@ -18,8 +17,6 @@ __all__ = [
     "ParameterRecord",
 ]
 
-# With more kinds of steps than these, they are not told apart by the shapes of their inputs.
-_MOST_KINDS = 4
 # Quantities that do not add up: the highest of several stands for them all.
 _HIGHEST = ("peak_", "output_bytes", "flops_per_second")
 
@@ -248,15 +245,7 @@ class Measurements:
 
         Shapes are told apart as long as there are few: a model that gets inputs of many lengths is summed up as one.
         """
-        steps = self.measured_steps
-        kinds: dict[tuple[Any, ...], set[int]] = {}
-        for has_shapes in (True, False):
-            kinds = {}
-            for step in steps:
-                kind = step.kind if has_shapes else (*step.kind[:2], ())
-                kinds.setdefault(kind, set()).add(step.number)
-            if len(kinds) <= _MOST_KINDS:
-                break
+        kinds = {kind: {step.number for step in steps} for kind, steps in by_kind(self.measured_steps).items()}
         has_grads = {phase: len({kind[1] for kind in kinds if kind[0] == phase}) > 1 for phase, *_ in kinds}
         num_shapes = Counter(kind[:2] for kind in kinds)
         found = {}

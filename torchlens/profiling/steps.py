@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["Shape", "Statistic", "StepRecord", "TypicalSteps"]
+__all__ = ["MOST_KINDS", "Shape", "Statistic", "StepRecord", "TypicalSteps", "by_kind"]
 
 Shape = tuple[int, ...]
+Kind: TypeAlias = tuple[str, bool, tuple[Shape, ...]]
+
+# With more kinds of steps than these, they are not told apart by the shapes of their inputs.
+MOST_KINDS = 4
 
 
 class Statistic(NamedTuple):
@@ -61,7 +65,7 @@ class StepRecord:
     raised: str | None = None  # the name of the exception that ended the forward pass
 
     @property
-    def kind(self) -> tuple[str, bool, tuple[Shape, ...]]:
+    def kind(self) -> Kind:
         """Phase, whether autograd recorded, and the shapes of the inputs."""
         return self.phase, self.has_grad, self.input_shapes
 
@@ -111,6 +115,19 @@ class StepRecord:
         return min(max([start, self.forward_end_ns, *ends]), end), end
 
 
+def by_kind(steps: list[StepRecord]) -> dict[Kind, list[StepRecord]]:
+    """Steps that are alike, together. Shapes are told apart as long as there are few."""
+    found: dict[Kind, list[StepRecord]] = {}
+    for step in steps:
+        found.setdefault(step.kind, []).append(step)
+    if len(found) <= MOST_KINDS:
+        return found
+    found = {}
+    for step in steps:
+        found.setdefault((*step.kind[:2], ()), []).append(step)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class TypicalSteps:
     """The steps that times are the mean of: the timed ones without the quickest and the slowest quarter.
@@ -126,8 +143,9 @@ class TypicalSteps:
     @classmethod
     def of(cls, steps: list[StepRecord]) -> "TypicalSteps":
         """Of the measured steps."""
-        light = {step.kind for step in steps if step.is_light}
-        timed = [step for step in steps if step.is_light or step.kind not in light]
+        timed = []
+        for alike in by_kind(steps).values():
+            timed += [step for step in alike if step.is_light] or alike
         whole = [(step.number, step.forward_seconds, step.backward_seconds) for step in timed]
         backward = _middle_half([(forward + after, number) for number, forward, after in whole if after is not None])
         others = _middle_half([(forward, number) for number, forward, after in whole if after is None])

@@ -315,6 +315,22 @@ def test_times_are_those_of_the_steps_in_which_nothing_else_was_measured():
     assert p.root.typical_steps.timed == {1, 2}
 
 
+def test_with_inputs_of_ever_new_shapes_some_steps_are_for_their_times_alone():
+    model = nn.Linear(3, 4)
+    with tl.profile(model) as p:
+        for size in range(1, 10):
+            model(torch.rand(size, 3))
+    assert [step.number for step in p.steps if step.is_light] == [5, 7, 9]
+    assert [step.has_flops for step in p.steps] == [not step.is_light for step in p.steps]
+    assert p.root.typical_steps.timed == {5, 7, 9}
+    with tl.profile(model, level="operation") as p:
+        for size in range(1, 10):
+            model(torch.rand(size, 3))
+    assert [step.number for step in p.steps if step.is_light] == [5, 7, 9]
+    assert all(step.has_flops for step in p.steps)
+    assert {operation.step for operation in p.operations} == set(range(1, 10))
+
+
 def test_what_is_printed_adds_up():
     """In each step another part takes long: medians of the parts would add up to less, or more, than that of the whole."""
     clock = Clock()

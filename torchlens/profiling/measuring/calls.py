@@ -159,17 +159,24 @@ class Step:
     """One step while it is being measured."""
 
     __slots__ = (
-        "around_ns", "backward_tasks", "calls", "end_ns", "forward_end_ns", "is_logged", "is_warmup", "memory", "number",
-        "operations", "outside", "passes", "position", "signature", "start_ns",
+        "around_ns", "backward_tasks", "calls", "counts_flops", "end_ns", "forward_end_ns", "is_logged", "is_warmup",
+        "memory", "number", "operations", "outside", "passes", "position", "signature", "start_ns",
     )  # fmt: skip
 
-    def __init__(self, number: int, signature: Signature = (False, False, ()), is_warmup: bool = False) -> None:
+    def __init__(
+        self,
+        number: int,
+        signature: Signature = (False, False, ()),
+        is_warmup: bool = False,
+        counts_flops: bool = True,
+    ) -> None:
         self.number = number
         self.calls: list[Call] = []
         self.operations: list[Any] = []  # at operation level, if it ran in a capture session
         self.passes: dict[str, int] = {}  # address → calls so far
         self.signature = signature
         self.is_warmup = is_warmup
+        self.counts_flops = counts_flops  # at module level, if it is the first of its kind
         self.position = number  # in the loop, with the steps that a schedule lets pass
         self.start_ns = self.end_ns = 0
         self.forward_end_ns = 0  # of the last call from outside

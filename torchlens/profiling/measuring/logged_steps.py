@@ -2,7 +2,8 @@
 
 At operation level each step does. At module level the first step of each kind does (training or not, with gradients or not,
 inputs of some shapes) that is no warm-up, for the FLOPs: what a later one does may depend on anything, so its FLOPs are not
-known. A part of the model that is called by itself is treated so at either level.
+known. With many kinds, every other step is spared (see `details`). A part of the model that is called by itself is treated
+so at either level.
 """
 
 from collections.abc import Hashable
@@ -76,7 +77,8 @@ class LoggedSteps:
             )
             return is_in_depth
         # Of a warm-up step nothing is summed up.
-        return is_in_depth or (self._signature not in self._signatures and not step.is_warmup)
+        is_new = self._signature not in self._signatures
+        return is_in_depth or (is_new and step.counts_flops and not step.is_warmup)
 
     def run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model in a session. NO_RESULT if that cannot be had: nothing has been run then that counts."""

@@ -1,6 +1,5 @@
 """Between the begin of a step and that of the next: what ran backward then, and what was allocated, is put in its place."""
 
-from collections import Counter
 from time import time_ns
 
 from torchlens.capture.backward import BackwardWatch, NodeRun
@@ -8,16 +7,13 @@ from torchlens.capture.own_time import SHORT, coldness_of
 from torchlens.profiling.measuring.allocators import AllocatorEvents, AllocatorWatch, Timeline
 from torchlens.profiling.measuring.backward_times import charge, extend, memory_of
 from torchlens.profiling.measuring.calls import Call, Signature, Step
+from torchlens.profiling.measuring.details import Details
 from torchlens.profiling.measuring.ledger import Ledger
 from torchlens.profiling.measuring.outside import OutsideWatch
 
 __all__ = ["Window", "Windows"]
 
 _MOST_WAITING = 100_000  # events of the allocators
-# Of each kind of step, so many are listened to: the first may leave behind what the others find there, gradients and the
-# state of an optimizer. The others are not, for their times: listening takes half as long again as a small operation does.
-_NUM_LISTENED = 3
-_NUM_LISTENED_OF_RUNS = 1  # of our own, which all begin alike
 
 
 class Window:
@@ -43,8 +39,7 @@ class Windows:
         self._memory = AllocatorWatch(time_ns)
         self._open: Window | None = None
         self._waiting: list[Window] = []
-        self._num_listened: Counter[Signature] = Counter()
-        self._most_listened = _NUM_LISTENED_OF_RUNS if ledger.options.has_inputs else _NUM_LISTENED
+        self._details = Details(ledger.options.has_inputs)
 
     @property
     def step(self) -> Step | None:
@@ -59,13 +54,14 @@ class Windows:
     def begin(self, signature: Signature, is_warmup: bool) -> Step:
         """Begins a step of some kind."""
         ledger, problems = self._ledger, self._ledger.problems
-        step = Step(len(ledger.steps) + 1, signature, is_warmup)
+        wanted = self._details.wanted(signature)
+        step = Step(len(ledger.steps) + 1, signature, is_warmup, wanted.flops)
         ledger.steps.append(step)
         self.outside.take()  # what came before it
         self._put_late_runs()
         step.start_ns = time_ns()
         self._open = window = Window(step, len(ledger.calls))
-        if ledger.options.memory and self._num_listened[signature] < self._most_listened:
+        if ledger.options.memory and wanted.memory:
             try:
                 window.has_memory = self._memory.start()
             except Exception as error:  # everything else can be measured all the same
@@ -77,7 +73,8 @@ class Windows:
                     "Memory was not measured in some steps: another profiler was running (torch.profiler, or a profile of "
                     "another model in this thread), and there is room for one"
                 )
-            self._num_listened[signature] += window.has_memory and not is_warmup
+            if window.has_memory and not is_warmup:
+                self._details.has_listened(signature)
         return step
 
     def end(self) -> Step | None:
