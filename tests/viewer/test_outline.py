@@ -207,3 +207,73 @@ def test_spans_hold_only_operations_and_are_named_by_what_they_do():
     assert "module" in _kinds(root)
     data = page_data(history, {}, None)
     assert any(data["strings"][title].startswith(("add, sin", "sin, add")) for title in data["parts"]["title"])
+
+
+class Passing(nn.Module):
+    """A block that hands a bias on to the next one, as those of T5 do."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, bias):
+        return x + self.fc(x) * bias, bias
+
+
+class Biased(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Passing() for _ in range(5))
+
+    def forward(self, x):
+        bias = torch.ones(4) * 2
+        for block in self.blocks:
+            x, bias = block(x, bias)
+        return x
+
+
+def test_the_last_block_folds_though_nobody_reads_what_it_hands_on():
+    root = _root(tl.get_model_metadata(Biased(), torch.ones(1, 4)))
+    (repeat,) = [part for part in root.children if part.kind == "repeat"]
+    assert [part.address for part in repeat.children] == [f"blocks.{number}" for number in range(5)]
+
+
+class Masked(nn.Module):
+    """What a mask is made from, before, between and after what reads the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def mask(self, size):
+        places = torch.arange(size)
+        return torch.where(places[None, :] <= places[:, None], 0.0, -1.0)
+
+    def forward(self, x):
+        x = self.a(x)
+        one = torch.arange(4) * 2
+        mask = self.mask(4)
+        x = self.b(x + one)
+        return x + (mask * 3).sum(0)
+
+
+def test_constants_that_hang_together_are_one_part_named_by_the_function_they_come_from():
+    history = tl.get_model_metadata(Masked(), torch.ones(1, 4))
+    found = _outlined(history)
+    (constants,) = [part for part in found.root.children if part.kind == "constants"]
+    types = [history[part.passes[0][0]].layer_type for part in constants.children]
+    assert types == ["arange", "getitem", "getitem", "le", "where", "mul", "sum"]
+    assert [part.kind for part in found.root.children].count("operation") == 8  # `one` is too little to be put together
+    number = {id(part): place for place, part in enumerate(_all(found.root))}
+    assert all(number[id(link.source)] < number[id(link.target)] for link in found.links)
+    data = page_data(history, {}, None)
+    titles = [data["strings"][title] for title in data["parts"]["title"]]
+    assert "mask()" in titles
+
+
+def test_a_model_of_constants_alone_is_shown_as_it_is():
+    class Table(nn.Module):
+        def forward(self):
+            return torch.sin(torch.arange(8) * 2 + 1).sum()
+
+    assert "constants" not in _kinds(_root(tl.get_model_metadata(Table(), [])))

@@ -274,11 +274,11 @@ class ConstantsAround(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
 
     def forward(self, x):
-        for layer in self.layers:
+        for place, layer in enumerate(self.layers):
             mask = torch.arange(4)
             for number in range(8):
                 mask = mask + torch.full((4,), number)
-            x = torch.relu(layer(x + mask))
+            x = torch.relu(layer(x + mask)) * place
         return {f"result_{name}": x for name in "abcdefghijkl"} | {"cache": [x] * 24}
 
 

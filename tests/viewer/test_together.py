@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import torchlens as tl
 from tests.networks import Model
@@ -416,3 +417,35 @@ def test_wrong_calls_say_what_is_accepted(tmp_path):
 def test_the_page_beside_its_data_stays_small():
     history = log(reference(), torch.randn(2, 4))
     assert len(tl.explore_together(history, history, None).html) < 300_000
+
+
+def test_a_pruned_layer_differs_in_what_makes_its_weight_and_in_nothing_else():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.relu(self.b(self.a(x)))
+
+    torch.manual_seed(0)
+    model = Net()
+    x = torch.randn(2, 4)
+    before = log(model, x)
+    prune.l1_unstructured(model.b, "weight", 0.5)
+    after = log(model, x)
+    sides = [Side(history, carried_data(history, {}, "")) for history in (before, after)]
+    found = find_differences(sides[0], sides[1], matched_pairs(sides[0], sides[1], match(before, after)))
+    titles = [[side.carried.data["strings"][title] for title in side.carried.data["parts"]["title"]] for side in sides]
+    listed = [
+        (titles[0][one.a] if one.a >= 0 else None, titles[1][one.b] if one.b >= 0 else None, sorted(one.words))
+        for one in found
+        if one.is_listed and not one.follows
+    ]
+    assert [(a, words) for a, b, words in listed if b is None] == []
+    assert {b: words for a, b, words in listed if a is None} == {
+        "b.weight_mask": ["added"],
+        "to_1_2": ["added"],
+        "mul_1_3": ["added"],
+    }
+    assert [(a, words) for a, b, words in listed if a is not None] == [("b", ["parameters", "values"])]

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torchlens.capture.operations import IDENTITY
 from torchlens.history.log import Log
 
 __all__ = ["Fold", "Folding", "find_repeats"]
@@ -82,7 +83,7 @@ def _runs(log: Log, calls: Iterable[int], spans: dict[int, range], is_rolled: bo
             one, other = records[last].address, records[call].address
             is_candidate = (
                 spans[last].stop == spans[call].start
-                and len(spans[last]) == len(spans[call])
+                and len(spans[last]) >= len(spans[call])
                 and classes[one] == classes[other]
                 and not (is_rolled and one == other)
             )
@@ -99,11 +100,12 @@ def _runs(log: Log, calls: Iterable[int], spans: dict[int, range], is_rolled: bo
 def _signature(log: Log, call: int, span: range) -> list[Any]:
     """What a module call did, said without naming it: equal for two calls that did the same."""
     home = log.recording.module_calls[call].address
+    place = {entry: number for number, entry in enumerate(_told(log, span))}
     found = []
-    for entry in span:
+    for entry in place:
         row = log.row(entry)
         address = log.recording.module_calls[row.module_call].address
-        parents = [parent - span.start if parent in span else None for parent in log.graph.parents[entry]]
+        parents = [place.get(parent) for parent in log.graph.parents[entry]]
         params = [tuple(log.recording.params[number].shape) for number in log.graph.params[entry]]
         address = address[len(home) :] if address == home or address.startswith(f"{home}.") else f" {address}"
         found.append(
@@ -122,14 +124,28 @@ def _signature(log: Log, call: int, span: range) -> list[Any]:
     return found
 
 
+def _told(log: Log, span: range) -> list[int]:
+    """The entries of a call but for tensors that it only hands on: the last of some blocks does so for nobody."""
+    return [
+        entry
+        for entry in span
+        if log.row(entry).operation is not IDENTITY
+        or any(other in span for other in (*log.graph.parents[entry], *log.graph.children[entry]))
+    ]
+
+
 def _fold(log: Log, folding: Folding, calls: Sequence[int], spans: dict[int, range], level: int) -> None:
     number = len(folding.folds)
     while len(folding.levels) <= level:
         folding.levels.append({})
     first = spans[calls[0]]
+    told = _told(log, first)
+    handed_on = sorted(set(first) - set(told))
     for copy, call in enumerate(calls):
-        for offset, entry in enumerate(spans[call]):
-            folding.levels[level][entry] = (number, copy, first[offset])
+        own = _told(log, spans[call])
+        for entries, drawn in ((own, told), (sorted(set(spans[call]) - set(own)), handed_on)):
+            for entry, drawn_for in zip(entries, drawn, strict=False):  # a later call may hand on less
+                folding.levels[level][entry] = (number, copy, drawn_for)
     later = range(spans[calls[1]].start, spans[calls[-1]].stop)
     before = range(first.start, later.stop)
     is_chain = any(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from torchlens.capture.operations import IDENTITY
 from torchlens.history.log import Log
 from torchlens.viewer.outline import Outline, Part
 
@@ -20,6 +21,7 @@ _GROUPS_PER_BOX = 24
 _LONGEST_PERIOD = 8
 _FEWEST_REPEATED_MODULES = 3
 _FEWEST_REPEATED_OPERATIONS = 8
+_FEWEST_CONSTANTS = 4
 
 
 def fold(log: Log, outline: Outline, has_repeats: bool = True) -> None:
@@ -41,12 +43,11 @@ class _Folder:
                 part.shape = self._shape_of(part)
             else:
                 self.fold(part)
-        children = box.children
+        edges = self.edges_in.get(id(box), set())
         if box.above is not None:
-            position = {id(part): index for index, part in enumerate(children)}
-            edges = tuple(sorted((position[id(a)], position[id(b)]) for a, b in self.edges_in.get(id(box), ())))
             name = self.log.recording.module_classes.get(box.address, "") if box.kind == "module" else box.kind
-            box.shape = self._known((name, box.num_passes, tuple([part.shape for part in children]), edges))
+            box.shape = self._known((name, box.num_passes, self._shapes_of(box.children, edges)))
+        self._fold_constants(box, edges)
         if self.has_repeats:
             self._fold_repeats(box)
         if box.above is None:
@@ -65,6 +66,73 @@ class _Folder:
         for own in groups.values():
             if len(own) > 1 and sum(max(1, len(part.children)) for part in own) >= _FEWEST_REPEATED_MODULES:
                 _group(box, "range", [own])
+
+    def _shapes_of(self, parts: Sequence[Part], edges: set[tuple[Part, Part]]) -> Hashable:
+        """What makes parts, together, identical to others.
+
+        A tensor that a module hands on to the next one leaves a mark in the log, but in the last module of a row, where
+        nobody reads it: it does not make that module another one.
+        """
+        touched = {id(part) for edge in edges for part in edge}
+        parts = [part for part in parts if id(part) in touched or not self._is_handed_on(part)]
+        position = {id(part): index for index, part in enumerate(parts)}
+        return tuple([part.shape for part in parts]), tuple(sorted((position[id(a)], position[id(b)]) for a, b in edges))
+
+    def _is_handed_on(self, part: Part) -> bool:
+        if part.kind != "operation" or part.address or part.passes[0][0] >= len(self.log.graph.recorded):
+            return False
+        return self.log.row(part.passes[0][0]).operation is IDENTITY
+
+    # -- constants ---------------------------------------------------------------------------------------------------
+
+    def _fold_constants(self, box: Part, edges: set[tuple[Part, Part]]) -> None:
+        """What is computed from nothing that goes into the model (masks, positions) is one thing, if it hangs together."""
+        position = {id(part): index for index, part in enumerate(box.children)}
+        own = {id(part): part for part in box.children if self._is_constant(part)}
+        others = (part for part in box.children if id(part) not in own)
+        if len(own) < _FEWEST_CONSTANTS or all(part.kind == "operation" and self._is_boundary(part) for part in others):
+            return  # nothing would be left to be seen
+        joined = {number: number for number in own}
+
+        def find(number: int) -> int:
+            while joined[number] != number:
+                joined[number] = joined[joined[number]]
+                number = joined[number]
+            return number
+
+        for a, b in edges:
+            if id(a) in own and id(b) in own:
+                joined[find(id(a))] = find(id(b))
+        groups: dict[int, list[Part]] = {}
+        for number, part in own.items():
+            groups.setdefault(find(number), []).append(part)
+        # A group stands where its first part stood, so it must not read what comes after that.
+        late = {
+            find(id(b))
+            for a, b in edges
+            if id(b) in own and id(a) not in own and position[id(a)] > position[id(groups[find(id(b))][0])]
+        }
+        found = [
+            members
+            for number, members in groups.items()
+            if sum(map(_num_operations, members)) >= _FEWEST_CONSTANTS and number not in late and len(members) > 1
+        ]
+        for group, members in zip(_group(box, "constants", found), found, strict=True):
+            inner = {id(part) for part in members}
+            group.shape = self._known(
+                ("constants", self._shapes_of(members, {(a, b) for a, b in edges if id(a) in inner and id(b) in inner}))
+            )
+
+    def _is_constant(self, part: Part) -> bool:
+        """Whether no input leads to it. Modules and what has parameters are worth being seen."""
+        if part.address or part.kind not in ("operation", "loop"):
+            return False
+        graph = self.log.graph
+        return all(self._is_constant(inner) for inner in part.children) and not any(
+            entry >= len(graph.recorded) or entry in self.boundary or graph.has_input_ancestor[entry] or graph.params[entry]
+            for own in part.passes
+            for entry in own
+        )
 
     def _shape_of(self, part: Part) -> Hashable:
         entry = part.passes[0][0]
@@ -141,7 +209,7 @@ class _Folder:
 
 
 def _group(box: Part, kind: str, groups: Sequence[Sequence[Part]]) -> list[Part]:
-    """Puts some children of a box, in a row, into boxes of their own."""
+    """Puts some children of a box into boxes of their own, each where the first of its children stood."""
     made = []
     group_of: dict[int, Part] = {}
     for members in groups:
@@ -150,13 +218,13 @@ def _group(box: Part, kind: str, groups: Sequence[Sequence[Part]]) -> list[Part]
             part.above = group
             group_of[id(part)] = group
         made.append(group)
-    children: list[Part] = []
-    for part in box.children:
-        group_or_part = group_of.get(id(part), part)
-        if not children or children[-1] is not group_or_part:
-            children.append(group_or_part)
-    box.children = children
+    shown = {id(part): part for part in (group_of.get(id(part), part) for part in box.children)}
+    box.children = list(shown.values())
     return made
+
+
+def _num_operations(part: Part) -> int:
+    return sum(map(_num_operations, part.children)) if part.children else 1
 
 
 def _runs(patterns: Sequence[tuple[str, Hashable]]) -> list[tuple[int, int, int]]:
@@ -196,7 +264,7 @@ def _runs(patterns: Sequence[tuple[str, Hashable]]) -> list[tuple[int, int, int]
 
 
 def _edges_in(outline: Outline) -> dict[int, set[tuple[Part, Part]]]:
-    """The edges between the children of each box that is not the outermost."""
+    """The edges between the children of each box."""
     depth = {id(outline.root): 0}
     pending = [outline.root]
     while pending:
@@ -215,7 +283,7 @@ def _edges_in(outline: Outline) -> dict[int, set[tuple[Part, Part]]]:
             b = b.above
         while a is not b and a.above is not b.above:
             a, b = a.above, b.above
-        if a is not b and a.above is not outline.root:
+        if a is not b:
             found.setdefault(id(a.above), set()).add((a, b))
     return found
 

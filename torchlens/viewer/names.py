@@ -13,13 +13,13 @@ __all__ = ["KINDS", "PARTS", "SIDES", "Names"]
 
 # What the page paints title bars by; the order is the page's.
 KINDS = ("input", "output", "module", "weights", "norm", "activation", "compute", "view", "source", "group", "failed")
-PARTS = ("operation", "module", "loop", "repeat", "step", "span", "range")
+PARTS = ("operation", "module", "loop", "repeat", "step", "span", "range", "constants")
 # What the page can dim or hide.
 SIDES = ("", "buffer", "constant", "mask", "view")
 
 _LIKE_ACTIVATIONS = ACTIVATIONS | DROPOUTS
 _LIKE_VIEWS = SAME_NUMBERS | {"pixelshuffle", "to"}
-_ROWS = ("repeat", "step", "span", "range")
+_ROWS = ("repeat", "step", "span", "range", "constants")
 
 
 class Names:
@@ -49,12 +49,14 @@ class Names:
             return self._address(part) or self.log.recording.model_name
         if part.kind == "loop":
             return f"loop of {len(part.children)}"
+        if part.kind == "constants":
+            return self._made_by(part)
         first, last = _end(part, 0), _end(part, -1)
         if part.kind == "span":
             numbers = [self.log.graph.layers[self.log.graph.layer_of[end.passes[0][0]]].total_num for end in (first, last)]
             return f"{self._what_it_does(part)} {numbers[0]} … {numbers[1]}"
         head, tail = self.title(first), self.title(last)
-        if self._is_one_output(part, head, tail) and first.passes and first.passes[0][0] in self.outputs:
+        if self._is_one_output(part, head, tail) and first.passes and first.passes[0][0] in self.inputs | self.outputs:
             return ".".join(head.split(".")[:2])
         return head if head == tail else f"{head} … {_unshared(head, tail)}"
 
@@ -105,7 +107,7 @@ class Names:
             return classes.get(part.address, self.log.recording.model_name)
         if part.kind == "span":
             return f"{self.title(_end(part, 0))} … {self.title(_end(part, -1))}"
-        return self._what_it_does(part)
+        return ("constants: " if part.kind == "constants" else "") + self._what_it_does(part)
 
     def _what_it_does(self, part: Part) -> str:
         """The types of what is inside, the first three."""
@@ -118,9 +120,24 @@ class Names:
         found = list(dict.fromkeys(t.strip("_") if plain else t for (_, t), plain in zip(types, is_plain, strict=True)))
         return ", ".join(found[:3]) + (" …" if len(found) > 3 else "")
 
+    def _made_by(self, part: Part) -> str:
+        """The function that constants come from, if one besides `forward` is known: `causal_mask()`."""
+        entries: list[int] = []
+        pending = [part]
+        while pending:
+            one = pending.pop()
+            pending += one.children
+            entries += [entry for own in one.passes for entry in own]
+        codes = [self.log.row(entry).code for entry in sorted(entries, reverse=True)]
+        names = (code.co_name for code in codes if code is not None)
+        found = next((name for name in names if name.isidentifier() and name != "forward"), None)
+        return "constants" if found is None else f"{found}()"
+
     def kind(self, part: Part) -> str:
         if part.kind == "module":
             return "module"
+        if part.kind == "constants":
+            return "source"
         if part.kind != "operation":
             return "group"
         entry = part.passes[0][0]

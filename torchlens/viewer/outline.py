@@ -21,10 +21,10 @@ __all__ = ["FailedCall", "Link", "Outline", "Part", "outline", "walk"]
 class Part:
     """One operation or one box of the outline.
 
-    `kind` is 'operation', 'module', 'loop', 'repeat' (identical parts), 'step' (one of them) or 'span'. Parts are in the
-    order in which they first ran. `passes` has the entries of each pass of an operation; `buffers` are entries that live
-    in it. `num_passes` counts all, over all passes of what is around it; `num_each` says how many a loop has in each of
-    those, if they are several and agree, else 0.
+    `kind` is 'operation', 'module', 'loop', 'repeat' (identical parts), 'step' (one of them), 'span', 'range' or
+    'constants'. Parts are in the order in which they first ran. `passes` has the entries of each pass of an operation;
+    `buffers` are entries that live in it. `num_passes` counts all, over all passes of what is around it; `num_each` says
+    how many a loop has in each of those, if they are several and agree, else 0.
     """
 
     kind: str

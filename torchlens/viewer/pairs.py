@@ -55,10 +55,24 @@ def matched_pairs(a: Side, b: Side, matching: Matching) -> list[PartPair]:
     """The parts that belong together where entries and calls of modules do."""
     votes: Counter[tuple[int, int]] = Counter()
     homes = _part_of_calls(a.carried.parts), _part_of_calls(b.carried.parts)
+    matched = {one for one, _ in matching.entries}, {other for _, other in matching.entries}
     for one, other in matching.calls:
         if one in homes[0] and other in homes[1]:
-            votes[homes[0][one], homes[1][other]] += 1
+            mine, theirs = homes[0][one], homes[1][other]
+            if not _is_one_of_several(a.carried.parts[mine], b.carried.parts[theirs], matched):
+                votes[mine, theirs] += 1
     return _joined(a, b, [PartPair(*pair) for pair in _elected(votes)], [*matching.entries, *_failed_calls(a, b)])
+
+
+def _is_one_of_several(one: Part, other: Part, matched: tuple[set[int], set[int]]) -> bool:
+    """Whether a module is one operation in one history, and that operation among others in the other.
+
+    Then the two operations are a pair, and the box around one of them is not.
+    """
+    if (one.kind == "operation") == (other.kind == "operation"):
+        return False
+    which, unit = (0, one) if one.kind == "operation" else (1, other)
+    return any(entry in matched[which] for own in unit.passes for entry in own)
 
 
 def _failed_calls(a: Side, b: Side) -> list[tuple[int, int]]:

@@ -98,7 +98,7 @@ export function showPanel() {
   if (i <= 0) { showModel(); return; }
   const kind = PART[P.part[i]];
   panel.append(html("h2", {}, S[P.title[i]]));
-  const sub = kind === "operation" ? typeOf(i) : kind === "module" ? S[P.type[i]] : ({ loop: "loop", repeat: "identical parts, folded", step: "one of identical parts", span: "operations in a row", range: "parts in a row" })[kind] + " · " + S[P.type[i]];
+  const sub = kind === "operation" ? typeOf(i) : kind === "module" ? S[P.type[i]] : ({ loop: "loop", repeat: "identical parts, folded", step: "one of identical parts", span: "operations in a row", range: "parts in a row", constants: "no input leads to them" })[kind] + " · " + S[P.type[i]];
   panel.append(html("div", { class: "sub" }, sub + (S[P.path[i]] && S[P.path[i]] !== S[P.title[i]] ? " in " + S[P.path[i]] : "")));
   if (i === failedUnit) {
     panel.append(html("h3", {}, "Failed"), html("div", { class: "error" }, D.failure.message));

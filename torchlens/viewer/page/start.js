@@ -26,7 +26,7 @@ function openReadable() {
   if (failedUnit > 0) for (let p = P.parent[failedUnit]; p > 0; p = P.parent[p]) state.open[p] = 1;
   connect();
   const endKind = i => { while (kids[i].length) i = kids[i][0]; return ["input", "output"].includes(kindOf(i)) ? kindOf(i) : ""; };
-  const isBright = i => !links.hidden[i] && !(SIDE[P.side[i]] && state.sides[SIDE[P.side[i]]] === "dim");
+  const isBright = i => !links.hidden[i] && PART[P.part[i]] !== "constants" && !(SIDE[P.side[i]] && state.sides[SIDE[P.side[i]]] === "dim");
   const isShown = i => !links.hidden[i];
   const shown = (i, counts) => kids[i].filter(counts).length;
   const visible = counts => { let n = 0; (function count(i) { for (const k of kids[i]) if (counts(k)) { if (state.open[k]) count(k); else n++; } })(0); return n; };
@@ -43,7 +43,7 @@ function openReadable() {
   openColumns(0);
   while (telling() < 10) {
     const candidates = [];
-    (function look(i) { for (const k of kids[i]) if (isOpenable(k) && !(i === 0 && endKind(k))) { if (state.open[k]) look(k); else candidates.push(k); } })(0);
+    (function look(i) { for (const k of kids[i]) if (isOpenable(k) && !(i === 0 && endKind(k))) { if (state.open[k]) look(k); else if (PART[P.part[k]] !== "constants") candidates.push(k); } })(0);
     // A small loop stays one node. Large things first, modules before what is folded.
     const worth = k => countUnits(k) * (PART[P.part[k]] === "module" ? 4 : 1) / (1 + depth[k]);
     const isSmallLoop = k => (PART[P.part[k]] === "loop" || P.passes[k] > 1 && PART[P.part[k]] === "module") && countUnits(k) < 500;
