@@ -65,6 +65,11 @@ def monitor(
     Options of `torchexplorer.watch`, `wandb.watch` and pytorch_inspector that mean the same are taken (`log_freq=`,
     `log=['io', 'params']`); of the others, an error says what to do.
     """
+    if isinstance(model, list | tuple | dict) and model:
+        raise TypeError(
+            f"model must be a torch.nn.Module, got {got(model)}. Several models: one run for each, "
+            "monitor(a, 'runs/a') and monitor(b, 'runs/b'), or one for torch.nn.ModuleList([a, b])."
+        )
     check_model(model)
     own = {
         "every": every, "log": log, "modules": modules, "seconds": seconds, "step": step, "budget": budget, "graph": graph,

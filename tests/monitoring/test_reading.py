@@ -187,3 +187,15 @@ def test_wrong_options_are_refused_before_anything_is_written(options: dict[str,
     with pytest.raises((TypeError, ValueError), match=words):
         tl.monitor(nn.Linear(2, 2), tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
+
+
+def test_several_models_are_told_what_to_do(tmp_path: Path) -> None:
+    one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+    with pytest.raises(TypeError, match=r"got a list of 2. Several models: one run for each"):
+        tl.monitor([one, two], tmp_path)  # type: ignore[arg-type]
+    both = nn.ModuleList([one, two])
+    optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+    with tl.monitor(both, tmp_path):
+        two(one(torch.ones(1, 2))).sum().backward()
+        optimizer.step()
+    assert tl.open_run(tmp_path).modules == ["0", "1"]

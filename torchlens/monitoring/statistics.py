@@ -70,13 +70,15 @@ def summarized(
     if not sources:
         return merged([])
     series = [number for number, _, _ in observations]
-    return merged([_fanned_out(series, place, _rows(sources), sources, limits, activity)])
+    return merged([_fanned_out(series, np.array(place), _rows(sources), sources, limits, activity)])
 
 
 class _Rows(NamedTuple):
     """Statistics of samples, in the order in which those came."""
 
-    values: list[np.ndarray]
+    stacks: list[np.ndarray]  # the samples of one length and type together
+    groups: np.ndarray  # in which of these each row is
+    places: np.ndarray  # and where
     floats: np.ndarray  # low, high, total, squares
     flags: np.ndarray
     sizes: np.ndarray  # elements, sampled
@@ -87,29 +89,36 @@ class _Rows(NamedTuple):
     codes: np.ndarray
     counts: np.ndarray
 
+    def values(self, row: int) -> np.ndarray:
+        """The sample itself."""
+        found: np.ndarray = self.stacks[self.groups[row]][self.places[row]]
+        return found
+
 
 def _rows(sources: list[Observation]) -> _Rows:
     """All samples of one length and type at once: one after the other, numpy would be called thousands of times."""
     count = len(sources)
-    values: list[np.ndarray] = [_NO_VALUES] * count
+    values = [_array(sample) for _, sample, _ in sources]
     floats, quantiles = np.empty((count, 4)), np.empty((count, 9), np.float32)
     sizes = np.array([(sample.plan.num_elements, 0) for _, sample, _ in sources], np.int64)
     starts, num_bins = np.zeros(count, np.int64), np.zeros(count, np.int64)
     all_codes: list[np.ndarray] = []
     all_counts: list[np.ndarray] = []
     num_before = 0
+    groups_of, places_in_group = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    stacks: list[np.ndarray] = []
     groups: dict[tuple[int, np.dtype[Any], bool], list[int]] = {}
-    for row, (_, sample, before) in enumerate(sources):
-        own = values[row] = _array(sample)
+    for row, (own, (_, _, before)) in enumerate(zip(values, sources, strict=True)):
         groups.setdefault((len(own), own.dtype, before is not None), []).append(row)
-    for (length, _, is_change), rows in groups.items():
-        together = _stacked([values[row] for row in rows])
+    for (length, _, is_change), members in groups.items():
+        rows = np.array(members)
+        together = _stacked([values[row] for row in members])
         if is_change:
             with np.errstate(invalid="ignore"):  # Inf less Inf
-                together -= _stacked([_array(before) for row in rows if (before := sources[row][2]) is not None])
+                together -= _stacked([_array(before) for row in members if (before := sources[row][2]) is not None])
         together += 0  # −0 is 0
-        for row, own_values in zip(rows, together, strict=True):
-            values[row] = own_values
+        groups_of[rows], places_in_group[rows] = len(stacks), np.arange(len(rows))
+        stacks.append(together)
         own_floats, own_quantiles, ordered, is_finite = _numbers(together)
         floats[rows], quantiles[rows], sizes[rows, 1] = own_floats, own_quantiles, length
         codes, counts, own_num_bins = _bins(ordered, is_finite)
@@ -118,15 +127,12 @@ def _rows(sources: list[Observation]) -> _Rows:
         num_before += len(codes)
         all_codes.append(codes)
         all_counts.append(counts)
+    flags, codes, counts = np.zeros(count, np.uint8), np.concatenate(all_codes), np.concatenate(all_counts)
     found = _Rows(
-        values, floats, np.zeros(count, np.uint8), sizes, quantiles, starts, num_bins, np.concatenate(all_codes),
-        np.concatenate(all_counts),
+        stacks, groups_of, places_in_group, floats, flags, sizes, quantiles, starts, num_bins, codes, counts
     )  # fmt: skip
     _add_ranges(found, sources)
     return found
-
-
-_NO_VALUES = np.zeros(0, np.float32)
 
 
 def _array(sample: Sample) -> np.ndarray:
@@ -218,7 +224,7 @@ def _number(part: Any) -> Any:
 
 def _fanned_out(
     series: list[int],
-    place: list[int],
+    place: np.ndarray,
     rows: _Rows,
     sources: list[Observation],
     limits: Mapping[int, tuple[float, float]],
@@ -226,13 +232,19 @@ def _fanned_out(
 ) -> Columns:
     dead = np.full(len(series), np.nan, np.float32)
     saturated = np.full(len(series), np.nan, np.float32)
-    if activity is not None or limits:
+    if activity is not None:
         has_zeros = _rows_with(ZERO, rows).tolist()
-        for number, (own, row) in enumerate(zip(series, place, strict=True)):
-            if activity is not None and own in activity.series:
-                dead[number] = activity.dead_share(own, rows.values[row], sources[row][1].plan, has_zeros[row])
+        for number, (own, row) in enumerate(zip(series, place.tolist(), strict=True)):
+            if own in activity.series:
+                dead[number] = activity.dead_share(own, rows.values(row), sources[row][1].plan, has_zeros[row])
+    bounded: dict[tuple[int, tuple[float, float]], list[int]] = {}
+    if limits:
+        for number, own in enumerate(series):
             if own in limits:
-                saturated[number] = _saturated_share(rows.values[row], *limits[own])
+                bounded.setdefault((int(rows.groups[place[number]]), limits[own]), []).append(number)
+    for (group, (low, high)), numbers in bounded.items():
+        values = rows.stacks[group][rows.places[place[numbers]]]
+        saturated[numbers] = np.count_nonzero((values <= low) | (values >= high), axis=1) / values.shape[1]
     num_bins = rows.num_bins[place]
     ends = np.cumsum(num_bins)
     chosen = np.arange(ends[-1]) + np.repeat(rows.starts[place] - ends + num_bins, num_bins)
@@ -263,10 +275,6 @@ def _rows_with(code: int, rows: _Rows) -> np.ndarray:
         order = np.argsort(rows.starts)  # bins lie by the rows' starts
         found[order[np.searchsorted(rows.starts[order], places, "right") - 1]] = True
     return found
-
-
-def _saturated_share(values: np.ndarray, low: float, high: float) -> float:
-    return float(((values <= low) | (values >= high)).mean())
 
 
 def nonfinite_counts(columns: Columns) -> tuple[np.ndarray, np.ndarray]:

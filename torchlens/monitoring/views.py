@@ -160,7 +160,7 @@ class Series:
 
     @property
     def dead(self) -> np.ndarray:
-        """The share of units that give nothing but zero; NaN where that means nothing or is not known yet."""
+        """The share of units that give nothing but zero; NaN where that means nothing, or before 64 values of each."""
         return self._column("dead").astype(np.float64)
 
     @property
