@@ -184,3 +184,17 @@ def test_random_programs_have_the_parents_of_their_jaxprs_and_replay_bit_by_bit(
     a, b = (jax.random.normal(jax.random.key(place), (3, 3, 3)) for place in (seed, seed + 100))
     history = tl.log_forward_pass(function, [a, b])
     assert outputs_of_log(history) == outputs_of_jaxpr(function, a, b)
+
+
+def test_the_slices_of_a_long_loop_are_compiled_once(caplog):
+    x = jnp.arange(37.0 * 3).reshape(37, 3)
+
+    def f(x):
+        return jax.lax.scan(lambda carry, row: (carry + row, carry * 2), jnp.zeros(3), x)
+
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        history = tl.log_forward_pass(f, x)
+    assert sum(record.getMessage().startswith("Compiling jit(slice)") for record in caplog.records) == 0
+    assert sum(record.getMessage().startswith("Compiling jit(dynamic_slice)") for record in caplog.records) <= 1
+    slices = [entry.tensor_contents.flatten().tolist() for entry in history if entry.layer_type == "slice"]
+    assert slices == x.tolist()

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
+from safetensors.numpy import load_file
 
 import torchlens as tl
 from tests.jax.models import Net, X, blocks, layers
@@ -161,3 +162,21 @@ def test_a_loop_of_very_many_turns_is_one_operation(tmp_path):
     ) as run:
         run(X)
     assert [entry.layer_type for entry in tl.load(tmp_path / "t", call=1)] == ["input", "scan", "output"]
+
+
+def test_what_a_loop_or_the_function_returns_is_in_the_file_once(tmp_path):
+    def step(x):
+        carry, rows = jax.lax.scan(lambda carry, row: (carry + row, jnp.sin(carry * row)), jnp.ones(64), x)
+        return jnp.tanh(carry), rows
+
+    x = jax.random.normal(jax.random.key(0), (5, 64))
+    path = tmp_path / "trace.safetensors"
+    with tl.tail(jax.jit(step), path) as f:
+        carry, rows = f(x)
+    found = load_file(path)
+    contents = [found[name].tobytes() for name in found if name.startswith("1/")]
+    assert len(contents) == len(set(contents))
+    history = tl.load(path)
+    assert np.array_equal(history["tanh_1"].tensor_contents, np.asarray(carry))
+    for turn in range(5):
+        assert np.array_equal(history[f"sin_1:{turn + 1}"].tensor_contents, np.asarray(rows[turn]))

@@ -14,12 +14,14 @@ from torchlens.comparing.inputs import paired_inputs
 from torchlens.comparing.isolation import Origin, grouped, isolate
 from torchlens.comparing.layouts import best_layout
 from torchlens.comparing.mapping import fixed_by_name
-from torchlens.comparing.matching import Matched, Pairing, Subject
+from torchlens.comparing.matched import Matched
+from torchlens.comparing.matching import Pairing
 from torchlens.comparing.own_error import own_error_in
 from torchlens.comparing.precision import OWN_ERRORS, dtype_name, own_errors, short_type
 from torchlens.comparing.reasons import reasons_for
 from torchlens.comparing.replay import Replay
 from torchlens.comparing.side import Side, dense
+from torchlens.comparing.subject import Subject
 from torchlens.comparing.weights import WeightMatch, match_weights
 from torchlens.errors import CannotCompareError
 from torchlens.history.base_history import BaseHistory

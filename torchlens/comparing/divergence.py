@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchlens.comparing.matching import Found, Matched, Subject
+from torchlens.comparing.matched import Found, Matched
+from torchlens.comparing.subject import Subject
 
 __all__ = ["GROWTH", "GROWTH_OF_OWN", "Analysis", "OwnError", "Section", "analyse", "section_of", "stops_of"]
 

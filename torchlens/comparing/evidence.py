@@ -14,9 +14,10 @@ from torchlens.comparing.divergence import Section
 from torchlens.comparing.families import family
 from torchlens.comparing.isolation import Origin
 from torchlens.comparing.layouts import best_layout
-from torchlens.comparing.matching import Pairing, Subject
+from torchlens.comparing.matching import Pairing
 from torchlens.comparing.replay import Instead, NotReplayableError, Replay
 from torchlens.comparing.side import dense
+from torchlens.comparing.subject import Subject
 from torchlens.comparing.weights import WeightMatch
 from torchlens.history.argument_words import plain_argument
 

@@ -10,8 +10,8 @@ from torchlens.comparing.evidence import Constant, Evidence
 from torchlens.comparing.families import acts, family
 from torchlens.comparing.hypotheses import ACTIVATIONS
 from torchlens.comparing.isolation import Origin
-from torchlens.comparing.matching import Subject
 from torchlens.comparing.replay import Instead, NotReplayableError
+from torchlens.comparing.subject import Subject
 
 __all__ = ["EXPERIMENTS", "units_left"]
 

@@ -2,7 +2,7 @@
 
 from torchlens.comparing.distances import numbers
 from torchlens.comparing.layouts import best_layout
-from torchlens.comparing.matching import Subject
+from torchlens.comparing.subject import Subject
 from torchlens.errors import CannotCompareError
 from torchlens.history.units import shape_text
 

@@ -7,9 +7,11 @@ import torch
 
 from torchlens.comparing.distances import distance, numbers
 from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Section, analyse, section_of, stops_of
-from torchlens.comparing.matching import Matched, Pairing, Subject
+from torchlens.comparing.matched import Matched
+from torchlens.comparing.matching import Pairing
 from torchlens.comparing.replay import Replay
 from torchlens.comparing.side import dense
+from torchlens.comparing.subject import Subject
 
 __all__ = ["Isolated", "Origin", "grouped", "isolate"]
 

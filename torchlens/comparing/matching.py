@@ -7,21 +7,19 @@ were used on the way, and how often), by what it does, and by order.
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from math import prod
 
 import numpy as np
-import torch
 
 from torchlens.comparing.alignment import aligned
 from torchlens.comparing.distances import distance, epsilon_of, numbers
-from torchlens.comparing.families import acts, family
-from torchlens.comparing.fingerprints import Fingerprint, Shelf, fingerprint, roots
+from torchlens.comparing.fingerprints import Shelf
 from torchlens.comparing.layouts import Layout, best_layout, layouts_between
+from torchlens.comparing.likeness import is_alike, scores_of
+from torchlens.comparing.matched import Found, Matched
 from torchlens.comparing.side import Side
+from torchlens.comparing.subject import Subject
 
-__all__ = ["Found", "Matched", "Pairing", "Subject"]
+__all__ = ["Pairing"]
 
 _EXACT_UNITS = 64.0  # so near, two values are the same whatever led to them
 _LOOSE_UNITS = 4096.0  # so near, they are if the same led to them
@@ -31,158 +29,6 @@ _MOST_TRIED = 6
 _MOST_CELLS = 4_000_000
 _MOST_ALIGNMENTS = 3
 _NEAR, _NEARLY = 0.3, 0.5  # errors up to which two values look like one another
-
-
-@dataclass(slots=True)
-class Matched:
-    """Two entries, how far their values are apart, and in which layout; `by_value` if that is how they were found."""
-
-    reference: int
-    candidate: int
-    error: float  # relative to the norm
-    eps: float  # the unit of rounding
-    layout: Layout | None
-    by_value: bool
-    is_sure: bool = True  # whether more than order and shape speaks for it
-
-    @property
-    def units(self) -> float:
-        """The error in units of rounding."""
-        return self.error / self.eps
-
-
-class Subject:
-    """A side with what matching needs of it."""
-
-    def __init__(self, side: Side, groups: dict[int, int], shared: Sequence[int], old: "Subject | None" = None) -> None:
-        self.side = side
-        self._groups = groups
-        self._shared = {group: place for place, group in enumerate(shared)}
-        self.prints: list[Fingerprint | None] = []
-        for entry in range(side.size):
-            if old is not None and entry not in side._replaced:
-                self.prints.append(old.prints[entry])
-            else:
-                value = side.value(entry)
-                self.prints.append(None if value is None else fingerprint(value))
-        self.root = roots(side, self.prints)
-        self.cones: list[bytes] = self._cones() if old is None else old.cones
-
-    def again(self, values: "dict[int, torch.Tensor | None]") -> "Subject":
-        """The same with other values."""
-        return Subject(self.side.with_values(values), self._groups, list(self._shared), self)
-
-    def _cones(self) -> list[bytes]:
-        """For each entry, which weights led to it, and how often one after the other: in whatever steps that was done."""
-        zero = np.zeros(len(self._shared), dtype=np.int16)
-        found: list[np.ndarray] = []
-        for entry in range(self.side.size):
-            parents = self.side.parents[entry]
-            own = {self._shared[g] for g in self.own_groups(entry) if g in self._shared}
-            if not parents:
-                count = zero
-            elif len(parents) == 1:
-                count = found[parents[0]]
-            else:
-                count = np.maximum.reduce([found[parent] for parent in parents])
-            if own:
-                count = count.copy()
-                count[list(own)] += 1
-            found.append(count)
-        texts: dict[int, bytes] = {}
-        return [texts.setdefault(id(count), count.tobytes()) for count in found]
-
-    def own_groups(self, entry: int) -> set[int]:
-        return {self._groups[weight] for weight in self.side.own_weights[entry] if weight in self._groups}
-
-    def group_sizes(self) -> dict[int, int]:
-        """How many numbers the largest weight of each group has."""
-        found: dict[int, int] = {}
-        for weight, group in self._groups.items():
-            found[group] = max(found.get(group, 0), prod(self.side.weights[weight].shape))
-        return found
-
-    @cached_property
-    def computed(self) -> list[int]:
-        """The entries that computed a value of their own, inputs among them."""
-        return [
-            entry
-            for entry in range(self.side.size)
-            if self.root[entry] == entry and self.prints[entry] is not None and self._is_worth(entry)
-        ]
-
-    def _is_worth(self, entry: int) -> bool:
-        print_ = self.prints[entry]
-        return print_ is not None and not print_.is_constant and entry not in self.side._buffers
-
-    @cached_property
-    def features(self) -> "_Features":
-        return _Features(self)
-
-
-class _Features:
-    """What is compared of entries, as arrays."""
-
-    def __init__(self, subject: Subject) -> None:
-        side, entries = subject.side, subject.computed
-        self.place = {entry: number for number, entry in enumerate(entries)}
-        prints = [subject.prints[entry] for entry in entries]
-        self.size = np.array([p.size for p in prints if p is not None], dtype=np.int64)
-        self.scale = np.array([p.scale for p in prints if p is not None])
-        self.nonfinite = np.array([p.nonfinite for p in prints if p is not None], dtype=np.int64)
-        self.features = np.array([p.features for p in prints if p is not None]).reshape(len(entries), -1)
-        self.type = np.array([hash(side.type_of(entry)) for entry in entries])
-        self.family = np.array([hash(family(side.type_of(entry))) for entry in entries])
-        self.acts = np.array([acts(side.type_of(entry)) for entry in entries], dtype=bool)
-        shapes = [tuple(sorted(size for size in side.rows[entry].shape if size != 1)) for entry in entries]
-        self.dims = np.array([hash(shape) for shape in shapes])
-        chained = _chained_groups(subject)
-        own = [tuple(sorted(chained[entry])) for entry in entries]
-        self.own = np.array([hash(groups) if groups else 0 for groups in own])
-        self.has_own = np.array([bool(groups) for groups in own])
-        sizes = subject.group_sizes()
-        self.main = np.array([max(groups, key=sizes.__getitem__) if groups else -1 for groups in own])
-        self.exits = np.array([side.exits(entry) for entry in entries], dtype=bool)
-        digits = [tuple(c for c in _words(side.module_of(entry)) if c.isdigit()) for entry in entries]
-        self.digits = np.array([hash(words) for words in digits])
-
-
-def _chained_groups(subject: Subject) -> list[set[int]]:
-    """The weights that each entry reads, with those of the product that a bias is added to or that a part is taken of."""
-    found: list[set[int]] = []
-    from_input = subject.side.graph.has_input_ancestor
-    for entry in range(subject.side.size):
-        own = set(subject.own_groups(entry))
-        # What is made of weights alone (`weight.T`) is as good as a weight.
-        own.update(group for parent in subject.side.parents[entry] if not from_input[parent] for group in found[parent])
-        parents = [parent for parent in subject.side.parents[entry] if from_input[parent]]
-        if len(parents) == 1 and family(subject.side.type_of(entry)) in ("add", "view", "lookup", "cast"):
-            own = own | found[parents[0]]
-        found.append(own)
-    return found
-
-
-def _words(address: str) -> list[str]:
-    return "".join(c if c.isalnum() else " " for c in address).split()
-
-
-@dataclass
-class Found:
-    """What was matched: pairs by entry of either side, and which entries hold what some entry of the other side holds."""
-
-    of_reference: dict[int, Matched] = field(default_factory=dict)
-    of_candidate: dict[int, Matched] = field(default_factory=dict)
-    twins: tuple[dict[int, Matched], dict[int, Matched]] = field(default_factory=lambda: ({}, {}))
-
-    def add(self, pair: Matched) -> None:
-        self.of_reference[pair.reference] = pair
-        self.of_candidate[pair.candidate] = pair
-
-    def remove(self, pair: Matched) -> None:
-        del self.of_reference[pair.reference], self.of_candidate[pair.candidate]
-
-    def pairs(self) -> list[Matched]:
-        return sorted(self.of_reference.values(), key=lambda pair: pair.reference)
 
 
 class Pairing:
@@ -372,7 +218,7 @@ class Pairing:
                 if pair.candidate in place_of:
                     scores[row, place_of[pair.candidate]] = 100.0
                 continue
-            scores[row] = np.where(is_free, _scores(a, a.place[r], b, columns, is_last & (r in ends_first)), -np.inf)
+            scores[row] = np.where(is_free, scores_of(a, a.place[r], b, columns, is_last & (r in ends_first)), -np.inf)
         for _ in range(_MOST_ALIGNMENTS):
             chosen = [(row, column) for row, column in aligned(scores) if self._is_new(first[row], second[column])]
             strangers = [cell for cell in chosen if not self._reads_alike(first[cell[0]], second[cell[1]])]
@@ -385,7 +231,7 @@ class Pairing:
             pair = self.compared(r, c, False)
             if scores[row, column] == -np.inf or (pair.layout is None and a.size[a.place[r]] == b.size[b.place[c]]):
                 continue  # the second: as many numbers, in shapes that nothing leads from one to the other
-            pair.is_sure = pair.error <= _NEAR or _is_alike(a, a.place[r], b, b.place[c])
+            pair.is_sure = pair.error <= _NEAR or is_alike(a, a.place[r], b, b.place[c])
             if pair.is_sure or pair.error <= _NEARLY:
                 self.found.add(pair)
 
@@ -415,38 +261,6 @@ class Pairing:
         ends, _ = subject.side.above(entry, stops)
         from_input = subject.side.graph.has_input_ancestor
         return {pair.reference for end in ends if from_input[end] and stops[end] and (pair := known[end]) is not None}
-
-
-def _scores(a: _Features, row: int, b: _Features, columns: np.ndarray, both_last: np.ndarray) -> np.ndarray:
-    """How well an entry of the reference goes with each of several of the candidate; -inf where it does not at all."""
-    same_size = (b.size[columns] == a.size[row]) & (b.nonfinite[columns] == a.nonfinite[row])
-    larger = np.maximum(b.scale[columns], a.scale[row])
-    apart = np.abs(b.features[columns] - a.features[row]).max(axis=1)
-    apart = np.maximum(apart, np.abs(b.scale[columns] - a.scale[row]) / np.where(larger > 0, larger, 1.0))
-    close = np.where(same_size, np.clip(1.0 - 2.0 * apart, 0.0, 1.0), 0.0)
-    same_dims = b.dims[columns] == a.dims[row]
-    same_type = b.type[columns] == a.type[row]
-    same_family = b.family[columns] == a.family[row]
-    both_act = b.acts[columns] & a.acts[row]
-    same_own = (b.own[columns] == a.own[row]) & a.has_own[row]
-    both_exit = b.exits[columns] & a.exits[row] & (b.digits[columns] == a.digits[row])
-    allowed = same_size & (same_family | both_act | (close > 0.8) | same_own | both_exit | both_last)
-    allowed |= same_own & same_family
-    allowed &= (b.main[columns] == a.main[row]) | (b.main[columns] < 0) | (a.main[row] < 0)
-    score = 1.0 * same_dims + 0.3 * same_size + 1.5 * close**2 + 0.3 * same_type + 0.4 * (same_family | both_act)
-    score = score + 0.8 * same_own + 0.7 * both_exit + 0.5 * both_last
-    return np.where(allowed, score, -np.inf)
-
-
-def _is_alike(a: _Features, row: int, b: _Features, column: int) -> bool:
-    """Whether two entries do the same kind of thing with the same weights, or are what modules return."""
-    if (
-        b.family[column] == a.family[row]
-        or (a.acts[row] and b.acts[column])
-        or (a.has_own[row] and a.own[row] == b.own[column])
-    ):
-        return True
-    return bool(a.exits[row] and b.exits[column] and a.digits[row] == b.digits[column])
 
 
 def _last(side: Side, entries: Sequence[int]) -> set[int]:

@@ -6,9 +6,10 @@ import torch
 
 from torchlens.comparing.distances import distance, numbers
 from torchlens.comparing.divergence import Section
-from torchlens.comparing.matching import Found, Matched, Subject
+from torchlens.comparing.matched import Found, Matched
 from torchlens.comparing.replay import NotReplayableError, Replay
 from torchlens.comparing.side import dense
+from torchlens.comparing.subject import Subject
 
 __all__ = ["own_error_in"]
 

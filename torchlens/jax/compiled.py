@@ -136,6 +136,8 @@ class Program:
         """Rows for what goes in, for each step, and for what comes out; none has a value."""
         session, rows = self._session, self._rows
         recorder = session.recorder
+        # What the function returns need not come out twice.
+        self._returned_as: dict[Any, tuple[str, int]] = {}
         given = [recorder.number_of(array) if is_array(array) else Number(array) for array in arrays]
         for place, number in enumerate(given):
             if isinstance(number, int) and number >= 0:
@@ -150,6 +152,9 @@ class Program:
             recorder.rows.append(Row(OUTPUT, (), None, (number,), 0, None, 0, 0.0, None, shape, dtype, None))
             session.outputs.append((path, row))
             rows.sources[row] = Source(("result", place))
+            made = rows.sources.get(number)
+            if made is not None and not made.part:
+                self._returned_as.setdefault(made.whole, ("result", place))
         recorder.values += [None] * (len(recorder.rows) - len(recorder.values))
         self._settle_calls()
         return session.recording
@@ -184,7 +189,8 @@ class Program:
     def compile(self, chosen: Iterable[int]) -> None:
         """Decides on the rows that get their values."""
         sources = self._rows.sources
-        self._chosen = {row: sources[row] for row in sorted(set(chosen)) if row in sources}
+        found = {row: sources[row] for row in sorted(set(chosen)) if row in sources}
+        self._chosen = {row: Source(self._returned_as.get(whole, whole), part) for row, (whole, part) in found.items()}
         taps = dict.fromkeys(source.whole for source in self._chosen.values() if not isinstance(source.whole[0], str))
         self._compiled = tapped(self._program, taps)
 

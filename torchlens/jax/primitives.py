@@ -10,6 +10,7 @@ from jax.extend.core import primitives as known_primitives
 
 from torchlens.capture.operations import Operation, layer_type
 from torchlens.jax.arrays import to_jax, to_torch
+from torchlens.jax.slices import compiled_once
 
 __all__ = ["PRIMITIVES", "PrimitiveCall", "is_backward", "operation_of"]
 
@@ -39,7 +40,7 @@ class PrimitiveCall:
             )
         arrays = [to_jax(arg, dtype) for arg, dtype in zip(args, self.dtypes, strict=True)]
         with jax.disable_jit():
-            result = self.primitive.bind(*arrays, **params)
+            result = self.primitive.bind(*arrays, **compiled_once(self.primitive, params))
         return [to_torch(array) for array in result] if self.primitive.multiple_results else to_torch(result)
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from torchlens.jax.inlining import INLINED
 from torchlens.jax.internals import concrete, current_context, scopes_of
 from torchlens.jax.places import Place, Places
 from torchlens.jax.primitives import operation_of
+from torchlens.jax.slices import compiled_once
 
 __all__ = ["CURRENT", "Recorder"]
 
@@ -127,7 +128,7 @@ class Recorder:
         self._is_busy = True
         try:
             start = perf_counter()
-            result = original(trace, primitive, args, params)
+            result = original(trace, primitive, args, compiled_once(primitive, params))
             seconds = perf_counter() - start
             if not self._is_constant(primitive, args, result) and not self._is_same(primitive, args, result):
                 self._write_down(primitive, args, params, result, seconds)

@@ -98,15 +98,20 @@ class TracedRows:
         num_carried, length = len(carried), equation.params["length"]
         avals = [atom.aval for atom in equation.invars[len(constants) + num_carried :]]
         made: list[list[Any]] = [[]] * length
+        stacks = [Source((path, place), self.turns.current) for place in range(num_carried, len(equation.outvars))]
         self._enter(equation)
         for index in reversed(range(length)) if equation.params["reverse"] else range(length):
             items = [self._slice(equation, row, aval, index) for row, aval in zip(along, avals, strict=True)]
+            first = len(self._recorder.rows)
             with self.turns.turn(self._recorder.running, index):
                 results = body([*constants, *carried, *items])
             carried, made[index] = results[:num_carried], results[num_carried:]
+            for source, row in zip(stacks, made[index], strict=True):  # what the loop returns need not come out twice
+                if isinstance(row, int) and row >= first and row in self.sources:
+                    self.sources[row] = source.part_at(index)
         stacked = [
-            self._stack(equation, column, Source((path, place), self.turns.current), equation.outvars[place].aval)
-            for place, column in enumerate(zip(*made, strict=True), start=num_carried)
+            self._stack(equation, column, source, var.aval)
+            for column, source, var in zip(zip(*made, strict=True), stacks, equation.outvars[num_carried:], strict=True)
         ]
         self._leave()
         return self._made(equation, [*carried, *stacked])
