@@ -158,3 +158,46 @@ def test_both_graphs_in_one_page(in_float32: Any, tmp_path: Any) -> None:
     text = (tmp_path / "diff.html").read_text()
     assert "gelu's tanh form" in text
     assert "blocks.1.ffn" in text
+
+
+class CellOfTorch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = c = torch.zeros(x.shape[1], 8)
+        for item in x:
+            h, c = self.cell(item, (h, c))
+        return h
+
+
+class CellByHand(nn.Module):
+    """The two biases are one: whole, or one for each gate."""
+
+    def __init__(self, cell: nn.LSTMCell, has_gates: bool) -> None:
+        super().__init__()
+        self.w, self.u = nn.Parameter(cell.weight_ih.data.T.clone()), nn.Parameter(cell.weight_hh.data.T.clone())
+        total = (cell.bias_ih + cell.bias_hh).data
+        self.biases = nn.ParameterList(part.clone() for part in total.chunk(4 if has_gates else 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = c = torch.zeros(x.shape[1], 8)
+        for item in x:
+            i, f, g, o = (item @ self.w + h @ self.u + torch.cat(list(self.biases))).chunk(4, -1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        return h
+
+
+@pytest.mark.parametrize("has_gates", [False, True])
+def test_two_biases_are_found_where_the_other_model_has_their_sum(has_gates: bool):
+    torch.manual_seed(0)
+    model, x = CellOfTorch(), torch.randn(3, 2, 6)
+    reference, candidate = tl.log_forward_pass(model, x), tl.log_forward_pass(CellByHand(model.cell, has_gates), x)
+    difference = tl.diff(reference, candidate)
+    assert difference.ok
+    assert "4 of 4 found: 2 transposed, 2 in sums of two" in str(difference)
+    back = tl.diff(candidate, reference)
+    assert back.ok
+    assert f"{3 + 3 * has_gates} of {3 + 3 * has_gates} found" in str(back)

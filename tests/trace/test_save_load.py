@@ -135,3 +135,17 @@ def test_a_file_that_is_replaced_or_deleted_stays_readable(tmp_path: Path):
     assert torch.equal(replaced["relu_1_2"].tensor_contents, history["relu_1_2"].tensor_contents)
     (tmp_path / "trace.safetensors").unlink()
     assert torch.equal(replaced["linear_1_1"].tensor_contents, history["linear_1_1"].tensor_contents)
+
+
+class RunsInMkldnn(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to_mkldnn().relu().to_dense()
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no mkldnn")
+def test_tensors_of_mkldnn_come_back_as_such(tmp_path: Path):
+    history = tl.log_forward_pass(RunsInMkldnn(), torch.randn(2, 3))
+    history.save(tmp_path / "trace.safetensors")
+    value = tl.load(tmp_path / "trace.safetensors")["relu_1"].tensor_contents
+    assert value.layout is history["relu_1"].tensor_contents.layout
+    assert torch.equal(value.to_dense(), history["relu_1"].tensor_contents.to_dense())

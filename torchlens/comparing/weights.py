@@ -12,6 +12,7 @@ from torchlens.comparing.distances import distance, epsilon_of, numbers
 from torchlens.comparing.fingerprints import Fingerprint, Shelf, fingerprint
 from torchlens.comparing.layouts import SAME, Layout, layouts_between
 from torchlens.comparing.side import Weight
+from torchlens.comparing.weight_sums import sums_of
 
 __all__ = ["WeightMatch", "WeightPair", "match_weights"]
 
@@ -25,8 +26,8 @@ _MOST_TRIED = 16
 class WeightPair(NamedTuple):
     """A weight of the reference and what it is in the candidate.
 
-    `how` is 'same', 'transposed', 'permuted', 'reshaped' or 'part' (of which `part` tells which of how many; of 0 if they
-    are not of one size).
+    `how` is 'same', 'transposed', 'permuted', 'reshaped', 'sum' (two biases that the other model has as one) or 'part' (of
+    which `part` tells which of how many; of 0 if they are not of one size).
     """
 
     reference: int
@@ -79,8 +80,10 @@ class WeightMatch:
             "permuted": "with permuted axes",
             "reshaped": "reshaped",
         }
-        counts = Counter(pair.how for pair in self.pairs if pair.how != "part")
+        counts = Counter(pair.how for pair in self.pairs if pair.how not in ("part", "sum"))
         said = [f"{counts[how]} {text}" for how, text in words.items() if counts[how]]
+        added = len({pair.reference for pair in self.pairs if pair.how == "sum"})
+        said += [f"{added} in sums of two"] if added else []
         said += self._part_words(reference, candidate)
         start = f"{found} of {total} found"
         return f"{start}: {', '.join(said)}" if said else start
@@ -160,6 +163,10 @@ def match_weights(
                 pairs += found
                 known.update(pair.reference for pair in found)
                 taken.add(number)
+    for found in finder.sums(known, taken):
+        pairs += found
+        known.update(pair.reference for pair in found)
+        taken.update(pair.candidate for pair in found)
     for number in order:  # one weight in two places: tied here, copied there
         if number not in known:
             pair = finder.whole(number, set(), used[1])
@@ -247,6 +254,20 @@ class _Finder:
             if pair is not None:
                 return pair
         return None
+
+    def sums(self, known: set[int], taken: set[int]) -> Iterator[list[WeightPair]]:
+        """Biases of one side that the other has as two, which it adds."""
+        free = tuple(
+            [number for number, value in enumerate(own) if value is not None and number not in gone]
+            for own, gone in zip(self._numbers, (known, taken), strict=True)
+        )
+        for side in (0, 1):
+            others = 1 - side
+            for terms, wholes in sums_of(
+                self._numbers[side], free[side], self._numbers[others], free[others], self._coarsest
+            ):
+                pairs = [(term, whole) for term in terms for whole in wholes]
+                yield [WeightPair(a, b, "sum") if side == 0 else WeightPair(b, a, "sum") for a, b in pairs]
 
     def _near(self, side: int, own: Fingerprint, taken: set[int]) -> list[int]:
         """Weights of the other side that may hold the same numbers, in their order."""

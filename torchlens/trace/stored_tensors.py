@@ -207,6 +207,12 @@ def _quantized(files: TraceFiles, note: Note) -> Tensor:
     return torch._make_per_channel_quantized_tensor(values, scales, zero_points, int(note["axis"]))
 
 
+def _mkldnn(files: TraceFiles, note: Note) -> Tensor:
+    values = _part(files, note, "values")
+    can_be = torch.backends.mkldnn.is_available() and values.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return values.to_mkldnn() if can_be else values  # on processors without it, the same numbers
+
+
 def _nested(files: TraceFiles, note: Note) -> Tensor:
     parts = [_part(files, note, word) for word in note["parts"]]
     return torch.nested.nested_tensor(parts, dtype=dtype_named(note["dtype"]))
@@ -229,7 +235,7 @@ _OF_PARTS: dict[str, Callable[[TraceFiles, Note], Tensor]] = {
     "sparse_csc": _compressed("ccol_indices", "row_indices", torch.sparse_csc),
     "sparse_bsr": _compressed("crow_indices", "col_indices", torch.sparse_bsr),
     "sparse_bsc": _compressed("ccol_indices", "row_indices", torch.sparse_bsc),
-    "mkldnn": lambda files, note: _part(files, note, "values"),
+    "mkldnn": _mkldnn,
     "quantized": _quantized,
     "nested": _nested,
     "jagged": _jagged,
