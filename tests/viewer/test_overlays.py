@@ -85,6 +85,8 @@ def test_scale_is_linear_or_logarithmic_and_per_operation_or_total(visit, tmp_pa
     tab.page.get_by_label("Modules by").select_option("operation")
     assert tab.page.locator("#legend").text_content().startswith("memory, per operation")
     assert tab.run(first) != faint  # as large as any operation, which 300 of them together hid
+    folded = tab.page.locator('.node[aria-expanded="false"]')
+    assert "8 B / op" in folded.text_content()  # the number that gives the colour
     tab.until("location.hash.includes('c=linear,operation')")
 
 

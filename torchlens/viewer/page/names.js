@@ -4,7 +4,7 @@ import { D, E, P, Q, S, end, failedUnit, isOpenable, isUnit, kindOf, leftIn, sta
 import { links } from "./links.js";
 import { markOf } from "./marks.js";
 import { many, short } from "./numbers.js";
-import { overlayText, overlayValue } from "./overlays.js";
+import { colourValue, overlayText, overlayValue } from "./overlays.js";
 
 export function entriesNow(unit) {
   const passes = P.entries[unit];
@@ -53,7 +53,7 @@ const timesOf = i => P.each[i] > 1 ? "× " + many(P.each[i]) + " each" : "× " +
 export function noteOf(i, isPlain) {
   const notes = [];
   if (P.passes[i] > 1) notes.push(timesOf(i));
-  if (state.overlay && !isPlain) { const v = overlayValue(i); if (v !== null) notes.push(overlayText(v)); }
+  if (state.overlay && !isPlain) { const v = colourValue(i); if (v !== null) notes.push(overlayText(v) + (v === overlayValue(i) ? "" : " / op")); }
   else if (paramsIn(i).length) notes.push(short(paramCount(i)) + " params");
   else if (isUnit(i) && S[P.path[i]] && S[P.path[i]] !== S[P.title[i]]) notes.push(pathNote(S[P.path[i]]));
   else if (!isUnit(i) && P.passes[i] < 2) notes.push(many(countUnits(i)) + (countUnits(i) === 1 ? " op" : " ops"));
