@@ -168,7 +168,8 @@ def test_a_part_that_is_called_by_itself_is_measured(level):
         for size in (2, 2, 6):
             model.training_step(torch.rand(size, 4)).backward()
     assert len(p.steps) == 3
-    assert p["net.fc1"].statistic("backward_seconds").num == 3
+    assert len(p["net.fc1"].by_step("backward_seconds")) == 3
+    assert p.root.typical_steps.timed == {2, 3}  # the second, and the only one of its size
     assert [call.flops for call in p["net.fc1"].calls] == [2 * 2 * 4 * 5, None, 2 * 6 * 4 * 5]
     assert [call.flops for call in p["net"].calls] == [2 * (40 + 30), None, 6 * (40 + 30)]
     assert [call.flops_backward for call in p["head"].calls] == [2 * 2 * 2 * 3 * 2, None, 6 * 2 * 2 * 3 * 2]

@@ -50,7 +50,7 @@ class StepRecord:
     has_grad: bool = True  # whether autograd recorded
     input_shapes: tuple[Shape, ...] = ()
     has_flops: bool = False  # whether its FLOPs were counted: at module level those of the first step of each kind are
-    is_light: bool = True  # whether it was watched for its times alone: no memory was measured nor, at module level, FLOPs
+    details: int = 0  # what was measured that makes it take longer: 1 for memory, 2 for FLOPs at module level, 3 for both
     position: int = 0  # which step of the loop it was, with those that a schedule lets pass; 1 = first
     start_ns: int = 0  # from the beginning of the profile
     end_ns: int = 0  # when the next step began, or the profile ended
@@ -63,6 +63,11 @@ class StepRecord:
     peak_bytes: int | None  # above what was allocated when the step began
     added_bytes: int | None  # still allocated when the step ended
     raised: str | None = None  # the name of the exception that ended the forward pass
+
+    @property
+    def is_light(self) -> bool:
+        """Whether it was watched for its times alone: no memory was measured nor, at module level, FLOPs."""
+        return not self.details
 
     @property
     def kind(self) -> Kind:
@@ -133,7 +138,7 @@ class TypicalSteps:
     """The steps that times are the mean of: the timed ones without the quickest and the slowest quarter.
 
     They are the same for all modules, for forward and backward and for what is outside the model, so that times add up.
-    Timed are the light steps, and of kinds of which there is none, all.
+    Timed are the light steps; of a kind without any, those in which the least was measured beside times.
     """
 
     forward: frozenset[int] = frozenset()
@@ -145,7 +150,8 @@ class TypicalSteps:
         """Of the measured steps."""
         timed = []
         for alike in by_kind(steps).values():
-            timed += [step for step in alike if step.is_light] or alike
+            least = min(step.details for step in alike)
+            timed += [step for step in alike if step.details == least]
         whole = [(step.number, step.forward_seconds, step.backward_seconds) for step in timed]
         backward = _middle_half([(forward + after, number) for number, forward, after in whole if after is not None])
         others = _middle_half([(forward, number) for number, forward, after in whole if after is None])

@@ -305,10 +305,11 @@ def test_times_are_those_of_the_steps_in_which_nothing_else_was_measured():
     assert p.root.statistic("peak_bytes").num == 4
     text = " ".join(str(p).split())
     assert "Memory is that of 4 of 6 steps, the first of each kind; times are the others'." in text
-    with tl.profile(model, memory=False) as p:
-        for _ in range(2):
-            model(torch.rand(2, 3))
-    assert p.root.typical_steps.timed == {2}  # the first is for FLOPs
+    for memory in (True, False):
+        with tl.profile(model, memory=memory) as p:
+            for _ in range(2):
+                model(torch.rand(2, 3))
+        assert p.root.typical_steps.timed == {2}  # the first is for FLOPs
     with tl.profile(model, level="operation") as p:
         for _ in range(2):
             model(torch.rand(2, 3))

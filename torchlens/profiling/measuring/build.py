@@ -69,7 +69,7 @@ def _step(ledger: Ledger, step: Step, times: list[CallTimes]) -> StepRecord:
         has_grad=has_grad,
         input_shapes=input_shapes,
         has_flops=has_flops,
-        is_light=step.memory is None and not (has_flops and ledger.options.level == "module"),
+        details=(step.memory is not None) + 2 * (has_flops and not step.is_logged),
         is_warmup=step.is_warmup,
         position=step.position,
         start_ns=step.start_ns - begin,
