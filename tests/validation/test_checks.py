@@ -346,7 +346,8 @@ def test_a_tensor_from_nowhere_is_found_by_the_completeness_check():
 
 def test_a_model_that_keeps_a_queue_is_not_made_to_wait_for_ever():
     """Who waits at a queue stands in the queue's own attributes: put back to what they were, nobody would be woken."""
-    jobs, results = queue.Queue(), queue.Queue()
+    jobs: queue.Queue[Any] = queue.Queue()
+    results: queue.Queue[Any] = queue.Queue()
 
     def work():
         while (job := jobs.get()) is not None:
