@@ -138,3 +138,36 @@ def test_columns_begin_together_where_the_second_reads_what_takes_rows_of_its_ow
     assert encoder["y"] == decoder["y"]
     # Three steps of keys and values are one output, by its name.
     assert "output.cache" in page.titles()
+
+
+class WithLoss(nn.Module):
+    """Makes the decoder's input outside of the module that holds both columns, in many steps, as BART does with labels."""
+
+    def __init__(self):
+        super().__init__()
+        self.model, self.head = Translator(), nn.Linear(4, 10)
+
+    def forward(self, source, labels):
+        target = labels
+        for shift in (1, 2, 3):
+            target = (target.roll(shift) + shift).clamp(max=9).abs()
+        result = self.head(self.model(source, target)["result"])
+        return {"loss": nn.functional.cross_entropy(result, labels), "logits": result}
+
+
+def test_columns_open_inside_a_module_that_holds_nearly_everything(visit, tmp_path):
+    history = tl.log_forward_pass(WithLoss(), [torch.tensor([1, 2]), torch.tensor([3])])
+    explore(history, tmp_path / "page.html")
+    page = visit(tmp_path / "page.html")
+    encoder, decoder = (
+        page.run(f"torchlens.scene.nodes.get({page.find(name)})") for name in ("model.encoder", "model.decoder")
+    )
+    assert encoder["isBox"]
+    assert decoder["isBox"]
+    assert encoder["y"] == decoder["y"]
+
+
+def test_folded_outputs_are_not_called_operations(page):
+    text = page.run(f"document.querySelector('[data-id=\"{page.find('output.cache')}\"]').textContent")
+    assert "outputs" in text
+    assert " ops" not in text

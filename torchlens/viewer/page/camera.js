@@ -44,7 +44,9 @@ export function aimAtAll(isOpening) {
   if (isOpening && k * TEXT < SMALLEST_TEXT) {
     k = Math.min(1, SMALLEST_TEXT / TEXT + 0.001);
     y = margin;
-    const first = scene.nodes.values().next().value;
+    // What stands at the very top, and of several there the one nearest to the middle.
+    const away = n => Math.abs(n.x + n.w / 2 - scene.width / 2);
+    const first = [...scene.nodes.values()].reduce((a, b) => b.y < a.y || b.y === a.y && away(b) < away(a) ? b : a);
     x = scene.width * k <= w - 2 * margin ? (w - scene.width * k) / 2 : w / 2 - (first.x + first.w / 2) * k;
   }
   state.view = { x, y, k };

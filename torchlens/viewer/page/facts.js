@@ -3,7 +3,7 @@
 import { E, P, Q, S, T, isUnit } from "./outline.js";
 import { links } from "./links.js";
 import { bytesText, many, numberText, short, timeText } from "./numbers.js";
-import { countUnits, entriesNow, paramCount, paramsIn, shapeOf, typeOf } from "./names.js";
+import { countUnits, entriesNow, paramCount, paramsIn, shapeOf, typeOf, wordFor } from "./names.js";
 import { entriesIn } from "./light.js";
 
 export function factsOf(i) {
@@ -14,7 +14,7 @@ export function factsOf(i) {
   const facts = [
     ["Name", S[P.title[i]]], ["Type", typeOf(i)], ["Label", own.length ? S[E.label[own[0]]] : ""],
     ["Shape", shapeOf(i)], ["Dtype", shown.length ? S[E.dtype[shown[0]]] : ""], ["Arguments", own.length ? S[E.args[own[0]]] : ""],
-    ["Passes", P.passes[i] > 1 ? many(P.passes[i]) : ""], ["Operations", many(countUnits(i))],
+    ["Passes", P.passes[i] > 1 ? many(P.passes[i]) : ""], [{ input: "Inputs", output: "Outputs" }[wordFor(i, "")] || "Operations", many(countUnits(i))],
     ["Parameters", params.length ? many(paramCount(i)) : ""],
   ];
   if (isUnit(i)) for (const p of params.slice(0, 8)) facts.push([S[Q.address[p]].split(".").pop(), S[Q.shape[p]] + (Q.stat[p] >= 0 ? ", mean " + numberText(T.mean[Q.stat[p]]) + ", std " + numberText(T.std[Q.stat[p]]) : "")]);

@@ -57,8 +57,8 @@ function findColumns(box) {
   const large = kids[box].filter(k => isOpenable(k) && PART[P.part[k]] === "module" && countUnits(k) >= 0.2 * total);
   if (large.length < 2) return null;
   for (const [a, b] of links.pairs) {
-    if (!within(a, box) || !within(b, box)) continue;
-    const x = childOf(a, box), y = childOf(b, box);
+    if (!within(b, box)) continue;
+    const x = within(a, box) ? childOf(a, box) : a, y = childOf(b, box);
     if (x !== y) { if (!reads.has(y)) reads.set(y, new Set()); reads.get(y).add(x); }
   }
   const leadsTo = (x, y) => { const seen = new Set([y]), pending = [y]; while (pending.length) for (const p of reads.get(pending.pop()) || []) { if (p === x) return true; if (!seen.has(p)) { seen.add(p); pending.push(p); } } return false; };

@@ -1,6 +1,6 @@
 /* What the parts are called, and what is said about them. */
 
-import { D, E, P, Q, S, end, failedUnit, isOpenable, isUnit, kindOf, leftIn, state } from "./outline.js";
+import { D, E, P, Q, S, end, failedUnit, isOpenable, isUnit, kids, kindOf, leftIn, state } from "./outline.js";
 import { links } from "./links.js";
 import { markOf } from "./marks.js";
 import { many, short } from "./numbers.js";
@@ -54,10 +54,15 @@ export function noteOf(i, isPlain) {
   const notes = [];
   if (P.passes[i] > 1) notes.push(timesOf(i));
   if (state.overlay && !isPlain) { const v = colourValue(i); if (v !== null) notes.push(overlayText(v) + (v === overlayValue(i) ? "" : " / op")); }
-  else if (paramsIn(i).length) notes.push(short(paramCount(i)) + " params");
+  else if (paramsIn(i).length) notes.push(short(paramCount(i)) + (paramCount(i) === 1 ? " param" : " params"));
   else if (isUnit(i) && S[P.path[i]] && S[P.path[i]] !== S[P.title[i]]) notes.push(pathNote(S[P.path[i]]));
-  else if (!isUnit(i) && P.passes[i] < 2) notes.push(many(countUnits(i)) + (countUnits(i) === 1 ? " op" : " ops"));
+  else if (!isUnit(i) && P.passes[i] < 2) notes.push(many(countUnits(i)) + " " + wordFor(i, "op") + (countUnits(i) === 1 ? "" : "s"));
   return notes.join(" · ");
+}
+/* What is counted in a node: operations, or the inputs or outputs that are folded there. */
+export function wordFor(i, operation) {
+  while (kids[i].length) i = kids[i][0];
+  return ["input", "output"].includes(kindOf(i)) ? kindOf(i) : operation;
 }
 function pathNote(path) {
   if (path.length <= 16) return "@" + path;
@@ -70,7 +75,7 @@ export const failedText = () => D.failure.operation ? D.failure.operation + "(" 
 export function describe(i) {
   const bits = [S[P.title[i]], typeOf(i), shapeOf(i).replace(/×/g, " by ")];
   if (P.passes[i] > 1) bits.push(P.passes[i] + " times");
-  if (!isUnit(i)) bits.push(countUnits(i) + " operations");
+  if (!isUnit(i)) bits.push(countUnits(i) + " " + wordFor(i, "operation") + "s");
   const mark = markOf(i);
   if (mark) bits.push(mark.text);
   return bits.filter(Boolean).join(", ");

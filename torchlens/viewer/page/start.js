@@ -40,7 +40,13 @@ function openReadable() {
     for (const k of pair) state.open[k] = 1;
     return true;
   };
-  openColumns(0);
+  // A module that holds nearly everything is the model, whatever stands around it.
+  const isCore = k => isOpenable(k) && PART[P.part[k]] === "module" && P.passes[k] < 2 && countUnits(k) >= 0.7 * countUnits(0);
+  for (let box = 0; box !== undefined; ) {
+    if (openColumns(box)) break;
+    box = kids[box].find(k => isCore(k) && visible(isShown) - 1 + shown(k, isShown) <= 40);
+    if (box !== undefined) state.open[box] = 1;
+  }
   while (telling() < 10) {
     const candidates = [];
     (function look(i) { for (const k of kids[i]) if (isOpenable(k) && !(i === 0 && endKind(k))) { if (state.open[k]) look(k); else if (PART[P.part[k]] !== "constants") candidates.push(k); } })(0);
