@@ -233,3 +233,28 @@ class TinySwin(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.blocks(self.patches(image).permute(0, 2, 3, 1)).mean((1, 2))
+
+
+class Passing(nn.Module):
+    """A block that hands a bias on to the next one, as those of T5 do."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, bias):
+        return x + self.fc(x) * bias, bias
+
+
+class HandingOn(nn.Module):
+    """Five blocks, each of which hands a bias on; nobody reads what the last one does."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Passing() for _ in range(5))
+
+    def forward(self, x):
+        bias = torch.ones(4) * 2
+        for block in self.blocks:
+            x, bias = block(x, bias)
+        return x

@@ -15,7 +15,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.failures import partial_history
-from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual, TinyGPT
+from tests.networks import MLP, Conditional, ConvNet, HandingOn, Model, Recurrent, Residual, TinyGPT
 from torchlens.draw import render as render_module
 from torchlens.draw.crowding import thin_out
 from torchlens.draw.dot import dot_source
@@ -659,30 +659,7 @@ def test_few_inputs_and_outputs_stay_apart():
     assert sum("put_" in node.title for node in scene.nodes) == 10
 
 
-class Passing(nn.Module):
-    """A block that hands a bias on to the next one, as those of T5 do."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x, bias):
-        return x + self.fc(x) * bias, bias
-
-
-class Biased(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(Passing() for _ in range(5))
-
-    def forward(self, x):
-        bias = torch.ones(4) * 2
-        for block in self.blocks:
-            x, bias = block(x, bias)
-        return x
-
-
 def test_the_last_block_folds_though_nobody_reads_what_it_hands_on():
-    scene = scene_of(Biased(), torch.ones(1, 4), vis_fold_repeats=True)
+    scene = scene_of(HandingOn(), torch.ones(1, 4), vis_fold_repeats=True)
     assert [box.title for box in scene.boxes] == ["@blocks.0 … @blocks.4 × 5"]
     assert len(scene.nodes) == 8

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.networks import HandingOn
 from tests.viewer.viewer_models import LoopInLoop, history_of
 from tests.work import lines_run
 from torchlens.viewer.data import page_data
@@ -209,31 +210,8 @@ def test_spans_hold_only_operations_and_are_named_by_what_they_do():
     assert any(data["strings"][title].startswith(("add, sin", "sin, add")) for title in data["parts"]["title"])
 
 
-class Passing(nn.Module):
-    """A block that hands a bias on to the next one, as those of T5 do."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x, bias):
-        return x + self.fc(x) * bias, bias
-
-
-class Biased(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(Passing() for _ in range(5))
-
-    def forward(self, x):
-        bias = torch.ones(4) * 2
-        for block in self.blocks:
-            x, bias = block(x, bias)
-        return x
-
-
 def test_the_last_block_folds_though_nobody_reads_what_it_hands_on():
-    root = _root(tl.get_model_metadata(Biased(), torch.ones(1, 4)))
+    root = _root(tl.get_model_metadata(HandingOn(), torch.ones(1, 4)))
     (repeat,) = [part for part in root.children if part.kind == "repeat"]
     assert [part.address for part in repeat.children] == [f"blocks.{number}" for number in range(5)]
 
