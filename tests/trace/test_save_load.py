@@ -149,3 +149,11 @@ def test_tensors_of_mkldnn_come_back_as_such(tmp_path: Path):
     value = tl.load(tmp_path / "trace.safetensors")["relu_1"].tensor_contents
     assert value.layout is history["relu_1"].tensor_contents.layout
     assert torch.equal(value.to_dense(), history["relu_1"].tensor_contents.to_dense())
+
+
+def test_a_parameter_that_was_saved_can_still_be_resized(tmp_path):
+    """What `Tensor.numpy` was called on never can again, and FSDP gives the memory of parameters back that way."""
+    model = nn.Linear(4, 4)
+    tl.log_forward_pass(model, torch.rand(2, 4)).save(tmp_path / "log.safetensors", params=True)
+    model.weight.untyped_storage().resize_(0)
+    assert model.weight.untyped_storage().nbytes() == 0

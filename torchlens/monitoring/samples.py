@@ -5,14 +5,13 @@ beginning, and the smallest and largest of all elements. Nothing is waited for (
 touched, no tensor of the user's is written to, and autograd sees nothing: callers switch it off.
 """
 
-import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from torchlens.capture.host_memory import memory_at
 from torchlens.capture.valueless import why_valueless
 from torchlens.capture.wrappers import local_value
 
@@ -33,8 +32,6 @@ _PIECE = 1 << 17
 _JITTER = np.random.Generator(np.random.PCG64(20)).random(SAMPLE_SIZE)
 
 _STRIDED = torch.strided
-# As long as anything may be: what is read of it, the array says.
-_memory_at: Callable[[int], Any] = (ctypes.c_char * (1 << 46)).from_address
 _smallest, _largest = np.minimum.reduce, np.maximum.reduce  # NaN, if there is one
 
 
@@ -132,8 +129,7 @@ class Sampler:
         return Sample(torch.take(flat, plan.places), low, high, plan)
 
     def _take_by_numpy(self, tensor: torch.Tensor, address: int, plan: Plan, wants_range: bool) -> Sample:
-        # `tensor.numpy()` would leave a mark: memory that it was called on can no longer be resized.
-        flat: np.ndarray = np.ndarray(plan.num_elements, plan.numpy_dtype, _memory_at(address))
+        flat: np.ndarray = np.ndarray(plan.num_elements, plan.numpy_dtype, memory_at(address))
         places = plan.numpy_places
         if places is None:
             return Sample(flat.copy(), None, None, plan)

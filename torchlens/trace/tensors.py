@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
 
+from torchlens.capture.host_memory import bytes_of
 from torchlens.capture.regions import Region, region_of
 from torchlens.capture.symbolic import SymbolicInt, inert_sizes
 from torchlens.capture.valueless import outside_fake_mode, why_valueless
@@ -29,8 +29,6 @@ Note = dict[str, Any]
 
 _MOST_GAPS = 4  # memory with gaps that is larger than this many times what is in it is not made again
 _STORED_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# Those that numpy has, too: the short way to their bytes.
-_NUMPY = frozenset({torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool})
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"), torch.sparse_csc: ("ccol_indices", "row_indices"),
     torch.sparse_bsr: ("crow_indices", "col_indices"), torch.sparse_bsc: ("ccol_indices", "row_indices"),
@@ -58,12 +56,7 @@ class Blob(NamedTuple):
         if not _is_as_written(tensor):
             with torch._C.DisableTorchFunctionSubclass(), outside_fake_mode(), torch.no_grad():
                 tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        if tensor.dtype in _NUMPY and not tensor.requires_grad:
-            return memoryview(tensor.numpy().reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        flat = torch.empty(0, dtype=torch.uint8, device="cpu")
-        start = tensor.storage_offset() * tensor.element_size()
-        flat.set_(tensor.untyped_storage(), start, (self.num_bytes,), (1,))
-        return memoryview(flat.numpy())  # type: ignore[arg-type]
+        return bytes_of(tensor)
 
 
 class _Held(NamedTuple):

@@ -1,8 +1,8 @@
 /* Opening the page. */
 
-import { $, D, N, P, PART, S, SIDE, depth, failedUnit, isOpenable, kids, kindOf, root, scene, stage, started, state, timings } from "./outline.js";
+import { $, D, N, P, PART, S, SIDE, depth, failedUnit, isOpenable, kids, root, scene, stage, started, state, timings } from "./outline.js";
 import { columnsIn, connect, links } from "./links.js";
-import { countUnits } from "./names.js";
+import { countUnits, wordFor } from "./names.js";
 import { overlayRange, overlays } from "./overlays.js";
 import { arrange } from "./arrange.js";
 import { html } from "./elements.js";
@@ -25,7 +25,7 @@ function openReadable() {
   state.open[0] = 1;
   if (failedUnit > 0) for (let p = P.parent[failedUnit]; p > 0; p = P.parent[p]) state.open[p] = 1;
   connect();
-  const endKind = i => { while (kids[i].length) i = kids[i][0]; return ["input", "output"].includes(kindOf(i)) ? kindOf(i) : ""; };
+  const endKind = i => wordFor(i, "");
   const isBright = i => !links.hidden[i] && PART[P.part[i]] !== "constants" && !(SIDE[P.side[i]] && state.sides[SIDE[P.side[i]]] === "dim");
   const isShown = i => !links.hidden[i];
   const shown = (i, counts) => kids[i].filter(counts).length;
