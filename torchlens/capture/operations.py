@@ -129,7 +129,7 @@ _TENSOR_PROPERTIES = frozenset({"T", "H", "mT", "mH", "real", "imag", "data"})
 # Calls that make no tensor, or hand back the one they were given without having computed anything.
 _READS = frozenset({
     "__dir__", "__dlpack_device__", "__hash__", "__len__", "__reduce_ex__", "__setstate__",
-    "_dimI", "_dimV", "_is_view", "_is_zerotensor", "_nnz", "backward",
+    "_dimI", "_dimV", "_is_view", "_is_zerotensor", "_nnz",
     "broadcast_shapes", "can_cast", "data_ptr", "dense_dim", "dim", "element_size", "get_device", "has_names",
     "is_coalesced", "is_complex", "is_conj", "is_contiguous", "is_distributed", "is_floating_point", "is_inference",
     "is_neg", "is_pinned", "is_same_size", "is_set_to", "is_shared", "is_signed", "module_load",

@@ -20,6 +20,7 @@ from torch.autograd import function as autograd_function
 from torch.fx.experimental import proxy_tensor
 from torch.nn.modules import module as torch_modules
 
+from torchlens.capture.backward_calls import record_backward
 from torchlens.capture.current import CURRENT, MODULE_CALL
 from torchlens.capture.modules import patched_call_impl
 from torchlens.capture.operations import OPERATOR_NAMES, operator_of
@@ -311,6 +312,16 @@ def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
+def _patched_backward(*args: Any, **kwargs: Any) -> None:
+    """`torch.autograd.backward`, where every `backward()` ends: the gradients it leaves are its results."""
+    tracker = CURRENT.tracker
+    if tracker is None or not tracker.recorder.is_on():
+        _backward(*args, **kwargs)
+    else:
+        record_backward(tracker.recorder, _backward, args, kwargs)
+
+
+_backward = torch.autograd.backward
 _compile: Callable[..., Any] = torch.compile
 
 
@@ -345,6 +356,7 @@ PATCHES: tuple[Patch, ...] = (
     *_asking(torch._tensor, _inline_has, _inline_has_unary, _inline_has_variadic),
     Patch(torch.overrides, "_pop_mode_temporarily", _patched_pop_mode_temporarily),
     Patch(autograd_function._SingleLevelFunction, "apply", classmethod(_patched_apply)),
+    Patch(torch.autograd, "backward", _patched_backward),
     opaque(torch._C.ScriptFunction, "__call__", "script_function"),
     opaque(apis, "vmap_impl", "vmap", _transform_reason("vmap")),
     opaque(eager_transforms, "grad_impl", "grad", _transform_reason("grad")),

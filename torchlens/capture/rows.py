@@ -1,5 +1,6 @@
 """What is written down of a pass: one row for each tensor that is made, goes in or comes out."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,8 @@ class Rows(Entries):
         # Entries that came from another process alone, and that only went to one.
         self.received: set[int] = set()
         self.sent: set[int] = set()
+        # Tensors whose `.grad` a backward pass of the model's own has filled.
+        self.differentiated: list[weakref.ref[Tensor]] = []
         self.saved_args: dict[int, tuple[Any, Any]] = {}
         # Without `gradients`: where autograd keeps what entries wrote to views, for a backward pass that is logged later.
         self.slices: list[Slice] = []

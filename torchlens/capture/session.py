@@ -13,6 +13,7 @@ import torch
 
 from torchlens.capture.attributes import Attributes, KeptAttributes
 from torchlens.capture.backward import next_sequence
+from torchlens.capture.backward_calls import gradients_left
 from torchlens.capture.collectives import finish_collectives, record_functional
 from torchlens.capture.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens.capture.current import CURRENT
@@ -178,6 +179,7 @@ class Session:
 
     def _settle(self, outliving: list[torch.Tensor]) -> None:
         outliving += [pair.whole for pair in parameter_pairs(self._parts.modules) if pair.whole is not None]
+        outliving += gradients_left(self._recorder)
         order_module_calls(self._tracker)
         self._recorder.finish([*outliving, *(tensor for _, _, tensor in self._strangers.met)])
         self._outside_storages = self._memory.note_outside(self._recorder.outside)

@@ -37,7 +37,9 @@ REPLAY: dict[str, str] = dict.fromkeys(
     ),
     UNINITIALISED,
 )  # fmt: skip
-REPLAY["grad"] = "a derivative is taken of autograd's graph, which the values of the arguments do not hold"
+REPLAY["backward"] = REPLAY["grad"] = (
+    "a derivative is taken of autograd's graph, which the values of the arguments do not hold"
+)
 REPLAY["_make_dual"] = REPLAY["_unpack_dual"] = "a dual number lives in a level of forward differentiation, which is over"
 # The same of calls that are recorded as a whole.
 OPAQUE_REPLAY: dict[str, str] = dict.fromkeys(
