@@ -10,7 +10,9 @@ TORCH := torch==2.13.0
 demo: $(VENV)/ready  ## log a model; print, index, table and draw it
 	$(BIN)/python examples/alexnet.py
 
-test: $(VENV)/tested lint types chromium  ## lint, types and tests
+test:  ## lint, types and tests
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(VENV)/tested chromium
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # The folders that every change touches; no browser, no notebook, no zoo.
