@@ -1,4 +1,4 @@
-"""Shows what a PyTorch model really does: every operation of a forward pass, in one line.
+"""Logs every operation of a model's forward pass, in one line of code.
 
 >>> import torchlens as tl
 >>> history = tl.log_forward_pass(model, x)
@@ -70,8 +70,8 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Rooms that not every program enters are imported when one of their names is first asked for.
-_LATER = {
+# Parts of the package that not every program needs are imported when one of these names is first used.
+_IMPORTED_ON_USE = {
     "Diff": "torchlens.differences",
     "Finding": "torchlens.profiling",
     "Profile": "torchlens.profiling",
@@ -92,9 +92,9 @@ _LATER = {
     "validate_forward_pass": "torchlens.validation",
     "validate_saved_activations": "torchlens.validation",
 }
-# Modules that are entered by their names, as in `torchlens.sinks.TensorBoard`.
+# Submodules that users reach as attributes, as in `torchlens.sinks.TensorBoard`.
 _MODULES = ("callbacks", "sinks")
-# What the classic TorchLens calls the types of an entry and of a layer with all its passes.
+# The classic TorchLens's names for the types of an entry and of a layer with all its passes.
 _CLASSIC = {
     "TensorLogEntry": ("torchlens.history.layer_entry", "LayerEntry"),
     "RolledTensorLogEntry": ("torchlens.history.classic", "RolledLayer"),
@@ -104,8 +104,8 @@ _CLASSIC = {
 def __getattr__(name: str) -> Any:
     if name in _CLASSIC:
         return getattr(import_module(_CLASSIC[name][0]), _CLASSIC[name][1])
-    if name in _LATER:
-        value = globals()[name] = getattr(import_module(_LATER[name]), name)
+    if name in _IMPORTED_ON_USE:
+        value = globals()[name] = getattr(import_module(_IMPORTED_ON_USE[name]), name)
         return value
     if name in _MODULES:
         return import_module(f"torchlens.{name}")

@@ -59,33 +59,34 @@ def log_forward_pass(
 ) -> ModelHistory:
     """Runs one forward pass and returns a log of every operation in it.
 
-    The model returns what it would have returned, and torch, the model and the generators are as they would have been.
+    The log changes nothing: the model's result, its state, torch and the random generators are the same as without it.
 
     >>> history = log_forward_pass(model, x)
     >>> history['conv2d_3_7'].tensor_contents
 
     Args:
-        model: Any `nn.Module`; or, where JAX is in use, a function of JAX, a module of Equinox or nnx, the `apply` of a
-            linen module, or a dict of layers.
-        input_args: A tensor, or a list or tuple of positional arguments. A tuple is one argument where the model's
-            `forward` takes no more than one; a single argument that is a list: `[the_list]`.
+        model: Any `nn.Module`; or a JAX function, an Equinox or nnx module, the `apply` of a linen module, or a dict of
+            layers.
+        input_args: A tensor, or a list or tuple of positional arguments. If `forward` takes only one argument, a tuple is
+            that argument. To pass a list as the only argument, write `[the_list]`.
         input_kwargs: Keyword arguments of the model.
         layers_to_save: `'all'`, `'none'`, a key or a list of keys (a label, module, address, number, or part of a
-            label), or a function of a layer entry. Labels are known only after a pass, so naming some runs two, with
-            generators, inputs and buffers put back in between; module addresses need one (two with `save_function_args`).
-        keep_unsaved_layers: False lists saved layers only.
-        output_device: Where saved tensors go: `'same'` or a torch device.
+            label), or a function of a layer entry. Labels are known only after a pass, so naming labels takes two passes,
+            with generators, inputs and buffers restored in between; module addresses take one (two with
+            `save_function_args`).
+        keep_unsaved_layers: If False, the history lists only saved layers.
+        output_device: Where to put saved tensors: `'same'` or a torch device.
         activation_postfunc: Applied to each tensor that is saved.
-        mark_input_output_distances: Fills the entries' distances from input and output.
-        detach_saved_tensors: Saved tensors leave the autograd graph.
-        save_function_args: Keeps the arguments of each call.
-        save_gradients: A later `backward()` fills each entry's `grad_contents`.
+        mark_input_output_distances: Whether to compute the entries' distances from input and output.
+        detach_saved_tensors: Whether to detach saved tensors from the autograd graph.
+        save_function_args: Whether to keep the arguments of each call.
+        save_gradients: Whether a later `backward()` fills each entry's `grad_contents`.
         vis_opt: `'unrolled'` draws every operation, `'rolled'` every layer once, `'none'` nothing. None draws unrolled if
             another drawing option is given, and nothing otherwise.
-        *by_position: Drawing options in the order of the classic TorchLens, for code that was written for it.
-        random_seed: Seeds python's, numpy's and torch's generators first; None leaves them alone.
-        **vis_options: The other drawing options: `vis_outpath`, `vis_fileformat`, `vis_nesting_depth`, ...; all are in
-            `torchlens.draw.options.DrawOptions`.
+        *by_position: Drawing options in the order of the classic TorchLens, for code written for it.
+        random_seed: Seeds the generators of Python, NumPy and torch before the run; None leaves them alone.
+        **vis_options: The other drawing options: `vis_outpath`, `vis_fileformat`, `vis_nesting_depth`, ...;
+            `torchlens.draw.options.DrawOptions` lists all of them.
     """
     model = as_model(model, input_args, input_kwargs)
     given = classic_drawing_options("log_forward_pass()", by_position, vis_options)
@@ -106,8 +107,8 @@ def log_forward_pass(
     )
     if isinstance(model, OtherModel) and options.save_gradients:
         raise ValueError(
-            "save_gradients=True is for PyTorch, whose backward pass comes later. In JAX gradients are what a function "
-            "computes: log jax.grad(f) or jax.value_and_grad(f), and they are entries of the log."
+            "save_gradients=True is for PyTorch, where the backward pass comes later. In JAX, functions compute gradients: "
+            "log jax.grad(f) or jax.value_and_grad(f), and the gradients are entries of the log."
         )
     capture = CaptureOptions(
         transform=options.transform,
@@ -115,7 +116,7 @@ def log_forward_pass(
         keeps_gradients=options.save_gradients,
         random_seed=options.random_seed,
     )
-    # Not by a context manager: an interrupt may come when it has begun and its block has not.
+    # Not a context manager: an interrupt may come after it has been entered and before its block begins.
     user = object()
     try:
         pause_collector(user)
@@ -133,7 +134,7 @@ def log_forward_pass(
     finally:
         try:
             resume_collector(user)
-        finally:  # once more, for an interrupt may cut the first short
+        finally:  # again, because an interrupt may cut the first call short
             resume_collector(user)
     for message in log.recording.warnings:
         warn_caller(f"torchlens: {message}.")
@@ -143,7 +144,7 @@ def log_forward_pass(
 
 
 def get_model_metadata(model: Model, input_args: Any = None, input_kwargs: Mapping[str, Any] | None = None) -> ModelHistory:
-    """Runs one forward pass and returns a log of every operation in it, without saving a tensor.
+    """Runs one forward pass and returns a log of every operation in it, without saving tensors.
 
     >>> get_model_metadata(model, x).module_nparams
     """
@@ -159,7 +160,7 @@ def show_model_graph(
     random_seed: int | None = None,
     **vis_options: "Unpack[DrawKeywords]",
 ) -> None:
-    """Runs one forward pass and draws it, without saving a tensor. The drawing options are those of `log_forward_pass`.
+    """Runs one forward pass and draws it, without saving tensors. The drawing options are those of `log_forward_pass`.
 
     >>> show_model_graph(model, x, vis_opt='rolled', vis_outpath='model.svg')
     """
@@ -172,7 +173,7 @@ def show_model_graph(
 
 
 def _drawing_options(function: str, model: Any, vis_opt: "VisOpt", given: dict[str, Any]) -> "DrawOptions | None":
-    """The options that were given, after seeing that they are some; None where nothing is to be drawn."""
+    """The given drawing options, checked; None if nothing is to be drawn."""
     check_model(model)
     if vis_opt == "none" and not given:
         return None
@@ -198,7 +199,7 @@ def _drawing_options(function: str, model: Any, vis_opt: "VisOpt", given: dict[s
 
 
 def _draw(history: ModelHistory, options: "DrawOptions | None") -> None:
-    """Writes the page to explore, or draws."""
+    """Writes the HTML page, or draws a picture."""
     if options is None:
         return
     if options.vis_opt != "none" and options.picture_format == "html":
@@ -230,9 +231,10 @@ def _run_session(
 def _run_selecting(
     model: Any, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
 ) -> Log:
-    """Saves the layers that were named: at once if they are modules, otherwise in a second run.
+    """Saves the named layers: in one run if they are modules, otherwise in a second run.
 
-    What another framework runs is not put back as it was, so it runs once: all is saved, and what was not named let go of.
+    The state of another framework's model cannot be restored, so such a model runs once: everything is saved, and what was
+    not named is released.
     """
     if isinstance(model, OtherModel):
         log = _run(model, args, kwargs, options, replace(capture, saves=True))
@@ -241,7 +243,7 @@ def _run_selecting(
             keep_only(chosen, log.recording)
         return log
     states = generator_states()
-    # Which operation a module's output comes from is known when the module returns: too late to keep its arguments.
+    # The operation that made a module's output is known only when the module returns: too late to keep its arguments.
     modules = frozenset() if options.save_function_args else _named_modules(model, options.layers_to_save)
     first = replace(capture, saves=False, saved_modules=modules, keeps_undo=True, keeps_gradients=False)
     if modules:
@@ -267,7 +269,7 @@ def _run_selecting(
 def _warns_of_size(
     log: Log, options: LogOptions, saves: bool | frozenset[int], args: list[Any], kwargs: dict[str, Any]
 ) -> bool:
-    """Warns if saving these entries would take too much memory, now that their shapes are known; whether it did."""
+    """Warns if saving these entries would take too much memory, now that their shapes are known; returns whether it did."""
     if options.activation_postfunc is not None or isinstance(saves, bool):
         return False
     recording = log.recording
@@ -279,7 +281,7 @@ def _warns_of_size(
 
 
 def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:
-    """The module addresses in `layers`, if it consists of such."""
+    """The module addresses in `layers` if it consists of nothing else; otherwise an empty set."""
     if callable(layers):
         return frozenset()
     keys = layers if isinstance(layers, list | tuple | set | frozenset) else [layers]

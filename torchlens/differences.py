@@ -1,4 +1,4 @@
-"""The public function that compares, and what it returns: check the options, then the comparing room."""
+"""The public function `diff` and what it returns: checks the options, then calls `comparing`."""
 
 import os
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ __all__ = ["Diff", "diff"]
 
 @dataclass(frozen=True, repr=False)
 class Diff(BaseDiff):
-    """Where two histories part. Print it.
+    """Where two histories diverge. Print it.
 
     >>> diff = torchlens.diff(reference, candidate)
     >>> diff.ok, diff.first, diff.culprits, diff.pairs, diff.unmatched
     """
 
     def explore(self, path: str | os.PathLike[str] | None = "diff.html") -> "Exploration":
-        """Writes one HTML file with both graphs side by side: what was matched, how far apart it is, the culprits and why.
+        """Writes one HTML file with both graphs side by side: the matches, their errors, and the culprits with reasons.
 
         >>> diff.explore('diff.html')
         """
@@ -40,7 +40,7 @@ class Diff(BaseDiff):
             culprit = notes.pop((pair.reference, pair.candidate), None)
             note, colour = "", "#7bbf8e" if pair.agrees else "#f0b35e"
             if culprit is not None:
-                note, colour = culprit.reason or "computes something else from the same inputs", "#d9534f"
+                note, colour = culprit.reason or "computes something different from the same inputs", "#d9534f"
             shown.append(shown_pair(pair.reference, pair.candidate, note=note, error=pair.error, colour=colour))
         for (reference, candidate), culprit in notes.items():
             shown.append(shown_pair(reference, candidate, note=culprit.reason, error=culprit.error, colour="#d9534f"))
@@ -56,23 +56,22 @@ def diff(
     mapping: Mapping[str, str] | None = None,
     isolate: bool = False,
 ) -> Diff:
-    """Finds where two implementations of a model part: the first layer that computes something else from the same inputs.
+    """Finds the first layer at which two implementations of a model compute something different from the same inputs.
 
-    Both are histories, or files of them, of the same input with all values saved, of the same or another library, type or
-    version. Which layer is which is found from weights, values and order, whatever they are called and in however many
-    steps they are done.
+    Both arguments are histories, or files of histories, of the same input with all values saved; library, dtype and version
+    may differ. Layers are matched by weights, values and order, whatever their names and the number of their steps.
 
     >>> print(torchlens.diff(reference, candidate))
     >>> torchlens.diff(reference, candidate).ok
 
     tolerance: how far apart, in units of rounding, the results of a correct layer may be; single operations of torch and
         JAX differ by at most 8.5.
-    mapping: names of the reference's modules, layers or weights → the candidate's, where finding them needs help:
+    mapping: names of modules, layers or weights in the reference → in the candidate, for when matching needs help:
         `{'h.*.ln_1': 'blocks.*.norm1'}`.
-    isolate: puts the reference's value in where an error begins, runs the rest of the candidate again and goes on looking,
-        so that errors behind the first are found, too. Needs a history whose functions are live.
+    isolate: wherever an error begins, substitutes the reference's value, runs the rest of the candidate again and continues
+        to look, so that it finds errors behind the first, too. Needs a candidate whose functions can still be called.
 
-    Raises CannotCompareError where nothing was saved, or the inputs differ.
+    Raises CannotCompareError if nothing was saved, or if the inputs differ.
     """
     ours, theirs = _history("reference", reference), _history("candidate", candidate)
     if not isinstance(tolerance, Real) or isinstance(tolerance, bool):
@@ -88,5 +87,7 @@ def _history(name: str, value: ModelHistory | str | os.PathLike[str]) -> ModelHi
     if isinstance(value, str | os.PathLike):
         return load(value)
     if not isinstance(value, ModelHistory):
-        raise TypeError(f"{name} must be a ModelHistory, as log_forward_pass gives it, or a file of one, got {got(value)}.")
+        raise TypeError(
+            f"{name} must be a ModelHistory, as log_forward_pass returns it, or a file of one, got {got(value)}."
+        )
     return value

@@ -1,16 +1,16 @@
-"""The exceptions torchlens raises on its own account.
+"""The exceptions that torchlens defines.
 
     TorchLensError
-    ├── CannotCompareError      two histories cannot be compared: nothing was saved, or they had other inputs
+    ├── CannotCompareError      two histories cannot be compared: nothing was saved, or their inputs differ
     ├── NestedLogError          a log was started inside a log of the same thread
-    ├── DifferentGraphError     a second run of the model did not do what the first one did
-    ├── DrawingError            no picture could be made of a graph
-    ├── NonFiniteError          a profile was to stop at the first NaN or Inf, and there was one
-    ├── TraceError              a file is no trace, or is damaged
+    ├── DifferentGraphError     a second run of the model did different operations from the first
+    ├── DrawingError            Graphviz is missing, or could not draw a graph
+    ├── NonFiniteError          a profile with stop=True met NaN or Inf
+    ├── TraceError              a file is not a trace, or is damaged
     └── ValueChangedError       a saved tensor was changed in place after it was saved
 
-Bad arguments are plain ``TypeError`` and ``ValueError``; unknown layers are plain ``KeyError`` and ``IndexError``; an
-exception of the model's own comes through as it is.
+Bad arguments raise ``TypeError`` or ``ValueError``, unknown layers ``KeyError`` or ``IndexError``. An exception that the
+model raises comes through unchanged.
 """
 
 __all__ = [
@@ -26,11 +26,11 @@ __all__ = [
 
 
 class TorchLensError(Exception):
-    """Whatever torchlens itself has to complain about."""
+    """The base class of all exceptions that torchlens defines."""
 
 
 class CannotCompareError(TorchLensError):
-    """Two histories of which nobody can say where they part."""
+    """Two histories cannot be compared: nothing was saved, or their inputs differ."""
 
 
 class NestedLogError(TorchLensError):
@@ -38,11 +38,11 @@ class NestedLogError(TorchLensError):
 
 
 class DifferentGraphError(TorchLensError):
-    """Two runs of a model that should have done the same operations did not."""
+    """Two runs of a model that should have done the same operations did different ones."""
 
 
 class DrawingError(TorchLensError):
-    """No picture could be made. Its DOT source could."""
+    """Graphviz is missing or failed. The DOT source is written all the same."""
 
 
 class NonFiniteError(TorchLensError):
@@ -50,7 +50,7 @@ class NonFiniteError(TorchLensError):
 
 
 class TraceError(TorchLensError):
-    """A file cannot be read as a trace: it is none, it is damaged, or what is asked for is not in it."""
+    """A file is not a trace, is damaged, or does not contain what was asked for."""
 
 
 class ValueChangedError(TorchLensError):

@@ -1,4 +1,4 @@
-"""Importing a room when it is first entered.
+"""Imports a part of the package when one of its functions is first called.
 
 The rooms together take longer to import than everything that a log needs. A file that only calls into one names its
 functions twice: to the type checker as they are, and at run time as ones that import the room when called.

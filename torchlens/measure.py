@@ -1,4 +1,4 @@
-"""The public functions that measure: check the options, then the profiling room."""
+"""The public functions that measure: check the options, then call `profiling`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,9 +34,9 @@ def profile(
     every: int | None = None,
     thresholds: Mapping[str, Any] | None = None,
 ) -> Profile:
-    """Measures time, memory and FLOPs of every module of a model, forward and backward.
+    """Measures the time, memory and FLOPs of every module of a model, forward and backward.
 
-    Without inputs, around whatever the caller does, in the thread that does it; each call of the model is a step:
+    Without inputs, it measures whatever the block does in the current thread; each call of the model begins a step:
 
     >>> with torchlens.profile(model) as p:
     ...     for x, y in batches:
@@ -45,21 +45,22 @@ def profile(
     ...         optimizer.step()
     >>> print(p)
 
-    With inputs it runs the model itself (`warmup` times, then `repeats` times, with a backward pass from a made-up gradient
-    of the outputs unless `backward=False` or nothing requires a gradient) and leaves the model as it was:
+    With inputs, it runs the model itself and leaves it as it was: `warmup` times, then `repeats` times, with a backward
+    pass from an artificial gradient of the outputs unless `backward=False` or nothing requires a gradient:
 
     >>> print(torchlens.profile(model, x))
 
-    level: 'module', or 'operation' to measure each operation too, on top of a log of each step (`p.history`).
+    level: 'module', or 'operation' to measure each operation as well; this runs each step under the log (`p.history`).
     check: 'nonfinite' finds the first operation that makes NaN or Inf; 'health' also looks for dead units, saturation,
-        vanishing and exploding gradients (`p.findings()`). A check is at operation level unless level='module'.
+        vanishing and exploding gradients (`p.findings()`). A check implies level='operation' unless you give
+        level='module'.
     stop: raise NonFiniteError at the first NaN or Inf.
-    memory: listen to the allocators.
-    warmup: how many steps to leave out of medians and spreads: 2 of the runs with inputs, none otherwise.
-    max_steps: measure no more steps than these.
-    skip, measure, every: a schedule for long loops. The first `skip` steps pass by; then, of every `every` steps, the first
-        `warmup` warm up, the next `measure` are measured (all, if that is not said), and the others pass by.
-    thresholds: limits of the findings, by name.
+    memory: whether to measure memory, by listening to torch's allocators.
+    warmup: how many steps to leave out of medians and spreads: by default 2 with inputs, none otherwise.
+    max_steps: how many steps to measure at most.
+    skip, measure, every: a schedule for long loops. The first `skip` steps are not measured. Then, of every `every` steps,
+        the first `warmup` are warm-up, the next `measure` are measured (by default all), and the rest are not.
+    thresholds: the limits beyond which something is a finding, by name.
     """
     options = ProfileOptions(
         level=level, check=check, stop=stop, memory=memory, backward=backward, warmup=warmup, repeats=repeats,
@@ -85,17 +86,17 @@ def compare(
     width: int | None = None,
     limit: int | None = None,
 ) -> Comparison:
-    """What changed between two profiles, module by module, matched by address; the largest change first.
+    """Shows what changed between two profiles, module by module, matched by address; the largest change comes first.
 
-    quantity: what is compared: 'total_time', 'forward_time', 'peak_bytes', 'flops', ...
-    step_kind: which steps, of several kinds ('training', 'evaluation', ...): unless given, those of which there are most.
+    quantity: what to compare: 'total_time', 'forward_time', 'peak_bytes', 'flops', ...
+    step_kind: which kind of steps to compare ('training', 'evaluation', ...); by default, the most frequent kind.
 
     >>> print(torchlens.compare(before, after))
     >>> print(torchlens.compare(before, after, 'peak_bytes', limit=10))
     """
     for name, value in (("before", before), ("after", after)):
         if not isinstance(value, Profile):
-            raise TypeError(f"{name} must be a Profile, as torchlens.profile gives it, got {got(value)}.")
+            raise TypeError(f"{name} must be a Profile, as torchlens.profile returns it, got {got(value)}.")
     for name, number in (("width", width), ("limit", limit)):
         if number is not None:
             check_count(name, number, 1)

@@ -1,4 +1,4 @@
-"""The log of one forward pass, as the user holds it: the history, and what the rooms behind it can do with it."""
+"""The log of one forward pass, as the user holds it: the history, with drawing, exploring, exporting and saving."""
 
 import os
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class ModelHistory(BaseHistory):
     def render_graph(
         self, vis_opt: "VisOpt" = "unrolled", *by_position: Any, **vis_options: "Unpack[DrawKeywords]"
     ) -> "Drawing | None":
-        """Draws the graph; the options are those of `log_forward_pass`.
+        """Draws the graph; the drawing options are those of `log_forward_pass`.
 
         >>> history.render_graph(vis_opt='rolled', vis_outpath='model.svg')
         """
@@ -50,7 +50,7 @@ class ModelHistory(BaseHistory):
         overlays: Mapping[str, Mapping[str, float]] | None = None,
         title: str | None = None,
     ) -> "Exploration":
-        """Writes one HTML file in which the model can be explored; in a notebook it shows inline.
+        """Writes one HTML file in which you can explore the model; in a notebook it shows inline.
 
         >>> history.explore('model.html', overlays={'importance': {'conv2d_1_1': 0.7}})
         """
@@ -63,21 +63,21 @@ class ModelHistory(BaseHistory):
     def to_json(self, path: str | os.PathLike[str], indent: int | None = None) -> None: ...
 
     def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
-        """The graph as JSON: returned, or written to `path`."""
+        """Returns the graph as JSON, or writes it to `path`."""
         return to_json(self, path, indent)
 
     def save(self, path: str | os.PathLike[str], params: bool = False, *, max_shard_bytes: int = 5_000_000_000) -> None:
-        """Writes the history to a safetensors file; `torchlens.load(path)` gives it back.
+        """Writes the history to a safetensors file, which `torchlens.load(path)` opens.
 
-        `params` puts the values of the model's parameters in, too. Beyond `max_shard_bytes` the tensors are divided among
-        several files, with an index beside them.
+        With `params=True`, the file includes the values of the model's parameters. Beyond `max_shard_bytes`, the tensors
+        are split among several files, with an index beside them.
 
         >>> history.save('trace.safetensors')
         """
         save_history(self._log, path, params, max_shard_bytes)
 
     def to_networkx(self) -> "networkx.MultiDiGraph":
-        """The graph for networkx, which must be installed."""
+        """Returns the graph as a networkx graph; networkx must be installed."""
         return to_networkx(self)
 
     def _repr_svg_(self) -> str | None:

@@ -63,14 +63,14 @@ class LogOptions:
 
     @property
     def transform(self) -> "Transform | None":
-        """What is done to a tensor before it is saved; None if nothing is."""
+        """What to do to a tensor before it is saved; None if nothing."""
         transform = Transform(self.detach_saved_tensors, self.output_device, self.activation_postfunc)
         return None if transform == Transform() else transform
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """What is done to a tensor before it is saved, in this order."""
+    """What to do to a tensor before it is saved, in this order."""
 
     detach_saved_tensors: bool = False
     output_device: Any = "same"
@@ -86,7 +86,7 @@ class Transform:
                 option = "activation_postfunc"
                 value = self.activation_postfunc(value)
         except Exception as error:
-            hint = " One on the meta device has no values to move; leave output_device='same'." if tensor.is_meta else ""
+            hint = " A tensor on the meta device has no values to move; use output_device='same'." if tensor.is_meta else ""
             error.add_note(
                 f"torchlens: raised by {option} on a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}."
                 f"{hint if option == 'output_device' else ''}"
@@ -96,7 +96,7 @@ class Transform:
 
 
 def checked_layers(layers: Any) -> Any:
-    """`layers_to_save`, after seeing that it is some: 'all', 'none', or what names layers."""
+    """`layers_to_save`, checked: 'all', 'none', or something that names layers."""
     if isinstance(layers, str) and layers.lower() in ("all", "none"):
         return layers.lower()
     keys = layers if isinstance(layers, list | tuple | set | frozenset) else [] if layers is None else [layers]
@@ -120,7 +120,7 @@ def _layers_hint(key: Any) -> str:
         return "A module is named by its address in the model, 'features.6', as model.named_modules() lists it."
     if isinstance(key, type) and issubclass(key, torch.nn.Module):
         return (
-            "To save what every module of that class returns: layers_to_save=[name for name, module in "
+            "To save the outputs of all modules of that class: layers_to_save=[name for name, module in "
             f"model.named_modules() if isinstance(module, {key.__name__})]."
         )
     return "A key is a layer label ('conv2d_3_7'), a part of one ('conv'), a module address ('features.6') or a number."
@@ -146,7 +146,7 @@ def _check_device(device: Any) -> None:
 
 
 def check_model(model: Any) -> None:
-    """Sees that the model is one."""
+    """Raises unless the model is one."""
     if not isinstance(model, torch.nn.Module | OtherModel):
         hint = ""
         if isinstance(model, type):
@@ -156,14 +156,14 @@ def check_model(model: Any) -> None:
         elif callable(model):
             hint = "To log a function, call it in the forward of a module."
             if is_for_jax(model):
-                hint = "A JAX function can be logged, drawn and validated; this is for PyTorch alone."
+                hint = "A JAX function can be logged, drawn and validated, but this function is for PyTorch only."
         raise TypeError(f"model must be a torch.nn.Module, got {got(model)}. {hint}".rstrip())
 
 
 def check_inputs(model: Any, input_args: Any, input_kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
-    """The model's positional and keyword arguments, after seeing that its `forward` takes them.
+    """The model's positional and keyword arguments, after checking that its `forward` takes them.
 
-    A tuple is one argument where `forward` takes no more than one, and several otherwise.
+    A tuple is one argument if `forward` takes only one, and several otherwise.
     """
     check_model(model)
     _check_kwargs(model, input_kwargs)
@@ -191,7 +191,7 @@ def _check_kwargs(model: torch.nn.Module, input_kwargs: Any) -> None:
 
 
 def inputs_note(model: Any, input_args: Any, args: list[Any]) -> str | None:
-    """What to add to an exception of the model's where its inputs may have been meant otherwise than they were taken."""
+    """A note for an exception of the model if the user may have meant its inputs differently; None if not."""
     if len(args) != 1 or args[0] is not input_args:
         return None
     name = title_of(model)
@@ -206,7 +206,7 @@ def inputs_note(model: Any, input_args: Any, args: list[Any]) -> str | None:
 
 
 def positional_names(forward: Any) -> tuple[str, ...] | None:
-    """The arguments of a plain method, which takes all by position; None for any other, which takes longer to read."""
+    """The argument names of a plain method without *args, **kwargs or keyword-only arguments; None for any other."""
     function = getattr(forward, "__func__", None)
     code = getattr(function, "__code__", None)
     if code is None or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
@@ -251,7 +251,7 @@ def _bound(model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any], inpu
 
 
 def _takes_one(signature: inspect.Signature, kwargs: dict[str, Any]) -> bool:
-    """Whether one positional argument is all that is left to give."""
+    """Whether exactly one positional argument is still missing."""
     kinds = [(p.name, p.kind) for p in signature.parameters.values()]
     if any(kind is inspect.Parameter.VAR_POSITIONAL for _, kind in kinds):
         return False
@@ -274,6 +274,6 @@ def _inputs_hint(signature: inspect.Signature, args: list[Any]) -> str:
             "A dict as input_args is one argument. Give positional arguments as a list, named ones as input_kwargs={...}."
         )
     return (
-        "input_args is one tensor or a list of positional arguments (where the one argument is a list: [the_list]), "
-        "input_kwargs a dict of keyword arguments."
+        "input_args is one tensor or a list of positional arguments (if the only argument is a list: [the_list]), "
+        "input_kwargs is a dict of keyword arguments."
     )

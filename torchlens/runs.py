@@ -1,4 +1,4 @@
-"""The public functions that record a training run and read it again: check the options, then the monitoring room."""
+"""The public functions that record a training run and read it again: check the options, then call `monitoring`."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ def monitor(
     sinks: Sink | Sequence[Sink] = (),
     **foreign: Any,
 ) -> Run:
-    """Records the distributions of what a model's modules compute over a training run, at almost no cost.
+    """Records, over a training run, the distributions of what the modules of a model compute, at almost no cost.
 
     >>> run = torchlens.monitor(model, 'runs/a', every=10)
     >>> for x, y in batches:                       # the training loop, unchanged
@@ -47,28 +47,29 @@ def monitor(
     >>> run.finish()                               # or `with`; also at exit
     >>> r = torchlens.open_run('runs/a')           # while it is written, or later
 
-    Losses and weights are bit for bit what they are without it. A step ends with the step of an optimizer that holds the
-    model's parameters; where there is none, call `run.step()`. A folder that holds a run already is continued.
+    Losses and weights are bit for bit the same as without it. A step ends when an optimizer that holds the model's
+    parameters takes its step; without such an optimizer, call `run.step()`. If the folder already holds a run, that run
+    continues.
 
-    every: record every so many steps.
+    every: record every n-th step.
     log: what to record: 'inputs', 'outputs', 'gradients' (of outputs), 'parameters', 'parameter_gradients', 'updates'.
     modules: record only modules with these addresses; '*' stands for anything ('layer1.*').
-    seconds: record for so long, then let the training go on alone.
-    step: the number of the first step, where a training goes on from a checkpoint: it supersedes what was recorded there.
-    budget: bytes that the files may take for each process. Beyond, the oldest steps are merged pairwise.
-    graph: 'operations' logs the first recorded call for the graph, 'modules' only notes who called whom.
-    compiled: what torch.compile made is seen from outside ('boundary'), or runs as its source in recorded steps ('eager'),
-        whose numbers may differ in the last bits from those of compiled code.
-    evaluation: also record calls in eval mode without gradients.
-    sinks: where to send it, too: torchlens.sinks.TensorBoard('tb/a'), Wandb(), Trackio('project'), MLflow().
+    seconds: record for this long, then let training continue unrecorded.
+    step: the number of the first step, if training resumes from a checkpoint; steps recorded from there on are replaced.
+    budget: how many bytes the files of each process may take. Beyond that, the oldest steps are merged in pairs.
+    graph: 'operations' logs the first recorded call to get the graph; 'modules' only notes which module called which.
+    compiled: 'boundary' records compiled code from outside only; 'eager' runs its Python source in recorded steps, whose
+        numbers may differ in the last bits from those of the compiled code.
+    evaluation: whether to also record calls in eval mode without gradients.
+    sinks: where else to send the run: torchlens.sinks.TensorBoard('tb/a'), Wandb(), Trackio('project'), MLflow().
 
-    Options of `torchexplorer.watch`, `wandb.watch` and pytorch_inspector that mean the same are taken (`log_freq=`,
-    `log=['io', 'params']`); of the others, an error says what to do.
+    Options of `torchexplorer.watch`, `wandb.watch` and pytorch_inspector that mean the same are accepted (`log_freq=`,
+    `log=['io', 'params']`); for the others, an error says what to write instead.
     """
     if isinstance(model, list | tuple | dict) and model:
         raise TypeError(
-            f"model must be a torch.nn.Module, got {got(model)}. Several models: one run for each, "
-            "monitor(a, 'runs/a') and monitor(b, 'runs/b'), or one for torch.nn.ModuleList([a, b])."
+            f"model must be a torch.nn.Module, got {got(model)}. For several models, use one run for each, "
+            "monitor(a, 'runs/a') and monitor(b, 'runs/b'), or one run for torch.nn.ModuleList([a, b])."
         )
     check_model(model)
     own = {
@@ -85,19 +86,19 @@ def monitor(
 
 
 def current_run() -> Run:
-    """The run that is being recorded, from any place in the program; of several, the one that was begun last.
+    """Returns the run that is being recorded, from anywhere in the program; of several runs, the one started last.
 
     >>> torchlens.current_run().watch('latent', z)
     >>> torchlens.current_run().video('layer1', 'layer1.mp4', seconds=60)
     """
     run = last_run()
     if run is None:
-        raise RuntimeError("No run is being recorded. Begin one with torchlens.monitor(model, 'runs/a').")
+        raise RuntimeError("No run is being recorded. Start one with torchlens.monitor(model, 'runs/a').")
     return run
 
 
 def open_run(folder: Any) -> RunReader:
-    """Opens a run that `monitor` recorded, or is recording.
+    """Opens a run that `monitor` has recorded or is still recording.
 
     >>> r = torchlens.open_run('runs/a')
     >>> r['layer1.0.conv1'].outputs.histogram()

@@ -1,4 +1,4 @@
-"""The public functions for files: check the options, then call the room `trace`."""
+"""The public functions for files: check the options, then call `trace`."""
 
 import os
 import shutil
@@ -25,18 +25,18 @@ _ROOM = 1 << 20
 
 
 def load(path: str | os.PathLike[str], call: int | None = None) -> ModelHistory:
-    """The history that `history.save(path)` wrote, or one call of those that `tail` did; the first if none is named.
+    """Opens a history that `history.save(path)` wrote, or one of the calls that `tail` recorded (by default the first).
 
-    Labels, tables, drawings, pages and summaries work at once; a value is read from the file when it is asked for. The file
-    may come from anywhere: nothing in it is run. Functions and autograd's nodes are left behind: what stands for a function
-    has its name, and says so when it is called.
+    Labels, tables, drawings, pages and summaries work at once; a value is read from the file when you ask for it. The file
+    may come from anyone: nothing in it is executed. Functions and autograd's nodes are not stored: a stand-in has the name
+    of the function, and raises an error when called.
 
     >>> history = load('trace.safetensors')
     >>> history['conv2d_1'].tensor_contents
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path must name a file, such as 'trace.safetensors', got {got(path)}.")
-    return without_collector(lambda: _load(path, call))  # it makes much that is no garbage
+    return without_collector(lambda: _load(path, call))  # it makes many objects, none of them garbage
 
 
 def _load(path: str | os.PathLike[str], call: int | None) -> ModelHistory:
@@ -69,25 +69,25 @@ def tail(
     *,
     max_shard_bytes: int = 5_000_000_000,
 ) -> Tail[_Model]:
-    """Records every call of a model that is made inside the block, each apart, into a safetensors file.
+    """Records every call of a model inside the `with` block to a safetensors file, each call separately.
 
-    Values are written while the model and the loop around it go on. Entering gives the model itself: it does what it would
-    have done. Whatever goes wrong with the recording ends the recording, not the loop, and is told in a warning.
+    Values are written while the model and the loop around it run. Entering the block gives the model itself, which behaves
+    as it would without the recording. If something goes wrong, the recording ends with a warning, and the loop continues.
 
     >>> with tail(model, 'trace.safetensors') as m:
     ...     m(x)
     >>> load('trace.safetensors')
 
     Args:
-        model: Any `nn.Module`; or a callable of JAX. Entering then gives a function to call in its place. One that is
-            jitted stays one compiled program, which returns what is recorded as well.
-        path: The file. While it is written there are a `.partial` and a `.journal` beside it.
+        model: Any `nn.Module`, or a JAX callable, for which entering the block gives a function to call in its place. A
+            jitted function stays one compiled program, which also returns the recorded arrays.
+        path: The file. While it is being written, it consists of a `.partial` and a `.journal` file.
         layers: `'all'` for every operation; modules by address or pattern (`'features.*'`), whose outputs are recorded;
             names in the file (`'features.*/relu'`); or a function of the path of a module (a list) and the module.
         every: 2 records every second call.
-        params: Whether to write the parameters, too, as they are at the first call.
-        max_bytes: Calls that come when the file has this many bytes are not recorded, and counted.
-        max_shard_bytes: Beyond that, another file is begun, and an index of all of them is written.
+        params: Whether to write the parameters as well, as they are at the first call.
+        max_bytes: Once the file has this many bytes, further calls are counted but not recorded.
+        max_shard_bytes: Beyond this size, another file is started, and an index of all of them is written.
     """
     own = as_model(model)
     check_model(own)
@@ -106,7 +106,7 @@ def tail(
 
 
 def magnify(path: str | os.PathLike[str], key: str | None = None, depth: int = 1, call: int | None = None) -> None:
-    """Prints what is in a trace: modules and operations, what their numbers are like. With a key, one of them in detail.
+    """Prints the modules and operations in a trace, with statistics of their values; with a key, one of them in detail.
 
     >>> magnify('trace.safetensors')
     >>> magnify('trace.safetensors', 'features.0')
@@ -116,10 +116,10 @@ def magnify(path: str | os.PathLike[str], key: str | None = None, depth: int = 1
 
 
 def read_trace(path: str | os.PathLike[str], pattern: str | None = None) -> dict[str, Any]:
-    """The values in a trace by name, in the order in which they were made; those that fit a pattern.
+    """Returns the values in a trace by name, in the order in which they were made; with a pattern, those that match it.
 
-    A pattern is part of a name, or has `*` and `?` for what may be anything: `'features.0'`, `'2/*/relu'`. It reads any
-    safetensors file.
+    A pattern is part of a name, or contains the wildcards `*` and `?`: `'features.0'`, `'2/*/relu'`. Any safetensors file
+    can be read.
 
     >>> read_trace('trace.safetensors', 'act*')
     """

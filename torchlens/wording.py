@@ -1,4 +1,4 @@
-"""The words that refusals share: X must be Y, got Z."""
+"""The wording that error messages share: X must be Y, got Z."""
 
 import difflib
 import os
@@ -14,7 +14,7 @@ __all__ = ["check_choice", "check_count", "checked_file", "did_you_mean", "got",
 
 
 def got(value: Any) -> str:
-    """What was given, in a few words: `'all' (str)`, `a Tensor of shape (2, 3)`, `the class Conv2d`.
+    """Describes a value in a few words: `'all' (str)`, `a Tensor of shape (2, 3)`, `the class Conv2d`.
 
     >>> f"layers_to_save must be a label, got {got(3.5)}."
     "layers_to_save must be a label, got 3.5 (float)."
@@ -42,18 +42,18 @@ def one_of(choices: Iterable[str]) -> str:
 
 
 def did_you_mean(name: Any, choices: Iterable[str]) -> str:
-    """`Did you mean 'x'? ` with a blank after it, or nothing where nothing is near."""
+    """`Did you mean 'x'? ` with a trailing blank, or an empty string if no choice is close."""
     close = difflib.get_close_matches(str(name).lower(), list(choices), n=1)
     return f"Did you mean {close[0]!r}? " if close else ""
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is a whole number, numpy's among them; True and False are none."""
+    """Whether a value is an integer, NumPy's included; True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_count(name: str, value: Any, least: int, meaning: str = "") -> None:
-    """Sees that a whole number is one, and large enough."""
+    """Raises unless the value is an integer and large enough."""
     note = f" ({meaning})" if meaning else ""
     if not is_whole(value):
         raise TypeError(f"{name} must be a whole number{note}, got {got(value)}.")
@@ -62,7 +62,7 @@ def check_count(name: str, value: Any, least: int, meaning: str = "") -> None:
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str], or_none: bool = False) -> None:
-    """Sees that it is one of the words that are accepted."""
+    """Raises unless the value is one of the accepted words."""
     words = list(choices)
     if (or_none and value is None) or (isinstance(value, str) and value in words):
         return
@@ -72,7 +72,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str], or_none: bool = 
 
 
 def checked_file(name: str, path: Any, example: str) -> Path:
-    """The path of a file to write, after seeing that it is one; `~` is the user's folder."""
+    """The path of a file to write, with `~` expanded; raises if it cannot name a file."""
     if not isinstance(path, str | os.PathLike) or not str(path):
         raise TypeError(f"{name} must name a file, such as {example!r}, got {got(path)}.")
     target = Path(path).expanduser()

@@ -1,4 +1,4 @@
-"""The log of one forward pass: lookups, counts and lists. What is done with it later hangs on `ModelHistory`."""
+"""The log of one forward pass: lookups, counts and lists. `ModelHistory` adds drawing, exporting and saving."""
 
 import copy
 import weakref
@@ -48,7 +48,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
         log.keeps_unsaved = keeps_unsaved
         log.show_anew()
 
-    if not TYPE_CHECKING:  # a type checker must go on telling of fields that are not there
+    if not TYPE_CHECKING:  # so that a type checker still reports fields that do not exist
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_") and not hasattr(type(self), name):  # what copy, IPython, numpy ask every object for
@@ -56,7 +56,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
             return classic_field(self, name)
 
     def _show_anew(self) -> None:
-        """What is saved has changed, and so may what is listed."""
+        """Updates the lists after the saved values have changed."""
         self._log.show_anew()
         self.__dict__.pop("_lookup", None)
 
@@ -64,7 +64,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
         return _history_of, (self._log, type(self))
 
     def __copy__(self) -> Self:
-        """Another history of the same tensors; what is saved anew, or let go of, in the one stays in the other."""
+        """Another history of the same tensors; saving or releasing values in one does not affect the other."""
         return _history_of(copy.copy(self._log), type(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -106,7 +106,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
         return f"<ModelHistory of {self.model_name}: {len(self)} layers; print() it to see them>"
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """One row per entry, one column per field that is no tensor."""
+        """A table with one row per entry and one column per field that is not a tensor."""
         return entries_to_pandas(self._log, self._log.visible)
 
     def summary(
@@ -114,8 +114,9 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
     ) -> Summary:
         """Shapes, parameters, FLOPs, time and memory as a table that fits the terminal, with totals; print it.
 
-        One line per layer, or, with a depth, per module down to that depth (0 is the model alone). `sort_by` puts the most
-        first: 'flops', 'time', 'backward_time', 'total_time', 'memory', 'params', 'calls'. `limit` cuts the list.
+        One line per layer, or, with `depth`, per module down to that depth (0 is the model alone). `sort_by` puts the
+        largest first: 'flops', 'time', 'backward_time', 'total_time', 'memory', 'params', 'calls'. `limit` shortens the
+        list.
 
         >>> print(history.summary(sort_by='flops', limit=10))
         """
@@ -138,9 +139,9 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
         layers_to_save: LayersToSave = "all",
         random_seed: int | None = None,
     ) -> None:
-        """Runs a new input through the same graph and replaces the saved tensors by its own.
+        """Runs a new input through the same graph and replaces the saved tensors with the new ones.
 
-        Raises DifferentGraphError, and keeps what was saved before, if the model does other operations than it did.
+        Raises DifferentGraphError, and keeps the values saved before, if the model does different operations.
         """
         numbers = select_numbers(self._log, self._lookup, layers_to_save, self.layer_list)
         options = self._options
@@ -148,14 +149,14 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
         self._show_anew()
 
     def cleanup(self) -> None:
-        """Lets go of all saved tensors, gradients and arguments, also for entries that somebody still holds."""
+        """Releases all saved tensors, gradients and arguments, even of entries that something still holds."""
         self._log.free_values()
         self._show_anew()
 
     def clear_params(self) -> None:
-        """Lets go of the values of the model's parameters; their shapes, sizes and addresses stay.
+        """Releases the values of the model's parameters; their shapes, sizes and addresses stay.
 
-        A history refers to them, so they go along where it is pickled or saved, unless this was called before.
+        A history refers to the parameters, so a pickle includes them unless you call this first.
         """
         recording = self._log.recording
         recording.params = [
@@ -174,7 +175,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
     ) -> None:
         """Runs `loss.backward(...)` and records it: gradients, times and order.
 
-        Needs no `save_gradients=True`, as long as what the loss was computed from is saved.
+        Works without `save_gradients=True` if the tensors that the loss was computed from are saved.
 
         >>> loss = history['output_1'].tensor_contents.square().mean()
         >>> history.log_backward(loss)
@@ -184,7 +185,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
         log_backward(self._log, loss, gradient, retain_graph, create_graph, inputs, has_transform)
 
     def clear_gradients(self) -> None:
-        """Forgets the gradients and times of all backward passes, so that those of the next one stand alone."""
+        """Forgets the gradients and times of all backward passes, so that the next one starts from zero."""
         self._log.recording.gradients.clear()
 
     @property
@@ -202,10 +203,10 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
         return {address: found[number] for number, address in enumerate(addresses) if number in found}
 
     def first_nonfinite(self, include_constants: bool = False) -> NonFinite | None:
-        """The first operation that made a NaN or an Inf, in the forward pass or else in a backward pass that was recorded.
+        """The first operation that made NaN or Inf, in the forward pass or else in a recorded backward pass.
 
-        None if all is finite. Infinity that was asked for (`masked_fill(mask, -inf)`, a mask handed in) is passed over,
-        unless `include_constants`.
+        None if everything is finite. Intended infinity (`masked_fill(mask, -inf)`, a mask passed as an input) is ignored
+        unless `include_constants` is True.
 
         >>> print(history.first_nonfinite())
         """

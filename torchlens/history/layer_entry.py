@@ -13,7 +13,7 @@ __all__ = ["LayerEntry"]
 
 
 class LayerEntry(LabelFields, TensorFields, CallFields, SurroundingFields, ModuleFields):
-    """What is known of one operation's result. Fields are worked out when they are read.
+    """Everything known about one operation's result. Each field is computed when it is read.
 
     >>> entry = history['conv2d_3_7']
     >>> entry.tensor_contents.shape
@@ -21,7 +21,7 @@ class LayerEntry(LabelFields, TensorFields, CallFields, SurroundingFields, Modul
 
     __slots__ = ()
 
-    if not TYPE_CHECKING:  # a type checker must go on telling of fields that are not there
+    if not TYPE_CHECKING:  # so that a type checker still reports fields that do not exist
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_") and not hasattr(type(self), name):  # what copy, IPython, numpy ask every object for

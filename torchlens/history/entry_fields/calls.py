@@ -38,7 +38,7 @@ class CallFields(EntryReading):
 
     @property
     def func_call_stack(self) -> list[SourceLine]:
-        """Where in your code it was called, then where the modules around it were, innermost first."""
+        """The line of your code that called it, then those that called the modules around it, innermost first."""
         return self._log.call_stack(self._entry)
 
     @property
@@ -48,17 +48,17 @@ class CallFields(EntryReading):
 
     @property
     def flops(self) -> int | None:
-        """Floating-point operations: 0 for what is free by convention, None where they are not known."""
+        """Floating-point operations: 0 if free by convention, None if not known."""
         return self._one(columns.flops)
 
     @property
     def flops_backward(self) -> int | None:
-        """Floating-point operations of its part in a backward pass from the outputs; 0 where no gradient comes."""
+        """Floating-point operations of its part in a backward pass from the outputs; 0 if no gradient reaches it."""
         return self._one(columns.flops_backward)
 
     @property
     def func_argnames(self) -> tuple[str, ...]:
-        """The names of the callable's parameters, where torch tells them."""
+        """The names of the callable's parameters, if torch provides them."""
         return () if self._is_boundary else argument_names(self._log.row(self._entry).operation.func)
 
     @property
@@ -78,28 +78,28 @@ class CallFields(EntryReading):
 
     @property
     def gradfunc(self) -> str | None:
-        """The name of its node in autograd's graph: `ConvolutionBackward0`; None without gradient."""
+        """The name of its node in autograd's graph: `ConvolutionBackward0`; None if it has no gradient."""
         return self._one(columns.gradfunc)
 
     @property
     def is_part_of_iterable_output(self) -> bool:
-        """Whether it is one of several results of a call, as of `split`."""
+        """Whether it is one of several results of a call, as with `split`."""
         return self._one(columns.is_part_of_iterable_output)
 
     @property
     def iterable_output_index(self) -> int | None:
-        """Which of several results of a call it is, from 0; None where there is one."""
+        """Which of several results of a call it is, from 0; None if there is only one."""
         return self._one(columns.iterable_output_index)
 
     @property
     def creation_args(self) -> tuple[Any, ...] | None:
-        """The positional arguments as they were, with `save_function_args=True`; None otherwise."""
+        """The positional arguments as they were at the call, with `save_function_args=True`; None otherwise."""
         saved = self._log.recording.saved_args.get(self._log.graph.recorded[self._entry])
         return None if saved is None else saved[0]
 
     @property
     def creation_kwargs(self) -> dict[str, Any] | None:
-        """The keyword arguments as they were, with `save_function_args=True`; None otherwise."""
+        """The keyword arguments as they were at the call, with `save_function_args=True`; None otherwise."""
         saved = self._log.recording.saved_args.get(self._log.graph.recorded[self._entry])
         return None if saved is None else saved[1]
 
@@ -117,7 +117,7 @@ class CallFields(EntryReading):
 
     @property
     def parent_param_grads(self) -> list[torch.Tensor | None]:
-        """For each of its parameters the gradient from all operations together; None where no backward pass sent one."""
+        """For each of its parameters, the gradient summed over all operations; None if no backward pass sent one."""
         found = parameter_gradients(self._log)
         return [found.get(number) for number in self._log.graph.params[self._entry]]
 

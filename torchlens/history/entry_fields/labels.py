@@ -14,7 +14,7 @@ class LabelFields(EntryReading):
 
     @property
     def layer_label(self) -> str:
-        """Its name: `conv2d_3_7`, or `conv2d_3_7:2` where the layer has several passes."""
+        """Its name: `conv2d_3_7`, or `conv2d_3_7:2` if the layer has several passes."""
         return self._one(columns.layer_label)
 
     @property
@@ -29,7 +29,7 @@ class LabelFields(EntryReading):
 
     @property
     def layer_label_short(self) -> str:
-        """Its short name: `conv2d_3`, or `conv2d_3:2` where the layer has several passes."""
+        """Its short name: `conv2d_3`, or `conv2d_3:2` if the layer has several passes."""
         return self._one(columns.layer_label_short)
 
     @property
@@ -54,7 +54,7 @@ class LabelFields(EntryReading):
 
     @property
     def layer_total_num(self) -> int:
-        """The layer's number among all: 7 in `conv2d_3_7`; 0 for inputs and buffers."""
+        """The layer's number among all layers: 7 in `conv2d_3_7`; 0 for inputs and buffers."""
         return self._one(columns.layer_total_num)
 
     @property

@@ -23,7 +23,7 @@ class ModuleFields(EntryReading):
 
     @property
     def module_nesting_depth(self) -> int:
-        """How many modules were running, one inside the other."""
+        """How many nested modules were running."""
         return self._one(columns.module_nesting_depth)
 
     @property
@@ -58,7 +58,7 @@ class ModuleFields(EntryReading):
 
     @property
     def bottom_level_submodule_pass_exited(self) -> str | None:
-        """The module without modules inside that returned it, as `address:pass`; None where none did."""
+        """The module without modules inside that returned it, as `address:pass`; None if none did."""
         return self._one(columns.bottom_level_submodule_pass_exited)
 
     @property

@@ -116,22 +116,22 @@ class SurroundingFields(EntryReading):
 
     @property
     def min_distance_from_input(self) -> int | None:
-        """Edges on the shortest way from an input, with `mark_input_output_distances=True`; None otherwise."""
+        """Number of edges on the shortest path from an input, with `mark_input_output_distances=True`; None otherwise."""
         return self._one(columns.min_distance_from_input)
 
     @property
     def max_distance_from_input(self) -> int | None:
-        """Edges on the longest way from an input, with `mark_input_output_distances=True`; None otherwise."""
+        """Number of edges on the longest path from an input, with `mark_input_output_distances=True`; None otherwise."""
         return self._one(columns.max_distance_from_input)
 
     @property
     def min_distance_from_output(self) -> int | None:
-        """Edges on the shortest way to an output, with `mark_input_output_distances=True`; None otherwise."""
+        """Number of edges on the shortest path to an output, with `mark_input_output_distances=True`; None otherwise."""
         return self._one(columns.min_distance_from_output)
 
     @property
     def max_distance_from_output(self) -> int | None:
-        """Edges on the longest way to an output, with `mark_input_output_distances=True`; None otherwise."""
+        """Number of edges on the longest path to an output, with `mark_input_output_distances=True`; None otherwise."""
         return self._one(columns.max_distance_from_output)
 
     # -- where it begins and ends ----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class SurroundingFields(EntryReading):
 
     @property
     def terminated_inside_model(self) -> bool:
-        """Whether nothing reads it, although it is no output."""
+        """Whether nothing reads it, although it is not an output."""
         return self._one(columns.terminated_inside_model)
 
     # -- conditions ------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class SurroundingFields(EntryReading):
 
     @property
     def atomic_bool_val(self) -> bool | None:
-        """What the `if` read: True or False; None where none did."""
+        """What the `if` read: True or False; None if none read it."""
         return self._one(columns.atomic_bool_val)
 
     @property
@@ -190,7 +190,7 @@ class SurroundingFields(EntryReading):
 
     @property
     def cond_branch_start_children(self) -> list[str]:
-        """Labels of its children with which the computation of a condition begins."""
+        """Labels of those of its children at which the computation of a condition begins."""
         branch = self._log.graph.condition_entries
         children = self._log.graph.children[self._entry] if self._entry not in branch else ()
         return self._labels(child for child in children if child in branch)

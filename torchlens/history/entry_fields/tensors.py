@@ -55,9 +55,7 @@ class TensorFields(EntryReading):
 
     @property
     def grad_missing_reason(self) -> str | None:
-        """Why there is no gradient although a backward pass reached the entry, which happens to views; None where that is
-        not so.
-        """
+        """Why a view has no gradient although a backward pass reached it; None for all other entries."""
         return self._log.missing_gradient(self._entry)
 
     @property
@@ -77,7 +75,7 @@ class TensorFields(EntryReading):
 
     @property
     def backward_time_elapsed(self) -> float | None:
-        """Seconds that its part of the backward passes took, all together; None if none reached it."""
+        """Seconds that its part of all backward passes took; None if none reached it."""
         return self._one(columns.backward_time_elapsed)
 
     @property

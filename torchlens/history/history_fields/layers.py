@@ -44,7 +44,7 @@ class LayerFields(HistoryReading):
 
     @property
     def layer_labels(self) -> list[str]:
-        """The label of each entry, with the pass where its layer has several."""
+        """The label of each entry, with the pass if its layer has several."""
         return self._labels(self._log.visible)
 
     @property
@@ -88,7 +88,7 @@ class LayerFields(HistoryReading):
 
     @property
     def internally_terminated_layers(self) -> list[str]:
-        """Entries that nothing reads and that are no output."""
+        """Entries that nothing reads and that are not outputs."""
         return self._labels_where(columns.terminated_inside_model)
 
     @property
@@ -98,7 +98,7 @@ class LayerFields(HistoryReading):
 
     @property
     def conditional_branch_edges(self) -> list[tuple[str, str]]:
-        """(parent, child) where the computation of a condition begins."""
+        """The (parent, child) pairs at which the computation of a condition begins."""
         return [(self._log.label(parent), self._log.label(child)) for parent, child in self._log.graph.condition_edges]
 
     @property

@@ -24,12 +24,12 @@ class TotalFields(HistoryReading):
 
     @property
     def num_operations_left_out(self) -> int:
-        """How many results of operations are not in the log: no input leads to them, and they lead to no output."""
+        """How many results of operations are not in the log because they are connected to neither input nor output."""
         return self._log.graph.num_left_out
 
     @property
     def num_tensors_total(self) -> int:
-        """How many entries there are, whether listed or not."""
+        """How many entries there are, including those that are not listed."""
         return len(self._log.graph.recorded)
 
     @property
@@ -104,7 +104,7 @@ class TotalFields(HistoryReading):
 
     @property
     def random_seed_used(self) -> int | None:
-        """The `random_seed` that was given; None if none was."""
+        """The `random_seed` given to the call, or None."""
         return self._log.recording.random_seed
 
     @property
