@@ -260,7 +260,7 @@ def test_an_error_that_has_nothing_to_do_with_values_gets_no_hint():
 def test_values_that_are_not_there_cannot_be_moved():
     with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as caught:
         on_meta(MLP, (2, 4), output_device="cpu")
-    assert "One on the meta device has no values to move; leave output_device='same'." in caught.value.__notes__[0]
+    assert "A tensor on the meta device has no values to move; use output_device='same'." in caught.value.__notes__[0]
     assert len(caught.value.__notes__) == 2
 
 

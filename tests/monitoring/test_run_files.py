@@ -191,7 +191,7 @@ def test_sizes_are_checked_before_memory_is_taken(tmp_path: Path) -> None:
     (tmp_path / "graph.json").write_text("3")
     r = tl.open_run(tmp_path)
     assert r.info == r.graph == {}
-    assert "run.json is no JSON: RecursionError" in r.problems
+    assert "run.json is not JSON: RecursionError" in r.problems
 
 
 # -- the budget --------------------------------------------------------------------------------------------------------

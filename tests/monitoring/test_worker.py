@@ -48,7 +48,7 @@ def test_a_ring_gives_what_was_put_in_order_and_refuses_what_does_not_fit(tmp_pa
 
 def test_a_ring_that_is_none_and_records_that_are_damaged_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ring").write_bytes(bytes(5000))
-    with pytest.raises(ValueError, match="no ring buffer"):
+    with pytest.raises(ValueError, match="not a ring buffer"):
         Ring(tmp_path / "ring")
     ring = Ring.create(tmp_path / "other", 1000)
     ring.put(b"abcdef")

@@ -625,7 +625,7 @@ def test_a_profile_can_be_started_and_finished_by_hand_once():
     p.finish()
     p.finish()
     assert len(p.steps) == 1
-    with pytest.raises(RuntimeError, match="measures once"):
+    with pytest.raises(RuntimeError, match="started only once"):
         p.start()
 
 

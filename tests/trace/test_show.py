@@ -87,7 +87,7 @@ def test_errors_teach_and_exit_with_2(trace: Path, capsys: pytest.CaptureFixture
     assert "There is no call 3" in capsys.readouterr().err
     trace.write_bytes(os.urandom(100))
     assert main(["show", str(trace)]) == 2
-    assert "no safetensors file that can be read" in capsys.readouterr().err
+    assert "not a readable safetensors file" in capsys.readouterr().err
 
 
 def test_tensors_that_somebody_else_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -44,6 +44,6 @@ def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
         return end.value
     coroutine.close()
     raise RuntimeError(
-        "The model waits for something else in the event loop that is running here, and the log cannot let it. Log it from "
-        "a thread: `await asyncio.to_thread(torchlens.log_forward_pass, model, x)`."
+        "The model awaits something in the event loop that is running here, which the log blocks. Log it from a thread: "
+        "`await asyncio.to_thread(torchlens.log_forward_pass, model, x)`."
     )

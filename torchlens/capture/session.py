@@ -83,7 +83,7 @@ class Session:
     ) -> None:
         if CURRENT.tracker is not None and not is_over(CURRENT.tracker):
             raise NestedLogError(
-                "A forward pass is being logged in this thread already, and a log cannot hold another. Log the inner "
+                "This thread is already logging a forward pass, and logs cannot be nested. Log the inner "
                 "model on its own, before or after; its modules are part of the outer log anyway."
             )
         freed_memory().begin()

@@ -59,5 +59,5 @@ def _mapping(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(
-            f'--map must be a file of JSON, such as {{"h.*.ln_1": "blocks.*.norm1"}}; {path} is none ({error}).'
+            f'--map must be a file of JSON, such as {{"h.*.ln_1": "blocks.*.norm1"}}; {path} is not JSON ({error}).'
         ) from error

@@ -181,7 +181,7 @@ def _argument(place: int) -> Instead:
         result = func(*args, **kwargs)
         tensors = [arg for arg in [*args, *kwargs.values()] if isinstance(arg, Tensor)]
         if not isinstance(result, Tensor) or place >= len(tensors) or tensors[place].numel() != result.numel():
-            raise NotReplayableError("it has another shape than what goes in")
+            raise NotReplayableError("its shape differs from that of its input")
         return tensors[place].reshape(result.shape)
 
     return instead

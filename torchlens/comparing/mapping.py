@@ -14,7 +14,9 @@ def fixed_by_name(
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Pairs of entries and pairs of weights. `{'h.*.ln_1': 'blocks.*.norm1'}` says it of all layers at once."""
     if not isinstance(mapping, Mapping):
-        raise TypeError(f"mapping must be a dict of names of the reference to names of the candidate, got {got(mapping)}.")
+        raise TypeError(
+            f"mapping must be a dict from names in the reference to names in the candidate, got {got(mapping)}."
+        )
     entries: list[tuple[int, int]] = []
     weights: list[tuple[int, int]] = []
     names = [_named_entries(side) for side in (ours, theirs)]
@@ -22,7 +24,7 @@ def fixed_by_name(
     for first, second in mapping.items():
         for name in (first, second):
             if not isinstance(name, str):
-                raise TypeError(f"mapping must be a dict of names to names, got {got(name)} in it.")
+                raise TypeError(f"mapping must be a dict from names to names, got {got(name)} in it.")
         number = len(entries) + len(weights)
         for (a, b), found in ((names, entries), (stored, weights)):
             for name, place in a.items():

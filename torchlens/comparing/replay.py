@@ -133,7 +133,7 @@ class Replay:
         if operation in (OUTPUT, IDENTITY):
             return next(iter(places.values()))
         if isinstance(operation.func, StandIn):
-            raise NotReplayableError("its function did not come along")
+            raise NotReplayableError("its function was not stored")
         if operation.kind is Kind.COLLECTIVE:
             raise NotReplayableError("other processes took part in it")
         given = self._recording.saved_args.get(self.side.graph.recorded[entry])
@@ -161,7 +161,7 @@ class Replay:
             if number >= 0:
                 source = self._entry_of.get(number)
                 if source is None or source not in live:
-                    raise NotReplayableError("an argument of it is not in the history")
+                    raise NotReplayableError("one of its arguments is not in the history")
                 found[location] = live[source]
             elif -1 - number < len(params):
                 found[location] = weights.get(-1 - number, params[-1 - number]).detach()

@@ -54,7 +54,7 @@ def _command(fileformat: str) -> list[str]:
     if importlib.util.find_spec("pygraphviz") is not None:
         return [sys.executable, "-c", _BUNDLED, fileformat]
     raise DrawingError(
-        "A picture needs Graphviz, and there is none here. Install it for this Python, pip install 'torchlens[draw]', or "
+        "A picture needs Graphviz, which is not installed. Install it for this Python, pip install 'torchlens[draw]', or "
         "for the machine, for instance apt install graphviz or brew install graphviz. The DOT source needs neither."
     )
 

@@ -34,6 +34,6 @@ def checked_thresholds(given: Mapping[str, Any] | None) -> dict[str, float]:
             hint = did_you_mean(name, THRESHOLDS)
             raise ValueError(f"There is no threshold {name!r}. {hint}There are: {', '.join(map(repr, THRESHOLDS))}.")
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise ValueError(f"The threshold {name!r} must be a number from 0 on, got {got(value)}.")
+            raise ValueError(f"The threshold {name!r} must be a number of at least 0, got {got(value)}.")
         found[name] = float(value)
     return found

@@ -37,7 +37,7 @@ def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
     num_entries = len(log.graph.recorded)
     unsaved = [entry for entry in range(num_entries) if not log.is_saved(entry) and _is_number(log, entry)]
     if not any(map(log.is_saved, range(num_entries))):
-        raise ValueError("No tensor of this log is saved, so there is nothing to look at. Log with layers_to_save='all'.")
+        raise ValueError("This log has no saved tensors, so there is nothing to check. Log with layers_to_save='all'.")
     valueless = {entry: why for entry, why in log.valueless_entries().items() if _is_number(log, entry)}
     saved = [entry for entry in range(num_entries) if log.is_saved(entry) and _is_number(log, entry)]
     if saved and len(valueless) == len(saved):

@@ -108,7 +108,7 @@ class Log:
             if not self._graph.is_exact:
                 warn_caller(
                     "torchlens: parts of a tensor were written in too irregular a pattern to follow (as_strided, or a huge "
-                    "diagonal): some operations may list parents of which they read nothing."
+                    "diagonal): some operations may list parents that they do not read."
                 )
         return self._graph
 

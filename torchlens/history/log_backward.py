@@ -39,9 +39,9 @@ def log_backward(
         pause_collector(user)
         if not _watch_outside(loss, gradients, outside, hidden):
             raise ValueError(
-                "The loss does not lead back to this forward pass; a later call of the model is another one. Compute it "
-                f"from saved tensors, like history[{_output_label(log)!r}].tensor_contents. If it was computed from some "
-                "that are not saved, log with save_gradients=True."
+                "The loss does not lead back to this forward pass; a later call of the model is a different pass. Compute "
+                f"it from saved tensors, like history[{_output_label(log)!r}].tensor_contents. If it was computed from "
+                "tensors that are not saved, log with save_gradients=True."
             )
         ends = [inputs] if isinstance(inputs, torch.Tensor | GradientEdge) else inputs and list(inputs)
         _run(partial(loss.backward, gradient, retain_graph, create_graph, ends), gradients, ends or [])
@@ -135,7 +135,7 @@ def _check_loss(loss: Any, log: Log) -> None:
         raise TypeError(f"loss must be a tensor, got {got(loss)}.")
     if log.recording.is_copy:
         raise ValueError(
-            "This history was pickled or deep-copied, and its tensors are part of no autograd graph any more. Call "
+            "This history was pickled or deep-copied, and its tensors are no longer part of an autograd graph. Call "
             "log_backward on the history that log_forward_pass returned, before copying it."
         )
     if not any(row.gradfunc is not None for row in log.recording.rows):

@@ -68,7 +68,7 @@ class Marks:
         if num_unknown and num_unknown == len(values):
             raise ValueError(
                 f"None of the {num_unknown} layers and modules of this overlay is in this history, for instance "
-                f"{next(iter(values))!r}. Was it made of another model?"
+                f"{next(iter(values))!r}. Was it made from another model?"
             )
         for key, given in values.own.items() if isinstance(values, Overlay) else ():
             self._mark(self._own_of_call, calls.get(key, ()), number(given, key))

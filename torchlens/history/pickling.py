@@ -52,7 +52,7 @@ class Format:
 def _check_format(number: int, layout: int, written_by: str) -> None:
     if (number, layout) != (_NUMBER, _layout()):
         raise TorchLensError(
-            f"This history was pickled by torchlens {written_by}, whose logs look different from those of this one, "
+            f"This history was pickled by torchlens {written_by}, whose format differs from that of this version, "
             f"{_version()} (format {number}.{layout:08x}, here {_NUMBER}.{_layout():08x}). Load it with the version that "
             "wrote it, or log the model again. To keep a graph for longer, write it with history.to_json(path)."
         )

@@ -100,14 +100,14 @@ def _check_same(before: Recording, after: Recording, order_before: Sequence[int]
             )
         ):
             raise DifferentGraphError(
-                f"This run of {after.model_name} differs from the logged one at step {number}: there "
-                f"{_step(before, old)}, here {_step(after, new)}. A model whose operations depend on its input, or on "
-                "what it remembers, must be logged anew: log_forward_pass(model, ...)."
+                f"This run of {after.model_name} differs from the logged one at step {number}: the logged run did "
+                f"{_step(before, old)}, this one {_step(after, new)}. If a model's operations depend on its input or on "
+                "its own state, log it again: log_forward_pass(model, ...)."
             )
     if len(before.rows) != len(after.rows):
         raise DifferentGraphError(
-            f"This run of {after.model_name} did {len(after.rows)} steps, the logged one {len(before.rows)}, the same "
-            "up to there. Log it anew: log_forward_pass(model, ...)."
+            f"This run of {after.model_name} did {len(after.rows)} steps and the logged one {len(before.rows)}; they agree "
+            "up to there. Log it again: log_forward_pass(model, ...)."
         )
 
 

@@ -59,7 +59,7 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     name = "float0" if dtype == jax.dtypes.float0 else dtype.name
     known: torch.dtype | None = _SAME.get(name) or _WIDER.get(name)
     if known is None:
-        raise TypeError(f"An array must have a type that can be shown as a torch tensor, got {dtype}.")
+        raise TypeError(f"An array must have a dtype that a torch tensor can represent, got {dtype}.")
     return known
 
 

@@ -52,7 +52,7 @@ def called(model: Any) -> Any:
     """What is called where the model is a dict or list of layers; otherwise the model."""
     if isinstance(model, jax.stages.Compiled | jax.stages.Lowered):
         raise TypeError(
-            f"model must be a function that can be run step by step, got {type(model).__name__}, what jax.jit made of one. "
+            f"model must be a function that can be run step by step, got {type(model).__name__}, a program made from one. "
             "Give the function itself, or the jitted function before lower() and compile()."
         )
     return model if callable(model) else Layers(model)

@@ -76,8 +76,8 @@ def _scan(args: Arrays, params: dict[str, Any]) -> list[Any]:
 
 def _refuse(args: Arrays, params: dict[str, Any]) -> list[Any]:
     raise TorchLensError(
-        "A log cannot follow references that are written to (jax.new_ref): it knows arrays by what they are, and what is "
-        "in a reference changes. Carry the array instead (x = x.at[0].set(1)), or log the function without that part."
+        "A log cannot follow references that are written to (jax.new_ref), because it identifies arrays by what they are, "
+        "and a reference changes. Pass the array along instead (x = x.at[0].set(1)), or log the function without that part."
     )
 
 

@@ -78,8 +78,8 @@ def check_internals() -> None:
     ]
     if missing:
         raise TorchLensError(
-            f"JAX {jax.__version__} is built differently from the versions that torchlens knows (0.10): it has no "
-            f"{' and no '.join(missing)}. Install a version that is known: pip install 'jax>=0.10,<0.11'."
+            f"JAX {jax.__version__} is built differently from the versions that torchlens supports (0.10): it has no "
+            f"{' and no '.join(missing)}. Install a supported version: pip install 'jax>=0.10,<0.11'."
         )
 
 

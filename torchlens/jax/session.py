@@ -37,7 +37,7 @@ class JaxSession:
         check_internals()
         if CURRENT.recorder is not None:
             raise NestedLogError(
-                "A function is being logged in this thread already, and a log cannot hold another. Log the inner function "
+                "This thread is already logging a function, and logs cannot be nested. Log the inner function "
                 "on its own, before or after; its operations are part of the outer log anyway."
             )
         freed_memory().begin()
@@ -67,8 +67,8 @@ class JaxSession:
             self._settle_traced_calls()
             if not recorder.num_seen:
                 raise TorchLensError(
-                    f"{self._name} ran no JAX operation, so there is nothing to log. Give it arrays of JAX, or numpy "
-                    "arrays that it computes with by jax.numpy; what numpy itself or another library computes is not seen."
+                    f"{self._name} ran no JAX operation, so there is nothing to log. Give it JAX arrays, or NumPy "
+                    "arrays that it passes to jax.numpy; what NumPy itself or another library computes is not seen."
                 )
             return result
         finally:

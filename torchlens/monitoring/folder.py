@@ -98,7 +98,7 @@ def read_json_file(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path.name} is no JSON: {type(error).__name__}") from None
+        raise ValueError(f"{path.name} is not JSON: {type(error).__name__}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} holds no JSON object")
+        raise ValueError(f"{path.name} does not hold a JSON object")
     return value

@@ -36,7 +36,7 @@ class Ring:
         self._capacity = self._read(_CAPACITY)
         if self._map[:8] != _MAGIC or self._capacity != size - _HEADER or self._capacity % 8:
             self._map.close()
-            raise ValueError(f"{path.name} is no ring buffer")
+            raise ValueError(f"{path.name} is not a ring buffer")
 
     @classmethod
     def create(cls, path: Path, capacity: int) -> "Ring":

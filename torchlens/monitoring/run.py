@@ -253,7 +253,7 @@ class Run:
         refuse_video_options("video", foreign, "what, show, every, seconds, fps, size, rows, basis")
         check_choice("what", what, ("outputs", "gradients"))
         if what == "gradients" and what not in self.options.log:
-            raise ValueError("what='gradients' films what is recorded: monitor(..., log=) must have 'gradients' in it.")
+            raise ValueError("what='gradients' films recorded gradients, so monitor(..., log=) must include 'gradients'.")
         is_resumed = self._first_step > 0
         options = video_options(address, path, self._addresses(), show, fps, size, basis, is_resumed)
         return self._track("video", options, rows, every, seconds, what)

@@ -64,7 +64,7 @@ class ProfileOptions:
         if self.has_inputs and (self.skip or self.measure or self.every):
             raise ValueError("skip, measure and every are for a loop of your own; with inputs, use warmup and repeats.")
         if self.measure is not None and self.every is None:
-            raise ValueError("measure tells how many steps of `every` to measure; give both: measure=5, every=100.")
+            raise ValueError("measure is how many steps out of `every` to measure; give both: measure=5, every=100.")
         if self.every is not None and self.every < self.warmup + (self.measure or 1):
             raise ValueError(
                 f"every must be at least warmup + measure ({self.warmup} + {self.measure or 1}), got {self.every}."

@@ -64,7 +64,9 @@ class Profile:
     def start(self) -> "Profile":
         """Begins to measure, until `finish` is called. `with` does both."""
         if self._thread:
-            raise RuntimeError("A profile measures once, and this one has begun. Make a new one: torchlens.profile(model).")
+            raise RuntimeError(
+                "A profile can be started only once, and this one has been. Make a new one: torchlens.profile(model)."
+            )
         assert self._watcher is not None
         self._thread = threading.get_ident()
         try:
@@ -79,7 +81,7 @@ class Profile:
         if self._watcher is None:
             return
         if self._thread not in (0, threading.get_ident()):
-            raise RuntimeError("A profile is finished in the thread that started it: it measures what that thread does.")
+            raise RuntimeError("A profile must be finished in the thread that started it, because it measures that thread.")
         watcher = self._watcher
         try:
             watcher.stop()
@@ -120,8 +122,8 @@ class Profile:
         """All records together."""
         if self._measurements is None:
             raise RuntimeError(
-                f"This profile of {self._model_name} has nothing to tell before measuring is over: read it after the "
-                "`with` block, or after `finish()`."
+                f"This profile of {self._model_name} has no results until measuring ends: read it after the `with` "
+                "block, or after `finish()`."
             )
         return self._measurements
 

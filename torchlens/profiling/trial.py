@@ -38,7 +38,7 @@ def run_trial(
     finally:
         state.restore()
         for problem in state.problems:
-            profile.problems.add(f"Not everything could be kept and put back ({problem})")
+            profile.problems.add(f"Not all state could be saved and restored ({problem})")
 
 
 def _begin_run(model: torch.nn.Module, inputs: list[KeptTensor]) -> None:

@@ -129,7 +129,7 @@ def decisions_of(document: dict[str, Any]) -> Decisions:
     form, count = document["graph"], len(document["rows"]["operation"])
     recorded = _checked(form["recorded"], count)
     if not set(map(type, chain.from_iterable(form["reads"]))) <= {int}:
-        raise TraceError("What an entry reads must be told by numbers.")
+        raise TraceError("What an entry reads must be given as numbers.")
     reads = list(map(tuple, form["reads"]))
     if not _all_come_before(reads, 1):
         for entry, own in enumerate(reads):
@@ -233,7 +233,7 @@ def _classes(form: Any, calls: Sequence[ModuleCall]) -> dict[str, str]:
     classes = {str(address): str(kind) for address, kind in form.items()}
     for call in calls:
         if call.address not in classes:
-            raise TraceError(f"Nothing says of which class the module {shown(call.address)} is.")
+            raise TraceError(f"The class of the module {shown(call.address)} is missing.")
     return classes
 
 

@@ -38,7 +38,7 @@ class OpenFile:
         weakref.finalize(self, os.close, self._number).atexit = False
         self._state = self._look()
         if not stat.S_ISREG(self._state[0]):
-            raise TraceError(f"{printable(str(path))} is no file that could be read from any place.")
+            raise TraceError(f"{printable(str(path))} cannot be read at arbitrary positions.")
         self._lock = threading.Lock()
 
     @property
@@ -103,7 +103,7 @@ def read_header(file: OpenFile) -> Header:
             raise TraceError(f"Its header would take {length} bytes, and the file has {file.num_bytes}.")
         return parse_header(file.read(8, 8 + length).numpy().tobytes(), file.num_bytes - 8 - length)
     except TraceError as error:
-        raise TraceError(f"{printable(str(file.path))} is no safetensors file that can be read. {error}") from None
+        raise TraceError(f"{printable(str(file.path))} is not a readable safetensors file. {error}") from None
 
 
 class TraceFiles:
@@ -184,7 +184,7 @@ def _open_shards(index: Path) -> TraceFiles:
         shards: dict[str, str] = content["weight_map"]
         names = dict.fromkeys(shards.values())
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise TraceError(f"{where} is no index of safetensors files: {shown(str(error))}.") from None
+        raise TraceError(f"{where} is not an index of safetensors files: {shown(str(error))}.") from None
     if len(names) > _MOST_SHARDS:
         raise TraceError(f"{where} names {len(names)} files; at most {_MOST_SHARDS} are read.")
     found: dict[str, tuple[OpenFile, int, Place]] = {}

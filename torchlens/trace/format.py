@@ -83,13 +83,13 @@ def header_bytes(places: Iterable[tuple[str, Place]], metadata: dict[str, str], 
 def parse_header(text: bytes, data_bytes: int) -> Header:
     """The header of a file that has `data_bytes` behind it, after seeing that all of it makes sense."""
     if not text.startswith(b"{"):
-        raise TraceError("Its header is no JSON object.")
+        raise TraceError("Its header is not a JSON object.")
     try:
         entries = json.loads(text)
         if text.count(b'"data_offsets"') != len(entries) - ("__metadata__" in entries):  # or a name looks like that
             entries = json.loads(text, object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError too
-        raise TraceError(f"Its header is no JSON: {shown(str(error))}.") from None
+        raise TraceError(f"Its header is not JSON: {shown(str(error))}.") from None
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise TraceError("The metadata in its header must be text by name.")
@@ -153,7 +153,7 @@ def checked_place(name: str, entry: Any, data_bytes: int) -> Place:
     except (KeyError, TypeError, ValueError):
         raise TraceError(f"The tensor {shown(name)} must have a dtype, a shape and two data_offsets.") from None
     if type(dtype) is not str or dtype not in _BITS:
-        raise TraceError(f"The tensor {shown(name)} has the dtype {shown(dtype)}, which is not known here.")
+        raise TraceError(f"The tensor {shown(name)} has the dtype {shown(dtype)}, which is unknown here.")
     if len(name) > _LONGEST_NAME:
         raise TraceError(f"The name {shown(name)} is longer than {_LONGEST_NAME} letters.")
     numbers = (*shape, start, end) if type(shape) is list else (None,)

@@ -36,7 +36,7 @@ def open_unfinished(path: Path) -> TraceFiles:
         raise TraceError(f"The journal of {printable(str(path))} has {journal.num_bytes} bytes, more than are read.")
     lines = list(_lines(journal.read(0, journal.num_bytes).numpy().tobytes()))
     if not lines or "torchlens" not in lines[0]:
-        raise TraceError(f"{printable(str(journal.path))} is no journal of a trace.")
+        raise TraceError(f"{printable(str(journal.path))} is not the journal of a trace.")
     metadata = {key: str(value) for key, value in lines[0].items()}
     files: dict[int, tuple[OpenFile, int]] = {}
     places: dict[str, tuple[OpenFile, int, Place]] = {}

@@ -174,7 +174,7 @@ def function_of(parts: Any) -> Any:
     """What stands for a function, or the operator itself, which does nothing until it is called."""
     module, path, text, names, name = parts
     if not all(isinstance(word, str) for word in (path, text, name, *names)) or not isinstance(module, str | None):
-        raise TraceError(f"A function must be told by its names, not by {shown(parts)}.")
+        raise TraceError(f"A function must be given by its names, not by {shown(parts)}.")
     operator = _operator_at(module, path)
     if operator is not None:
         return operator
@@ -212,7 +212,7 @@ class PythonReader:
         for word, reading in _READINGS.items():
             if word in form:
                 return reading(self, form)
-        raise TraceError(f"A value must be of a kind that is known, not {shown(form)}.")
+        raise TraceError(f"A value must be of a known kind, not {shown(form)}.")
 
     def pairs(self, form: Any) -> dict[Any, Any]:
         """A dictionary, from its pairs; a key that cannot be one is told by how it prints."""

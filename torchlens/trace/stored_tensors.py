@@ -103,7 +103,7 @@ def _tensor_of(files: TraceFiles, note: Note) -> Tensor:
         return _view_of(files, note, dtype)
     shape = place.shape if stored is not None and dtype.itemsize == stored.itemsize else place.shape[:-1]
     if math.prod(shape) * dtype.itemsize != place.end - place.start:
-        raise TraceError(f"The tensor {shown(key)} has not as many bytes as {dtype} takes.")
+        raise TraceError(f"The tensor {shown(key)} has a different number of bytes than {dtype} takes.")
     memory, strides = _memory_of(files, note, len(shape))
     tensor = _over(memory, dtype, 0, shape, strides)
     if note.get("conj") is True and tensor.is_complex():

@@ -414,5 +414,5 @@ def test_a_bad_check_or_threshold_says_what_there_is():
         tl.profile(nn.ReLU(), check="nan")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no threshold 'dead_shar'.*Did you mean 'dead_share'"):
         tl.profile(nn.ReLU(), check="health", thresholds={"dead_shar": 0.5})
-    with pytest.raises(ValueError, match="'dead_share' must be a number from 0 on, got 'many'"):
+    with pytest.raises(ValueError, match="'dead_share' must be a number of at least 0, got 'many'"):
         tl.profile(nn.ReLU(), check="health", thresholds={"dead_share": "many"})

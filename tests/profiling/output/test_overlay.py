@@ -113,7 +113,7 @@ def test_the_page_shows_what_the_drawing_shows():
 def test_an_overlay_of_another_model_is_refused():
     history = tl.get_model_metadata(Recurrent(), torch.ones(2, 4))
     strange = Overlay({"stem": 1.0}, title="time")
-    with pytest.raises(ValueError, match="Was it made of another model"):
+    with pytest.raises(ValueError, match="Was it made from another model"):
         lines_of(history, strange)
 
 

@@ -88,6 +88,8 @@ def classic_field(owner: Any, name: str) -> Any:
     listing = f"help(torchlens.{'LayerEntry' if is_entry else 'ModelHistory'}) lists them."
     if not is_entry and name not in foreign and (hasattr(LayerEntry, name) or name in ENTRY_FIELDS):
         each = f"history[0].{name}, or [entry.{name} for entry in history]"
-        raise AttributeError(f"{kind.__name__!r} has no field {name!r}: each of its entries has. Use {each}.", name=name)
+        raise AttributeError(
+            f"{kind.__name__!r} has no field {name!r}, but each of its entries has. Use {each}.", name=name
+        )
     own = [*dir(kind), *fields]
     raise AttributeError(no_such_name(repr(kind.__name__), "field", name, foreign, own, listing), name=name)

@@ -73,7 +73,7 @@ class LoggedSteps:
             problems.add(
                 "The model, or a part of it, is compiled: at operation level its source is run instead"
                 if is_in_depth
-                else "The model, or a part of it, is compiled: what is inside that is not seen, and FLOPs are not counted"
+                else "The model, or a part of it, is compiled: the profile does not see inside, and FLOPs are not counted"
             )
             return is_in_depth
         # Of a warm-up step nothing is summed up.

@@ -263,7 +263,9 @@ class Watcher:
 
     def _note_saved(self, call: Call, nodes: list[Any]) -> None:
         if not CAN_TELL:
-            self._problems.add("Activations kept for backward were not measured: this version of torch does not tell")
+            self._problems.add(
+                "Activations kept for backward were not measured: this version of torch does not report them"
+            )
             return
         for node in nodes:
             maker = self.ledger.owners.of(node._sequence_nr()) or call

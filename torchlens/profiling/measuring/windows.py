@@ -71,7 +71,7 @@ class Windows:
             if not window.has_memory:
                 problems.add(
                     "Memory was not measured in some steps: another profiler was running (torch.profiler, or a profile of "
-                    "another model in this thread), and there is room for one"
+                    "another model in this thread), and only one can run at a time"
                 )
             if window.has_memory and not is_warmup:
                 self._details.has_listened(signature)
