@@ -9,7 +9,8 @@ from tests.viewer.viewer_models import LoopInLoop, history_of
 from tests.work import lines_run
 from torchlens.viewer.data import page_data
 from torchlens.viewer.folding import fold
-from torchlens.viewer.outline import Outline, Part, outline
+from torchlens.viewer.outline import outline
+from torchlens.viewer.parts import Outline, Part
 
 
 def _outlined(history) -> Outline:

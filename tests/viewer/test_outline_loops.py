@@ -12,7 +12,8 @@ from tests.work import lines_run
 from torchlens.history.log import source_line
 from torchlens.viewer.folding import fold
 from torchlens.viewer.loop_tree import find_loops
-from torchlens.viewer.outline import Outline, Part, outline
+from torchlens.viewer.outline import outline
+from torchlens.viewer.parts import Outline, Part
 
 # A program is a list of statements: the number of a layer, or (times, program).
 

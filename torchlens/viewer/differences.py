@@ -9,8 +9,8 @@ from typing import Any
 from torchlens.graph.operation_kinds import SAME_NUMBERS
 from torchlens.history.argument_words import argument_words
 from torchlens.history.log import Log
-from torchlens.viewer.outline import Part
 from torchlens.viewer.pairs import PartPair, Side
+from torchlens.viewer.parts import Part
 from torchlens.viewer.relative_error import is_rounding, relative_error
 
 __all__ = ["KINDS_OF_DIFFERENCE", "Difference", "find_differences", "given_differences"]

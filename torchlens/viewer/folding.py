@@ -12,7 +12,7 @@ import numpy as np
 
 from torchlens.capture.operations import IDENTITY
 from torchlens.history.log import Log
-from torchlens.viewer.outline import Outline, Part
+from torchlens.viewer.parts import Outline, Part
 
 __all__ = ["fold"]
 

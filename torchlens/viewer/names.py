@@ -7,7 +7,7 @@ import torch
 from torchlens.capture.recording import Failure
 from torchlens.graph.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, SAME_NUMBERS
 from torchlens.history.log import Log
-from torchlens.viewer.outline import Part
+from torchlens.viewer.parts import Part
 
 __all__ = ["KINDS", "PARTS", "SIDES", "Names"]
 

@@ -5,86 +5,18 @@ divide the operations finely enough, loops, repeats of identical parts, and span
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from torchlens.capture.recording import ModuleCall, Row
-from torchlens.graph.rolling import roll
 from torchlens.history.log import Log
-from torchlens.viewer.loop_tree import LoopTree, find_loops
+from torchlens.viewer.loop_tree import LoopTree
+from torchlens.viewer.module_events import Event, ModuleEvents
+from torchlens.viewer.parts import FailedCall, Link, Outline, Part, boxes_in, walk
 
-__all__ = ["FailedCall", "Link", "Outline", "Part", "outline", "walk"]
-
-
-@dataclass(slots=True, eq=False)
-class Part:
-    """One operation or one box of the outline.
-
-    `kind` is 'operation', 'module', 'loop', 'repeat' (identical parts), 'step' (one of them), 'span', 'range' or
-    'constants'. Parts are in the order in which they first ran. `passes` has the entries of each pass of an operation;
-    `buffers` are entries that live in it. `num_passes` counts all, over all passes of what is around it; `num_each` says
-    how many a loop has in each of those, if they are several and agree, else 0.
-    """
-
-    kind: str
-    order: float
-    address: str = ""
-    num_passes: int = 1
-    calls: Sequence[int] = ()
-    children: list["Part"] = field(default_factory=list)
-    passes: list[list[int]] = field(default_factory=list)
-    buffers: Sequence[int] = ()
-    above: "Part | None" = None
-    shape: Hashable = None  # what makes it identical to another
-    num_each: int = 0
-
-
-class Link(NamedTuple):
-    """An edge between two parts without parts inside. `around` is what it goes round to the next pass of, if it does."""
-
-    source: Part
-    target: Part
-    around: Part | None
-
-
-class Outline(NamedTuple):
-    """The outermost box, and every edge once."""
-
-    root: Part
-    links: list[Link]
-
-
-@dataclass(frozen=True, slots=True)
-class FailedCall:
-    """The operation that raised, as one more entry: in which module call it ran and what it read."""
-
-    module_call: int
-    parents: tuple[int, ...]
+__all__ = ["outline"]
 
 
 def outline(log: Log, failed: FailedCall | None = None) -> Outline:
     """Modules, loops and operations, as they ran; nothing is folded yet. A failed call is the entry after the last."""
     return _Builder(log, failed).build()
-
-
-def walk(root: Part, visit: Callable[[Part, int], None]) -> None:
-    """Calls `visit(part, number of its parent)` for each part, parents first, children in order."""
-    pending: list[tuple[Part, int]] = [(root, -1)]
-    count = 0
-    while pending:
-        part, parent = pending.pop()
-        visit(part, parent)
-        own, count = count, count + 1
-        pending.extend((child, own) for child in reversed(part.children))
-
-
-class _Event(NamedTuple):
-    """What one call of a module did at one moment: an operation (its first entry), or a call of another module."""
-
-    time: float
-    entry: int  # -1 for a call
-    call: int  # -1 for an operation
 
 
 class _Builder:
@@ -96,37 +28,16 @@ class _Builder:
 
     def __init__(self, log: Log, failed: FailedCall | None) -> None:
         self.log = log
-        graph = log.graph
-        self.parents: list[Sequence[int]] = list(graph.parents)
-        self.call_of = [log.row(entry).module_call for entry in range(len(graph.recorded))]
-        self.order = [float(entry) for entry in range(len(graph.recorded))]
-        rolled = roll(log.recording, graph)
-        self.layer_of = rolled.first_of
-        self.aside = {*graph.inputs, *graph.outputs, *graph.buffers}  # no steps of the program
-        self._place_buffers()
-        if failed is not None:
-            self.parents.append(failed.parents)
-            self.call_of.append(failed.module_call)
-            self.layer_of.append(len(self.order))
-            self.order.append(float(len(self.order)))
-        self.head_of = self._heads()
-        self.entries_of_call: dict[int, list[int]] = {}
-        for entry, call in enumerate(self.call_of):
-            self.entries_of_call.setdefault(call, []).append(entry)
-        self.calls_in: dict[int, list[int]] = {}
-        for number, record in enumerate(log.recording.module_calls):
-            if number:
-                self.calls_in.setdefault(record.parent, []).append(number)
-        self.layers_in, self.time_of_call = self._look_into_calls()
+        self.events = ModuleEvents(log, failed)
         self.frame_above: list[int] = []
         self.frame_depth: list[int] = []
         self.frame_part: list[Part] = []
-        self.frame_of = [0] * len(self.parents)
-        self.unit_of: list[Part | None] = [None] * len(self.parents)
+        self.frame_of = [0] * len(self.events.parents)
+        self.unit_of: list[Part | None] = [None] * len(self.events.parents)
 
     def build(self) -> Outline:
         root = self._box([0], [-1], "")
-        for box in _boxes_in(root):
+        for box in boxes_in(root):
             for part in box.children:
                 part.above = box
         self._count_each()
@@ -151,63 +62,16 @@ class _Builder:
             if len(counts) == num_around > 1 and len(set(counts.values())) == 1:
                 part.num_each = next(iter(counts.values()))
 
-    # -- entries -----------------------------------------------------------------------------------------------------
-
-    def _place_buffers(self) -> None:
-        """A buffer stands with the first operation that reads it, in the innermost module that all its readers share."""
-        calls, chains = self.log.recording.module_calls, self.log.graph.module_chains
-        for entry in self.log.graph.buffers:
-            readers = self.log.graph.children[entry]
-            if not readers:
-                continue
-            first = min(readers)
-            shared = chains[self.call_of[first]]
-            for reader in readers:
-                chain = chains[self.call_of[reader]]
-                same = 0
-                while same < min(len(chain), len(shared)) and calls[chain[same]].address == calls[shared[same]].address:
-                    same += 1
-                shared = shared[:same]
-            self.call_of[entry] = shared[-1] if shared else 0
-            self.order[entry] = first - 0.5
-
-    def _heads(self) -> list[int]:
-        """For each entry the first entry of the same call: a `split` is one operation with several results."""
-        heads = list(range(len(self.parents)))
-        rows, recorded = self.log.recording.rows, self.log.graph.recorded
-        for entry in range(1, len(recorded)):
-            row = rows[recorded[entry]]
-            if row.output_index:
-                before = rows[recorded[entry - 1]]
-                if before.output_index is not None and row.operation is before.operation:
-                    step = row.output_index - before.output_index
-                    if step > 0 and recorded[entry] - recorded[entry - 1] == step:
-                        heads[entry] = heads[entry - 1]
-        return heads
-
-    def _look_into_calls(self) -> tuple[dict[int, set[int]], dict[int, float]]:
-        """The layers and the time of the first operation in each call of a module."""
-        layers: dict[int, set[int]] = {}
-        times: dict[int, float] = {}
-        chains = self.log.graph.module_chains
-        for call, entries in self.entries_of_call.items():
-            own = {self.layer_of[self.head_of[entry]] for entry in entries}
-            first = min(self.order[entry] for entry in entries)
-            for above in chains[call]:
-                layers.setdefault(above, set()).update(own)
-                times[above] = min(times.get(above, first), first)
-        return layers, times
-
     # -- boxes -------------------------------------------------------------------------------------------------------
 
     def _box(self, calls: list[int], frames_above: list[int], address: str) -> Part:
         """A module with everything that ran in the given calls of it."""
         box = Part("module", 0.0, address, len(calls), calls)
         frames = [self._frame(above, box) for above in frames_above]
-        events = [self._events(call) for call in calls]
-        tree = self._loop_tree(events)
+        events = [self.events.of(call) for call in calls]
+        tree = self.events.loop_tree(events)
         boxed, frame_of_iteration = self._boxed_loops(calls, frames, events, tree)
-        units: list[list[tuple[_Event, int]]] = [[] for _ in tree.loop_of_unit]
+        units: list[list[tuple[Event, int]]] = [[] for _ in tree.loop_of_unit]
         for number, own in enumerate(events):
             for event, unit, iteration in zip(own, tree.units[number], tree.iterations[number], strict=True):
                 while iteration >= 0 and iteration not in frame_of_iteration:
@@ -217,7 +81,9 @@ class _Builder:
         self._arrange(box, parts, tree, boxed)
         for call, frame in zip(calls, frames, strict=True):
             box.children += [
-                self._aside(entry, frame) for entry in self.entries_of_call.get(call, ()) if entry in self.aside
+                self._aside(entry, frame)
+                for entry in self.events.entries_of_call.get(call, ())
+                if entry in self.events.aside
             ]
         box.children.sort(key=lambda part: part.order)
         box.order = min((part.order for part in box.children), default=0.0)
@@ -229,63 +95,8 @@ class _Builder:
         self.frame_part.append(part)
         return len(self.frame_part) - 1
 
-    def _events(self, call: int) -> list[_Event]:
-        """What a call did, in order, without inputs, outputs and buffers."""
-        heads, aside, order = self.head_of, self.aside, self.order
-        own = self.entries_of_call.get(call, ())
-        found = [_Event(order[entry], entry, -1) for entry in own if heads[entry] == entry and entry not in aside]
-        inner = [other for other in self.calls_in.get(call, ()) if other in self.layers_in]
-        if inner:
-            found += [_Event(self.time_of_call[other], -1, other) for other in inner]
-            found.sort()
-        return found
-
-    def _loop_tree(self, events: list[list[_Event]]) -> LoopTree:
-        places: dict[Hashable, int] = {}
-        symbols: dict[Hashable, int] = {}
-        symbol_of: list[int] = []
-        module_of = self._same_modules([event.call for own in events for event in own if event.call >= 0])
-        rows, recorded, calls = self.log.recording.rows, self.log.graph.recorded, self.log.recording.module_calls
-        sequences = []
-        for own in events:
-            sequence = []
-            for event in own:
-                symbol: Hashable
-                source: ModuleCall | Row | None
-                if event.call >= 0:
-                    symbol, source = (module_of[event.call],), calls[event.call]
-                elif event.entry < len(recorded):
-                    symbol, source = self.layer_of[event.entry], rows[recorded[event.entry]]
-                else:
-                    symbol, source = "failed", None
-                place = symbol if source is None else (symbol, source.code, source.instruction)
-                number = places.setdefault(place, len(places))
-                if number == len(symbol_of):
-                    symbol_of.append(symbols.setdefault(symbol, len(symbols)))
-                sequence.append(number)
-            sequences.append(sequence)
-        return find_loops(sequences, symbol_of)
-
-    def _same_modules(self, calls: Sequence[int]) -> dict[int, int]:
-        """For each call the first one of the same module that shares a layer with it: they are passes of it."""
-        above = {call: call for call in calls}
-
-        def find(call: int) -> int:
-            while above[call] != call:
-                above[call] = above[above[call]]
-                call = above[call]
-            return call
-
-        seen: dict[tuple[str, int], int] = {}
-        for call in calls:
-            address = self.log.recording.module_calls[call].address
-            for layer in self.layers_in[call]:
-                first = find(seen.setdefault((address, layer), call))
-                above[max(first, find(call))] = min(first, find(call))
-        return {call: find(call) for call in calls}
-
     def _boxed_loops(
-        self, calls: list[int], frames: list[int], events: list[list[_Event]], tree: LoopTree
+        self, calls: list[int], frames: list[int], events: list[list[Event]], tree: LoopTree
     ) -> tuple[dict[int, Part], dict[int, int]]:
         """The loops that become boxes, and the frames of their iterations.
 
@@ -321,7 +132,7 @@ class _Builder:
             part.num_passes -= 1
         return boxed, frame_of_iteration
 
-    def _carried(self, calls: list[int], events: list[list[_Event]], tree: LoopTree) -> set[int]:
+    def _carried(self, calls: list[int], events: list[list[Event]], tree: LoopTree) -> set[int]:
         """The loops in which an iteration reads what another of theirs made, other than a unit what itself made.
 
         A cell that reads nothing but its own last state needs no box around it to show the loop.
@@ -336,21 +147,21 @@ class _Builder:
                     continue
                 if event.call >= 0:
                     of_call[event.call] = iteration, unit
-                    entries += self._entries_under(event.call)
+                    entries += self.events.entries_under(event.call)
                 else:
                     of_entry[event.entry] = iteration, unit
                     entries.append(event.entry)
 
         def find(entry: int) -> tuple[int, int]:
-            chain = chains[self.call_of[entry]]
+            chain = chains[self.events.call_of[entry]]
             if len(chain) > depth:
                 return of_call.get(chain[depth], (-1, -1))
-            return of_entry.get(self.head_of[entry], (-1, -1))
+            return of_entry.get(self.events.head_of[entry], (-1, -1))
 
         found: set[int] = set()
         for entry in entries:
             mine, unit = find(entry)
-            for parent in self.parents[entry]:
+            for parent in self.events.parents[entry]:
                 theirs, source = find(parent)
                 if theirs >= 0 and theirs != mine and source != unit:
                     loop = _outermost_change(tree, mine, theirs)
@@ -360,15 +171,7 @@ class _Builder:
                 break
         return found
 
-    def _entries_under(self, call: int) -> list[int]:
-        found, pending = [], [call]
-        while pending:
-            one = pending.pop()
-            found += [entry for entry in self.entries_of_call.get(one, ()) if entry not in self.aside]
-            pending += self.calls_in.get(one, ())
-        return found
-
-    def _unit(self, own: list[tuple[_Event, int]]) -> Part:
+    def _unit(self, own: list[tuple[Event, int]]) -> Part:
         """One operation or one module, with all its passes at one place."""
         if own[0][0].call >= 0:
             calls = [event.call for event, _ in own]
@@ -376,7 +179,7 @@ class _Builder:
             part.order = own[0][0].time
             return part
         part = Part("operation", own[0][0].time, num_passes=len(own))
-        heads, count = self.head_of, len(self.head_of)
+        heads, count = self.events.head_of, len(self.events.head_of)
         for event, frame in own:
             entries, last = [event.entry], event.entry + 1
             while last < count and heads[last] == event.entry:
@@ -388,7 +191,7 @@ class _Builder:
         return part
 
     def _aside(self, entry: int, frame: int) -> Part:
-        part = Part("operation", self.order[entry], passes=[[entry]])
+        part = Part("operation", self.events.order[entry], passes=[[entry]])
         self.unit_of[entry], self.frame_of[entry] = part, frame
         return part
 
@@ -418,7 +221,7 @@ class _Builder:
 
     def _simplified(self, box: Part, frames: list[int]) -> Part:
         """A module that is one operation, its buffers aside, is shown as that operation."""
-        operations = [part for part in box.children if not (part.passes and part.passes[0][0] in self.aside)]
+        operations = [part for part in box.children if not (part.passes and part.passes[0][0] in self.events.aside)]
         if len(operations) != 1 or operations[0].kind != "operation" or operations[0].address:
             return box
         unit = operations[0]
@@ -434,14 +237,14 @@ class _Builder:
 
     def _links(self) -> list[Link]:
         found: dict[tuple[int, int, int], Link] = {}
-        for entry, parents in enumerate(self.parents):
+        for entry, parents in enumerate(self.events.parents):
             target, frame = self.unit_of[entry], self.frame_of[entry]
             for parent in parents:
                 source = self.unit_of[parent]
                 assert source is not None
                 assert target is not None
                 around = None
-                if parent not in self.aside:
+                if parent not in self.events.aside:
                     if self.frame_of[parent] != frame:
                         around = self._gone_round(self.frame_of[parent], frame)
                     if around is None and source is target:
@@ -501,13 +304,3 @@ def _outermost_change(tree: LoopTree, one: int, other: int) -> int:
         if lines[1].get(loop, iteration) != iteration:
             changed = loop
     return changed
-
-
-def _boxes_in(root: Part) -> list[Part]:
-    found, pending = [], [root]
-    while pending:
-        box = pending.pop()
-        if box.children:
-            found.append(box)
-            pending += box.children
-    return found

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torchlens.history.base_history import BaseHistory
 from torchlens.history.matching import Matching
 from torchlens.viewer.data import Carried
-from torchlens.viewer.outline import Part
+from torchlens.viewer.parts import Part
 from torchlens.wording import got
 
 __all__ = ["Pair", "PartPair", "Side", "given_pairs", "matched_pairs"]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from torchlens.graph.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, POOLING
 from torchlens.history.log import Log
-from torchlens.viewer.outline import Outline
+from torchlens.viewer.parts import Outline
 
 __all__ = ["residual_links"]
 

@@ -7,7 +7,7 @@ much is inside. Of an operation with many passes the first and the last ones are
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torchlens.viewer.outline import Part
+from torchlens.viewer.parts import Part
 
 __all__ = ["MOST_OPERATIONS", "Selection", "select"]
 
