@@ -19,7 +19,7 @@ test:  ## lint, types and tests
 QUICK := tests/test_api.py tests/test_layout.py tests/capture tests/graph tests/history tests/validation tests/export
 
 quick: $(VENV)/tested lint  ## the essential tests, in under a minute
-	$(BIN)/python -m pytest -m "not slow" $(QUICK)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal $(QUICK)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

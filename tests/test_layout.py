@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -95,40 +96,41 @@ def imports_of(node: ast.AST) -> list[str]:
     return []
 
 
-FILES = sorted(PACKAGE.rglob("*.py"))
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Every file of the package, parsed once."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 def is_for_types(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
 
 
-@pytest.mark.parametrize("path", FILES, ids=[module_name(path) for path in FILES])
-def test_imports_go_one_way(path: Path) -> None:
-    mine = place(module_name(path))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        for name in imports_of(node):
-            if name.partition(".")[0] != "torchlens":
-                continue
-            theirs = place(name)
-            assert theirs == mine or rank(theirs) < rank(mine) or (mine, theirs) in FRIENDS, (
-                f"{module_name(path)} imports {name}"
-            )
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path, tree in trees().items():
+        mine = place(module_name(path))
+        for name in {name for node in ast.walk(tree) for name in imports_of(node)}:
+            theirs = place(name) if name.partition(".")[0] == "torchlens" else mine
+            if not (theirs == mine or rank(theirs) < rank(mine) or (mine, theirs) in FRIENDS):
+                wrong.append(f"{module_name(path)} imports {name}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=[module_name(path) for path in FILES])
-def test_imports_stand_at_the_top_unless_the_package_is_optional(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            for node in ast.walk(function):
-                for name in imports_of(node):
-                    assert name.partition(".")[0] in OPTIONAL, f"{function.name} imports {name}"
+def test_imports_stand_at_the_top_unless_the_package_is_optional() -> None:
+    wrong = []
+    for path, tree in trees().items():
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = {name for node in ast.walk(function) for name in imports_of(node)}
+                if not {name.partition(".")[0] for name in names} <= OPTIONAL:
+                    wrong.append(f"{module_name(path)}.{function.name} imports {sorted(names)}")
+    assert wrong == []
 
 
 def test_no_imports_go_round_in_a_circle() -> None:
     graph: dict[str, set[str]] = {}
-    for path in FILES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+    for path, tree in trees().items():
         named = [name for node in tree.body if not is_for_types(node) for name in imports_of(node)]
         graph[module_name(path)] = {name for name in named if name.startswith("torchlens.")}
     try:
@@ -138,10 +140,10 @@ def test_no_imports_go_round_in_a_circle() -> None:
 
 
 def test_optional_packages_are_never_imported_at_the_top() -> None:
-    for path in FILES:
+    for path, tree in trees().items():
         # The room of a framework is entered by those who use the framework.
         optional = OPTIONAL - {place(module_name(path))}
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in tree.body:
             if not is_for_types(node):
                 assert not optional & {name.partition(".")[0] for name in imports_of(node)}, module_name(path)
 

@@ -8,6 +8,7 @@ import torchlens as tl
 from tests.fuzz.view_programs import check_gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 200, 50))
 @pytest.mark.parametrize("saves", [True, False])
 def test_gradients_of_random_programs_are_those_without_views_and_writes(start: int, saves: bool) -> None:

@@ -135,6 +135,7 @@ def test_a_module_that_raises_undoes_it_too() -> None:
     assert parents(history, "sin_1") == ["exp_1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Llama", "Mixtral", "Qwen2", "Gemma", "T5"])
 def test_the_residual_of_a_transformer_starts_at_the_input_of_its_block(name: str) -> None:
     library = import_transformers()

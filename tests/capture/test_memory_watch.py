@@ -378,6 +378,7 @@ def test_limits_of_containers(tmp_path: Path) -> None:
 
 
 @needs_linux
+@pytest.mark.slow
 def test_a_real_log_is_warned_of_as_its_process_grows() -> None:
     """Nothing but the number of what is free is made up here."""
     program = """

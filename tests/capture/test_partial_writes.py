@@ -244,6 +244,7 @@ def assigned(y: torch.Tensor, number: int) -> None:
     y[number % len(y)] += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [rows, columns, overlapping, assigned])
 @pytest.mark.parametrize("options", [{}, {"layers_to_save": "none"}, {"save_function_args": True}], ids=str)
 def test_the_work_grows_with_the_number_of_writes(write: Callable[..., None], options: dict[str, Any]) -> None:

@@ -65,6 +65,7 @@ def look_at_everything(history: Any) -> None:
     assert copy.deepcopy(history).layer_labels == history.layer_labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "sizes", "dynamic"), MODELS.values(), ids=MODELS)
 def test_looking_decides_nothing_about_the_shapes(model: nn.Module, sizes: tuple[int, ...], dynamic: tuple[int, ...]):
     plain, x = symbolic(*sizes, dynamic=dynamic)

@@ -135,6 +135,7 @@ class Runs(nn.Module):
         return self.function(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 120, 40))
 def test_random_views_read_what_they_look_at_as_byte_by_byte(start: int) -> None:
     num_partial = 0
@@ -215,6 +216,7 @@ def test_a_log_with_parents_that_may_be_too_many_says_so(monkeypatch: pytest.Mon
         assert history["mul_3_7"].parent_layers == ["getitem_1_2", "add_1_4"]
 
 
+@pytest.mark.slow
 def test_nothing_outlives_the_graph() -> None:
     def write(x: torch.Tensor) -> torch.Tensor:
         y = x * 1

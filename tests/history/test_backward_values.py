@@ -68,6 +68,7 @@ def assert_as_autograd_says(log: Callable[..., tl.ModelHistory]) -> None:
             assert (entry.backward_time_elapsed is None) <= (entry.grad_contents is None) or not entry.gradfunc
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [
     "torch.nn/LSTM-packed", "torch.nn/GRUCell", "torch.nn/MultiheadAttention-attn_mask",
     "torch.nn/TransformerEncoder-nested", "torch.nn/embeddings", "torch.nn/parametrizations",

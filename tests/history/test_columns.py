@@ -110,6 +110,7 @@ def node_of(entry: Any) -> dict[str, Any]:
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
 @given(steps=programs, saved=st.sampled_from(["all", "none"]), keeps=st.booleans(), has_grad=st.booleans())
+@pytest.mark.slow
 def test_random_programs_have_tables_that_agree_with_their_entries(steps, saved, keeps, has_grad):
     inputs = [torch.linspace(-2, 2, 12).reshape(3, 4), torch.linspace(-1, 1, 4)]
     with torch.set_grad_enabled(has_grad):

@@ -247,7 +247,7 @@ def test_entries_that_were_not_saved_are_counted() -> None:
 
 
 def test_a_log_without_saved_tensors_is_told() -> None:
-    with pytest.raises(ValueError, match="No tensor of this log is saved"):
+    with pytest.raises(ValueError, match="This log has no saved tensors"):
         tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save="none").first_nonfinite()
 
 

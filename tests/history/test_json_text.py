@@ -46,6 +46,7 @@ def columns(draw: st.DrawFn, num_records: int | None = None, depth: int = 0) -> 
     parts=st.lists(columns(), max_size=3), beside=st.dictionaries(strings, values, max_size=2),
     indent=st.sampled_from([None, 0, 1, 4]),
 )  # fmt: skip
+@pytest.mark.slow
 def test_it_is_what_the_json_module_writes(parts: list[Columns], beside: dict[str, Any], indent: int | None):
     plain = {**beside, "records": [record for part in parts for record in records_of(part)], "after": 1}
     expected = json.dumps(plain, indent=indent, ensure_ascii=False, allow_nan=False)

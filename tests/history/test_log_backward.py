@@ -320,6 +320,7 @@ def test_after_cleanup_there_is_nothing_to_follow() -> None:
 # -- what it leaves behind ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saves", [False, True])
 def test_a_history_with_a_backward_pass_is_freed_when_dropped(saves: bool) -> None:
     gc.collect()

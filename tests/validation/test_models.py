@@ -350,6 +350,7 @@ def test_constants_of_legacy_constructors_are_no_strangers():
     assert report.exemptions["completeness", CONSTANT] == 2
 
 
+@pytest.mark.slow
 def test_nothing_is_left_that_waits_for_the_garbage_collector():
     """What a circle of objects holds is freed late, and its memory stays with the process even longer."""
     kinds = (Recorder, Memory, Witness, Census)

@@ -167,6 +167,7 @@ MISTAKES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_every_random_mistake_is_found(name: str) -> None:
     torch.manual_seed(0)
