@@ -34,7 +34,9 @@ def test_a_different_graph_is_an_error_and_the_old_values_are_kept() -> None:
     model = Conditional()
     history = tl.log_forward_pass(model, torch.ones(3))
     before = {entry.layer_label: entry.tensor_contents for entry in history}
-    with pytest.raises(tl.DifferentGraphError, match=r"differs from the logged one at step \d+: the logged run did add.*this one mul"):
+    with pytest.raises(
+        tl.DifferentGraphError, match=r"differs from the logged one at step \d+: the logged run did add.*this one mul"
+    ):
         history.save_new_activations(model, -torch.ones(3))
     assert {entry.layer_label: entry.tensor_contents for entry in history} == before
     history.save_new_activations(model, torch.ones(3) * 2)
