@@ -41,7 +41,7 @@ class Entries:
         # What tensors of other classes hold: by id, the entry that holds it, the name it is held by, the tensor.
         self.held: dict[int, tuple[int, str, weakref.ref[Tensor]]] = {}
         # Asked for the entry that a tensor becomes which the log has not seen before; None if it becomes none.
-        self.on_stranger: Callable[[Any, Tensor], int | None] | None = None
+        self.on_unseen: Callable[[Any, Tensor], int | None] | None = None
         # ids of tensors that are more than one entry: some operations hand back what they were given.
         self._twins: set[int] = set()
         # For each module call that is running: what operations in it handed back, as what, and what it was before.
@@ -72,7 +72,7 @@ class Entries:
     def meet(self, tensor: Tensor) -> int | None:
         """As `entry_of`; but a tensor that the log has not seen before may become an entry now."""
         entry = self.entry_of(tensor)
-        return self.on_stranger(self, tensor) if entry is None and self.on_stranger is not None else entry
+        return self.on_unseen(self, tensor) if entry is None and self.on_unseen is not None else entry
 
     def stand_in(self, number: int, tensor: Tensor, has_gradient: bool = False) -> None:
         """From now on `tensor` passes for entry or parameter `number`, whose gradient may be the one that arrives there."""

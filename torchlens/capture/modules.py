@@ -94,7 +94,7 @@ class ModuleTracker:
         self._saved_addresses = frozenset(saved_addresses)
         self._addresses = parts.addresses
         self.scripted = parts.scripted
-        self._strangers: list[Any] = []  # alive, so that no other gets their ids
+        self._outside_modules: list[Any] = []  # alive, so that no other gets their ids
         self._rows_before = [0]  # how many rows there were when each call began
         self._num_calls: dict[str, int] = {}
 
@@ -107,7 +107,7 @@ class ModuleTracker:
         recorder = self.recorder
         address = self._addresses.get(id(module))
         if address is None or not recorder.is_on():  # not one of the model's, or part of an operation
-            return self._enter_stranger(module)
+            return self._enter_outside_module(module)
         if not address:
             return 0
         frame: Any = sys._getframe(depth)  # past the patched `_call_impl`
@@ -133,12 +133,12 @@ class ModuleTracker:
         recorder.module_call = call
         return call
 
-    def _enter_stranger(self, module: Any) -> int | None:
+    def _enter_outside_module(self, module: Any) -> int | None:
         """A module that is not the model's leaves no record; but one that was compiled as the model ran is an operation."""
         if not isinstance(module, torch.jit.ScriptModule) or not self.recorder.is_on():
             return None
         self.scripted.add(id(module))
-        self._strangers.append(module)
+        self._outside_modules.append(module)
         return 0
 
     def leave(self, call: int, result: Any) -> None:

@@ -33,10 +33,10 @@ from torchlens.capture.patching import apply_patches, undo_patches
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import Failure, Recording
 from torchlens.capture.sharding import know_whole, parameter_pairs
-from torchlens.capture.strangers import Strangers
 from torchlens.capture.threads import end_branches, is_over, order_module_calls, row_branches
 from torchlens.capture.timed_recorder import TimedRecorder
 from torchlens.capture.trees import Path, holds_data, named_tensors
+from torchlens.capture.unseen_tensors import UnseenTensors
 from torchlens.errors import NestedLogError
 from torchlens.frameworks import OtherModel
 from torchlens.options import positional_names
@@ -93,7 +93,7 @@ class Session:
         self._memory = Memory(options.transform, options.keeps_undo)
         gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
         self._parts = parts_of(model)
-        self._strangers = Strangers(Attributes(self._parts.modules, self._parts.addresses))
+        self._unseen = UnseenTensors(Attributes(self._parts.modules, self._parts.addresses))
         arguments = (self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes)
         own_time = None if observer is None else observer.own_time
         self._recorder = Recorder(*arguments) if own_time is None else TimedRecorder(own_time, *arguments)
@@ -104,7 +104,7 @@ class Session:
             watch = MemoryWatch(self._memory.values, self._recorder.saved_args, options.keeps_gradients, forecast)
             self._recorder.watch_memory(watch)
         self._recorder.on_collective = record_functional
-        self._recorder.on_stranger = self._strangers.meet
+        self._recorder.on_unseen = self._unseen.meet
         self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
         self._inputs: list[tuple[Path, int]] = []
         self._outputs: list[tuple[Path, int]] = []
@@ -181,7 +181,7 @@ class Session:
         outliving += [pair.whole for pair in parameter_pairs(self._parts.modules) if pair.whole is not None]
         outliving += gradients_left(self._recorder)
         order_module_calls(self._tracker)
-        self._recorder.finish([*outliving, *(tensor for _, _, tensor in self._strangers.met)])
+        self._recorder.finish([*outliving, *(tensor for _, _, tensor in self._unseen.met)])
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
 
     def call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -258,7 +258,7 @@ class Session:
             writes=memory.writes,
             inputs=self._inputs,
             outputs=self._outputs,
-            buffers=[*self._buffers, *((address, entry) for address, entry, _ in self._strangers.met)],
+            buffers=[*self._buffers, *((address, entry) for address, entry, _ in self._unseen.met)],
             params=parts.params,
             param_addresses=parts.param_addresses,
             module_params=parts.module_params,

@@ -221,10 +221,10 @@ class Pairing:
             scores[row] = np.where(is_free, scores_of(a, a.place[r], b, columns, is_last & (r in ends_first)), -np.inf)
         for _ in range(_MOST_ALIGNMENTS):
             chosen = [(row, column) for row, column in aligned(scores) if self._is_new(first[row], second[column])]
-            strangers = [cell for cell in chosen if not self._reads_alike(first[cell[0]], second[cell[1]])]
-            for row, column in strangers:
+            mismatched = [cell for cell in chosen if not self._reads_alike(first[cell[0]], second[cell[1]])]
+            for row, column in mismatched:
                 scores[row, column] = -np.inf
-            if not strangers:
+            if not mismatched:
                 break
         for row, column in chosen:
             r, c = first[row], second[column]

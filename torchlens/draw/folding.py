@@ -100,7 +100,7 @@ def _runs(log: Log, calls: Iterable[int], spans: dict[int, range], is_rolled: bo
 def _signature(log: Log, call: int, span: range) -> list[Any]:
     """What a module call did, said without naming it: equal for two calls that did the same."""
     home = log.recording.module_calls[call].address
-    place = {entry: number for number, entry in enumerate(_told(log, span))}
+    place = {entry: number for number, entry in enumerate(_own_entries(log, span))}
     found = []
     for entry in place:
         row = log.row(entry)
@@ -124,8 +124,8 @@ def _signature(log: Log, call: int, span: range) -> list[Any]:
     return found
 
 
-def _told(log: Log, span: range) -> list[int]:
-    """The entries of a call but for tensors that it only hands on: the last of some blocks does so for nobody."""
+def _own_entries(log: Log, span: range) -> list[int]:
+    """The entries of a call, except tensors that it only passes on: the last of some blocks does that for no reader."""
     return [
         entry
         for entry in span
@@ -139,11 +139,11 @@ def _fold(log: Log, folding: Folding, calls: Sequence[int], spans: dict[int, ran
     while len(folding.levels) <= level:
         folding.levels.append({})
     first = spans[calls[0]]
-    told = _told(log, first)
-    handed_on = sorted(set(first) - set(told))
+    kept = _own_entries(log, first)
+    handed_on = sorted(set(first) - set(kept))
     for copy, call in enumerate(calls):
-        own = _told(log, spans[call])
-        for entries, drawn in ((own, told), (sorted(set(spans[call]) - set(own)), handed_on)):
+        own = _own_entries(log, spans[call])
+        for entries, drawn in ((own, kept), (sorted(set(spans[call]) - set(own)), handed_on)):
             for entry, drawn_for in zip(entries, drawn, strict=False):  # a later call may hand on less
                 folding.levels[level][entry] = (number, copy, drawn_for)
     later = range(spans[calls[1]].start, spans[calls[-1]].stop)

@@ -13,8 +13,8 @@ from torchlens.capture.backward import BackwardWatch, NodeInfo, NodeRun, node_of
 from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.gradients import Gradients, TellingWatch
 from torchlens.capture.recording import Recording
+from torchlens.history.autograd_nodes import gradients_of_saved
 from torchlens.history.log import Log
-from torchlens.history.places import gradients_of_saved
 from torchlens.wording import got
 
 __all__ = ["log_backward"]

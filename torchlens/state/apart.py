@@ -1,4 +1,4 @@
-"""Work of our own in the middle of somebody's run: nothing of theirs sees it, and nothing of theirs bears on it."""
+"""Lets torchlens compute in the middle of the user's run, isolated from the user's modes and from autograd."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ _set_tracing_state: Callable[[Any], None] = torch._C._set_tracing_state  # type:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """What is done here is told neither to modes of the model's (fake tensors, a default device) nor to autograd."""
+    """Hides what runs inside from autograd and from the model's modes (fake tensors, a default device)."""
     tracing = torch._C._get_tracing_state()
     if tracing is not None:
         _set_tracing_state(None)

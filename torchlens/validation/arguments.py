@@ -114,7 +114,7 @@ class _Checker:
     ) -> None:
         rows = self.sources.rows_of(argument, time)
         if not rows:
-            self._check_stranger(number, time, location, argument, given)
+            self._check_unexplained(number, time, location, argument, given)
             return
         param = next((row for row in rows if -self._num_params <= row < 0), None)
         made = [row for row in rows if row >= 0]
@@ -135,7 +135,7 @@ class _Checker:
             text = f"{self._what(number, location)} to be read from {self._names(sorted(expected))}"
             self._find(number, text, self._names(sorted(found)))
 
-    def _check_stranger(self, number: int, time: int, location: object, argument: Snapshot, given: int | None) -> None:
+    def _check_unexplained(self, number: int, time: int, location: object, argument: Snapshot, given: int | None) -> None:
         """A tensor that nobody handed out. If it stands for one that somebody did (a shard), it must look at its memory."""
         if given is None or given < -self._num_params:
             return  # whether it was there before the pass is for the check of completeness to say

@@ -16,8 +16,8 @@ from torchlens.capture.arguments import shape_of
 from torchlens.capture.observer import CallKind
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.capture.recording import Row
-from torchlens.capture.strangers import is_of_stranger
 from torchlens.capture.trees import Path, named_tensors
+from torchlens.capture.unseen_tensors import is_of_unseen
 from torchlens.capture.user_code import source_line
 from torchlens.history.log import path_text
 from torchlens.validation.report import Finding, NotShown, ValidationReport
@@ -81,7 +81,7 @@ class _Checker:
         boundary = [n for part in (recording.inputs, recording.buffers, recording.outputs) for _, n in part]
         claimed = set(made) | set(boundary)
         for number in range(len(rows)):
-            if number not in claimed and not is_of_stranger(rows[number].operation):
+            if number not in claimed and not is_of_unseen(rows[number].operation):
                 self._find(number, "a call, an input, a buffer or an output for each entry", "none")
         for number in {*set(made).intersection(boundary), *(n for n in claimed if n >= len(rows))}:
             self._find(-1, f"one entry for step {number}", "none, or more than one")

@@ -25,8 +25,8 @@ from torchlens.history.log import source_line
 from torchlens.state.values import brief
 from torchlens.validation.exemptions import ASIDE, CONSTANT, DISTRIBUTED, GRADIENT, UNLOGGED_ATEN
 from torchlens.validation.report import Finding, ValidationReport
-from torchlens.validation.strangers import Strangers
 from torchlens.validation.subject import Subject
+from torchlens.validation.unexplained import UnexplainedTensors
 
 __all__ = ["Census", "Trespass", "check_completeness"]
 
@@ -62,7 +62,7 @@ class Census(Observer):
         self._mode: _Dispatched | None = None
         # Holds the mode aside during calls that do not bear it.
         self._aside = ExitStack()
-        self.strangers = Strangers(num_params)
+        self.unexplained = UnexplainedTensors(num_params)
         self._num_before = 0
         self._num_rows = 0
         self._known_storages: set[int] = set()
@@ -102,7 +102,7 @@ class Census(Observer):
 
     def add(self, number: int, tensor: Tensor) -> None:
         """Learns memory that exists."""
-        self.strangers.know(number, tensor)
+        self.unexplained.know(number, tensor)
         self._num_rows = max(self._num_rows, number + 1)
         self._known_storages.add(storage_of(tensor))
         self._alive.append(tensor)
@@ -110,14 +110,14 @@ class Census(Observer):
     def add_boundary(self, number: int, tensor: Tensor, operation: Operation, references: References) -> None:
         """Likewise; an output, or a tensor that the model keeps, may be one that nobody has seen."""
         if operation is not INPUT:
-            self.strangers.look(number, (tensor,), references)
+            self.unexplained.look(number, (tensor,), references)
         self.add(number, tensor)
 
     def begin(self, call: ObservedCall) -> None:
         """What an opaque call writes to is its own affair; what the recorder copies around others, likewise."""
         if call.kind not in (CallKind.READ, CallKind.ASIDE):
             for arguments in (call.args, call.kwargs or {}):
-                self.strangers.look(call.first, arguments, call.references)
+                self.unexplained.look(call.first, arguments, call.references)
         if call.kind is CallKind.READ:
             self._read = []
         elif call.kind is CallKind.ASIDE:
@@ -162,7 +162,7 @@ class Census(Observer):
             if reason is not None:
                 self.exempt(reason)
                 if name == "aten::lift_fresh":
-                    self.strangers.note_fresh(args[0])
+                    self.unexplained.note_fresh(args[0])
             else:
                 found = f"it ran outside any{_place_text(*place(2))}"
                 self._trespass(f"{name} to run inside a logged operation", found, False)
@@ -256,13 +256,13 @@ def check_completeness(subject: Subject, census: Census, steps: Sequence[Row] | 
             where = path[0] if len(path) == 1 else path
             expected = f"{name} to leave argument {where} as it is, for it does not say that it writes there"
             find(subject.label(call.first), expected, change)
-    for number, path in subject.evidence.strangers.made_since(census.strangers):
-        tensor = subject.evidence.strangers.found[number, path]
-        strangers = subject.evidence.strangers
-        if (number, path) in census.strangers.constants:
+    for number, path in subject.evidence.unexplained.made_since(census.unexplained):
+        tensor = subject.evidence.unexplained.found[number, path]
+        unexplained = subject.evidence.unexplained
+        if (number, path) in census.unexplained.constants:
             report.exemptions["completeness", CONSTANT] += 1
-        elif (number, path) in strangers.gradients or (number, path) in strangers.distributed:
-            report.exemptions["completeness", GRADIENT if (number, path) in strangers.gradients else DISTRIBUTED] += 1
+        elif (number, path) in unexplained.gradients or (number, path) in unexplained.distributed:
+            report.exemptions["completeness", GRADIENT if (number, path) in unexplained.gradients else DISTRIBUTED] += 1
         else:
             expected = "each tensor that is made in the pass to come from an entry"
             find(subject.label(number), expected, f"{brief(tensor)} from nowhere, made anew in each run")

@@ -21,7 +21,7 @@ from torchlens.state.apart import apart
 from torchlens.state.values import difference, has_elements, same
 from torchlens.validation.modes import Modes, current_modes
 from torchlens.validation.snapshots import Frozen, Snapshot, Snapshots, frozen_tensors
-from torchlens.validation.strangers import Strangers
+from torchlens.validation.unexplained import UnexplainedTensors
 
 __all__ = ["Call", "Evidence", "Witness"]
 
@@ -66,7 +66,7 @@ class Call:
 class Evidence:
     """What the witness saw. `tensors` has the tensor of each row when its operation ended, -1 - k as in Recording."""
 
-    strangers: Strangers
+    unexplained: UnexplainedTensors
     calls: list[Call] = field(default_factory=list)
     tensors: dict[int, Snapshot] = field(default_factory=dict)
     # Each `if tensor:`, with the number of rows there were, the tensor's identity, and what it came to.
@@ -80,7 +80,7 @@ class Witness(Observer):
 
     def __init__(self, num_params: int) -> None:
         self.snapshots = Snapshots()
-        self.evidence = Evidence(Strangers(num_params), uncopied=self.snapshots.uncopied)
+        self.evidence = Evidence(UnexplainedTensors(num_params), uncopied=self.snapshots.uncopied)
         self._generators: tuple[Tensor, ...] = ()
         # The call that is under way. An opaque one may hold others, which are not seen.
         self._call: Call | None = None
@@ -112,7 +112,7 @@ class Witness(Observer):
             return
         modes, modules = current_modes(), _running_modules(sys._getframe(1))
         for arguments in (call.args, call.kwargs or {}):
-            self.evidence.strangers.look(call.first, arguments, call.references)
+            self.evidence.unexplained.look(call.first, arguments, call.references)
         reaches_beyond = call.operation.name in _REACHES_BEYOND
         with apart():
             args = self.snapshots.freeze(tuple(call.args), reaches_beyond)
@@ -164,14 +164,14 @@ class Witness(Observer):
 
     def add(self, number: int, tensor: Tensor) -> None:
         """Sets aside the tensor as it is now."""
-        self.evidence.strangers.know(number, tensor)
+        self.evidence.unexplained.know(number, tensor)
         with apart():
             self.evidence.tensors[number] = self.snapshots.take(tensor)
 
     def add_boundary(self, number: int, tensor: Tensor, operation: Operation, references: References) -> None:
         """Likewise; an output, or a tensor that the model keeps, may be one that nobody has seen."""
         if operation is not INPUT:
-            self.evidence.strangers.look(number, (tensor,), references)
+            self.evidence.unexplained.look(number, (tensor,), references)
         self.add(number, tensor)
 
     def _is_collective(self, call: ObservedCall) -> bool:

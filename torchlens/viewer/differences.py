@@ -82,12 +82,12 @@ class _Finder:
     def _passed_over(self, which: int, found: Sequence[Difference]) -> Iterator[Difference]:
         """Operations of which some passes have no counterpart, where nothing that is listed says so, of them or around."""
         side = (self.a, self.b)[which]
-        told = {(one.a, one.b)[which] for one in found if one.is_listed and _UNMATCHED & one.words.keys()}
+        listed = {(one.a, one.b)[which] for one in found if one.is_listed and _UNMATCHED & one.words.keys()}
         above, partner = side.carried.data["parts"]["parent"], {(pair.a, pair.b)[which]: pair for pair in self.pairs}
         for number, part in enumerate(side.carried.parts):
             missing = sum(own[0] not in self.matched[which] for own in part.passes)
             around = number
-            while around > 0 and around not in told:
+            while around > 0 and around not in listed:
                 around = above[around]
             if not missing or around > 0 or number not in partner:
                 continue

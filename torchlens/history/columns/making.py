@@ -1,4 +1,4 @@
-"""What all columns are made with."""
+"""Helpers that all columns share."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
@@ -12,7 +12,7 @@ _Value = TypeVar("_Value")
 
 
 def once(keys: Iterable[_Key], make: Callable[[_Key], _Value]) -> list[_Value]:
-    """What `make` makes of each key; of keys that are equal only once."""
+    """The result of `make` for each key, computed once for equal keys."""
     known: dict[_Key, _Value] = {}
     found = []
     for key in keys:

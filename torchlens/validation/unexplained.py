@@ -1,4 +1,4 @@
-"""Tensors that the model has from nobody knows where: given to an operation, or returned, and handed out by none."""
+"""Tensors of unknown origin: given to an operation or returned by the model, but made by no logged operation."""
 
 import sys
 from pathlib import Path
@@ -14,14 +14,14 @@ from torchlens.capture.trees import Path as TreePath
 from torchlens.capture.trees import plain_tensors
 from torchlens.graph.edges import located
 
-__all__ = ["Strangers"]
+__all__ = ["UnexplainedTensors"]
 
 _OURS = str(Path(__file__).parents[1])
 _DISTRIBUTED = str(Path(torch.__file__).parent / "distributed")
 
 
-class Strangers:
-    """Finds them in one run.
+class UnexplainedTensors:
+    """Finds such tensors in one run.
 
     One that is the same object in two runs was there before: a constant of the model's, a tensor of the caller's. One that
     is another object each time was made as the model ran, by something that the log did not see. They are held on to, so
@@ -52,7 +52,7 @@ class Strangers:
     def look(self, row: int, arguments: Any, references: References) -> None:
         """Looks at what is given to the call that makes `row`.
 
-        What the log takes for an entry or a parameter is no stranger, whether rightly is for the other checks to say: a
+        What the log takes for an entry or a parameter is not unexplained; whether rightly is for the other checks to say: a
         shard stands for a tensor that it looks at the memory of.
         """
         claimed = {location for location, number in located(references) if number >= -self._num_params}
@@ -72,7 +72,7 @@ class Strangers:
         """Python numbers became a tensor, and nobody was told."""
         self._fresh[storage_of(tensor)] = tensor
 
-    def made_since(self, other: "Strangers") -> list[tuple[int, TreePath]]:
+    def made_since(self, other: "UnexplainedTensors") -> list[tuple[int, TreePath]]:
         """Where these are others than those of another run."""
         return [place for place, tensor in self.found.items() if tensor is not other.found.get(place, tensor)]
 

@@ -1,8 +1,8 @@
 """Tensors that the log meets without having seen them made.
 
-One that a module keeps as a plain attribute becomes an entry like a buffer. One that its class made around others, as a
-masked tensor is, becomes an entry with those for parents; and one that is taken out of such a tensor, one with that for a
-parent: torch reports neither. What else there is (tensors of closures, global names, legacy constructors) stays unknown.
+A tensor that a module keeps as a plain attribute becomes an entry, like a buffer. A tensor whose class wraps others, such
+as a masked tensor, becomes an entry with those as parents, and a tensor taken out of it an entry with the wrapper as its
+parent: torch reports neither. All others (tensors in closures, globals, legacy constructors) stay unknown.
 """
 
 import sys
@@ -16,13 +16,13 @@ from torchlens.capture.operations import BUFFER, Operation, named_operation
 from torchlens.capture.recorder import Recorder
 from torchlens.capture.recording import MadeCall
 
-__all__ = ["Strangers", "is_of_stranger"]
+__all__ = ["UnseenTensors", "is_of_unseen"]
 
 Tensor = torch.Tensor
 
 
-class Strangers:
-    """Makes entries of such tensors when they are first met."""
+class UnseenTensors:
+    """Makes entries for such tensors when they first occur."""
 
     def __init__(self, attributes: Attributes) -> None:
         self._attributes = attributes
@@ -43,7 +43,7 @@ class Strangers:
             return _unwrapped(recorder, tensor) if type(tensor) in TENSORS else _wrapped(recorder, tensor)
 
 
-def is_of_stranger(operation: Operation) -> bool:
+def is_of_unseen(operation: Operation) -> bool:
     """Whether an entry stands for a tensor that holds others, or that another one holds: no call made it."""
     func: Any = operation.func
     is_wrapper = isinstance(func, type) and issubclass(func, Tensor) and func not in (Tensor, torch.nn.Parameter)
