@@ -1,10 +1,10 @@
-"""Records a training that others loop over: callbacks for Lightning's Trainer and Hugging Face's.
+"""Records training whose loop is not yours: callbacks for the Trainers of Lightning and Hugging Face.
 
 >>> trainer = lightning.Trainer(callbacks=[torchlens.callbacks.Lightning('runs/a', every=10)])
 >>> trainer = transformers.Trainer(..., callbacks=[torchlens.callbacks.HuggingFace('runs/a', every=10)])
 
-A recorded step is a step of the optimizer, also where gradients are accumulated over several batches. What the trainer
-logs is in the run, by step. The options are those of `torchlens.monitor`, `sinks=` among them.
+A recorded step is a step of the optimizer, even if gradients accumulate over several batches. The run includes what the
+trainer logs, by step. The options are those of `torchlens.monitor`, including `sinks=`.
 """
 
 import os
@@ -66,12 +66,12 @@ def _is_number(value: Any) -> bool:
 
 
 class Lightning(_Callback):
-    """Records while `trainer.fit` trains. Nothing is recorded of the sanity check, validation and test.
+    """Records while `trainer.fit` trains, but not during the sanity check, validation and test.
 
     >>> trainer = lightning.Trainer(callbacks=[torchlens.callbacks.Lightning('runs/a', every=10)])
 
-    Lightning calls `training_step`, not the module itself: what is recorded are the modules that it calls, by their
-    addresses in the LightningModule, and the graph is made of their calls.
+    Lightning calls `training_step`, not the module itself. So the run has the modules called there, by their addresses in
+    the LightningModule, and the graph is made from their calls.
     """
 
     def __new__(cls, *args: Any, **options: Any) -> "Lightning":

@@ -1,6 +1,6 @@
-"""The command `torchlens`: parses arguments, then calls the same functions as everybody else.
+"""The command `torchlens`: parses arguments, then calls the public functions.
 
-Exit codes: 0 all is well (or agrees), 1 something differs, 2 it could not be done; what was wrong stands on stderr.
+Exit codes: 0 for success (or agreement), 1 if something differs, 2 if it could not be done; stderr says why.
 """
 
 import argparse

@@ -146,7 +146,7 @@ class ViewTree:
                 yield Share(current, view.region, read, tuple(written), part)
             current = view.parent
 
-    def note_unheard_read(self, entry: int, time: int) -> None:
+    def note_missed_read(self, entry: int, time: int) -> None:
         """A read of `entry` just before entry `time` was made cannot be watched: those that have a share in it lack it."""
         for share in self.shares(entry, time):
             if share.is_any_left():

@@ -1,4 +1,4 @@
-"""`torchlens diff A B`: where two implementations of a model part. A is the reference, B the candidate."""
+"""`torchlens diff A B`: where two implementations of a model diverge. A is the reference, B the candidate."""
 
 import json
 from argparse import ArgumentParser, Namespace
@@ -20,17 +20,24 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("reference", metavar="A", help=f"the reference: {_WHERE}")
     parser.add_argument("candidate", metavar="B", help=f"the candidate: {_WHERE}")
     parser.add_argument(
-        "--isolate", action="store_true", help="find the errors behind the first, too; B must be a model that runs now"
+        "--isolate", action="store_true", help="also find the errors behind the first; B must be a model that can run"
     )
     parser.add_argument(
-        "--map", metavar="F", type=Path, help="a JSON file of names in A to names in B, with * for what varies"
+        "--map",
+        metavar="F",
+        type=Path,
+        help="a JSON file that maps names in A to names in B, with * for the part that varies",
     )
     parser.add_argument(
-        "--tolerance", type=float, default=16.0, metavar="N", help="units of rounding that a correct layer may be off (16)"
+        "--tolerance",
+        type=float,
+        default=16.0,
+        metavar="N",
+        help="how many units of rounding a correct layer may be off (16)",
     )
     parser.add_argument("--json", metavar="F", type=Path, help="write everything to F as JSON")
     parser.add_argument("--html", metavar="F", type=Path, help="write a page with both graphs to F")
-    parser.add_argument("--quiet", action="store_true", help="print nothing; the exit code tells")
+    parser.add_argument("--quiet", action="store_true", help="print nothing; only set the exit code")
 
 
 def run(arguments: Namespace) -> int:

@@ -31,10 +31,10 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SHAPE",
-        help="an input of random numbers, once for each: 1x3x224x224, 2x12:int64<50 (whole numbers below 50)",
+        help="a random input; repeat for several: 1x3x224x224, 2x12:int64<50 (whole numbers below 50)",
     )
     parser.add_argument("--save", "-o", type=Path, metavar="F", help="the file to write (default: NAME.safetensors)")
-    parser.add_argument("--params", action="store_true", help="save the model's parameters, too")
+    parser.add_argument("--params", action="store_true", help="also save the model's parameters")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="for weights and inputs (default 0)")
     parser.add_argument("--train", action="store_true", help="leave the model in training mode")
 

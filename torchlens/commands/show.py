@@ -20,7 +20,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--depth", type=int, default=1, metavar="N", help="how deep in modules to look (default 1; 0: operations)"
     )
-    parser.add_argument("--call", type=int, metavar="N", help="which call of the model, where the trace holds several")
+    parser.add_argument("--call", type=int, metavar="N", help="which call of the model, if the trace holds several")
     parser.add_argument("--html", metavar="F", type=Path, help="write the page to explore to F")
 
 

@@ -16,9 +16,10 @@ __all__ = ["BaseDiff", "Divergence", "Pair", "Unmatched"]
 
 @dataclass(frozen=True)
 class Pair:
-    """A layer of the reference and the one of the candidate that computes the same.
+    """A layer of the reference and the layer of the candidate that corresponds to it.
 
-    `error` is relative, normwise; `units` is the same in units of rounding. `layout` tells how the candidate's axes lie.
+    `error` is the relative error ‖a - b‖ / ‖a‖; `units` is the same in units of rounding. `layout` describes the order of the
+    candidate's axes.
     """
 
     reference: str
@@ -33,7 +34,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A place where the two compute something else from the same inputs.
+    """A place where the two compute something different from the same inputs.
 
     `reference_operations` and `candidate_operations` are the steps from the inputs that agree to the result that does not.
     `reasons` are guesses, the best first; `reason` is that one, or "".
@@ -62,13 +63,13 @@ class Divergence:
 
     @property
     def reason(self) -> str:
-        """What it may be, in a few words."""
+        """The likeliest reason, in a few words."""
         return self.reasons[0] if self.reasons else ""
 
 
 @dataclass(frozen=True)
 class Unmatched:
-    """Labels of the layers that have no counterpart: steps in between that only one of the two takes."""
+    """Labels of the layers without a counterpart: intermediate steps that only one of the two takes."""
 
     reference: tuple[str, ...]
     candidate: tuple[str, ...]
@@ -76,7 +77,7 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Outputs:
-    """How far the outputs are apart: the largest relative error, in numbers and in units of rounding."""
+    """How far apart the outputs are: the largest relative error, as a number and in units of rounding."""
 
     error: float
     units: float
@@ -86,7 +87,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class BaseDiff:
-    """Where two histories part."""
+    """Where two histories diverge."""
 
     reference_name: str
     candidate_name: str
@@ -122,7 +123,7 @@ class BaseDiff:
         return diff_text(self, width, color)
 
     def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
-        """Everything as JSON: returned, or written to `path`."""
+        """Returns everything as JSON, or writes it to `path`."""
         text = json.dumps(_finite(self._facts()), indent=indent)
         if path is None:
             return text
@@ -146,7 +147,7 @@ class BaseDiff:
         }
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """One row per pair, in the order of the reference."""
+        """A table with one row per pair, in the order of the reference."""
         import pandas
 
         columns = list(Pair.__dataclass_fields__)

@@ -1,4 +1,4 @@
-"""A drawing: made of a history, written to files, shown in a notebook."""
+"""A drawing: made from a history, written to files, shown in a notebook."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ _TRIES_FOR_TITLES = 4
 
 
 class Drawing:
-    """A history drawn. In a notebook it shows itself.
+    """A drawing of a history. In a notebook it displays itself.
 
     >>> drawing = history.render_graph(vis_save_only=True)
     >>> drawing.source, drawing.source_path, drawing.picture_path
@@ -48,7 +48,7 @@ class Drawing:
         return f"<Drawing of {self.scene.title}: {len(self.scene.nodes)} nodes, {len(self.scene.edges)} edges{place}>"
 
     def to_bytes(self, fileformat: str = "svg") -> bytes:
-        """The picture, as the content of a file of that format."""
+        """The picture, as the bytes of a file of that format."""
         if self.scene.boxes and (self._layout is not None or len(self.scene.nodes) <= _MOST_LAID_OUT_TWICE):
             self._move_titles()
         return render(self.source, fileformat)
@@ -96,9 +96,9 @@ def make_drawing(history: Any, options: DrawOptions) -> Drawing:
 
 
 def draw(history: Any, options: DrawOptions) -> Drawing | None:
-    """Draws as the options say, writes the files and shows the picture; None for `vis_opt='none'`.
+    """Draws as the options say, writes the files and shows the picture; returns None for `vis_opt='none'`.
 
-    The source is written first: where no picture can be made, the error says where it is.
+    The source is written first: if no picture can be made, the error says where the source is.
     """
     if options.vis_opt == "none":
         return None
@@ -152,7 +152,7 @@ def render_graph(history: Any, vis_opt: VisOpt = "unrolled", *by_position: Any, 
 
 
 def notebook_svg(history: Any) -> str | None:
-    """A history as a notebook shows it: drawn, folded, with at most 300 nodes. None where there is no Graphviz."""
+    """A history as a notebook shows it: drawn, folded, with at most 300 nodes. None without Graphviz."""
     if not is_graphviz_there() or not len(history._log.graph.recorded):
         return None
     return make_drawing(

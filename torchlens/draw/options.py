@@ -1,4 +1,4 @@
-"""What the caller wants drawn, checked once."""
+"""The drawing options, checked once."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -104,7 +104,7 @@ class DrawOptions:
 
     @property
     def picture_format(self) -> str | None:
-        """What Graphviz is asked for; None where the source is all."""
+        """The format that Graphviz makes; None if only the source is written."""
         return None if self._format in _SOURCES else self._format
 
     @property
@@ -115,7 +115,7 @@ class DrawOptions:
 
     @property
     def picture_path(self) -> Path | None:
-        """Where the picture goes: beside the source, `graph.gv.pdf`, or where `vis_outpath` is itself a picture, there."""
+        """Where the picture goes: beside the source, `graph.gv.pdf`, or to `vis_outpath` if that names a picture."""
         if self.picture_format is None:
             return None
         path = Path(self.vis_outpath).expanduser()
@@ -143,7 +143,7 @@ _OVERRIDES = tuple(field.name for field in fields(DrawOptions) if field.name.end
 
 
 def draw_options(options: Mapping[str, Any], function: str = "render_graph()") -> DrawOptions:
-    """Options by name; a name that is none gets the closest that is."""
+    """The options by name; the error for an unknown name suggests the closest one."""
     names = [field.name for field in fields(DrawOptions)]
     for name in options:
         if name not in names:

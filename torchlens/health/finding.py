@@ -1,4 +1,4 @@
-"""Something that is wrong with a model, or that one should know: the place, the number, and what to do."""
+"""Something that is wrong with a model, or worth knowing: the place, the number, and what to do."""
 
 import shutil
 import textwrap
@@ -25,7 +25,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        """Where, in words: a layer with its module."""
+        """The place as text: a layer with its module."""
         is_told = not self.module or self.where.startswith(self.module) or self.where == self.module
         return self.where if is_told else f"{self.where} in module {self.module!r}"
 
@@ -34,7 +34,7 @@ class Finding:
 
 
 class Findings(list[Finding]):
-    """The findings, the worst first. It prints well.
+    """The findings, the worst first; prints as readable text.
 
     >>> [finding.where for finding in profile.findings() if finding.kind == 'dead units']
     """

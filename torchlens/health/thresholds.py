@@ -1,4 +1,4 @@
-"""From which number on something is a finding."""
+"""The limits beyond which something is a finding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,7 +27,7 @@ THRESHOLDS: dict[str, float] = {
 
 
 def checked_thresholds(given: Mapping[str, Any] | None) -> dict[str, float]:
-    """All thresholds, with those of the caller's own in their places."""
+    """All thresholds, with the caller's values in place of the defaults."""
     found = dict(THRESHOLDS)
     for name, value in (given or {}).items():
         if name not in THRESHOLDS:

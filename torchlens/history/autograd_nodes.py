@@ -86,9 +86,9 @@ def _plant_views(recording: Recording, views: ViewTree) -> None:
         is_first = first_on.setdefault(storage, number) == number
         for read in _references(row):
             # A write through the view itself is collected at its base.
-            is_heard = (number, storage) in writers and recording.storages[read] == storage
-            if not is_heard and views.is_view(read) and views.is_written_between(read, number):
-                views.note_unheard_read(read, number)
+            is_collected = (number, storage) in writers and recording.storages[read] == storage
+            if not is_collected and views.is_view(read) and views.is_written_between(read, number):
+                views.note_missed_read(read, number)
         if region is not None and not is_first and (number, storage) not in writers:
             parent = next((n for n in _references(row) if recording.storages[n] == storage), None)
             views.add(number, parent, storage, region)

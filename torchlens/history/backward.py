@@ -1,4 +1,4 @@
-"""What is known of the backward passes through a log."""
+"""The recorded backward passes through a log."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ __all__ = ["BackwardPass", "BackwardTimes", "backward_passes", "backward_times",
 
 @dataclass(frozen=True, slots=True)
 class BackwardPass:
-    """One backward pass: which layers it went through, in order, and what each took."""
+    """One backward pass: which layers it went through, in order, and how long each took."""
 
     number: int
     seconds: float  # from the start of the first node of the log to the end of the last

@@ -32,7 +32,7 @@ def log_backward(
     """Runs `loss.backward(...)` and has the log collect what it does."""
     _check_loss(loss, log)
     user = object()
-    gradients = _heard_gradients(log.recording, has_transform)
+    gradients = _recorded_gradients(log.recording, has_transform)
     outside = BackwardWatch(most=math.inf)
     hidden = _HiddenPasses(log.recording, gradients, outside)
     try:
@@ -155,7 +155,7 @@ def _output_label(log: Log) -> str:
     return log.label(log.graph.outputs[0]) if log.graph.outputs else log.label(log.visible[-1])
 
 
-def _heard_gradients(recording: Recording, has_transform: bool) -> Gradients:
+def _recorded_gradients(recording: Recording, has_transform: bool) -> Gradients:
     """The gradients of a log: those of every backward pass, or ones made for those that are logged."""
     if isinstance(recording.gradients, Gradients):
         return recording.gradients

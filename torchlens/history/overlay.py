@@ -11,9 +11,9 @@ __all__ = ["Marks", "Overlay"]
 class Overlay(dict[str, float]):
     """A number per layer label or module address (`''` is the model), with what the numbers are.
 
-    A module's number is that of everything in it; `own` has what is its own, without the modules inside. What is a
-    sum (time, bytes) adds up where several things are drawn as one; anything else is averaged. Keys that a history does
-    not have are left out, as an overlay may come from another run of the model.
+    A module's number covers everything in it; `own` has its own share, without the modules inside. If several things are
+    drawn as one, sums (time, bytes) are added up, and other numbers are averaged. Keys that a history does not have are
+    ignored, because an overlay may come from another run of the model.
 
     >>> history.render_graph(vis_color_by=Overlay({'fc1': 0.002}, title='time', unit='seconds', is_sum=True))
     """

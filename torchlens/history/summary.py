@@ -94,7 +94,7 @@ class Summary:
         return len(self._rows)
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """One row per line of the table; FLOPs are missing where they are not known, times are seconds, memory bytes."""
+        """One row per line of the table; unknown FLOPs are missing, times are in seconds, memory in bytes."""
         import pandas  # slow to import, so imported by those who want a table
 
         facts = [self._facts(row) for row in self._rows]

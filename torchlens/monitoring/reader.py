@@ -58,7 +58,7 @@ class RunReader:
         self.refresh()
 
     def refresh(self) -> bool:
-        """Reads what was written since the last time. Whether there was anything."""
+        """Reads what was written since the last time; returns whether there was anything."""
         for _ in range(_MOST_TRIES):
             try:
                 files = segment_files(self.folder)
@@ -91,7 +91,7 @@ class RunReader:
 
     @property
     def ranks(self) -> list[int]:
-        """The processes that wrote."""
+        """The ranks of the processes that wrote the run."""
         return sorted({each.rank for each in self._segments.values()})
 
     @property
@@ -117,7 +117,7 @@ class RunReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every rank has ended in good order."""
+        """Whether every rank has ended properly."""
         last: dict[int, SegmentContents] = {}
         for key in self._order:
             last[key[0]] = self._segments[key]
@@ -139,12 +139,12 @@ class RunReader:
 
     @property
     def drops(self) -> list[Drop]:
-        """What came too fast to be written, by step."""
+        """What was dropped because it came too fast to be written, by step."""
         return [drop for key in self._order for drop in self._segments[key].drops]
 
     @property
     def findings(self) -> list[RunFinding]:
-        """What looked wrong, with step and module, as it came up and as it was over. Of several ranks, each thing once."""
+        """What looked wrong, in which module, when it appeared and when it ended. What several ranks found is listed once."""
         found: dict[tuple[Any, ...], RunFinding] = {}
         for key in self._order:
             for each in self._segments[key].findings:
@@ -160,7 +160,7 @@ class RunReader:
 
     @property
     def damage(self) -> list[str]:
-        """Files that could be read in part only. The last one of a run that is being written may end within a frame."""
+        """Files that could be read only in part. The last file of a run that is being written may end within a frame."""
         found = []
         for place, key in enumerate(self._order):
             damage = self._segments[key].damage
@@ -172,12 +172,12 @@ class RunReader:
 
     @property
     def projections(self) -> dict[str, list[ProjectedStep]]:
-        """What `run.embed` asked for, by address: (step, points, share of the variance that they show) for each step."""
+        """The results of `run.embed` by address: (step, points, share of the variance that they show) for each step."""
         return {name: read_projection(self.folder, name) for name in projections_in(self.folder)}
 
     @property
     def scalars(self) -> dict[str, Scalars]:
-        """What `run.log` was given, by name."""
+        """The numbers given to `run.log`, by name."""
         return self._join().scalars
 
     def __getitem__(self, address: str) -> ModuleView:
@@ -203,7 +203,7 @@ class RunReader:
         return f"<RunReader {str(self.folder)!r}: {len(self)} modules, {span}, {state}>"
 
     def series(self) -> list[Series]:
-        """Everything that was recorded over the steps."""
+        """All recorded series."""
         return [series for kinds in self._join().by_module.values() for own in kinds.values() for series in own.values()]
 
     def recorded(self) -> tuple[list[SeriesKey], list[Step]]:
@@ -221,7 +221,7 @@ class RunReader:
         return pandas.concat(tables, ignore_index=True)
 
     def send_to(self, sink: Sink) -> None:
-        """Sends what is recorded to a sink: `r.send_to(torchlens.sinks.Wandb(mode='offline'))`."""
+        """Sends the recorded run to a sink: `r.send_to(torchlens.sinks.Wandb(mode='offline'))`."""
         if not isinstance(sink, Sink):
             raise TypeError(f"sink must be one of torchlens.sinks, got {got(sink)}.")
         joined, info = self._join(), self.info
@@ -232,7 +232,7 @@ class RunReader:
         send(sink, about, joined.steps, joined.key_of, joined.scalars, self.findings)
 
     def to_tensorboard(self, folder: str | os.PathLike[str], **options: Any) -> None:
-        """Writes what is recorded for TensorBoard. The options are those of `torchlens.sinks.TensorBoard`."""
+        """Writes the recorded run for TensorBoard. The options are those of `torchlens.sinks.TensorBoard`."""
         self.send_to(TensorBoard(folder, **options))
 
     def explore(
@@ -242,10 +242,10 @@ class RunReader:
         compare: "Iterable[RunReader | str | os.PathLike[str]]" = (),
         title: str | None = None,
     ) -> Exploration:
-        """Writes one HTML file in which the run can be looked through; it needs no network and no other file.
+        """Writes one HTML file in which you can explore the run; it needs neither a network nor other files.
 
-        `compare` are other runs (or their folders), shown beside this one. A file is two megabytes at most: of long runs it
-        carries fewer points. With `path=None` nothing is written; in a notebook the page is shown.
+        `compare` takes other runs (or their folders) to show beside this one. A file has two megabytes at most; for long
+        runs it holds fewer points. With `path=None`, nothing is written; in a notebook the page is shown.
 
         >>> r.explore('run.html', compare=['runs/b'])
         """
@@ -280,7 +280,7 @@ class RunReader:
 
 
 def open_run(folder: Any) -> RunReader:
-    """Opens a run that `torchlens.monitor` recorded, or is recording: see RunReader."""
+    """Opens a run that `torchlens.monitor` has recorded or is still recording: see RunReader."""
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"folder must be the folder of a run, such as 'runs/a', got {got(folder)}.")
     path = Path(folder).expanduser()

@@ -52,20 +52,20 @@ _STARTED: "list[weakref.ref[Run]]" = []
 
 
 def last_run() -> "Run | None":
-    """The run that was started last, of those that are not finished."""
+    """The unfinished run that was started last."""
     _STARTED[:] = [each for each in _STARTED if (run := each()) is not None and not run.is_finished]
     return _STARTED[-1]() if _STARTED else None
 
 
 class Run:
-    """Records what a model's modules do over a training run, into a folder.
+    """Records what the modules of a model compute over a training run, to a folder.
 
     >>> run = torchlens.monitor(model, 'runs/a', every=10)
     >>> ...                                        # the training loop, unchanged
     >>> run.log(loss=loss)
     >>> run.finish()
 
-    Whatever fails in here, the training goes on: `problems` says what is missing, `counts` how much was dropped.
+    If recording fails, training continues: `problems` says what is missing, and `counts` how much was dropped.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Run:
     # -- beginning and end ---------------------------------------------------------------------------------------------
 
     def start(self) -> "Run":
-        """Begins to record; `torchlens.monitor` has done so."""
+        """Starts recording; `torchlens.monitor` has already done so."""
         model = self._steps.model()
         if self._steps.has_begun or self.is_finished or model is None:
             return self
@@ -125,7 +125,7 @@ class Run:
         self._steps.begin()
 
     def finish(self) -> None:
-        """Writes what is left and takes everything away. May be called again, from any thread."""
+        """Writes the rest and removes everything that was added. May be called again, from any thread."""
         steps = self._steps
         if self.is_finished or os.getpid() != steps.pid:
             return
@@ -182,10 +182,10 @@ class Run:
     # -- what the user tells -------------------------------------------------------------------------------------------
 
     def log(self, *, step: int | None = None, **scalars: Any) -> None:
-        """Records numbers of a step: `run.log(loss=loss, accuracy=0.9)`. Numbers or tensors of one element.
+        """Records numbers, or tensors of one element, for a step: `run.log(loss=loss, accuracy=0.9)`.
 
-        Unless `step` says which, it is the step that is running, or the one that has just ended if the loop logs after the
-        optimizer's step. A tensor on another device is not waited for.
+        Without `step`, they belong to the running step, or to the one that has just ended if the loop logs after the
+        optimizer's step. Recording does not wait for a tensor on another device.
         """
         if step is not None:
             check_count("step", step, 0)
@@ -198,7 +198,7 @@ class Run:
         self._steps.scalars.keep_small(self.problems)
 
     def watch(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Records any tensor and its gradient under a name, in the steps that are recorded. Returns the tensor.
+        """Records any tensor and its gradient under a name, in recorded steps, and returns the tensor.
 
         >>> z = run.watch('latent', encoder(x))
         """
@@ -219,15 +219,17 @@ class Run:
         self, address: str, method: str = "pca", *, basis: str = "aligned", rows: int = 256, every: int = 1,
         seconds: float | None = None, name: str | None = None, **foreign: Any,
     ) -> Track:  # fmt: skip
-        """Projects what a module returns, or a watched tensor, to two dimensions: a point for each of the first `rows`.
+        """Projects the output of a module, or a watched tensor, to two dimensions: a point for each of the first `rows`
+        rows.
 
         >>> run.embed('encoder')                                # principal components
         >>> run.embed('latent', 'tsne', every=100)              # what run.watch('latent', z) is given
         >>> torchlens.open_run('runs/a').projections['encoder']
 
-        Points do not jump from step to step. Of principal components, basis='fixed' keeps the directions of the first step;
-        with 'aligned' those of each, turned so that points move as little as they can. 'tsne' begins each step where
-        the last one ended. A process of its own does it; `projections` knows it by `name`: the address, if not given.
+        Points do not jump from step to step. For principal components, basis='fixed' keeps the directions of the first
+        step; 'aligned' computes them in each step and rotates them so that points move as little as possible. 'tsne' starts
+        each step from its previous result. A separate process does the work. `name` is the key in `projections`; by
+        default, it is the address.
         """
         refuse_video_options("embed", foreign, "method, basis, rows, every, seconds, name")
         options = embed_options(address, self._addresses(), method, basis, name, all_tracks(self._collector.tracks))
@@ -238,7 +240,7 @@ class Run:
         seconds: float | None = None, fps: int = 10, size: tuple[int, int] = (640, 480), rows: int = 256,
         basis: str = "aligned", **foreign: Any,
     ) -> Track:  # fmt: skip
-        """Films what a module returns, or a watched tensor, one picture for each recorded step; or its gradient.
+        """Films the output of a module, its gradient, or a watched tensor: one picture for each recorded step.
 
         >>> run.video('layer1', 'layer1.mp4')
         >>> run.video('layer1', 'gradient.mp4', what='gradients')
@@ -246,9 +248,9 @@ class Run:
         >>> film = run.video('latent', 'latent.mp4', show='tsne'); film.pause(); film.resume(); film.stop()
 
         show: 'images' (the channels of the first example, or a matrix), 'histogram', 'pca' or 'tsne' (see `embed`); 'auto'
-        takes images where there are two dimensions. every, seconds: how often, and for how long. rows: of each tensor, the
-        first so many are filmed. A process of its own paints; the file plays at any time, also if the run is killed.
-        The range of colours and scales is that of all pictures so far. A run that is resumed begins another file.
+        chooses images if there are two dimensions. every, seconds: how often, and for how long. rows: how many rows of each
+        tensor to film. A separate process draws the pictures; the file plays at any time, even if the run is killed.
+        Colours and scales take all pictures so far into account. A resumed run starts another file.
         """
         refuse_video_options("video", foreign, "what, show, every, seconds, fps, size, rows, basis")
         check_choice("what", what, ("outputs", "gradients"))
@@ -281,7 +283,7 @@ class Run:
             self.problems.add(sentence)
 
     def step(self) -> None:
-        """Ends a step, where no optimizer of torch's does. Once it was called, optimizers end no steps any more."""
+        """Ends a step, for loops without a torch optimizer. Once it has been called, optimizers no longer end steps."""
         self._steps.end_by_hand()
 
     def pause(self) -> None:
@@ -294,11 +296,11 @@ class Run:
         self._steps.is_on = True
 
     def listen(self, listener: Callable[[RecordedStep], None]) -> None:
-        """Has `listener` called in the writer's thread with each step that is in the file."""
+        """Calls `listener` in the writer's thread with each step that has been written to the file."""
         self._writer.listeners.append(listener)
 
     def add_sink(self, sink: Sink) -> None:
-        """Sends what is recorded from now on to a sink, too: see `torchlens.sinks`. Of several ranks, the first does."""
+        """Sends what is recorded from now on to a sink, too: see `torchlens.sinks`. Of several ranks, the first sends."""
         if not isinstance(sink, Sink):
             raise TypeError(f"sink must be one of torchlens.sinks, got {got(sink)}.")
         if self.rank != 0 or self.is_finished:
@@ -331,7 +333,7 @@ class Run:
 
     @property
     def last_step(self) -> int | None:
-        """The last step that is in the file: whatever happens to the process, it is there."""
+        """The last step in the file, which stays there whatever happens to the process."""
         return self._writer.last_step
 
     @property
@@ -351,5 +353,5 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has ended."""
+        """Whether the run has ended."""
         return self._steps.is_finished

@@ -43,7 +43,7 @@ class Histogram:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every element was counted; a sample otherwise."""
+        """Whether every element was counted, not only a sample."""
         return self.num_elements == self.num_sampled
 
     def linear(
@@ -110,32 +110,32 @@ class Series:
 
     @property
     def low(self) -> np.ndarray:
-        """The smallest element: of all where `is_range_exact`, else of the sample."""
+        """The smallest element: of all if `is_range_exact`, else of the sample."""
         return self._column("low")
 
     @property
     def high(self) -> np.ndarray:
-        """The largest."""
+        """The largest element: of all if `is_range_exact`, else of the sample."""
         return self._column("high")
 
     @property
     def is_range_exact(self) -> np.ndarray:
-        """Whether `low` and `high` are of all elements, and not of the sample alone."""
+        """Whether `low` and `high` cover all elements, not only the sample."""
         return (self._column("flags").astype(np.uint8) & RANGE_IS_EXACT) > 0
 
     @property
     def mean(self) -> np.ndarray:
-        """Of what is finite in the sample."""
+        """The mean of the finite elements in the sample."""
         return self._per_finite("total")
 
     @property
     def rms(self) -> np.ndarray:
-        """The root mean square of what is finite in the sample."""
+        """The root mean square of the finite elements in the sample."""
         return np.sqrt(np.maximum(self._per_finite("squares"), 0))
 
     @property
     def std(self) -> np.ndarray:
-        """The standard deviation of what is finite in the sample."""
+        """The standard deviation of the finite elements in the sample."""
         with np.errstate(over="ignore", invalid="ignore"):
             return np.sqrt(np.maximum(self._per_finite("squares") - self.mean**2, 0))
 
@@ -153,19 +153,19 @@ class Series:
 
     @property
     def nonfinite(self) -> np.ndarray:
-        """The share of the sample that is NaN or infinite; a tiny number where only elements outside the sample are."""
+        """The share of the sample that is NaN or infinite; a tiny number if only elements outside the sample are."""
         share = self._share(NAN, PLUS_INF, MINUS_INF)
         is_known = ((self._column("flags").astype(np.uint8) & HAS_NAN) > 0) | np.isinf(self.low) | np.isinf(self.high)
         return np.where(is_known, np.maximum(share, 1 / np.maximum(self.num_elements, 1)), share)
 
     @property
     def dead(self) -> np.ndarray:
-        """The share of units that give nothing but zero; NaN where that means nothing, or before 64 values of each."""
+        """The share of units that are always zero; NaN if that has no meaning, or before 64 values of each were seen."""
         return self._column("dead").astype(np.float64)
 
     @property
     def saturated(self) -> np.ndarray:
-        """The share of the sample that lies at the limits of the activation; NaN where there are none."""
+        """The share of the sample that lies at the limits of the activation; NaN if it has none."""
         return self._column("saturated").astype(np.float64)
 
     @property
@@ -175,7 +175,7 @@ class Series:
 
     @property
     def num_calls(self) -> np.ndarray:
-        """How many tensors were looked at."""
+        """How many tensors were recorded."""
         return self._column("calls").astype(np.int64)
 
     @property
@@ -189,7 +189,7 @@ class Series:
         return self._column("sampled").astype(np.int64)
 
     def histogram(self, step: int | None = None) -> Histogram:
-        """The histogram of a step: the last one, or the one that `step` belongs to or that comes next before it."""
+        """The histogram of the last recorded step, or of the last one up to `step`."""
         if not self._rows:
             raise ValueError(f"Nothing was recorded of {self} yet.")
         chosen, row = self._rows[self._place(step)]
@@ -207,7 +207,7 @@ class Series:
         )  # fmt: skip
 
     def heat_map(self) -> HeatMap:
-        """All histograms in the same bins, the finite ones, from the smallest to the largest that is ever used."""
+        """All histograms in the same finite bins, from the smallest to the largest bin that is ever used."""
         found: dict[int, int] = {}
         parts = []
         for step, row in self._rows:
@@ -328,7 +328,7 @@ class ModuleView:
         return ["address", "kinds", "update_ratio", *self.kinds]
 
     def update_ratio(self, name: str = "weight") -> tuple[np.ndarray, np.ndarray]:
-        """(steps, what a step changes in a parameter to the parameter itself, by root mean square)."""
+        """(steps, ratio of the change in a step to the parameter itself, by root mean square)."""
         updates, values = self.updates[name], self.parameters[name]
         steps, own, theirs = np.intersect1d(updates.steps, values.steps, return_indices=True)
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -9,7 +9,7 @@ __all__ = ["NonFinite"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonFinite:
-    """An operation whose result has NaN or Inf although what it was given does not account for it.
+    """An operation whose result has NaN or Inf that its inputs do not account for.
 
     >>> print(history.first_nonfinite())
     """

@@ -1,4 +1,4 @@
-"""What `torchlens.profile` gives: begins and ends the measuring, and holds what was measured."""
+"""What `torchlens.profile` returns: starts and ends the measuring, and holds the results."""
 
 import difflib
 import os
@@ -62,7 +62,7 @@ class Profile:
     # -- beginning and end -----------------------------------------------------------------------------------------
 
     def start(self) -> "Profile":
-        """Begins to measure, until `finish` is called. `with` does both."""
+        """Starts measuring; `finish` ends it. `with` does both."""
         if self._thread:
             raise RuntimeError(
                 "A profile can be started only once, and this one has been. Make a new one: torchlens.profile(model)."
@@ -77,7 +77,7 @@ class Profile:
         return self
 
     def finish(self) -> None:
-        """Ends measuring and takes everything away. May be called again."""
+        """Ends measuring and removes everything that was added. May be called again."""
         if self._watcher is None:
             return
         if self._thread not in (0, threading.get_ident()):
@@ -164,12 +164,12 @@ class Profile:
 
     @property
     def steps(self) -> list[StepRecord]:
-        """One for each call of the model from outside."""
+        """One record for each call of the model from your code."""
         return self.measurements.steps
 
     @property
     def flops_not_counted(self) -> dict[str, int]:
-        """Layer types without a formula, with the number of their calls in the last step that was logged."""
+        """Layer types without a FLOP formula → the number of their calls in the last logged step."""
         return self.measurements.flops_not_counted
 
     @property
@@ -179,7 +179,7 @@ class Profile:
 
     @property
     def first_nonfinite(self) -> Any:
-        """The first operation that made NaN or Inf; None if there was none, or nobody checked."""
+        """The first operation that made NaN or Inf; None if there was none, or without a check."""
         return getattr(self._checker, "first_nonfinite", None)
 
     # -- output ----------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Profile:
         return f"<Profile of {self._model_name}: {counts}; print() it to see them>"
 
     def summary(self, depth: int | None = None, sort_by: str | None = None, **options: Any) -> Table:
-        """A table to print; see `torchlens.profiling.output.table.summary`.
+        """A table to print; `help(torchlens.profiling.output.table.summary)` explains the options.
 
         >>> print(p.summary(depth=2, sort_by='backward_time'))
         """
@@ -208,11 +208,11 @@ class Profile:
     def to_json(self, path: str | os.PathLike[str], indent: int | None = None) -> None: ...
 
     def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
-        """As JSON, nested as the model is: returned, or written to `path`."""
+        """Returns the profile as JSON, nested like the model, or writes it to `path`."""
         return to_json(self.measurements, path, indent)
 
     def to_pandas(self, by: str = "module") -> "pandas.DataFrame":
-        """One row per module, or by 'call', 'operation', 'step' or 'parameter'."""
+        """A table with one row per module, or per 'call', 'operation', 'step' or 'parameter'."""
         return to_pandas(self.measurements, by)
 
     @overload
@@ -222,7 +222,7 @@ class Profile:
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None: ...
 
     def to_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> str | None:
-        """As a timeline for Perfetto or chrome://tracing: returned as JSON text, or written to `path`."""
+        """Returns a timeline for Perfetto or chrome://tracing as JSON text, or writes it to `path`."""
         return to_chrome_trace(self.measurements, path)
 
     def overlay(self, quantity: str) -> Overlay:
@@ -230,5 +230,5 @@ class Profile:
         return overlay(self.measurements, quantity)
 
     def findings(self) -> Findings:
-        """What looks wrong with the model, worst first."""
+        """What looks wrong with the model, the worst first."""
         return find(self.measurements, self._checker, self._options.thresholds)

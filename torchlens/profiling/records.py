@@ -1,6 +1,6 @@
-"""What a profile measured: plain records, built once, when measuring is over.
+"""The results of a profile: plain records, built once, when measuring ends.
 
-Units: seconds, bytes, and floating-point operations (a multiply-add is two). None says that something was not measured.
+Units: seconds, bytes, and floating-point operations (a multiply-add is two). None means "not measured".
 """
 
 from collections import Counter
@@ -25,9 +25,9 @@ _HIGHEST = ("peak_", "output_bytes", "flops_per_second")
 class CallRecord:
     """One call of one module.
 
-    Times are without what measuring itself takes. Those called `_self_` leave out the modules called inside; the others
-    add up: a call takes what it does itself and what the calls inside it take. Peaks are above what was allocated when the
-    call began, `added` is what it left behind.
+    Times do not include the time that measuring took. Those with `_self_` in their name leave out the modules called
+    inside; the others include them. Peaks are relative to what was allocated when the call began; `added` is what the call
+    left allocated.
     """
 
     index: int  # in Measurements.calls
@@ -84,7 +84,7 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRecord:
-    """One operation of one step. There are such only at operation level."""
+    """One operation of one step; recorded only at operation level."""
 
     step: int
     entry: int  # its number in the recording of the step
@@ -116,7 +116,7 @@ class OperationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterRecord:
-    """A parameter, once, however many modules share it."""
+    """A parameter; one record, however many modules share it."""
 
     address: str
     aliases: list[str]  # the other names it goes by
@@ -131,7 +131,7 @@ class ParameterRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRecord:
-    """A module, once, under the first of its addresses. Counts are with all modules inside, `own_` without.
+    """A module, under the first of its addresses. Counts include all modules inside; those with `own_` do not.
 
     >>> record.typical('forward_seconds')
     >>> record.statistic('forward_seconds').median
@@ -161,7 +161,7 @@ class ModuleRecord:
 
     @property
     def measured_calls(self) -> list[CallRecord]:
-        """The calls that count: none of a warm-up step (unless there are only such), none that is recomputed."""
+        """The calls that count: not those of warm-up steps (unless there are no others), and not recomputed ones."""
         calls = [call for call in self.calls if not call.is_recomputed]
         return [call for call in calls if call.step not in self.warmup_steps] or calls
 
@@ -172,9 +172,9 @@ class ModuleRecord:
         return sum(call.step == calls[-1].step for call in calls) if calls else 0
 
     def by_step(self, quantity: str) -> dict[int, float]:
-        """A quantity of CallRecord in each measured step: the sum over its calls, of peaks and outputs the highest.
+        """A quantity of CallRecord in each measured step: the sum over its calls or, for peaks and outputs, the maximum.
 
-        A module that is not called itself, but holds others (`ModuleList`), has what those have; nothing is its own.
+        A module that is never called itself but holds others (`ModuleList`) has the sum of theirs, and nothing of its own.
         """
         steps: dict[int, list[float]] = {}
         if not self.calls and "_self_" not in quantity:
@@ -189,12 +189,12 @@ class ModuleRecord:
         return {step: together(values) for step, values in steps.items()}
 
     def per_step(self, quantity: str) -> list[float]:
-        """A quantity of CallRecord for each measured step: the sum over its calls, of peaks the highest."""
+        """A quantity of CallRecord for each measured step: the sum over its calls or, for peaks, the maximum."""
         return list(self.by_step(quantity).values())
 
     def typical(self, quantity: str) -> float | None:
-        """What is printed. Of a time, the mean over the typical steps: those of modules inside add up to no more. Of all
-        else the median of the steps that it was measured in: FLOPs may be known of a few.
+        """The number that tables print: for a time, the mean over the typical steps, so that the modules inside add up to
+        no more; for anything else, the median over the steps in which it was measured.
 
         >>> record.typical('forward_seconds')
         """
@@ -217,7 +217,7 @@ class ModuleRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """All that was measured."""
+    """Everything that was measured."""
 
     model_name: str
     level: str  # 'module' or 'operation'
@@ -237,13 +237,13 @@ class Measurements:
 
     @property
     def measured_steps(self) -> list[StepRecord]:
-        """The steps that are no warm-up; all, if there are no others."""
+        """The steps that are not warm-up; all steps if there are no others."""
         return [step for step in self.steps if not step.is_warmup] or self.steps
 
     def by_kind(self) -> "dict[str, Measurements]":
-        """The same apart for training and evaluation, with and without gradients, and for each shape of the inputs.
+        """The measurements by kind of step: training or evaluation, with or without gradients, and input shapes.
 
-        Shapes are told apart as long as there are few: a model that gets inputs of many lengths is summed up as one.
+        Shapes count only while there are few: for a model with inputs of many lengths, all lengths are one kind.
         """
         kinds = {kind: {step.number for step in steps} for kind, steps in by_kind(self.measured_steps).items()}
         has_grads = {phase: len({kind[1] for kind in kinds if kind[0] == phase}) > 1 for phase, *_ in kinds}
@@ -258,7 +258,7 @@ class Measurements:
         return found
 
     def of_steps(self, numbers: set[int]) -> "Measurements":
-        """Of some of the steps alone."""
+        """The measurements of some of the steps."""
         steps = [step for step in self.steps if step.number in numbers]
         typical = TypicalSteps.of([step for step in steps if not step.is_warmup] or steps)
         return replace(

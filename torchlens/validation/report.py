@@ -1,4 +1,4 @@
-"""What a validation found, for people and for programs."""
+"""What a validation found: text for people, fields for programs."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ _MAX_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as the log says: which check, which layer, what was expected and what was found.
+    """One thing that is wrong with the log: which check, which layer, what was expected and what was found.
 
-    `layer` is a label; empty where the finding is about the pass as a whole.
+    `layer` is a label; it is empty if the finding is about the pass as a whole.
     """
 
     check: str
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class NotShown:
-    """One thing that the log says and that could be neither shown nor refuted: no failure.
+    """One claim of the log that could be neither shown nor refuted, which is not a failure.
 
     `argument` is the place of the argument in question (`0`, `"mask"`, `(0, 1)`), and `reason` says what was tried.
     """
@@ -49,8 +49,8 @@ class NotShown:
 class ValidationReport:
     """The outcome of a validation; true in a condition if nothing was found.
 
-    `num_checked` counts what each check looked at, `not_shown` has what it looked at in vain, `exemptions` counts what it
-    let pass unlooked at, by check and reason, and `seconds` says where the time went.
+    `num_checked` counts what each check looked at, `not_shown` lists what could not be decided, `exemptions` counts what
+    was not checked, by check and reason, and `seconds` says where the time went.
 
     >>> report = validate_forward_pass(model, x)
     >>> report.passed, report.findings, report.not_shown

@@ -49,7 +49,7 @@ def validate_saved_activations(
     random_seed: int | None = None,
     verbose: bool = False,
 ) -> bool:
-    """Whether the log of this model on this input is right; `verbose` prints what was found. See `validate_forward_pass`.
+    """Returns whether the log of this model on this input is right; `verbose` prints the report of `validate_forward_pass`.
 
     >>> validate_saved_activations(model, x)
     True
@@ -66,11 +66,11 @@ def validate_forward_pass(
     input_kwargs: Mapping[str, Any] | None = None,
     random_seed: int | None = None,
 ) -> ValidationReport:
-    """Proves the log of a forward pass against the model, and says what does not hold.
+    """Proves the log of a forward pass against the model, and reports what does not hold.
 
-    Runs the model four times, plainly, logged, logged beside a witness, and under the dispatcher's eyes, each time from the
-    same state, then every operation again, and once more for each of its parents. Leaves model, inputs, generators and
-    gradients as they were. A model that raises is a finding; bad arguments are a TypeError, as elsewhere.
+    Runs the model four times from the same state (without a log, logged, logged with a witness, and logged under a dispatch
+    mode), then every operation again, and once more for each of its parents. Leaves the model, inputs, generators and
+    gradients as they were. A model that raises is a finding; bad arguments raise a TypeError, as elsewhere.
 
     >>> print(validate_forward_pass(model, x))
     """
@@ -122,7 +122,7 @@ class _Validation:
         self._report = report
 
     def run(self) -> None:
-        """All runs, then all checks. Evidence is let go of when nothing needs it any more."""
+        """All runs, then all checks. Evidence is released when nothing needs it any more."""
         num_before = num_collectives()
         plain = self._outcome("plain run", "outputs", "a plain run to return", self._run_plainly)
         if plain is None:

@@ -57,10 +57,10 @@ def explore(
     overlays: Mapping[str, Mapping[str, float]] | None = None,
     title: str | None = None,
 ) -> Exploration:
-    """Writes one HTML file in which the model can be explored; it needs no network and no other file.
+    """Writes one HTML file in which you can explore the model; it needs neither a network nor other files.
 
-    `overlays` are values to colour the model by: for each name a number per layer, by any key that finds the layer; a key
-    that means several passes means all of them. Time and memory are always there. With `path=None` nothing is written.
+    `overlays` are numbers to colour the model by: for each name, a number per layer, under any key that finds the layer; a
+    key with several passes stands for all of them. Time and memory are always there. With `path=None`, nothing is written.
 
     >>> explore(history, 'model.html', overlays={'mean': {e.layer_label: e.tensor_contents.mean() for e in history}})
     """

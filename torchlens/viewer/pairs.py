@@ -1,4 +1,4 @@
-"""What of one page is what of another: operations and boxes, paired by their entries or by what the caller knows."""
+"""Which parts of two pages correspond: operations and boxes, paired by their entries or by the caller."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,11 +16,11 @@ __all__ = ["Pair", "PartPair", "Side", "given_pairs", "matched_pairs"]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two things that are the same in two histories, and what is to be said of them.
+    """Two things that correspond in two histories, and what to say about them.
 
-    `a` and `b` are any keys that find a layer, or addresses of modules; None where there is no counterpart. A pair with a
-    `note` is listed among the differences. `error` is the relative error between the two values. `colour` is any colour
-    that CSS knows; by default it tells how the two differ.
+    `a` and `b` are any keys that find a layer, or addresses of modules; None if there is no counterpart. A pair with a
+    `note` is listed among the differences. `error` is the relative error between the two values. `colour` is any CSS
+    colour; by default, it shows how the two differ.
 
     >>> Pair('h.0.ln_1', 'blocks.0.norm1', note='an eps?', error=5.6e-3, colour='crimson')
     """

@@ -1,10 +1,10 @@
-"""Two histories in one page, side by side: what is the same is matched, what differs is marked and listed.
+"""Two histories in one page, side by side: counterparts are matched, differences are marked and listed.
 
 >>> from torchlens.viewer import Pair, explore_together
 >>> explore_together(before, after, 'two.html')
 
-matches by structure (torchlens.history.matching) and finds the differences itself. Whoever knows better what belongs
-together, because values told, gives the pairs, and the page says what they say:
+matches by structure (torchlens.history.matching) and finds the differences itself. A caller who knows better which parts
+correspond, for example from their values, gives the pairs, and the page shows those:
 
 >>> explore_together(torch_log, jax_log, 'diff.html', names=('torch', 'jax'), pairs=[
 ...     Pair('h.0.ln_1', 'blocks.0.norm1', note='first divergence: an eps?', error=5.6e-3, colour='crimson'),
@@ -14,8 +14,8 @@ together, because values told, gives the pairs, and the page says what they say:
 
 Keys are those that find a layer in a history (a label without its pass means all passes) or addresses of modules, which
 stand for the whole module. One thing may be in several pairs (`q`, `k` and `v` are one `qkv`): a click follows the first.
-Boxes around paired things are paired by what they share. Nothing is marked that no pair speaks of; the list has the pairs
-with a note, and those without a counterpart, in the order given. `title` and `names` are what the page and its two sides
+Boxes around paired things are paired by what they share. Only what is in a pair is marked; the list has the pairs with a
+note, and those without a counterpart, in the order given. `title` and `names` are what the page and its two sides
 are called.
 """
 
@@ -45,10 +45,10 @@ def explore_together(
     names: tuple[str, str] | None = None,
     title: str | None = None,
 ) -> Exploration:
-    """Writes one HTML file that shows two histories side by side, with what differs marked.
+    """Writes one HTML file that shows two histories side by side, with the differences marked.
 
-    Operations are matched by structure, unless `pairs` says what belongs together. Values are compared where both histories
-    saved them. With `path=None` nothing is written.
+    Operations are matched by structure, unless `pairs` says which correspond. Values are compared if both histories saved
+    them. With `path=None`, nothing is written.
 
     >>> explore_together(before, after, 'two.html', names=('before', 'after'))
     """

@@ -19,11 +19,11 @@ class Sink:
     ...             print(record.step, series.module, series.kind, series.statistics['rms'])
     >>> run = torchlens.monitor(model, 'runs/a', sinks=[Printer(every=10)])
 
-    `open` is called where `monitor` is, `write` and `close` in a thread of the sink's own: what fails there is told in
-    `run.problems`, ends the sink and nothing else. A sink that is too slow misses steps, which `run.problems` tells, too.
+    `open` is called in the thread that calls `monitor`, `write` and `close` in a thread of the sink's own. A failure there
+    ends the sink alone, and `run.problems` says why. A sink that is too slow misses steps; `run.problems` says how many.
 
-    every: send each so many recorded steps; scalars are sent always.
-    statistics: what to send as numbers of each tensor; 'quantiles' for nine of them.
+    every: send every n-th recorded step; scalars are always sent.
+    statistics: which numbers to send for each tensor; 'quantiles' stands for nine of them.
     histograms: whether to send histograms.
     """
 
@@ -64,7 +64,7 @@ class Sink:
     # -- what sinks share ----------------------------------------------------------------------------------------------
 
     def tag(self, series: SeriesRecord, statistic: str = "") -> str:
-        """The name of a series there: 'outputs/layer1.0.conv1', 'outputs.rms/layer1.0.conv1', 'parameters/fc.weight'."""
+        """The sink's name of a series: 'outputs/layer1.0.conv1', 'outputs.rms/layer1.0.conv1', 'parameters/fc.weight'."""
         place = ".".join(part for part in (series.module or self._model, series.name) if part)
         return f"{series.kind}.{statistic}/{place}" if statistic else f"{series.kind}/{place}"
 
@@ -90,7 +90,7 @@ class Sink:
 
 
 def needed(module: str, extra: str, title: str) -> Any:
-    """An optional package, or the cure."""
+    """Imports an optional package; the error says how to install it."""
     try:
         return import_module(module)
     except ImportError as error:
