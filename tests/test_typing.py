@@ -35,6 +35,20 @@ json.loads(h.to_json("a.json"))  # wrong
 h.layer_lists  # wrong
 h.summary(sort_by="speed")  # wrong
 tl.profile(m, check="nan")  # wrong
+tl.profile(m, x).summary(sort_by="peak_bytes", by="type", times="p95")
+tl.profile(m, x).summary(sort_by="speed")  # wrong
+tl.profile(m, x).summary(by="modul")  # wrong
+tl.profile(m, x).to_pandas(by="row")  # wrong
+tl.profile(m, x).overlay("flop")  # wrong
+tl.compare(tl.profile(m, x), tl.profile(m, x), "params")
+tl.compare(tl.profile(m, x), tl.profile(m, x), "speed")  # wrong
+run = tl.monitor(m, "runs/a", graph="modules", compiled="eager")
+tl.monitor(m, "runs/a", graph="none")  # wrong
+tl.monitor(m, "runs/a", compiled="both")  # wrong
+run.embed("fc", "tsne", basis="fixed")
+run.embed("fc", "umap")  # wrong
+run.video("fc", "fc.mp4", show="pca", what="gradients")
+run.video("fc", "fc.mp4", show="bars")  # wrong
 """
 
 

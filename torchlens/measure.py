@@ -11,6 +11,7 @@ from torchlens.options import check_inputs, check_model
 from torchlens.profiling import Profile, ProfileOptions, run_trial
 from torchlens.profiling.options import Check, Level
 from torchlens.profiling.output.comparison import Comparison, compare_measurements
+from torchlens.profiling.output.quantities import QuantityName
 from torchlens.wording import check_count, got
 
 __all__ = ["compare", "profile"]
@@ -80,7 +81,7 @@ def profile(
 def compare(
     before: Profile,
     after: Profile,
-    quantity: str = "total_time",
+    quantity: QuantityName = "total_time",
     *,
     step_kind: str | None = None,
     width: int | None = None,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -30,8 +30,8 @@ def monitor(
     seconds: float | None = None,
     step: int | None = None,
     budget: int = 64 << 20,
-    graph: str = "operations",
-    compiled: str = "boundary",
+    graph: Literal["operations", "modules"] = "operations",
+    compiled: Literal["boundary", "eager"] = "boundary",
     evaluation: bool = False,
     sinks: Sink | Sequence[Sink] = (),
     **foreign: Any,

@@ -12,7 +12,7 @@ from torchlens.trace import printable
 
 __all__ = ["HELP", "add_arguments", "run"]
 
-HELP = "find where two implementations of a model part: exit code 0 if they agree, 1 if not, 2 if that cannot be told"
+HELP = "find where two implementations of a model diverge; exit code 0 if they agree, 1 if not, 2 if nobody can tell"
 _WHERE = "a trace, or module:name or file.py:name for a model that runs now"
 
 

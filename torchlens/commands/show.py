@@ -9,7 +9,7 @@ from torchlens.traces import load
 
 __all__ = ["HELP", "add_arguments", "run"]
 
-HELP = "show what is in a trace: modules, operations, what their numbers are like"
+HELP = "show what a trace contains: modules and operations, with statistics of their values"
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -18,8 +18,8 @@ __all__ = ["BaseDiff", "Divergence", "Pair", "Unmatched"]
 class Pair:
     """A layer of the reference and the layer of the candidate that corresponds to it.
 
-    `error` is the relative error ‖a - b‖ / ‖a‖; `units` is the same in units of rounding. `layout` describes the order of the
-    candidate's axes.
+    `error` is the relative error ‖a - b‖ / ‖a‖; `units` is the same in units of rounding. `layout` describes the order of
+    the candidate's axes.
     """
 
     reference: str

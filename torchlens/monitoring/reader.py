@@ -144,7 +144,7 @@ class RunReader:
 
     @property
     def findings(self) -> list[RunFinding]:
-        """What looked wrong, in which module, when it appeared and when it ended. What several ranks found is listed once."""
+        """What looked wrong, where, when it appeared and when it ended. What several ranks found is listed once."""
         found: dict[tuple[Any, ...], RunFinding] = {}
         for key in self._order:
             for each in self._segments[key].findings:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from multiprocessing import util as multiprocessing_util
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -30,7 +30,16 @@ from torchlens.monitoring.series import WATCHED, SeriesNames
 from torchlens.monitoring.sinks.feed import SinkFeed
 from torchlens.monitoring.sinks.sink import Sink
 from torchlens.monitoring.stepping import Steps
-from torchlens.monitoring.tracking import Track, all_tracks, embed_options, unseen_names, video_options
+from torchlens.monitoring.tracking import (
+    Basis,
+    Method,
+    Show,
+    Track,
+    all_tracks,
+    embed_options,
+    unseen_names,
+    video_options,
+)
 from torchlens.monitoring.watcher import ModuleWatcher
 from torchlens.monitoring.worker import WorkCounts
 from torchlens.monitoring.writer import Counts, RecordedStep, Writer
@@ -216,7 +225,7 @@ class Run:
         self._collector.follow_gradient(name, "", tensor)
 
     def embed(
-        self, address: str, method: str = "pca", *, basis: str = "aligned", rows: int = 256, every: int = 1,
+        self, address: str, method: Method = "pca", *, basis: Basis = "aligned", rows: int = 256, every: int = 1,
         seconds: float | None = None, name: str | None = None, **foreign: Any,
     ) -> Track:  # fmt: skip
         """Projects the output of a module, or a watched tensor, to two dimensions: a point for each of the first `rows`
@@ -236,9 +245,9 @@ class Run:
         return self._track("points", options, rows, every, seconds)
 
     def video(
-        self, address: str, path: str | os.PathLike[str], *, what: str = "outputs", show: str = "auto", every: int = 1,
-        seconds: float | None = None, fps: int = 10, size: tuple[int, int] = (640, 480), rows: int = 256,
-        basis: str = "aligned", **foreign: Any,
+        self, address: str, path: str | os.PathLike[str], *, what: Literal["outputs", "gradients"] = "outputs",
+        show: Show = "auto", every: int = 1, seconds: float | None = None, fps: int = 10,
+        size: tuple[int, int] = (640, 480), rows: int = 256, basis: Basis = "aligned", **foreign: Any,
     ) -> Track:  # fmt: skip
         """Films the output of a module, its gradient, or a watched tensor: one picture for each recorded step.
 

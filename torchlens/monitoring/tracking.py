@@ -5,13 +5,25 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from torchlens.wording import check_choice, check_count, checked_file, did_you_mean, got
 
-__all__ = ["Track", "all_tracks", "embed_options", "matching", "unseen_names", "video_options"]
+__all__ = [
+    "Basis",
+    "Method",
+    "Show",
+    "Track",
+    "all_tracks",
+    "embed_options",
+    "matching",
+    "unseen_names",
+    "video_options",
+]
 
-_SHOWS = ("auto", "images", "histogram", "pca", "tsne")
+Basis: TypeAlias = Literal["aligned", "fixed"]
+Method: TypeAlias = Literal["pca", "tsne"]
+Show: TypeAlias = Literal["auto", "images", "histogram", "pca", "tsne"]
 
 
 class Track:
@@ -91,8 +103,8 @@ def embed_options(
     address: Any, known: Iterable[str], method: Any, basis: Any, name: Any, tracks: Iterable[Track]
 ) -> dict[str, dict[str, Any]]:
     """The options of the job that projects, by address, after seeing that they make sense."""
-    check_choice("method", method, ("pca", "tsne"))
-    check_choice("basis", basis, ("aligned", "fixed"))
+    check_choice("method", method, get_args(Method))
+    check_choice("basis", basis, get_args(Basis))
     found = matching(address, known)
     if name is not None and len(found) > 1:
         raise ValueError(f"name must be None for several modules: each has its address, got {got(name)}.")
@@ -123,8 +135,8 @@ def video_options(
     address: Any, path: Any, known: Iterable[str], show: Any, fps: Any, size: Any, basis: Any, is_resumed: bool
 ) -> dict[str, dict[str, Any]]:
     """The options of the job that makes videos, by address, after seeing that they make sense."""
-    check_choice("show", show, _SHOWS)
-    check_choice("basis", basis, ("aligned", "fixed"))
+    check_choice("show", show, get_args(Show))
+    check_choice("basis", basis, get_args(Basis))
     check_count("fps", fps, 1, "pictures a second")
     if not isinstance(size, tuple | list) or len(size) != 2:
         raise TypeError(f"size must be (width, height), such as (640, 480), got {got(size)}.")

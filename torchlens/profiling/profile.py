@@ -21,10 +21,11 @@ from torchlens.profiling.measuring.calibration import measure_residuals
 from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.output.chrome_trace import to_chrome_trace
-from torchlens.profiling.output.data_frames import to_pandas
+from torchlens.profiling.output.data_frames import RowsBy, to_pandas
 from torchlens.profiling.output.json_form import to_json
 from torchlens.profiling.output.overlay import overlay
-from torchlens.profiling.output.table import Table, summary
+from torchlens.profiling.output.quantities import QuantityName
+from torchlens.profiling.output.table import Table, TableBy, Times, summary
 from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord, ParameterRecord
 from torchlens.profiling.steps import StepRecord
 
@@ -194,12 +195,26 @@ class Profile:
         counts = f"{num_steps}, {len(self.calls)} module calls"
         return f"<Profile of {self._model_name}: {counts}; print() it to see them>"
 
-    def summary(self, depth: int | None = None, sort_by: str | None = None, **options: Any) -> Table:
-        """A table to print; `help(torchlens.profiling.output.table.summary)` explains the options.
+    def summary(
+        self,
+        depth: int | None = None,
+        sort_by: QuantityName | None = None,
+        width: int | None = None,
+        by: TableBy = "module",
+        limit: int | None = None,
+        times: Times = "typical",
+    ) -> Table:
+        """A table to print: the modules as a tree or, with `sort_by`, as a list with the largest first.
+
+        depth: how many levels of modules to show: 0 is the model alone; by default, as many as fit a screen or two.
+        width: the width of the table; by default, that of the terminal.
+        by: 'operation' lists operations; 'type' adds up the modules of each type, each without the modules inside.
+        limit: how many lines to show; this leaves out the totals.
+        times: 'minimum', 'median' or 'p95' of the measured steps, instead of typical times, which add up.
 
         >>> print(p.summary(depth=2, sort_by='backward_time'))
         """
-        return summary(self.measurements, depth, sort_by, **options)
+        return summary(self.measurements, depth, sort_by, width, by, limit, times)
 
     @overload
     def to_json(self, path: None = None, indent: int | None = None) -> str: ...
@@ -211,7 +226,7 @@ class Profile:
         """Returns the profile as JSON, nested like the model, or writes it to `path`."""
         return to_json(self.measurements, path, indent)
 
-    def to_pandas(self, by: str = "module") -> "pandas.DataFrame":
+    def to_pandas(self, by: RowsBy = "module") -> "pandas.DataFrame":
         """A table with one row per module, or per 'call', 'operation', 'step' or 'parameter'."""
         return to_pandas(self.measurements, by)
 
@@ -225,7 +240,7 @@ class Profile:
         """Returns a timeline for Perfetto or chrome://tracing as JSON text, or writes it to `path`."""
         return to_chrome_trace(self.measurements, path)
 
-    def overlay(self, quantity: str) -> Overlay:
+    def overlay(self, quantity: QuantityName) -> Overlay:
         """A number for each module and layer, for `vis_color_by=` and `explore(overlays=)`."""
         return overlay(self.measurements, quantity)
 

@@ -1,14 +1,16 @@
 """Two profiles side by side."""
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
 import torchlens as tl
 from tests.profiling.profile_records import MS, call, made_up, module
-from torchlens.history.vocabulary import MEASURES
+from torchlens.history.vocabulary import MEASURES, short_word
 from torchlens.profiling.output.comparison import compare_measurements
-from torchlens.profiling.output.quantities import QUANTITIES
+from torchlens.profiling.output.quantities import QUANTITIES, QuantityName
 from torchlens.profiling.records import Measurements
 from torchlens.profiling.steps import TypicalSteps
 
@@ -91,3 +93,8 @@ def test_wrong_calls_are_told():
         tl.compare(p, p, "speed")
     with pytest.raises(KeyError, match="No module 'fc'"):
         tl.compare(p, p)["fc"]
+
+
+def test_a_type_checker_knows_every_quantity():
+    known = {word for words in get_args(QuantityName) for word in get_args(words)}
+    assert known == {*QUANTITIES, *map(short_word, QUANTITIES)}

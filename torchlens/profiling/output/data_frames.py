@@ -1,7 +1,7 @@
 """A profile as pandas tables."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from torchlens.profiling.output.quantities import QUANTITIES, module_value
 from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord, ParameterRecord
@@ -21,10 +21,10 @@ _COUNTS = (
     "num_parameters", "num_learnable", "param_bytes", "gradient_bytes", "own_num_parameters", "own_num_learnable",
     "own_param_bytes", "own_gradient_bytes",
 )  # fmt: skip
-_BY = ("module", "call", "operation", "step", "parameter")
+RowsBy: TypeAlias = Literal["module", "call", "operation", "step", "parameter"]
 
 
-def to_pandas(measurements: Measurements, by: str = "module") -> "pandas.DataFrame":
+def to_pandas(measurements: Measurements, by: RowsBy = "module") -> "pandas.DataFrame":
     """One row for each module, call of a module, operation, step or parameter.
 
     Of modules, times are those of a typical step, with the width of the middle half of the steps as `_spread` and with
@@ -33,7 +33,7 @@ def to_pandas(measurements: Measurements, by: str = "module") -> "pandas.DataFra
 
     >>> profile.to_pandas().sort_values('forward_self_seconds').tail()
     """
-    check_choice("by", by, _BY)
+    check_choice("by", by, get_args(RowsBy))
     import pandas  # slow to import, so imported by those who want a table
 
     if by == "module":

@@ -1,13 +1,20 @@
 """What was measured, by layer label and module address: to colour drawings and the viewer by."""
 
 from torchlens.history.overlay import Overlay
-from torchlens.profiling.output.quantities import Quantity, call_values, checked_quantity, module_value, operation_values
+from torchlens.profiling.output.quantities import (
+    Quantity,
+    QuantityName,
+    call_values,
+    checked_quantity,
+    module_value,
+    operation_values,
+)
 from torchlens.profiling.records import Measurements, ModuleRecord
 
 __all__ = ["overlay"]
 
 
-def overlay(measurements: Measurements, quantity: str) -> Overlay:
+def overlay(measurements: Measurements, quantity: QuantityName) -> Overlay:
     """A number for each module and, at operation level, each layer, for `vis_color_by=` and `explore(overlays=)`.
 
     >>> history.render_graph(vis_color_by=profile.overlay('forward_time'))

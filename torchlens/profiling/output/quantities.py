@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
-from torchlens.history.vocabulary import short_word
+from torchlens.history.vocabulary import Measure, short_word
 from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord
 from torchlens.profiling.steps import TypicalSteps
 from torchlens.wording import did_you_mean, got, one_of
@@ -12,6 +12,7 @@ from torchlens.wording import did_you_mean, got, one_of
 __all__ = [
     "QUANTITIES",
     "Quantity",
+    "QuantityName",
     "call_values",
     "checked_quantity",
     "full_name",
@@ -20,6 +21,16 @@ __all__ = [
     "operation_values",
     "own_value",
 ]
+
+
+# The names of QUANTITIES, and the shorter words for some of them.
+QuantityName: TypeAlias = (
+    Measure
+    | Literal[
+        "forward_self_time", "backward_self_time", "total_self_time", "flops_per_second", "param_bytes", "gradient_bytes",
+        "saved_bytes", "peak_bytes", "added_bytes", "peak_bytes_backward", "added_bytes_backward",
+    ]
+)  # fmt: skip
 
 
 class Quantity(NamedTuple):

@@ -5,12 +5,13 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from torchlens.history.grid import Column, laid_out
 from torchlens.profiling.output.quantities import (
     QUANTITIES,
     Quantity,
+    QuantityName,
     checked_quantity,
     full_name,
     last_operations,
@@ -85,7 +86,8 @@ _TYPE_COLUMNS = (
 )
 _TOTAL = QUANTITIES["total_time"]
 _COLUMNS = {"module": _MODULE_COLUMNS, "operation": _OPERATION_COLUMNS, "type": _TYPE_COLUMNS}
-TIMES = ("typical", "minimum", "median", "p95")
+Times: TypeAlias = Literal["typical", "minimum", "median", "p95"]
+TableBy: TypeAlias = Literal["module", "operation", "type"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +115,11 @@ class Table:
 def summary(
     measurements: Measurements,
     depth: int | None = None,
-    sort_by: str | None = None,
+    sort_by: QuantityName | None = None,
     width: int | None = None,
-    by: str = "module",
+    by: TableBy = "module",
     limit: int | None = None,
-    times: str = "typical",
+    times: Times = "typical",
 ) -> Table:
     """The modules as a tree, or, with `sort_by`, as a list with the most first.
 
@@ -132,7 +134,7 @@ def summary(
     >>> print(profile.summary(sort_by='total_time', limit=10))
     """
     check_choice("by", by, tuple(_COLUMNS))
-    check_choice("times", times, TIMES)
+    check_choice("times", times, get_args(Times))
     for name, value, least in (("depth", depth, 0), ("limit", limit, 1), ("width", width, 1)):
         if value is not None:
             check_count(name, value, least)
