@@ -135,8 +135,8 @@ def test_a_mapping_that_was_taken_for_one_argument_is_told_when_the_model_raises
 @pytest.mark.parametrize(
     ("layers", "words"),
     [
-        (nn.Linear, "got the class Linear. To save what every module of that class returns: layers_to_save=[name for"),
-        ([nn.Linear], "got the class Linear. To save what every module of that class returns: layers_to_save=[name for"),
+        (nn.Linear, "got the class Linear. To save the outputs of all modules of that class: layers_to_save=[name for"),
+        ([nn.Linear], "got the class Linear. To save the outputs of all modules of that class: layers_to_save=[name for"),
         (dict, "got the class dict. A key is a layer label"),
         (nn.ReLU(), "got the module ReLU. A module is named by its address in the model"),
         ([lambda entry: True], "got the function <lambda>"),

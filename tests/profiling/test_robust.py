@@ -620,7 +620,7 @@ def test_a_profile_can_be_started_and_finished_by_hand_once():
     assert str(p) == "<Profile of MLP: not started>"
     p.start()
     model(torch.rand(2, 4))
-    with pytest.raises(RuntimeError, match="before measuring is over"):
+    with pytest.raises(RuntimeError, match="has no results until measuring ends"):
         p.summary()
     p.finish()
     p.finish()
