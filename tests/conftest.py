@@ -57,6 +57,19 @@ def _seeded() -> None:
 
 
 @pytest.fixture
+def generated(request: pytest.FixtureRequest) -> Callable[[Path, Callable[[str], str]], None]:
+    """Compares a page with what the code makes of it, or writes the page under `--update-golden`."""
+
+    def compare(path: Path, make: Callable[[str], str]) -> None:
+        page = path.read_text(encoding="utf-8")
+        if request.config.getoption("--update-golden"):
+            path.write_text(page := make(page), encoding="utf-8")
+        assert make(page) == page, "run pytest --update-golden and read the difference"
+
+    return compare
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compares a text with the file of that name in `tests/golden`, or writes the file under `--update-golden`."""
 

@@ -258,3 +258,13 @@ class HandingOn(nn.Module):
         for block in self.blocks:
             x, bias = block(x, bias)
         return x
+
+
+def writes_through_views(self, x):
+    """A forward that writes in place, through a view and to the memory that a view shares."""
+    y = x * 1
+    y[0].add_(5)
+    z = y * 2
+    v = z.view(-1)
+    z.mul_(3)
+    return v * 2, y.t(), z.relu_()

@@ -14,7 +14,7 @@ from torch.export import Dim, export
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import torchlens as tl
-from tests.networks import MLP, Model, Recurrent, Residual
+from tests.networks import MLP, Model, Recurrent, Residual, writes_through_views
 from torchlens.capture.symbolic import SymbolicInt
 from torchlens.draw.drawing import make_drawing
 from torchlens.draw.options import draw_options
@@ -29,16 +29,12 @@ def symbolic(*sizes: int, dynamic: tuple[int, ...] = (0,)) -> tuple[FakeTensorMo
 
 
 def views(self, x):
-    y = x * 1
-    y[0].add_(5)
-    z = y * 2
-    v = z.view(-1)
-    z.mul_(3)
+    written = writes_through_views(self, x)
     w = x.clone()
     w[1:].zero_()
     w[:, 1] = 3
     made = torch.zeros(x.shape[0] * 2), torch.arange(x.shape[0])
-    return v * 2, y.t(), z.relu_(), w + 1, x.reshape(-1), torch.cat([x, y]), x.expand(2, *x.shape).sum(), *made
+    return *written, w + 1, x.reshape(-1), torch.cat([x, w]), x.expand(2, *x.shape).sum(), *made
 
 
 MODELS = {

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,8 @@ def test_every_field_and_method_says_what_it_is(cls: type):
             assert inspect.getdoc(getattr(cls, name)), name
 
 
-def test_the_page_says_what_the_docstrings_say(request: pytest.FixtureRequest):
-    page = PAGE.read_text(encoding="utf-8")
-    if request.config.getoption("--update-golden"):
-        PAGE.write_text(page := made_anew(page), encoding="utf-8")
-    assert made_anew(page) == page, "run pytest --update-golden and read the difference"
+def test_the_page_says_what_the_docstrings_say(generated: Callable[[Path, Callable[[str], str]], None]):
+    generated(PAGE, made_anew)
 
 
 def test_every_field_is_on_the_page_once():

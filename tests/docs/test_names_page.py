@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from torchlens.foreign_names import ENTRY_NAMES, FUNCTION_NAMES, HISTORY_NAMES, OPTION_NAMES
 from torchlens.history.classic import ENTRY_FIELDS, ENTRY_METHODS, HISTORY_FIELDS, NOT_HERE
 
@@ -66,11 +64,8 @@ def made_anew(page: str) -> str:
     return page
 
 
-def test_the_page_says_what_the_code_says(request: pytest.FixtureRequest):
-    page = PAGE.read_text(encoding="utf-8")
-    if request.config.getoption("--update-golden"):
-        PAGE.write_text(page := made_anew(page), encoding="utf-8")
-    assert made_anew(page) == page, "run pytest --update-golden and read the difference"
+def test_the_page_says_what_the_code_says(generated: Callable[[Path, Callable[[str], str]], None]):
+    generated(PAGE, made_anew)
 
 
 def test_the_page_lists_every_name():

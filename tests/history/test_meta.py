@@ -17,28 +17,18 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import torchlens as tl
 from benchmarks.zoo.libraries import import_transformers
 from tests.failures import partial_history
-from tests.networks import MLP, ConvNet, Model, Recurrent, Residual
+from tests.networks import MLP, ConvNet, Model, Recurrent, Residual, writes_through_views
 from torchlens.capture.regions import Region, region_of
 from torchlens.capture.view_tree import Share
 from torchlens.draw.drawing import make_drawing
 from torchlens.draw.options import draw_options
-
-
-def writes(self, x):
-    y = x * 1
-    y[0].add_(5)
-    z = y * 2
-    v = z.view(-1)
-    z.mul_(3)
-    return v * 2, y.t(), z.relu_()
-
 
 MODELS = {
     "mlp": (MLP, (2, 4)),
     "convnet": (ConvNet, (2, 3, 8, 8)),
     "recurrent": (Recurrent, (2, 4)),
     "residual": (Residual, (2, 4)),
-    "writes": (lambda: Model(writes), (3, 4)),
+    "writes": (lambda: Model(writes_through_views), (3, 4)),
 }
 model_of = pytest.mark.parametrize(("make", "shape"), MODELS.values(), ids=MODELS)
 

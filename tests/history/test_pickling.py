@@ -23,7 +23,7 @@ from torch import nn
 import torchlens as tl
 from tests.failures import partial_history
 from tests.history.facts import differences, facts_of
-from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual, TinyGPT
+from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual, TinyGPT, writes_through_views
 from torchlens.capture.functions import StandIn
 from torchlens.history import pickling
 
@@ -83,15 +83,6 @@ class Pair(NamedTuple):
     right: Any
 
 
-def writes(self, x):
-    y = x * 1
-    y[0].add_(5)
-    z = y * 2
-    v = z.view(-1)
-    z.mul_(3)
-    return v * 2, y.t(), z.relu_()
-
-
 def twins(self, x):
     a, b = x.split(2, dim=1)
     c = torch.cat([a, b], dim=1).contiguous()
@@ -125,7 +116,7 @@ def saved_grad(model: nn.Module, x: torch.Tensor, **options: Any) -> Any:
 
 
 def logged_backward() -> Any:
-    history = tl.log_forward_pass(Model(writes, fc=nn.Linear(4, 4)), torch.rand(3, 4, requires_grad=True))
+    history = tl.log_forward_pass(Model(writes_through_views, fc=nn.Linear(4, 4)), torch.rand(3, 4, requires_grad=True))
     history.log_backward(history["output_1"].tensor_contents.sum())
     return history
 
@@ -169,11 +160,11 @@ HISTORIES: dict[str, Callable[[], Any]] = {
         Recurrent(), torch.rand(2, 4), layers_to_save=["linear", "output"], keep_unsaved_layers=False
     ),
     "gradients": lambda: saved_grad(ConvNet(), torch.rand(2, 3, 8, 8)),
-    "gradients of views": lambda: saved_grad(Model(writes), torch.rand(3, 4, requires_grad=True)),
+    "gradients of views": lambda: saved_grad(Model(writes_through_views), torch.rand(3, 4, requires_grad=True)),
     "backward, logged": logged_backward,
     "partial": partial,
     "changed since": changed,
-    "writes": lambda: tl.log_forward_pass(Model(writes), torch.rand(3, 4)),
+    "writes": lambda: tl.log_forward_pass(Model(writes_through_views), torch.rand(3, 4)),
     "twins": lambda: tl.log_forward_pass(Model(twins), torch.rand(3, 4), save_function_args=True),
     "inference mode": unseen_views,
     "kinds of tensors": kinds_of_tensors,

@@ -63,6 +63,17 @@ class Tab:
             self.page.wait_for_timeout(20)
         raise AssertionError(f"never came true: {fact}")
 
+    def overlaps(self) -> list[list[int]]:
+        """Pairs of nodes that cover each other."""
+        found: list[list[int]] = self.run("""(() => {
+          const nodes = [...torchlens.scene.nodes.values()].filter(n => !n.isBox), found = [];
+          for (const a of nodes) for (const b of nodes)
+            if (a.id < b.id && a.x < b.x + b.w && b.x < a.x + a.w && a.y < b.y + b.h && b.y < a.y + a.h)
+              found.push([a.id, b.id]);
+          return found;
+        })()""")
+        return found
+
     def find(self, title: str) -> int:
         number = self.page.evaluate("title => torchlens.find(title)", title)
         assert number > 0, title

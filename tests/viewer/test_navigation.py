@@ -73,9 +73,7 @@ def test_back_and_forward_go_through_what_was_opened_and_selected(visit):
 def test_the_arrow_keys_with_alt_go_back_and_forward(visit):
     tab = visit("resnet18")
     tab.until("location.hash.includes('e=')")
-    for title in ("conv1", "bn1"):
-        tab.run(f"torchlens.select({tab.find(title)})")
-        tab.until(f"location.hash.includes('s={_base36(tab.find(title))}')")
+    _select_in_turn(tab, "conv1", "bn1")
     tab.page.keyboard.press("Alt+ArrowLeft")
     tab.until(f"torchlens.state.selected === {tab.find('conv1')}")
     tab.page.keyboard.press("Alt+ArrowRight")
@@ -85,9 +83,7 @@ def test_the_arrow_keys_with_alt_go_back_and_forward(visit):
 def test_a_step_back_forgets_what_came_after_once_another_is_taken(visit):
     tab = visit("resnet18")
     tab.until("location.hash.includes('e=')")
-    for title in ("conv1", "bn1"):
-        tab.run(f"torchlens.select({tab.find(title)})")
-        tab.until(f"location.hash.includes('s={_base36(tab.find(title))}')")
+    _select_in_turn(tab, "conv1", "bn1")
     tab.page.locator("#back").click()
     tab.until(f"torchlens.state.selected === {tab.find('conv1')}")
     tab.run(f"torchlens.select({tab.find('fc')})")
@@ -198,6 +194,12 @@ def test_only_what_is_near_is_drawn_and_the_rest_when_the_reader_comes_to_it(vis
 def _base36(number: int) -> str:
     digits = "0123456789abcdefghijklmnopqrstuvwxyz"
     return (_base36(number // 36) if number >= 36 else "") + digits[number % 36]
+
+
+def _select_in_turn(tab, *titles: str) -> None:
+    for title in titles:
+        tab.run(f"torchlens.select({tab.find(title)})")
+        tab.until(f"location.hash.includes('s={_base36(tab.find(title))}')")
 
 
 def test_drawing_asks_the_browser_for_no_layout(visit):

@@ -61,14 +61,7 @@ def test_encoder_and_decoder_open_as_two_columns(page):
     assert decoder["isBox"]
     assert encoder["y"] == decoder["y"]
     assert encoder["x"] + encoder["w"] < decoder["x"]
-    overlaps = page.run("""(() => {
-      const nodes = [...torchlens.scene.nodes.values()].filter(n => !n.isBox), found = [];
-      for (const a of nodes) for (const b of nodes)
-        if (a.id < b.id && a.x < b.x + b.w && b.x < a.x + a.w && a.y < b.y + b.h && b.y < a.y + a.h)
-          found.push([a.id, b.id]);
-      return found;
-    })()""")
-    assert overlaps == []
+    assert page.overlaps() == []
 
 
 def test_the_way_between_the_columns_crosses_neither(page):

@@ -13,6 +13,7 @@ from torchlens.capture.session import CaptureOptions
 from torchlens.capture.valueless import outside_fake_mode
 from torchlens.frameworks import Model
 from torchlens.history.backward import BackwardPass, backward_passes, parameter_gradients
+from torchlens.history.classic_access import ClassicAccess
 from torchlens.history.first_nonfinite import first_nonfinite
 from torchlens.history.history_fields import LayerFields, ModuleFields, TotalFields
 from torchlens.history.layer_entry import LayerEntry
@@ -24,13 +25,10 @@ from torchlens.history.summary import Summary, summarize
 from torchlens.history.tables import entries_to_pandas
 from torchlens.history.text import history_text
 from torchlens.history.vocabulary import Measure
-from torchlens.lazy_import import lazy_function
 from torchlens.nonfinite import NonFinite
 
 if TYPE_CHECKING:
     import pandas
-else:
-    classic_field = lazy_function("torchlens.history.classic", "classic_field")
 
 __all__ = ["BaseHistory", "LayersToSave"]
 
@@ -38,7 +36,7 @@ __all__ = ["BaseHistory", "LayersToSave"]
 LayersToSave: TypeAlias = str | int | Sequence[str | int] | AbstractSet[str | int] | Callable[[LayerEntry], bool] | None
 
 
-class BaseHistory(LayerFields, TotalFields, ModuleFields):
+class BaseHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
     """Every operation of a forward pass, in order."""
 
     def __init__(self, log: Log, options: CaptureOptions, keeps_unsaved: bool = True) -> None:
@@ -47,13 +45,6 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields):
         log.history, log.history_type, log.options = weakref.ref(self), type(self), options
         log.keeps_unsaved = keeps_unsaved
         log.show_anew()
-
-    if not TYPE_CHECKING:  # so that a type checker still reports fields that do not exist
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_") and not hasattr(type(self), name):  # what copy, IPython, numpy ask every object for
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return classic_field(self, name)
 
     def _show_anew(self) -> None:
         """Updates the lists after the saved values have changed."""

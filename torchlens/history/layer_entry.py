@@ -1,18 +1,15 @@
 """One entry of a history: one tensor, and the operation that made it."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torchlens.history.classic_access import ClassicAccess
 from torchlens.history.entry_fields import CallFields, LabelFields, ModuleFields, SurroundingFields, TensorFields
 from torchlens.history.text import entry_text
-from torchlens.lazy_import import lazy_function
-
-if not TYPE_CHECKING:
-    classic_field = lazy_function("torchlens.history.classic", "classic_field")
 
 __all__ = ["LayerEntry"]
 
 
-class LayerEntry(LabelFields, TensorFields, CallFields, SurroundingFields, ModuleFields):
+class LayerEntry(LabelFields, TensorFields, CallFields, SurroundingFields, ModuleFields, ClassicAccess):
     """Everything known about one operation's result. Each field is computed when it is read.
 
     >>> entry = history['conv2d_3_7']
@@ -20,13 +17,6 @@ class LayerEntry(LabelFields, TensorFields, CallFields, SurroundingFields, Modul
     """
 
     __slots__ = ()
-
-    if not TYPE_CHECKING:  # so that a type checker still reports fields that do not exist
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_") and not hasattr(type(self), name):  # what copy, IPython, numpy ask every object for
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            return classic_field(self, name)
 
     def __repr__(self) -> str:
         return f"<LayerEntry {self.layer_label}>"
