@@ -1,4 +1,4 @@
-"""Models that are no `nn.Module`: which framework they are of, found without importing it."""
+"""Models that are not an `nn.Module`: which framework they belong to, found without importing it."""
 
 import functools
 import inspect

@@ -1,1 +1,1 @@
-"""Runs the model and writes down what happened. Knows torch, knows no history."""
+"""Runs the model and records what happened. Depends on torch, but not on the history."""

@@ -1,4 +1,4 @@
-"""Memory divided into cells: bytes that belong to the same ones of some regions, be they four or a million, are one cell.
+"""Memory divided into cells: bytes that belong to the same regions form one cell, whether four or a million.
 
 The cells of a storage are the elements of a small array, and a region is a part of that array, to be read and written at
 once. Regular regions (rows, columns, blocks, every second element) are boxes, and it does not matter how large they are.

@@ -1,4 +1,4 @@
-"""What `torch.compile` returned runs its source while anybody logs.
+"""Makes compiled models run their Python source while a log is active.
 
 torch has one such setting for all threads: the first log sets it, the last one to end gives it back. The compiler takes
 seconds to import; where nobody has done so yet, nothing is set before the model compiles something. Each function may be

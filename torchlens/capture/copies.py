@@ -1,4 +1,4 @@
-"""Copies of tensors. Those that look at the same memory look at the same copy of it, where that is less to copy."""
+"""Copies of tensors. Tensors that share memory share one copy of it, if that is less to copy."""
 
 from collections.abc import Sequence
 

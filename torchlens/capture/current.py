@@ -1,4 +1,4 @@
-"""What the current thread is logging, and who else watches the modules that it calls."""
+"""What the current thread is logging, and who else observes the modules that it calls."""
 
 import sys
 import threading
@@ -24,7 +24,7 @@ _call_impl = FunctionType(MODULE_CALL.__code__, MODULE_CALL.__globals__, MODULE_
 
 
 class _Current(threading.local):
-    """What the current thread is logging, and who else watches the modules that it calls."""
+    """What the current thread is logging, and who else observes the modules that it calls."""
 
     tracker: ModuleTracker | None = None
     # Whoever is told, as one. What stands in the class is for threads that have no watcher of their own.

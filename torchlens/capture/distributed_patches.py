@@ -1,4 +1,4 @@
-"""What is patched of torch.distributed, where processes work together at all.
+"""The patches of torch.distributed, applied only if it is in use.
 
 Every function of it ends in a method of a process group, or of the back end in it, so that references to the functions,
 taken whenever, are seen too.

@@ -1,4 +1,4 @@
-"""What a log that is under way is still going to save, judged by parts of the model that are alike.
+"""Estimates how much a running log will still save, from parts of the model that are alike.
 
 A block that has not run yet will save what its twin has saved: one of the same class, with parts of the same classes and
 parameters of the same shapes. Nothing is expected of what has no twin, so the forecast is mostly too low; where twins

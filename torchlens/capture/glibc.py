@@ -1,4 +1,4 @@
-"""What glibc and the system say of the memory of this process."""
+"""What glibc and the system report about the memory of this process."""
 
 import ctypes
 import os

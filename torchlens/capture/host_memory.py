@@ -1,4 +1,4 @@
-"""The memory of a tensor on the CPU, read where it lies.
+"""Reads the memory of a CPU tensor in place.
 
 `tensor.numpy()` would leave a mark: a storage that it was called on, through whatever tensor, can never be resized again.
 """

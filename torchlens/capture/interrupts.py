@@ -1,4 +1,4 @@
-"""Interrupts that strike where Python would swallow them."""
+"""Interrupts that arrive where Python would swallow them."""
 
 import _thread
 import ctypes

@@ -1,4 +1,4 @@
-"""Warns of a log that takes more than half of the memory that was free when it began, as early as that can be told.
+"""Warns, as early as possible, of a log that will take more than half of the memory that was free when it began.
 
 Counting what is saved costs something for each tensor, so the system is asked first: as long as the process has not grown
 by as much, no log can have taken it. Of the memory of devices the system knows nothing; there, shapes are added up.

@@ -1,4 +1,4 @@
-"""What a room may see of each call while it is recorded: the one hook for those that must know more than the log keeps."""
+"""The one hook for features that must see more of each recorded call than the log keeps."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

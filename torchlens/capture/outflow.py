@@ -1,4 +1,4 @@
-"""Saved values that leave while the model is still running, so that a log may be larger than memory.
+"""Hands saved values on while the model is still running, so that a log may be larger than memory.
 
 From time to time the recorder looks how much it holds. Beyond a limit the values go to whoever takes them, and what that
 gives back stands in their place.

@@ -1,4 +1,4 @@
-"""What looking at a model costs: counted while it runs, so that it can be left out of what the model is said to take."""
+"""What observing a model costs: counted while it runs, so that it can be subtracted from the model's times."""
 
 from collections.abc import Hashable, Iterable
 

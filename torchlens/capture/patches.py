@@ -1,4 +1,4 @@
-"""What is patched of torch: what it does not report to the recorder by itself.
+"""The patches of torch, for what it does not report to the recorder by itself.
 
 These are modules being called, which operator stood in the source, and functions that bypass the report. In every thread
 that is not logging, each patched function behaves as before.

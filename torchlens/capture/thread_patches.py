@@ -1,4 +1,4 @@
-"""What is patched of Python's threads and pools.
+"""The patches of Python's threads and thread pools.
 
 Threads that the model starts log with it; so do jobs that it gives to a pool, whoever made that. The threads of a pool
 themselves do not: they may work for others as well, and go on when the log has ended.

@@ -1,4 +1,4 @@
-"""A recorder that knows how long it takes for itself."""
+"""A recorder that measures its own time."""
 
 from collections.abc import Callable, Sequence
 from time import perf_counter

@@ -1,4 +1,4 @@
-"""Tensors that have a shape and no values: on the meta device, fake, or standing for many inside `vmap`."""
+"""Tensors that have a shape but no values: on the meta device, fake, or standing for many inside `vmap`."""
 
 from typing import Any
 

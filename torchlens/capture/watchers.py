@@ -1,4 +1,4 @@
-"""Those who see the modules that a thread calls, beside the log."""
+"""The observers, besides the log, of the modules that a thread calls."""
 
 from time import perf_counter
 from typing import Any, Protocol

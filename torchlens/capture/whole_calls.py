@@ -1,4 +1,4 @@
-"""Calls that torch does not report operation by operation, and that are recorded as a whole."""
+"""Calls that torch does not report operation by operation, and that are recorded as one."""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What the commands know of the terminal they print to."""
+"""The terminal that the commands print to: its width, its colours."""
 
 import os
 import shutil

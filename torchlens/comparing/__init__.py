@@ -1,4 +1,4 @@
-"""Compares two histories: where they part, and why. This is the room's one door."""
+"""Compares two histories: where they diverge, and why."""
 
 from torchlens.comparing.compare import compare_histories
 from torchlens.comparing.diff import BaseDiff, Divergence, Pair

@@ -1,4 +1,4 @@
-"""The steps of a comparison, in order: weights, pairs, where they part, each error by itself, reasons."""
+"""The steps of a comparison, in order: weights, pairs, divergences, each error by itself, reasons."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

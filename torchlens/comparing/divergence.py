@@ -1,4 +1,4 @@
-"""Where two histories part: the pairs whose inputs agree and whose outputs do not."""
+"""Where two histories diverge: the pairs whose inputs agree and whose outputs do not."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is known of the sections that an error lies in: values, weights, constants, and what they give when run again."""
+"""What is known about the sections in which an error lies: values, weights, constants, and their results when run again."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Explanations that are tried out: something is changed in a section, it runs again, and the error is gone or it is not."""
+"""Explanations tested by experiment: change something in a section, run it again, and see whether the error is gone."""
 
 from collections.abc import Callable, Iterator
 from itertools import permutations

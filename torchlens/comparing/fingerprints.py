@@ -1,4 +1,4 @@
-"""What tells values apart whatever the order of their elements: moments and quantiles."""
+"""Fingerprints of values that do not depend on the order of their elements: moments and quantiles."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The same numbers in another order of the axes: NCHW against NHWC, heads apart or together."""
+"""The same numbers with the axes in another order: NCHW and NHWC, heads split or merged."""
 
 from collections.abc import Iterator
 from functools import lru_cache

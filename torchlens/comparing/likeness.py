@@ -1,4 +1,4 @@
-"""How well two entries go together, apart from their values being the same: what they do, with which weights, where."""
+"""How similar two entries are, apart from their values: what they do, with which weights, and where."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What was matched: two entries, how far their values are apart, and all of them by entry of either side."""
+"""The matches: pairs of entries with the distance between their values, and lookups from either side."""
 
 from dataclasses import dataclass, field
 

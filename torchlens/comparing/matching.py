@@ -1,4 +1,4 @@
-"""Which value of the candidate is which of the reference.
+"""Which value of the candidate corresponds to which of the reference.
 
 First by value: fingerprints that do not depend on the order of elements find what may be the same, then the elements are
 compared. What is left computes something else or something in between. It is paired by what leads to it (the weights that

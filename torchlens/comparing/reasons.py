@@ -1,4 +1,4 @@
-"""Why a layer may compute something else: guesses in plain words, those that an experiment confirms first."""
+"""Why a layer may compute something different: guesses in plain words, those confirmed by an experiment first."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Running the operations of a history again, with other values put in.
+"""Runs the operations of a history again, with some values replaced.
 
 Everything runs in its own order on memory of its own, so that views and writes in place do what they did. What cannot run
 again (random numbers, a function that did not come along, an argument that was not kept) keeps its saved value.

@@ -1,4 +1,4 @@
-"""One of the two histories, as the comparison reads it: values, who reads whom, which weights, where in the code."""
+"""One of the two histories, as the comparison reads it: values, edges, weights, and places in the code."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Biases that the one model has in two and the other as one: `bias_ih + bias_hh` of torch's recurrent networks."""
+"""Biases that one model has as two and the other as one: `bias_ih + bias_hh` of torch's recurrent networks."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Which weight of the one model is which of the other: as it is, transposed, permuted, a part of a larger one."""
+"""Which weights of two models correspond: as they are, transposed, permuted, or as a part of a larger one."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

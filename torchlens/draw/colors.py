@@ -1,4 +1,4 @@
-"""What colours say: the kind of a node, or how much of something it took."""
+"""What colours mean: the kind of a node, or a number."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Edges that pass by many nodes: where there are too many of them, they are written rather than drawn.
+"""Edges that pass many nodes: if there are too many, they are written as text instead of drawn.
 
 Graphviz puts an invisible node wherever an edge passes a row of nodes, and its time goes with their number: a DenseNet of
 500 nodes has 10,000 of them. The picture would be a bundle of lines nobody can follow.

@@ -1,4 +1,4 @@
-"""Which modules are the same thing over again: twelve alike blocks in a row are one block, twelve times."""
+"""Which modules repeat: twelve identical blocks in a row become one block, twelve times."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where Graphviz puts things: the size of the picture, its frames with their titles, and the way of every edge."""
+"""Where Graphviz puts things: the size of the picture, its frames with their titles, and the course of every edge."""
 
 import json
 from dataclasses import dataclass

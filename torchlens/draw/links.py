@@ -1,4 +1,4 @@
-"""Which nodes are joined, and what an edge between them has to say."""
+"""Which nodes are connected, and what the edge between them says."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

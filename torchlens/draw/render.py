@@ -1,4 +1,4 @@
-"""From Graphviz source to a picture, by whichever Graphviz is there."""
+"""From Graphviz source to a picture, with whichever Graphviz is installed."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""What is drawn, before anybody says how: plain nodes, edges and boxes."""
+"""What to draw, independent of how: plain nodes, edges and boxes."""
 
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,4 +1,4 @@
-"""What is done to a drawing that would be too large to read, and to lay out."""
+"""Simplifies a drawing that would be too large to read or to lay out."""
 
 from collections.abc import Iterator
 from dataclasses import replace

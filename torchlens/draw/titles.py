@@ -1,4 +1,4 @@
-"""On which side of its frame a title stands: where no edge runs through it.
+"""On which side of its frame a title goes: where no edge runs through it.
 
 Graphviz leads edges around nodes, not around titles. Where a title stands does not change the layout, so the layout can be
 made first.

@@ -1,4 +1,4 @@
-"""What an `if` read: the entries that were computed only to decide."""
+"""What an `if` read: the entries that were computed only to decide it."""
 
 from collections.abc import Iterable, Sequence
 

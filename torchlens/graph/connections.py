@@ -1,4 +1,4 @@
-"""Which entries belong to the log: those that input and output have to do with."""
+"""Which entries belong to the log: those connected to an input or an output."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,4 +1,4 @@
-"""How far an entry is from input and output, by the shortest and by the longest way."""
+"""How far an entry is from input and output, by the shortest and the longest path."""
 
 from collections.abc import Iterable, Sequence
 

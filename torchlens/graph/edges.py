@@ -1,4 +1,4 @@
-"""Who reads whose result.
+"""Which entry reads which.
 
 An operation that is given a tensor reads the entry that made it, unless the memory was written since: then it reads the
 writers, each byte's last one. An entry that only looks at memory (a view) is read in any case: it is how the reader got

@@ -1,4 +1,4 @@
-"""Who was the last to write each part of a storage, at given times.
+"""Which operation last wrote each part of a storage, at given times.
 
 Each write leaves its number in the cells of its region, and each reader looks at the cells of its own. So what a write
 costs does not depend on how large the tensor is, but on how many parts the writes and readers divide it into.

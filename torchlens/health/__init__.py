@@ -1,1 +1,1 @@
-"""What is wrong with a model: findings, the limits from which on something is one, and rules that several rooms share."""
+"""What is wrong with a model: findings, their thresholds, and the rules that several features share."""

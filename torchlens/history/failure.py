@@ -1,4 +1,4 @@
-"""Telling, on the model's own exception, where it was raised."""
+"""Notes on the model's own exception where it was raised."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""From what a user types to an entry, and what to say when there is none."""
+"""From what a user types to an entry, and what to say if there is none."""
 
 import difflib
 from bisect import bisect_left

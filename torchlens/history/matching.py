@@ -1,4 +1,4 @@
-"""Which operations of one history are which of another, by structure; of values only some of the parameters' are looked at.
+"""Which operations of two histories correspond, by structure; the only values used are some of the parameters'.
 
 >>> match(before, after).entries    # pairs of numbers: before.layer_list[3] is after.layer_list[4]
 [(0, 0), (1, 1), (3, 4), (4, 5)]

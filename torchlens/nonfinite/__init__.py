@@ -1,4 +1,4 @@
-"""NaN and Inf: what numbers are like, where they went wrong, and by which rules that is told."""
+"""NaN and Inf: ranges of values, where they went wrong, and the rules by which that is decided."""
 
 from torchlens.nonfinite.quick_look import has_nonfinite
 from torchlens.nonfinite.record import NonFinite

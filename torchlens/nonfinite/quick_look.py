@@ -1,4 +1,4 @@
-"""Whether a tensor has NaN or Inf in it, asked again and again while a model runs."""
+"""A quick test for NaN and Inf, run again and again while a model runs."""
 
 import threading
 from typing import Any

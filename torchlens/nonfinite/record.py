@@ -1,4 +1,4 @@
-"""A place where NaN or Inf came up, for people and for programs."""
+"""A place where NaN or Inf appeared: text for people, fields for programs."""
 
 from dataclasses import dataclass
 

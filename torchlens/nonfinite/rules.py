@@ -1,4 +1,4 @@
-"""The rules by which NaN and Inf are told: which operation is to blame, what was meant, and what is a consequence.
+"""The rules for NaN and Inf: which operation is to blame, what was intended, and what is a consequence.
 
 - NaN is always a finding. Infinity is often meant: a constant among the arguments (`masked_fill(mask, -inf)`), a mask that
   is an input, a buffer or an attribute. What was asked for is no finding, nor is what merely hands it on.

@@ -1,4 +1,4 @@
-"""What the numbers of a tensor are like, and whether they are all finite."""
+"""The range of a tensor's values, and whether all are finite."""
 
 import math
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What running a model may change: kept before, compared and put back after, unseen by whatever watches the model."""
+"""The state that running a model may change: saved before, compared and restored after, unseen by observers of the model."""
 
 from torchlens.state.apart import apart
 from torchlens.state.kept_tensor import KeptTensor, copy_of

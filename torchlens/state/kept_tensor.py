@@ -1,4 +1,4 @@
-"""One tensor of the model's, as it was, so that it can be put back: its value, its memory, its shape and its class."""
+"""A tensor of the model as it was, so that it can be restored: its value, its memory, its shape and its class."""
 
 from typing import Any
 

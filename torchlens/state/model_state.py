@@ -1,4 +1,4 @@
-"""What a forward pass may change, kept before and put back after: so that every run starts from the same place.
+"""The state that a forward pass may change, saved before and restored after, so that every run starts from the same state.
 
 Kept are the tensors of the model and of its inputs (values and gradients), and what its modules, lists, dicts and plain
 objects hold: a counter, a cache, a list that grows with every call, a generator of random numbers.

@@ -1,4 +1,4 @@
-"""Proves a log against the model it was made of."""
+"""Proves a log against its model."""
 
 from torchlens.validation.report import Finding, ValidationReport
 from torchlens.validation.validate import validate_forward_pass, validate_saved_activations

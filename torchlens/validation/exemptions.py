@@ -1,4 +1,4 @@
-"""What rightly need not hold, and why. Nothing else is let pass."""
+"""What need not hold, and why. Nothing else is exempt."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whose result each tensor is, part by part, at each moment of the pass: worked out from what the witness saw.
+"""Which operation made each part of each tensor, at each moment of the pass, derived from what the witness saw.
 
 Nothing here asks the log. A tensor is told by what it is for Python (`is`), memory by its address. Whoever is given a
 tensor reads, of each element, the last operation that wrote it since the tensor was handed out; and the operation that

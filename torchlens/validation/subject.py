@@ -1,4 +1,4 @@
-"""The thing that is proved: a log, and the evidence of its making."""
+"""What is being proved: a log, and the evidence of how it was made."""
 
 from dataclasses import dataclass, field
 from typing import Any

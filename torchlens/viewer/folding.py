@@ -1,4 +1,4 @@
-"""Folds an outline: identical parts in a row become one, and what no screen holds is put together.
+"""Folds an outline: identical parts in a row become one, and parts that no screen holds are grouped.
 
 Only what is identical folds: the same operations with the same arguments, shapes and connections. Two branches of different
 dilation do not.

@@ -1,4 +1,4 @@
-"""Residual connections: edges along which the input of a block comes to be added to its output."""
+"""Residual connections: edges along which the input of a block is added to its output."""
 
 from collections.abc import Iterator
 

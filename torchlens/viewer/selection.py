@@ -1,4 +1,4 @@
-"""What of a log a page carries. Of a long one it is what can be looked at: the history has the rest, and the page says so.
+"""Which part of a log a page carries. Of a long log, it is the part that can be looked at, and the page says so.
 
 Boxes are opened from the outside in until there are many thousand parts; those that are left stay closed, and know only how
 much is inside. Of an operation with many passes the first and the last ones are carried. Numbers are always those of all.

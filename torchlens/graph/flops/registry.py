@@ -1,4 +1,4 @@
-"""What an operation costs, by its layer type: a formula, nothing by convention, or nobody knows."""
+"""What an operation costs, by its layer type: a formula, nothing by convention, or unknown."""
 
 from collections.abc import Container
 from enum import Enum

@@ -1,4 +1,4 @@
-"""The fields and methods that the classic's entry has and ours has not: each function is one."""
+"""The fields and methods of the classic's entry that ours lacks: each function is one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The fields that the classic's history has and ours has not: each function is one."""
+"""The fields of the classic's history that ours lacks: each function is one."""
 
 from collections.abc import Callable
 from functools import wraps
