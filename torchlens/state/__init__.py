@@ -1,4 +1,4 @@
-"""The state that running a model may change: saved before, compared and restored after, unseen by observers of the model."""
+"""The state that running a model may change: saved before, compared and restored after, unseen by whatever observes it."""
 
 from torchlens.state.apart import apart
 from torchlens.state.kept_tensor import KeptTensor, copy_of
