@@ -178,7 +178,7 @@ class Health:
                 number=saturated,
                 threshold=THRESHOLDS["saturated_share"],
                 text=f"{saturated:.0%} of the sampled values of {kind} lie at its limits.",
-                advice="Hardly any gradient comes through there. Smaller weights or inputs, or normalisation, help.",
+                advice="Hardly any gradient passes through it. Smaller weights or inputs, or normalisation, help.",
             )
 
 
@@ -278,8 +278,8 @@ def _nonfinite(rows: _Rows) -> Iterable[Finding]:
 
 _NONFINITE_ADVICE = {
     "non-finite values": "torchlens.profile(model, check='nonfinite') finds the operation.",
-    "non-finite gradients": "torchlens.profile(model, check='nonfinite') finds the operation. A GradScaler that looks for "
-    "its scale makes some, and skips those steps.",
+    "non-finite gradients": "torchlens.profile(model, check='nonfinite') finds the operation. A GradScaler that searches "
+    "for its scale makes some, and skips those steps.",
 }
 
 
@@ -299,9 +299,9 @@ def _updates(rows: _Rows) -> Iterable[Finding]:
             number=ratio,
             threshold=low if is_small else high,
             text=f"A step changes {address} by {ratio:.1g} of its size (by root mean square, sampled).",
-            advice="It hardly learns: a larger learning rate, or whatever keeps its gradient small."
+            advice="It hardly learns: try a larger learning rate, or find what keeps its gradient small."
             if is_small
-            else "That is much: a smaller learning rate, or a warm-up.",
+            else "That is a lot: try a smaller learning rate, or a warm-up.",
         )
 
 

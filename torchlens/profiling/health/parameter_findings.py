@@ -23,7 +23,7 @@ def unused_findings(measurements: Measurements, notes: list[str]) -> list[Findin
             number=sum(record.num_elements for record in own),
             threshold=0,
             text=f"{_parameters(own)} got no gradient in any backward pass.",
-            advice="They do not take part in the loss, or a detach() or no_grad() stands between. Remove or freeze them "
+            advice="They do not contribute to the loss, or a detach() or no_grad() lies in between. Remove or freeze them "
             "(requires_grad_(False)), or connect them.",
         )
         for where, own in _grouped(unused, measurements.parameters)
