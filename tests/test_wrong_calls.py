@@ -157,8 +157,8 @@ def test_layers_that_are_none(history: tl.ModelHistory, layers: Any, words: str)
         ("save", "has no option 'save'. Use layers_to_save."),
         ("layer_to_save", "has no option 'layer_to_save'. Did you mean 'layers_to_save'?"),
         ("vis_nesting_level", "has no option 'vis_nesting_level'. Did you mean 'vis_nesting_depth'?"),
-        ("qqq", "has no option 'qqq'. There are: layers_to_save, keep_unsaved_layers,"),
-        ("vis_qqq", "has no option 'vis_qqq'. There are: vis_opt, vis_nesting_depth,"),
+        ("qqq", "has no option 'qqq'. Available: layers_to_save, keep_unsaved_layers,"),
+        ("vis_qqq", "has no option 'vis_qqq'. Available: vis_opt, vis_nesting_depth,"),
     ],
 )
 def test_an_option_that_is_none(name: str, words: str):
@@ -172,7 +172,7 @@ def test_an_option_that_is_none(name: str, words: str):
         ("layers_to_save", "it draws, and returns no log. Use log_forward_pass(model, x, layers_to_save="),
         ("save", "it draws, and returns no log. Use log_forward_pass(model, x, layers_to_save="),
         ("vis_mode", "has no option 'vis_mode'. Use vis_opt."),
-        ("qqq", "has no option 'qqq'. There are random_seed, and those for drawing (vis_...)."),
+        ("qqq", "has no option 'qqq'. Available: random_seed, and those for drawing (vis_...)."),
         ("x", "It is an argument of MLP.forward"),
     ],
 )  # fmt: skip
@@ -270,7 +270,7 @@ def test_a_field_that_a_history_has_not(history: tl.ModelHistory, name: str, wor
         ("log", "has no attribute 'log'. Use log_forward_pass(model, x)."),
         ("save", "has no attribute 'save'. Use "),
         ("log_forwad_pass", "has no attribute 'log_forwad_pass'. Did you mean 'log_forward_pass'?"),
-        ("qqq", f"has no attribute 'qqq'. There are: {tl.__all__[0]},"),
+        ("qqq", f"has no attribute 'qqq'. Available: {tl.__all__[0]},"),
     ],
 )
 def test_a_function_that_is_none(module: str, name: str, words: str):

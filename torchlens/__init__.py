@@ -111,7 +111,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"torchlens.{name}")
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    listing = f"There are: {', '.join(__all__)}."
+    listing = f"Available: {', '.join(__all__)}."
     raise AttributeError(
         no_such_name(f"module {__name__!r}", "attribute", name, FUNCTION_NAMES | MONITOR_FUNCTIONS, __all__, listing),
         name=name,

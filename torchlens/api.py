@@ -191,9 +191,9 @@ def _drawing_options(function: str, model: Any, vis_opt: "VisOpt", given: dict[s
                 f"{function} has no option {name!r}: it draws, and returns no log. Use log_forward_pass(model, x, "
                 f"{OPTION_NAMES.get(name, name)}=..., vis_opt='unrolled') instead."
             )
-        listing = f"There are: {', '.join(own)}, and those for drawing (vis_...)."
+        listing = f"Available: {', '.join(own)}, and those for drawing (vis_...)."
         if function == "show_model_graph()":
-            listing = "There are random_seed, and those for drawing (vis_...)."
+            listing = "Available: random_seed, and those for drawing (vis_...)."
         raise TypeError(no_such_name(function, "option", name, OPTION_NAMES, own, listing))
     return draw_options({"vis_opt": vis_opt, **given}, function)
 

@@ -106,7 +106,7 @@ RUN_NAMES = {
 def refuse_video_options(function: str, given: Mapping[str, Any], own: str) -> None:
     """TypeError, if there are any, says what to write."""
     for name in given:
-        what = f"Instead: {_VIDEO_OPTIONS[name]}." if name in _VIDEO_OPTIONS else f"There are: {own}."
+        what = f"Instead: {_VIDEO_OPTIONS[name]}." if name in _VIDEO_OPTIONS else f"Available: {own}."
         raise TypeError(f"{function}() has no option {name!r}. {what}")
 
 
@@ -117,6 +117,6 @@ def known_options(given: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str,
         if name in _SAME:
             options[_SAME[name]] = value
             continue
-        what = f" Instead: {MONITOR_OPTIONS[name]}." if name in MONITOR_OPTIONS else f" There are: {', '.join(own)}."
+        what = f" Instead: {MONITOR_OPTIONS[name]}." if name in MONITOR_OPTIONS else f" Available: {', '.join(own)}."
         raise TypeError(f"monitor() has no option {name!r}.{what}")
     return options

@@ -37,7 +37,7 @@ def test_other_words_are_refused_with_what_to_write(tmp_path: Path) -> None:
         with pytest.raises(TypeError) as caught:
             tl.monitor(model, tmp_path / "a", **given)
         assert str(caught.value) == f"monitor() has no option {name!r}. Instead: {cure}."
-    with pytest.raises(TypeError, match=r"monitor\(\) has no option 'evry'. There are: every, log"):
+    with pytest.raises(TypeError, match=r"monitor\(\) has no option 'evry'. Available: every, log"):
         tl.monitor(model, tmp_path / "a", evry=3)
     assert not (tmp_path / "a").exists()
     for name, cure in MONITOR_FUNCTIONS.items():

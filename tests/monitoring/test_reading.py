@@ -163,7 +163,7 @@ def test_what_is_not_there_is_told_with_the_closest(tmp_path: Path) -> None:
     r = tl.open_run(tmp_path)
     with pytest.raises(KeyError, match=r"Nothing was recorded of 'konv'. Closest: 'conv'."):
         r["konv"]
-    with pytest.raises(AttributeError, match=r"No gradients were recorded of 'conv'. There are: outputs."):
+    with pytest.raises(AttributeError, match=r"No gradients were recorded of 'conv'. Available: outputs."):
         _ = r["conv"].gradients
     with pytest.raises(FileNotFoundError, match=r"There are runs inside"):
         tl.open_run(tmp_path.parent)

@@ -275,7 +275,7 @@ def test_words_of_pytorch_inspector_say_what_to_write(tmp_path: Path) -> None:
         for name, cure in [("frequency", "every=10"), ("timeout", "seconds=30"), ("displayND_mode", "show='pca'")]:
             with pytest.raises(TypeError, match=rf"video\(\) has no option '{name}'\. Instead: {cure}"):
                 run.video("", tmp_path / "a.mp4", **{name: 1})  # type: ignore[arg-type] # a wrong call
-        with pytest.raises(TypeError, match=r"embed\(\) has no option 'perplexity'\. There are: method, basis, rows"):
+        with pytest.raises(TypeError, match=r"embed\(\) has no option 'perplexity'\. Available: method, basis, rows"):
             run.embed("", perplexity=30)
         with pytest.raises(AttributeError, match=r"'Run' has no attribute 'enabled'\. Use pause\(\) and resume\(\)"):
             run.enabled = False

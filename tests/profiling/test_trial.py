@@ -164,7 +164,7 @@ def test_under_inference_mode_it_measures_forward():
         ({"warmup": -1}, "warmup must be at least 0, got -1"),
         ({"max_steps": 2.0}, "max_steps must be a whole number, got 2.0"),
         ({"thresholds": 3}, "thresholds must be a dict"),
-        ({"thresholds": {"dead": 1}}, "no threshold 'dead'. There are: 'dead_share', 'min_values'"),
+        ({"thresholds": {"dead": 1}}, "no threshold 'dead'. Available: 'dead_share', 'min_values'"),
         ({"thresholds": {"dead_share": "many"}}, "'dead_share' must be a number of at least 0, got 'many'"),
     ],
     ids=str,

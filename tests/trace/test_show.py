@@ -80,7 +80,7 @@ def test_a_page_of_it(trace: Path, capsys: pytest.CaptureFixture[str], tmp_path:
 
 def test_errors_teach_and_exit_with_2(trace: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["show", str(trace.with_name("gtp.safetensors"))]) == 2
-    assert "There are: gpt.safetensors" in capsys.readouterr().err
+    assert "Available: gpt.safetensors" in capsys.readouterr().err
     assert main(["show", str(trace), "block.0"]) == 2
     assert "Did you mean 'blocks.0'?" in capsys.readouterr().err
     assert main(["show", str(trace), "--call", "3"]) == 2

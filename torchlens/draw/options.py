@@ -147,7 +147,7 @@ def draw_options(options: Mapping[str, Any], function: str = "render_graph()") -
     names = [field.name for field in fields(DrawOptions)]
     for name in options:
         if name not in names:
-            raise TypeError(no_such_name(function, "option", name, OPTION_NAMES, names, f"There are: {', '.join(names)}."))
+            raise TypeError(no_such_name(function, "option", name, OPTION_NAMES, names, f"Available: {', '.join(names)}."))
     return DrawOptions(**options)
 
 

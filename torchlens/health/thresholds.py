@@ -32,7 +32,7 @@ def checked_thresholds(given: Mapping[str, Any] | None) -> dict[str, float]:
     for name, value in (given or {}).items():
         if name not in THRESHOLDS:
             hint = did_you_mean(name, THRESHOLDS)
-            raise ValueError(f"There is no threshold {name!r}. {hint}There are: {', '.join(map(repr, THRESHOLDS))}.")
+            raise ValueError(f"There is no threshold {name!r}. {hint}Available: {', '.join(map(repr, THRESHOLDS))}.")
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
             raise ValueError(f"The threshold {name!r} must be a number of at least 0, got {got(value)}.")
         found[name] = float(value)

@@ -174,7 +174,7 @@ class Run:
         if name.startswith("_"):
             raise AttributeError(f"'Run' object has no attribute {name!r}")
         own = [each for each in dir(type(self)) if not each.startswith("_")]
-        listing = f"There are: {', '.join(own)}."
+        listing = f"Available: {', '.join(own)}."
         raise AttributeError(no_such_name("'Run'", "attribute", name, RUN_NAMES, own, listing), name=name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -319,7 +319,7 @@ class ModuleView:
     def __getattr__(self, name: str) -> SeriesMap:
         kinds = self.__dict__.get("kinds", {})
         if name not in kinds:
-            there = f"There are: {', '.join(kinds)}." if kinds else ""
+            there = f"Available: {', '.join(kinds)}." if kinds else ""
             raise AttributeError(f"No {name} were recorded of {self.__dict__.get('address')!r}. {there}".rstrip())
         found: SeriesMap = kinds[name]
         return found
