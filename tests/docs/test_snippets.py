@@ -106,10 +106,25 @@ def test_snippets_of_a_page_share_a_namespace_and_other_blocks_do_not_run(tmp_pa
     run_page(page)
 
 
+def headings_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    headings = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"^#+ (.*)$", text, re.M)]
+    return {heading.replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_lead_somewhere():
     broken = []
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
-            if not target.startswith(("http:", "https:")) and not (page.parent / target).exists():
-                broken.append(f"{page.name}: {target}")
+    for page in [*PAGES, ROOT / "CHANGELOG.md"]:
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8")):
+            if target.startswith(("http:", "https:")):
+                continue
+            file = page.parent / target if target else page
+            if not file.exists() or (anchor and anchor not in headings_of(file)):
+                broken.append(f"{page.name}: {target}#{anchor}")
     assert broken == []
+
+
+def test_the_index_lists_every_page():
+    listed = set(re.findall(r"\]\((\w[^)]*\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
