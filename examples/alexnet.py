@@ -1,4 +1,4 @@
-"""The main job in one file: log a model, print the log, index it, table it, draw it.
+"""The main job in one file: log a model, then print, index, tabulate and draw the log.
 
 Run `make demo`, or `python examples/alexnet.py`. AlexNet is defined here, with random weights: nothing is downloaded.
 """

@@ -1,4 +1,4 @@
-"""All pictures of the documentation, drawn in one go.
+"""Draws all pictures of the documentation.
 
 Run `python examples/draw_gallery.py [folder]`; the folder is `images` unless you name another. The models are defined here,
 with random weights: nothing is downloaded.

@@ -1,7 +1,7 @@
-"""Features of chosen layers, over many batches: what one wants of a pretrained network.
+"""Extracts the features of chosen layers over many batches, as from a pretrained network.
 
 Run `python examples/feature_extraction.py`. The network is a small ResNet defined here, its weights are random and its
-images noise, so nothing is downloaded; put your own in their place. What it extracts is written to `output/features.npz`
+images noise, so nothing is downloaded; replace them with your own. The features go to `output/features.npz`
 and `output/features.pt`.
 """
 

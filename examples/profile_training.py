@@ -1,7 +1,7 @@
 """Profiling a training loop: where time and memory go, and why the weights turned into NaN.
 
 Run `python examples/profile_training.py`. A network learns which pairs of images are alike. Its loss is finite in the first
-step, and everything is NaN from the second on. The profile runs along with the training, says where it began
+step, and everything is NaN from the second on. The profile runs alongside the training, says where it began,
 and writes output/profile.json, output/profile.csv and output/profile.html, a page of the model coloured by
 what was measured. The model has random weights and random data: nothing is downloaded.
 """
