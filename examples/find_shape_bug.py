@@ -1,8 +1,8 @@
 """Finding a shape bug: what a log shows when the model raises.
 
-Run `python examples/find_shape_bug.py`. A small U-Net works for images whose sides are divisible by four. For others its decoder
-comes out a pixel short, and torch's message does not say where. The log does: the exception carries a note that names the
-module, the operation, the shapes and the line, and the log up to that point, in which you can look for the cause.
+Run `python examples/find_shape_bug.py`. A small U-Net works for images whose sides are divisible by four. For others its
+decoder comes out a pixel short, and torch's message does not say where. The log does: the exception carries a note that
+names the module, the operation, the shapes and the line, and the log up to that point, in which you can look for the cause.
 """
 
 import torch
