@@ -197,7 +197,7 @@ def _edge(edge: Edge, names: list[str], has_label: bool) -> str:
 
 
 def _unique_names(nodes: list[Node]) -> list[str]:
-    """Readable in the source; two modules that look alike are told apart by number."""
+    """A readable name for the source; a number distinguishes modules with equal names."""
     seen: dict[str, int] = {}
     names = []
     for node in nodes:

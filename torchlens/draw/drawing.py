@@ -161,7 +161,7 @@ def notebook_svg(history: Any) -> str | None:
 
 
 def _show(drawing: Drawing) -> None:
-    """In the notebook, or in a window where there is a screen and somebody in front of it."""
+    """Shows the picture in the notebook, or in a window if there is a screen and a terminal."""
     notebook = _notebook()
     if notebook is not None:
         from IPython.display import display

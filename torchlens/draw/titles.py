@@ -34,7 +34,7 @@ def clear_of_edges(scene: Scene, layout: Layout) -> tuple[Scene, list[int]]:
 
 
 def with_room(scene: Scene, layout: Layout, crowded: list[int]) -> Scene:
-    """The scene, to be laid out anew, with more room beside the first node of some boxes, where their titles stand."""
+    """The scene, to be laid out again, with more room for titles beside the first node of some boxes."""
     boxes = [replace(box, title_side="l") for box in scene.boxes]
     for number in crowded:
         boxes[number] = replace(boxes[number], title_room=boxes[number].title_room + layout.frames[number].title_width / 2)

@@ -189,5 +189,5 @@ def _plain(value: Any) -> Any:
 
 
 def _plain_lists(values: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """The same for many lists, nearly all of which hold nothing but what is plain."""
+    """The same for many lists, nearly all of which hold only plain values."""
     return list(map(list if _ITSELF.issuperset(map(type, chain.from_iterable(values))) else _plain, values))

@@ -65,7 +65,7 @@ def located(references: References) -> list[tuple[Any, int]]:
 
 
 class _Read(NamedTuple):
-    """What is read by reading an entry: the entry (nobody for what is none), the last writers, or both."""
+    """What is read by reading an entry: the entry itself (if it is one), the last writers, or both."""
 
     own: tuple[int, ...]
     is_view: bool

@@ -108,7 +108,7 @@ class _Writer:
         yield "[]" if is_empty else f"{end}]"
 
     def records(self, columns: Columns, depth: int) -> list[str]:
-        """Each of the records: what stands between its values, which is the same in all, with its values."""
+        """Each record: its values, with the text between them, which is the same in all records."""
         start, comma, end = self.around(depth)
         pieces: list[Iterable[str]] = []
         between = "{" + start

@@ -189,7 +189,7 @@ class Log:
         return self.recording.values[self.graph.recorded[entry]] is not None
 
     def value(self, entry: int) -> Any:
-        """The saved value, if there is one and nobody changed it since."""
+        """The saved value, if there is one and it has not been changed since."""
         number = self.graph.recorded[entry]
         value = self.recording.values[number]
         version = self.recording.versions[number]

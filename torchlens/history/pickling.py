@@ -96,7 +96,7 @@ def copied(recording: Recording) -> Recording:
 
 
 def copied_deeply(recording: Recording, memo: dict[int, Any]) -> Recording:
-    """A recording with tensors of its own. What nobody changes, like the rows, is shared."""
+    """A recording with tensors of its own. What never changes, like the rows, is shared."""
     packer = Packer(opened_params(recording.params))
     held = _packed_tensors(recording, packer)
     packer.finish()
@@ -146,7 +146,7 @@ def changed_entries(recording: Recording) -> set[int]:
 
 
 def _settled(recording: Recording, changed: set[int]) -> Recording:
-    """Takes the versions anew: these are other tensors."""
+    """Reads the versions again: these are other tensors."""
     recording.versions = [
         CHANGED if number in changed else version_of(value) if isinstance(value, Tensor) else -1
         for number, value in enumerate(recording.values)

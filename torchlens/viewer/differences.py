@@ -80,7 +80,7 @@ class _Finder:
         return sorted(found, key=self._order())
 
     def _passed_over(self, which: int, found: Sequence[Difference]) -> Iterator[Difference]:
-        """Operations of which some passes have no counterpart, where nothing that is listed says so, of them or around."""
+        """Operations with passes that have no counterpart, unless something listed, or around them, already says so."""
         side = (self.a, self.b)[which]
         listed = {(one.a, one.b)[which] for one in found if one.is_listed and _UNMATCHED & one.words.keys()}
         above, partner = side.carried.data["parts"]["parent"], {(pair.a, pair.b)[which]: pair for pair in self.pairs}
@@ -190,7 +190,7 @@ class _Finder:
     # -- parts without a counterpart -----------------------------------------------------------------------------------
 
     def _without(self, side: Side, paired: set[int], make: Any) -> Iterator[Difference]:
-        """Boxes and operations that nothing in the other is; of a box of which that is true of everything, the box."""
+        """Boxes and operations without a counterpart; if that is true of everything in a box, only the box."""
         above = side.carried.data["parts"]["parent"]
         count = len(above)
         has_pair = [number in paired for number in range(count)]

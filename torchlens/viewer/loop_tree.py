@@ -234,7 +234,7 @@ class _Parser:
     def _apart(
         self, patterns: Sequence[Pattern], cuts: Sequence[list[tuple[int, int]]], loop: int, is_fine: bool, depth: int
     ) -> list[list[_Step]]:
-        """No loop: what stands between two cuts is apart from the rest, though it looks alike."""
+        """No loop: each piece between two cuts is separate from the others, although they look alike."""
         found: list[list[_Step]] = [[] for _ in patterns]
         for piece in range(max(map(len, cuts))):
             own = [number for number, cut in enumerate(cuts) if piece < len(cut)]

@@ -50,7 +50,7 @@ class _Builder:
         return Outline(root, [_against_order(link, number_of) for link in self._links()])
 
     def _count_each(self) -> None:
-        """How often each loop ran in each pass of the box that it is in."""
+        """Counts how often each loop ran in each pass of the box that it is in."""
         num_frames = Counter(map(id, self.frame_part))
         ran: dict[int, Counter[int]] = {}
         for part, above in zip(self.frame_part, self.frame_above, strict=True):
@@ -257,7 +257,7 @@ class _Builder:
         return list(found.values())
 
     def _gone_round(self, one: int, other: int) -> Part | None:
-        """The outermost box of which the two frames belong to different passes."""
+        """The outermost box in different passes of which the two frames lie."""
         above, depth = self.frame_above, self.frame_depth
         below_one = below_other = -1
         while one != other:
@@ -274,7 +274,7 @@ class _Builder:
 
 
 def _against_order(link: Link, number_of: dict[int, int]) -> Link:
-    """Where passes do the same in different orders, some edge leads back in any picture: it goes round what is around."""
+    """If passes do the same in different orders, some edge leads back in any picture: it goes round the box around both."""
     source, target, around = link
     if around is not None or number_of[id(source)] < number_of[id(target)]:
         return link
@@ -290,7 +290,7 @@ def _against_order(link: Link, number_of: dict[int, int]) -> Link:
 
 
 def _outermost_change(tree: LoopTree, one: int, other: int) -> int:
-    """The outermost loop of which the two are, or are in, different iterations; -1 for none."""
+    """The outermost loop in different iterations of which the two lie; -1 for none."""
     loops, above = tree.loop_of_iteration, tree.iteration_above
     lines: list[dict[int, int]] = []
     for iteration in (one, other):
