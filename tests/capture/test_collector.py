@@ -89,6 +89,7 @@ def test_garbage_that_is_moved_on_unread_is_found_in_the_end(monkeypatch: pytest
     assert sum(left() is not None for left in model.left) < 200
 
 
+@pytest.mark.slow
 def test_garbage_that_is_moved_on_unread_is_found_when_the_process_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     size = [2**30]
     monkeypatch.setattr(collector, "_MANY_OBJECTS", 0)

@@ -18,7 +18,6 @@ from tests.networks import ConvNet, Model, Recurrent
 
 @pytest.fixture(autouse=True)
 def _without_collector() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     yield
     gc.enable()

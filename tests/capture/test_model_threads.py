@@ -429,6 +429,7 @@ def test_a_thread_that_runs_on_does_so_unlogged_and_holds_nothing() -> None:
     assert other.layer_labels == ["input_1_0", "add_1_1", "output_1_2"]
 
 
+@pytest.mark.slow
 def test_a_log_of_threads_is_freed_when_dropped() -> None:
     gc.collect()
     gc.disable()

@@ -74,6 +74,7 @@ def test_looking_decides_nothing_about_the_shapes(model: nn.Module, sizes: tuple
     assert [str(guard.expr) for guard in logged.shape_env.guards] == [str(guard.expr) for guard in plain.shape_env.guards]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "sizes", "dynamic"), MODELS.values(), ids=MODELS)
 def test_the_graph_and_the_numbers_are_those_of_the_example(
     model: nn.Module, sizes: tuple[int, ...], dynamic: tuple[int, ...]

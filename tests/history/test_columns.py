@@ -213,6 +213,7 @@ def lines_per_operation(work: Any) -> float:
     return (lines_run(lambda: work(many)) - lines_run(lambda: work(few))) / 3000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "most"),
     [
@@ -247,6 +248,7 @@ def test_json_is_what_the_json_module_would_write(monkeypatch):
             assert history.to_json(indent=indent) == expected
 
 
+@pytest.mark.slow
 def test_json_is_written_to_a_file_without_being_all_in_memory(monkeypatch, tmp_path):
     monkeypatch.setattr(json_graph, "_RECORDS_PER_PART", 100)
     history = loop(3000)

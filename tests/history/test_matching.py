@@ -150,6 +150,7 @@ def test_of_a_loop_with_fewer_steps_the_first_ones_are_matched() -> None:
     assert len(pairs) == len(b)
 
 
+@pytest.mark.slow
 def test_each_entry_is_matched_once_and_in_order() -> None:
     generator = torch.Generator().manual_seed(0)
 
