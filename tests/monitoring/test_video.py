@@ -50,7 +50,7 @@ def test_a_video_shows_what_the_module_returned(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"path must have \{module\} in it for several modules"):
             run.video("*", tmp_path / "x.mp4")
         with pytest.raises(ValueError, match="show must be 'auto', 'images'"):
-            run.video("0", tmp_path / "x.mp4", show="umap")
+            run.video("0", tmp_path / "x.mp4", show="umap")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"path must end in .mp4"):
             run.video("0", tmp_path / "x.gif")
         for step in range(8):
@@ -110,7 +110,7 @@ def test_a_video_shows_the_gradient_of_what_the_module_returned(tmp_path: Path) 
     with tl.monitor(model, tmp_path / "a") as run:
         film = run.video("0", tmp_path / "0.mp4", what="gradients", size=(160, 120))
         with pytest.raises(ValueError, match="what must be 'outputs' or 'gradients'"):
-            run.video("0", tmp_path / "x.mp4", what="weights")
+            run.video("0", tmp_path / "x.mp4", what="weights")  # type: ignore[arg-type]
         for _ in range(4):
             hidden = model[0](torch.randn(9, 1, 8, 8))
             hidden.retain_grad()

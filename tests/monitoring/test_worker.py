@@ -100,7 +100,7 @@ def test_a_run_projects_in_a_process_of_its_own(tmp_path: Path) -> None:
         run.embed("0", rows=30)
         run.embed("9")
         with pytest.raises(ValueError, match="method must be 'pca'"):
-            run.embed("0", "umap")
+            run.embed("0", "umap")  # type: ignore[arg-type]
         for _ in range(6):
             truth.append(model[0](x).detach().numpy().copy())
             model(x).square().mean().backward()

@@ -31,4 +31,4 @@ def test_a_table_without_rows_has_its_columns():
 
 def test_an_unknown_kind_of_row_says_which_there_are():
     with pytest.raises(ValueError, match="by must be 'module', 'call', 'operation', 'step' or 'parameter', got 'layer'"):
-        to_pandas(made_up(), by="layer")
+        to_pandas(made_up(), by="layer")  # type: ignore[arg-type]

@@ -119,7 +119,7 @@ def test_an_overlay_of_another_model_is_refused():
 
 def test_what_was_not_measured_cannot_be_laid_over():
     with pytest.raises(ValueError, match="must be 'forward_time', "):
-        overlay(made_up(), "speed")
+        overlay(made_up(), "speed")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"has no backward time\. The model was not called"):
         overlay(made_up(root=module("", "Net", [], []), steps=[]), "backward_time")
 
@@ -143,7 +143,7 @@ def test_without_a_backward_pass_nothing_is_coloured_by_it():
 
 @pytest.mark.parametrize("level", ["module", "operation"])
 @pytest.mark.parametrize("quantity", ["forward_time", "backward_time", "flops", "parameters", "peak_bytes", "saved_bytes"])
-def test_what_was_really_measured_can_be_laid_over_a_log(level: Any, quantity: str):
+def test_what_was_really_measured_can_be_laid_over_a_log(level: Any, quantity: Any):
     model, x = net(), torch.rand(2, 3, 16, 16)
     p = tl.profile(model, x, level=level, warmup=0, repeats=1)
     history = tl.get_model_metadata(model, x)

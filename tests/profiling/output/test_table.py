@@ -142,7 +142,7 @@ def blocks_of() -> Measurements:
 
 
 @pytest.mark.parametrize(("times", "seconds"), [("typical", "10.0 ms"), ("minimum", "10.0 ms"), ("p95", "10.0 ms")])
-def test_a_container_has_the_sum_of_what_is_in_it_in_each_step(times: str, seconds: str):
+def test_a_container_has_the_sum_of_what_is_in_it_in_each_step(times: Any, seconds: str):
     row = listed(str(summary(blocks_of(), width=160, times=times)), "blocks")
     assert row["forward"] == seconds  # and not the sum of the slowest times of each, which were in different steps
     assert row["FLOPs"] == "200"
@@ -180,7 +180,7 @@ def test_flops_that_differ_are_put_over_the_time_of_the_steps_that_have_them():
 
 
 @pytest.mark.parametrize("by", ["operation", "type"])
-def test_every_table_shows_the_times_that_were_asked_for(by: str):
+def test_every_table_shows_the_times_that_were_asked_for(by: Any):
     measurements = made_up(level="operation", operations=operations())
     name = {"operation": "conv2d_1_1", "type": "Conv2d"}[by]
     found = {
