@@ -180,7 +180,15 @@ HISTORIES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=list(HISTORIES.values()), ids=list(HISTORIES))
+_LARGE = ("gpt",)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(make, id=name, marks=[pytest.mark.slow] if name in _LARGE else []) for name, make in HISTORIES.items()
+    ],
+)
 def original(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
     """A history and its facts, which copying must not change."""
     torch.manual_seed(0)
