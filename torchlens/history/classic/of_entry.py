@@ -43,12 +43,12 @@ __all__ = [
 
 
 def func_all_args_non_tensor(entry: LayerEntry) -> list[Any]:
-    """Its arguments other than tensors: the positional ones, then the values of the others."""
+    """Its non-tensor arguments: the positional ones, then the values of the keyword arguments."""
     return [*entry.func_position_args_non_tensor, *entry.func_keyword_args_non_tensor.values()]
 
 
 def num_position_args(entry: LayerEntry) -> int:
-    """How many positional arguments it was called with, tensors among them."""
+    """How many positional arguments it was called with, tensors included."""
     return 0 if entry._is_boundary else len(_row(entry).args)
 
 
@@ -68,7 +68,7 @@ def function_args_saved(entry: LayerEntry) -> bool:
 
 
 def realtime_tensor_num(entry: LayerEntry) -> int:
-    """Its number among all tensors of the pass, from 1; those that are not in the log count."""
+    """Its number among all tensors of the pass, from 1, including those that are not in the log."""
     return entry._log.graph.recorded[entry._entry] + 1
 
 
@@ -78,14 +78,14 @@ def operation_equivalence_type(entry: LayerEntry) -> str:
 
 
 def equivalent_operations(entry: LayerEntry) -> set[str]:
-    """All operations that do the same, whether they are one layer or not."""
+    """All operations that do the same, whether or not they are one layer."""
     log, own, operation = entry._log, operation_equivalence_type(entry), _row(entry).operation
     likely = (other for other in range(len(log.graph.recorded)) if log.row(other).operation is operation)
     return {log.label(other) for other in likely if _equivalence_type(log, other) == own}
 
 
 def parent_param_barcodes(entry: LayerEntry) -> list[str]:
-    """What tells its parameters from others: their addresses."""
+    """What identifies its parameters: their addresses."""
     return entry.parent_param_addresses
 
 
@@ -122,9 +122,9 @@ def was_getitem_applied(entry: LayerEntry) -> bool:
 
 
 def children_tensor_versions(entry: LayerEntry) -> dict[str, torch.Tensor]:
-    """Child → the value as the child read it, where that is not the saved one (with `save_function_args=True`).
+    """Child → the value as the child read it, if that is not the saved one (with `save_function_args=True`).
 
-    That is so for a view whose memory was written to in between.
+    This happens to a view whose memory was written to in between.
     """
     found = {}
     for child in get_child_layers(entry):
@@ -159,7 +159,7 @@ def internally_initialized_parents(entry: LayerEntry) -> list[str]:
 
 
 def orig_ancestors(entry: LayerEntry) -> set[str]:
-    """Labels of all that it was computed from in the end: inputs, buffers, tensors made from nothing."""
+    """Labels of everything that it was ultimately computed from: inputs, buffers, tensors made from nothing."""
     return entry.input_ancestors | internally_initialized_ancestors(entry)
 
 
@@ -174,16 +174,16 @@ def is_computed_inside_submodule(entry: LayerEntry) -> bool:
 
 
 def buffer_pass(entry: LayerEntry) -> int | None:
-    """1 for a buffer: what is assigned to one during the pass is the operation that computed it."""
+    """1 for a buffer: a value assigned to it during the pass is the entry of the operation that computed it."""
     return 1 if entry.is_buffer_layer else None
 
 
 def buffer_parent(entry: LayerEntry) -> None:
-    """None: a buffer is an entry as it was before the pass."""
+    """None: the entry of a buffer holds its value before the pass."""
 
 
 def source_model_history(entry: LayerEntry) -> BaseHistory:
-    """The history it is an entry of."""
+    """The history that it belongs to."""
     log = entry._log
     history: BaseHistory | None = log.history()
     if history is not None:

@@ -88,7 +88,7 @@ def layers_computed_with_params(history: BaseHistory) -> dict[str, list[str]]:
 
 @_remembered
 def layers_where_internal_branches_merge_with_input(history: BaseHistory) -> list[str]:
-    """Labels of what reads both something that an input leads to and something that none does."""
+    """Labels of entries that read both something that an input leads to and something that no input leads to."""
     leads = {entry.layer_label: entry.has_input_ancestor for entry in history}
     return [
         entry.layer_label
@@ -105,7 +105,7 @@ def same_layer_operations(history: BaseHistory) -> dict[str, list[str]]:
 
 @_remembered
 def equivalent_operations(history: BaseHistory) -> dict[str, set[str]]:
-    """What an operation does → all that do the same, whether they are one layer or not."""
+    """What an operation does → all operations that do the same, whether or not they are one layer."""
     found: dict[str, set[str]] = {}
     for entry in (LayerEntry(history._log, number) for number in range(history.num_tensors_total)):
         found.setdefault(operation_equivalence_type(entry), set()).add(entry.layer_label)
@@ -179,7 +179,7 @@ def pass_start_time(history: BaseHistory) -> float:
 
 
 def pass_end_time(history: BaseHistory) -> float:
-    """When the pass had ended."""
+    """When the pass ended."""
     return pass_start_time(history) + history.elapsed_time_total
 
 
