@@ -49,10 +49,16 @@ class Entries:
         # id of a tensor → the entry it is, or -1 - k for parameter k.
         self._entry_of_id: dict[int, int] = {}
         self._entry_at = self._entry_of_id.get
+        self._origin_of = memory.origins.get
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """As `entry_of`, for a tensor that is known to have lived all along."""
-        return self._entry_at(id(tensor))
+        """As `entry_of`, for a tensor that is an entry or a parameter itself; None if that is not told at a glance."""
+        number = self._entry_at(id(tensor))
+        if number is not None:
+            origin = self._origin_of(number)
+            if origin is not None and origin() is not tensor:
+                return None
+        return number
 
     def entry_of(self, tensor: Tensor) -> int | None:
         """The entry that `tensor` is now, -1 - k for parameter k, None if it is not known."""

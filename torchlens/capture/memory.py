@@ -20,6 +20,7 @@ from torchlens.capture.wrappers import copy_of, inner_of
 
 __all__ = ["Memory", "has_memory", "is_sole_owner", "storage_of", "version_of"]
 
+_ref = weakref.ref
 # A value that is copied when its memory is written: an entry's, or the one at a place of a list.
 Held = int | tuple[list[Any], int]
 
@@ -113,6 +114,16 @@ class Memory:
         else:
             self._take(entry, tensor, is_saved)
 
+    def add_unsaved(self, tensor: torch.Tensor, storage: int) -> None:
+        """As `add`, for a tensor that is not saved and whose storage is known."""
+        entry = len(self.storages)
+        self.storages.append(storage)
+        self.values.append(None)
+        self.versions.append(-1)
+        self.origins[entry] = _ref(tensor)
+        if storage in self._last_writes:
+            self.regions[entry] = region_of(tensor)
+
     def _take(self, entry: int, tensor: torch.Tensor, is_saved: bool) -> None:
         is_exposed = self.storages[entry] in self.exposed
         value: Any = tensor if is_saved else None
@@ -179,6 +190,16 @@ class Memory:
             self.origins.setdefault(entry, weakref.ref(tensor))
             self.values[entry] = value
             self.versions[entry] = -1
+
+    def may_overwrite(self, entry: int, tensor: torch.Tensor) -> bool:
+        """Whether the tensor of an entry can be written to without further ado: nothing is saved, nor looks at its memory.
+
+        If so, the entry shares its memory with no later one, as if it had been saved and replaced by a copy.
+        """
+        if self.values[entry] is not None or self._keeps_undo or not is_sole_owner(tensor):
+            return False
+        self.storages[entry] = 2 * entry + 1  # no address is odd
+        return True
 
     def replace(self, entry: int, copy: torch.Tensor) -> None:
         """Saves a copy of the entry's tensor instead, which is going to be written and whose memory is only its own."""

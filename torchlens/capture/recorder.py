@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any, Self
@@ -27,7 +26,7 @@ from torchlens.capture.memory_watch import Look
 from torchlens.capture.mode_stack import run_overridden, without_mode
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, operation_of
-from torchlens.capture.recording import MadeCall, References
+from torchlens.capture.recording import References, make_call
 from torchlens.capture.rows import Rows
 from torchlens.capture.trees import plain_tensors
 from torchlens.capture.user_code import KNOWN_CODE, is_user_code
@@ -43,7 +42,6 @@ _is_disabled = torch._C._is_torch_function_all_disabled
 _UNKNOWN = 1 << 62  # no entry has this number
 _SEVERAL, _ONLY_TENSORS = (tuple, list), frozenset({Tensor})
 _ASIDE: dict[int, None] = {}  # stands in `collected` for: not even that
-_made_call: Callable[[tuple[Any, ...]], MadeCall] = partial(tuple.__new__, MadeCall)  # as `_make`, at half the price
 
 
 class Recorder(Rows, TorchFunctionMode):
@@ -104,7 +102,7 @@ class Recorder(Rows, TorchFunctionMode):
         known = _known_code(id(code))
         if known is None or not known[0]:
             code, instruction = self.user_code(frame)
-        is_short = self._is_plain
+        is_short = self._is_short
         shallow = None
         if (not PLAIN_TYPES.issuperset(map(type, args)) and not are_plain(args)) or (
             kwargs and not PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
@@ -146,6 +144,10 @@ class Recorder(Rows, TorchFunctionMode):
         end = perf_counter()
         seconds = end - start
         if is_short and type(result) is Tensor and (not written or result is written[0]):
+            if not self._saves_all:
+                call = (operation, kept, kept_kwargs, references, self.module_call, code, instruction, seconds)
+                self.append_unsaved(call, result, None, bool(written))
+                return result
             # What `append` does, as far as it cannot wait: `complete` does the rest.
             entry = len(self.rows)
             before = self._entry_of_id.setdefault(id(result), entry)
@@ -164,7 +166,7 @@ class Recorder(Rows, TorchFunctionMode):
             call = (operation, kept, kept_kwargs, references, self.module_call, code, instruction, seconds)
             self.append_several(call, result)
         elif result is not NotImplemented:
-            call = _made_call((operation, args, kwargs, references, self.module_call, code, instruction, seconds))
+            call = make_call((operation, args, kwargs, references, self.module_call, code, instruction, seconds))
             self.append_results(call, result, written)
             if observed is not None:
                 self.end_observed(observed, result)
@@ -179,12 +181,14 @@ class Recorder(Rows, TorchFunctionMode):
 
         False if more may have to be done than that.
         """
-        entry = self._entry_at(id(target))
+        entry = self.number_of(target)
         if entry is None or entry < 0 or id(target) in self._twins or type(target) is not Tensor or target.requires_grad:
             return False
         if self.unfinished:
             return False
         memory = self.memory
+        if not self._saves_all:
+            return not self._saves and memory.may_overwrite(entry, target)
         if memory.values[entry] is not target or not is_sole_owner(target):
             return False
         before = target.clone()
@@ -244,7 +248,7 @@ class Recorder(Rows, TorchFunctionMode):
         observed = self.begin_observed(CallKind.READ, operation, args, kwargs, (), (), (None, 0))
         if operation.kind is Kind.EXPOSURE:
             self.complete()
-            self._is_plain = False
+            self._is_short = False
             self._before_write(args[:1])
             self.memory.expose(args[0])
         try:
@@ -266,24 +270,6 @@ class Recorder(Rows, TorchFunctionMode):
             entries = [self.entry_of(tensor) for _, tensor in plain_tensors(args)]
             self.reads.update(entry for entry in entries if entry is not None and entry >= 0)
         return result
-
-    # -- arguments -------------------------------------------------------------------------------------------------
-
-    def references_to(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[Any, int]:
-        """Which of the arguments, nested and named ones too, are entries or parameters."""
-        found = {}
-        if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
-            self.memory.before_random(kwargs["generator"])
-        for arguments in (args, kwargs):
-            for path, tensor in plain_tensors(arguments):
-                if path[0] == "out":  # written, not read
-                    continue
-                found[path[0] if len(path) == 1 else path] = self._reference_to(tensor)
-        return found
-
-    def _reference_to(self, tensor: Tensor) -> int:
-        entry = self.meet(tensor)
-        return self.add_outside(tensor) if entry is None else entry
 
     # -- the observer ----------------------------------------------------------------------------------------------
 
@@ -394,13 +380,13 @@ class Recorder(Rows, TorchFunctionMode):
         """Writes down what is only to be seen of saved values; from now on, at once."""
         with torch._C.DisableTorchFunction():
             self.complete()
-        self._is_plain = False
+        self._is_short = False
 
     def share(self) -> None:
         """From now on, several threads write down here."""
         with torch._C.DisableTorchFunction():
             self.complete()
-        self._is_plain = False
+        self._is_short = False
         if self.gradients is not None:
             self.gradients.admit_threads()
 

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from torchlens.capture.operations import BUFFER, INPUT, Operation
-from torchlens.capture.recording import Recording, Row
+from torchlens.capture.recording import Recording, Row, located
 from torchlens.graph.build import Graph
-from torchlens.graph.edges import located
 from torchlens.graph.flops.call import VARYING, Call, Location, Shape
 from torchlens.graph.flops.registered import may_be_registered, registered_flops
 from torchlens.graph.flops.registry import Counting, backward_flops, counting_of, forward_flops
