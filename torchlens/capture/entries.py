@@ -54,7 +54,7 @@ class Entries:
     def number_of(self, tensor: Tensor) -> int | None:
         """As `entry_of`, for a tensor that is an entry or a parameter itself; None if that is not told at a glance."""
         number = self._entry_at(id(tensor))
-        if number is not None:
+        if self.memory.may_die and number is not None:
             origin = self._origin_of(number)
             if origin is not None and origin() is not tensor:
                 return None

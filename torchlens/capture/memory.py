@@ -291,7 +291,10 @@ class Memory:
         """Copies the saved values that share memory with tensors that live on after the pass. It is safe to repeat."""
         storages = set(map(storage_of, outliving))
         shared: list[Held] = []
+        looked_at = storages.union(self._last_writes)
         for entry, storage in enumerate(self.storages):
+            if storage not in looked_at:
+                continue
             if storage in self._last_writes:
                 self._note_region(entry)
             if storage in storages:

@@ -66,12 +66,13 @@ def patched_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
         if watched is not None:
             watcher.fail(watched, error, args, kwargs)
         raise
-    if watched is not None:
-        watcher.end(watched)
+    if watched is None:
+        tracker.leave(call, result)
+        return result
+    watcher.end(watched)
     if call is not None:
         tracker.leave(call, result)
-    if watched is not None:
-        watcher.leave(watched, result, args, kwargs)
+    watcher.leave(watched, result, args, kwargs)
     return result
 
 
@@ -124,7 +125,7 @@ class ModuleTracker:
             entry = recorder.number_of(args[0])
             if entry is None:
                 entry = recorder.meet(args[0])
-            self.entries.append((call, [] if entry is None or entry < 0 else [entry]))
+            self.entries.append((call, [entry] if entry is not None and entry >= 0 else []))
         elif not kwargs and _ONLY_TENSORS.issuperset(map(type, args)):
             self.entries.append((call, self._entries_of(args)))
         else:

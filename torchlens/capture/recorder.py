@@ -311,16 +311,15 @@ class Recorder(Rows, TorchFunctionMode):
 
     def user_code(self, frame: FrameType | None) -> tuple[CodeType | None, int]:
         """The user's code that led to `frame`, no further out than the call of the module we are in."""
-        module_code = self.module_code
+        module_code, thread_code = self.module_code, self.thread_code
         while frame is not None:
             code = frame.f_code
+            if code is module_code:
+                return self.module_calls[self.module_call][3:]
             known = _known_code(id(code))
             if is_user_code(code) if known is None else known[0]:
                 return code, frame.f_lasti
-            if code is module_code:
-                call = self.module_calls[self.module_call]
-                return call.code, call.instruction
-            if code is self.thread_code:
+            if code is thread_code:
                 return self.thread_place
             frame = frame.f_back
         return None, 0

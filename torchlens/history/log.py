@@ -202,6 +202,9 @@ class Log:
     def is_saved(self, entry: int) -> bool:
         return self.recording.values[self.graph.recorded[entry]] is not None
 
+    def are_saved(self, entries: Sequence[int]) -> list[bool]:
+        return [value is not None for value in picked(self.recording.values, picked(self.graph.recorded, entries))]
+
     def value(self, entry: int) -> Any:
         """The saved value, if there is one and it has not been changed since."""
         number = self.graph.recorded[entry]
@@ -221,9 +224,9 @@ class Log:
 
     def valueless_entries(self) -> dict[int, str]:
         """The entries whose saved tensor has no values, and why."""
-        values = self.recording.values
-        found = {entry: why_valueless(values[number]) for entry, number in enumerate(self.graph.recorded)}
-        return {entry: reason for entry, reason in found.items() if reason is not None}
+        found = enumerate(picked(self.recording.values, self.graph.recorded))
+        reasons = ((entry, why_valueless(value)) for entry, value in found if value is not None)
+        return {entry: reason for entry, reason in reasons if reason is not None}
 
     def gradient(self, entry: int) -> torch.Tensor | None:
         number = self.graph.recorded[entry]
@@ -238,26 +241,22 @@ class Log:
         return gradients.missing.get(self.graph.recorded[entry]) if isinstance(gradients, Gradients) else None
 
     def flops_backward(self, entries: Sequence[int]) -> list[int | None]:
-        recording, graph, is_reached = self.recording, self.graph, self.reached_by_gradients
-        repeated = self.repeated_in_backward
-        return [reached_backward_flops(recording, graph, entry, is_reached, repeated) for entry in entries]
+        is_reached, repeated = self.reached_by_gradients, self.repeated_in_backward
+        return reached_backward_flops(self.recording, self.graph, entries, is_reached, repeated)
 
     def num_bytes(self, entry: int) -> int:
         return self.sizes((entry,))[0]
 
     def sizes(self, entries: Sequence[int]) -> list[int]:
         """The bytes of the elements of each tensor."""
-        found = []
+        kinds = [(row.shape, row.dtype) for row in self.rows(entries)]
         known: dict[tuple[Any, torch.dtype], int | None] = {}  # None where they vary; a long log has few shapes
-        for entry, row in zip(entries, self.rows(entries), strict=True):
-            kind = (row.shape, row.dtype)
-            if kind not in known:
-                count = prod(row.shape)
-                is_varying = -1 in row.shape and not isinstance(count, SymbolicInt)
-                known[kind] = None if is_varying else count * row.dtype.itemsize
-            size = known[kind]
-            found.append(self._held_bytes(entry) if size is None else size)
-        return found
+        for shape, dtype in set(kinds):
+            count = prod(shape)
+            is_varying = -1 in shape and not isinstance(count, SymbolicInt)
+            known[shape, dtype] = None if is_varying else count * dtype.itemsize
+        found = zip(entries, map(known.__getitem__, kinds), strict=True)
+        return [self._held_bytes(entry) if size is None else size for entry, size in found]
 
     def _held_bytes(self, entry: int) -> int:
         """Of a nested tensor of varying sizes, which only the value knows."""
