@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import torch
 
+from torchlens.capture.collector import without_collector
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.valueless import outside_fake_mode
 from torchlens.frameworks import Model
@@ -84,7 +85,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
     @property
     def layer_list(self) -> list[LayerEntry]:
         """All entries, in the order they were made."""
-        return list(self)
+        return without_collector(lambda: list(self))
 
     def __getitem__(self, key: int | str) -> LayerEntry:
         return LayerEntry(self._log, self._lookup.one(key))
@@ -99,7 +100,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
         return True
 
     def __str__(self) -> str:
-        return history_text(self._log, self.model_name)
+        return without_collector(lambda: history_text(self._log, self.model_name))
 
     def __repr__(self) -> str:
         return f"<ModelHistory of {self.model_name}: {len(self)} layers; print() it to see them>"

@@ -249,13 +249,13 @@ class Log:
 
     def sizes(self, entries: Sequence[int]) -> list[int]:
         """The bytes of the elements of each tensor."""
-        kinds = [(row.shape, row.dtype) for row in self.rows(entries)]
+        rows = self.rows(entries)
         known: dict[tuple[Any, torch.dtype], int | None] = {}  # None where they vary; a long log has few shapes
-        for shape, dtype in set(kinds):
+        for shape, dtype in {(row.shape, row.dtype) for row in rows}:
             count = prod(shape)
             is_varying = -1 in shape and not isinstance(count, SymbolicInt)
             known[shape, dtype] = None if is_varying else count * dtype.itemsize
-        found = zip(entries, map(known.__getitem__, kinds), strict=True)
+        found = zip(entries, [known[row.shape, row.dtype] for row in rows], strict=True)
         return [self._held_bytes(entry) if size is None else size for entry, size in found]
 
     def _held_bytes(self, entry: int) -> int:
