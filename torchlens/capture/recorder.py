@@ -115,7 +115,13 @@ class Recorder(Rows, TorchFunctionMode):
                 references = self.references_to(args, kwargs)
                 is_short = False
         elif self.memory.may_die:
-            references = tuple([self._reference_to(arg) if type(arg) in TENSORS else None for arg in args])
+            at, origin_of = self._entry_at, self._origin_of
+            references = tuple([
+                None if type(arg) not in TENSORS
+                else number if (number := at(id(arg), _UNKNOWN)) < 0 or ((origin := origin_of(number)) and origin() is arg)
+                else self._reference_to(arg)
+                for arg in args
+            ])  # fmt: skip
         else:
             references = tuple([self._entry_at(id(arg), _UNKNOWN) if type(arg) in TENSORS else None for arg in args])
             if _UNKNOWN in references:

@@ -20,6 +20,7 @@ from torchlens.capture.view_tree import Slice
 __all__ = ["Rows"]
 
 Tensor = torch.Tensor
+_ref = weakref.ref
 _DEEP = 5_000  # entries
 
 
@@ -241,7 +242,13 @@ class Rows(Entries):
             shape, storage = shape_of(tensor), storage_of(tensor)
         name = self._gradfunc_of(tensor) if tensor.requires_grad else None
         rows.append(make_row((*call, index, shape, tensor.dtype, name)))
-        self.memory.add_unsaved(tensor, storage)
+        memory = self.memory
+        memory.storages.append(storage)
+        memory.values.append(None)
+        memory.versions.append(-1)
+        memory.origins[entry] = _ref(tensor)
+        if storage in memory.last_writes:
+            memory.regions[entry] = region_of(tensor)
 
     def complete(self) -> None:
         """Writes down what the short way left for later: until something is written to, it is all still to be seen."""
