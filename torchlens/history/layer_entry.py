@@ -1,6 +1,6 @@
 """One entry of a history: one tensor, and the operation that made it."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchlens.history.classic_access import ClassicAccess
 from torchlens.history.entry_fields import CallFields, LabelFields, ModuleFields, SurroundingFields, TensorFields
