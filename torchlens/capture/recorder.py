@@ -139,8 +139,11 @@ class Recorder(Rows, TorchFunctionMode):
         if shallow is not None:
             kept, kept_kwargs = shallow.args, shallow.kwargs
         else:
-            kept = tuple([None if type(arg) in TENSORS else arg for arg in args]) if is_short else args
-            kept_kwargs = kwargs
+            kept, kept_kwargs = args, kwargs
+            if is_short and None in references:
+                kept = tuple([None if type(arg) in TENSORS else arg for arg in args])
+            elif is_short:  # there are nothing but tensors
+                kept = (None,) * len(args)
         start = perf_counter()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
