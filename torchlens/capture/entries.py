@@ -13,7 +13,7 @@ import torch
 from torchlens.capture.arguments import TENSORS
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory
-from torchlens.capture.recording import ModuleCall
+from torchlens.capture.places import Places
 from torchlens.capture.wrappers import inner_of
 
 __all__ = ["Entries"]
@@ -21,15 +21,13 @@ __all__ = ["Entries"]
 Tensor = torch.Tensor
 
 
-class Entries:
+class Entries(Places):
     """The entries and parameters of a pass, by their tensors."""
 
     def __init__(self, memory: Memory, gradients: GradientHooks | None) -> None:
         super().__init__()
         self.memory = memory
         self.gradients = gradients
-        self.module_calls: list[ModuleCall] = [ModuleCall("", 1, -1, None, 0)]
-        self.module_call = 0  # the one that is running
         # The model's parameters, then tensors it found elsewhere.
         self.outside: list[Tensor] = []
         # Other tensors by which the model reads its parameters: (number of the parameter, tensor).
