@@ -206,6 +206,31 @@ def test_importing_changes_nothing_in_torch_and_loads_no_optional_package() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("is_on", [True, False])
+def test_importing_looks_for_no_garbage_and_leaves_the_collector_as_it_was(is_on: bool) -> None:
+    out = run(f"""
+        import gc, torch
+        if not {is_on}:
+            gc.disable()
+        before = gc.get_stats()[2]["collections"]
+        import torchlens
+        print(gc.get_stats()[2]["collections"] - before, gc.isenabled())
+    """)
+    assert out == f"0 {is_on}\n"
+
+
+@pytest.mark.slow
+def test_importing_leaves_what_only_a_look_into_the_history_needs_for_later() -> None:
+    out = run("""
+        import sys, torch, torchlens
+        print(*[name for name in sys.modules if name.startswith(("torchlens.graph", "torchlens.nonfinite"))])
+        torchlens.log_forward_pass(torch.nn.ReLU(), torch.rand(3)).layer_labels
+        print("torchlens.graph.build" in sys.modules)
+    """)
+    assert out == "\nTrue\n"
+
+
+@pytest.mark.slow
 def test_torcheer_is_another_name() -> None:
     out = run("""
         import torcheer as tl, torchlens

@@ -4,24 +4,33 @@
 >>> history = tl.log_forward_pass(model, x)
 """
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torchlens.api import get_model_metadata, log_forward_pass, show_model_graph
-from torchlens.errors import (
-    CannotCompareError,
-    DifferentGraphError,
-    DrawingError,
-    NestedLogError,
-    NonFiniteError,
-    TorchLensError,
-    TraceError,
-    ValueChangedError,
-)
-from torchlens.foreign_names import FUNCTION_NAMES, no_such_name
-from torchlens.history.layer_entry import LayerEntry
-from torchlens.model_history import ModelHistory
-from torchlens.watch_names import MONITOR_FUNCTIONS
+# Our modules leave no garbage, but they are enough new objects for Python to look through all of torch's for some, which
+# takes longer than importing them.
+_is_collecting = gc.isenabled()
+gc.disable()
+try:
+    from torchlens.api import get_model_metadata, log_forward_pass, show_model_graph
+    from torchlens.errors import (
+        CannotCompareError,
+        DifferentGraphError,
+        DrawingError,
+        NestedLogError,
+        NonFiniteError,
+        TorchLensError,
+        TraceError,
+        ValueChangedError,
+    )
+    from torchlens.foreign_names import FUNCTION_NAMES, no_such_name
+    from torchlens.history.layer_entry import LayerEntry
+    from torchlens.model_history import ModelHistory
+    from torchlens.watch_names import MONITOR_FUNCTIONS
+finally:
+    if _is_collecting:
+        gc.enable()
 
 if TYPE_CHECKING:
     from torchlens.differences import Diff, diff

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazy_function"]
+__all__ = ["lazy_function", "lazy_functions"]
 
 
 def lazy_function(module: str, name: str) -> Callable[..., Any]:
@@ -21,3 +21,8 @@ def lazy_function(module: str, name: str) -> Callable[..., Any]:
         return getattr(import_module(module), name)(*args, **kwargs)
 
     return call
+
+
+def lazy_functions(module: str, *names: str) -> list[Callable[..., Any]]:
+    """Several functions of one module."""
+    return [lazy_function(module, name) for name in names]

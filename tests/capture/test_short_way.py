@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import torchlens as tl
+from tests.work import lines_run
 from torchlens.capture import recorder
 from torchlens.capture.arguments import shallow_arguments
 
@@ -41,7 +43,8 @@ def _description(history: tl.ModelHistory) -> list[Any]:
         (
             entry.layer_label, entry.parent_layers, entry.parent_layer_arg_locs, entry.iterable_output_index,
             entry.func_position_args_non_tensor, entry.func_keyword_args_non_tensor, entry.tensor_shape, entry.tensor_dtype,
-            entry.parent_param_shapes, entry.tensor_contents.tolist(),
+            entry.parent_param_shapes, entry.gradfunc, entry.modules_exited,
+            entry.tensor_contents.tolist() if entry.has_saved_activations else None,
         )
         for entry in history
     ]  # fmt: skip
@@ -57,7 +60,81 @@ def test_the_short_way_leaves_the_log_that_the_long_way_leaves() -> None:
         assert _description(short) == _description(long)
 
 
-def test_lists_of_tensors_and_several_results_go_the_short_way(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("layers", ["none", ["linear", "chunk"], ["split"]])
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_not_saved_leaves_the_same_log_either_way(layers: Any, grad: bool) -> None:
+    torch.manual_seed(0)
+    model, x = ManyKinds(), torch.rand(4, 4)
+    with torch.set_grad_enabled(grad):
+        short = tl.log_forward_pass(model, x, layers_to_save=layers)
+        long = tl.log_forward_pass(model, x, layers_to_save=layers, save_function_args=True)
+        everything = tl.log_forward_pass(model, x)
+    assert _description(short) == _description(long)
+    assert [line[:-1] for line in _description(short)] == [line[:-1] for line in _description(everything)]
+
+
+class InPlace(nn.Module):
+    """Writes to tensors of its own, to one that is looked at by another, and to one whose memory is used again later."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a = (x * 2).relu_()
+        a = a.add_(1)
+        del x
+        part = a[0]
+        a.mul_(3)  # which `part` sees
+        b = torch.sin(a)
+        b.neg_()
+        return b + part
+
+
+@torch.no_grad()
+def test_writes_to_what_is_not_saved_leave_the_graph_that_saving_leaves() -> None:
+    x = torch.rand(3, 3)
+    unsaved = tl.log_forward_pass(InPlace(), x, layers_to_save=None)
+    assert [line[:-1] for line in _description(unsaved)] == [
+        line[:-1] for line in _description(tl.log_forward_pass(InPlace(), x))
+    ]
+
+
+def test_a_tensor_with_the_id_of_one_that_is_gone_is_another() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(20):
+                number = id(x + 1)  # gone at once
+                with torch._C.DisableTorchFunction():
+                    stranger = torch.ones(3)  # which no operation is known to have made
+                if id(stranger) == number:
+                    self.has_met = True
+                    return x * stranger
+                del stranger
+            return x * 1
+
+    model = Model()
+    history = tl.get_model_metadata(model, torch.rand(3))
+    assert model.has_met
+    assert history[-2].parent_layers == ["input_1_0"]
+
+
+def test_saving_nothing_is_about_the_work_of_saving_everything() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(100):
+                x = torch.sin(self.linear(x) + 1).relu_()
+            return x
+
+    model, x = Loop(), torch.rand(2, 3)
+    with torch.no_grad():
+        for layers in ("all", "none"):
+            tl.log_forward_pass(model, x, layers_to_save=layers)  # what is worked out once
+        assert lines_run(lambda: tl.get_model_metadata(model, x)) < 1.25 * lines_run(lambda: tl.log_forward_pass(model, x))
+
+
+@pytest.mark.parametrize("layers", ["all", "none"])
+def test_lists_of_tensors_and_several_results_go_the_short_way(layers: str, monkeypatch: Any) -> None:
     def refuse(*args: Any) -> Any:
         raise AssertionError("the long way")
 
@@ -67,7 +144,7 @@ def test_lists_of_tensors_and_several_results_go_the_short_way(monkeypatch: Any)
             return torch.addcmul(a, tensor1=a, tensor2=b)
 
     monkeypatch.setattr(recorder.Recorder, "prepare", refuse)
-    assert len(tl.log_forward_pass(Model(), torch.rand(2, 2))) == 6
+    assert len(tl.log_forward_pass(Model(), torch.rand(2, 2), layers_to_save=layers)) == 6
 
 
 def test_shallow_arguments_are_those_with_tensors_no_deeper_than_one_list() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from torchlens import ModelHistory
-from torchlens.graph.edges import located
+from torchlens.capture.recording import located
 
 # A node: the primitive and what it reads, in order; ("input", n) for what goes in; a number for a constant.
 Node = Any

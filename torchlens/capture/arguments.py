@@ -72,7 +72,7 @@ def are_plain(args: tuple[Any, ...]) -> bool:
     """Whether the arguments hold no tensor but at the top: a tuple of numbers or slices is as good as a number."""
     for arg in args:
         kind = type(arg)
-        if kind in PLAIN_TYPES:
+        if kind in PLAIN_TYPES or (kind is tuple and PLAIN_KEYWORD_TYPES.issuperset(map(type, arg))):
             continue
         if kind is not tuple and kind is not slice:
             return False

@@ -13,7 +13,7 @@ import torch
 from torchlens.capture.arguments import TENSORS
 from torchlens.capture.gradients import GradientHooks
 from torchlens.capture.memory import Memory
-from torchlens.capture.recording import ModuleCall
+from torchlens.capture.places import Places
 from torchlens.capture.wrappers import inner_of
 
 __all__ = ["Entries"]
@@ -21,15 +21,13 @@ __all__ = ["Entries"]
 Tensor = torch.Tensor
 
 
-class Entries:
+class Entries(Places):
     """The entries and parameters of a pass, by their tensors."""
 
     def __init__(self, memory: Memory, gradients: GradientHooks | None) -> None:
         super().__init__()
         self.memory = memory
         self.gradients = gradients
-        self.module_calls: list[ModuleCall] = [ModuleCall("", 1, -1, None, 0)]
-        self.module_call = 0  # the one that is running
         # The model's parameters, then tensors it found elsewhere.
         self.outside: list[Tensor] = []
         # Other tensors by which the model reads its parameters: (number of the parameter, tensor).
@@ -49,10 +47,16 @@ class Entries:
         # id of a tensor → the entry it is, or -1 - k for parameter k.
         self._entry_of_id: dict[int, int] = {}
         self._entry_at = self._entry_of_id.get
+        self._origin_of = memory.origins.get
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """As `entry_of`, for a tensor that is known to have lived all along."""
-        return self._entry_at(id(tensor))
+        """As `entry_of`, for a tensor that is an entry or a parameter itself; None if that is not told at a glance."""
+        number = self._entry_at(id(tensor))
+        if self.memory.may_die and number is not None:
+            origin = self._origin_of(number)
+            if origin is not None and origin() is not tensor:
+                return None
+        return number
 
     def entry_of(self, tensor: Tensor) -> int | None:
         """The entry that `tensor` is now, -1 - k for parameter k, None if it is not known."""

@@ -85,7 +85,7 @@ class Memory:
         self._num_indexed = 0
         self._known_storages: set[int] = set()  # of entries
         # By storage, the last entry that wrote there, and the tensor it wrote to with its version then.
-        self._last_writes: dict[int, tuple[int, weakref.ref[torch.Tensor], int]] = {}
+        self.last_writes: dict[int, tuple[int, weakref.ref[torch.Tensor], int]] = {}
         # Storages whose memory the model got hold of, to write to it unseen.
         self.exposed: set[int] = set()
         self._outside: set[int] = set()
@@ -96,7 +96,7 @@ class Memory:
         """Takes the tensor of the next entry; if not `is_finished`, its value is to come: `finish`."""
         storage = storage_of(tensor)
         self.storages.append(storage)
-        if storage in self._last_writes:
+        if storage in self.last_writes:
             self.regions[len(self.storages) - 1] = region_of(tensor)
         is_plain = is_saved and self._transform is None and storage not in self.exposed
         if is_plain and is_finished and not self.unfinished:
@@ -145,10 +145,10 @@ class Memory:
         for entry, tensor in found:
             del self.unfinished[entry]
             self._take(entry, tensor, is_saved=True)
-        for storage in {self.storages[entry] for entry in begun} & self._last_writes.keys():
-            last, reference, version = self._last_writes[storage]
+        for storage in {self.storages[entry] for entry in begun} & self.last_writes.keys():
+            last, reference, version = self.last_writes[storage]
             target = reference()  # which may count the write only now
-            self._last_writes[storage] = (last, reference, version if target is None else version_of(target))
+            self.last_writes[storage] = (last, reference, version if target is None else version_of(target))
         return found
 
     def drop(self, entries: Iterable[int]) -> None:
@@ -180,6 +180,16 @@ class Memory:
             self.values[entry] = value
             self.versions[entry] = -1
 
+    def may_overwrite(self, entry: int, tensor: torch.Tensor) -> bool:
+        """Whether the tensor of an entry can be written to without further ado: nothing is saved, nor looks at its memory.
+
+        If so, the entry shares its memory with no later one, as if it had been saved and replaced by a copy.
+        """
+        if self.values[entry] is not None or self._keeps_undo or not is_sole_owner(tensor):
+            return False
+        self.storages[entry] = 2 * entry + 1  # no address is odd
+        return True
+
     def replace(self, entry: int, copy: torch.Tensor) -> None:
         """Saves a copy of the entry's tensor instead, which is going to be written and whose memory is only its own."""
         self._replaced.append(self.values[entry])
@@ -191,7 +201,7 @@ class Memory:
 
     def is_written_since(self, entry: int) -> bool:
         """Whether the memory of an entry was written after the entry was made."""
-        last = self._last_writes.get(self.storages[entry])
+        last = self.last_writes.get(self.storages[entry])
         return last is not None and last[0] > entry
 
     def is_alive(self, entry: int, tensor: torch.Tensor) -> bool:
@@ -247,7 +257,7 @@ class Memory:
         for target in targets:
             storage = storage_of(target)
             self.writes.append(Write(entry, storage, region_of(target)))
-            self._last_writes[storage] = (entry, weakref.ref(target), version_of(target))
+            self.last_writes[storage] = (entry, weakref.ref(target), version_of(target))
 
     def begin_operations(self, outside: Iterable[torch.Tensor]) -> None:
         """From here on, entries are made by operations; `outside` is what existed before."""
@@ -270,14 +280,17 @@ class Memory:
         """Copies the saved values that share memory with tensors that live on after the pass. It is safe to repeat."""
         storages = set(map(storage_of, outliving))
         shared: list[Held] = []
+        looked_at = storages.union(self.last_writes)
         for entry, storage in enumerate(self.storages):
-            if storage in self._last_writes:
+            if storage not in looked_at:
+                continue
+            if storage in self.last_writes:
                 self._note_region(entry)
             if storage in storages:
                 value = self.values[entry]
                 if isinstance(value, torch.Tensor) and (entry not in self.origins or storage_of(value) in storages):
                     shared.append(entry)
-        for storage in self._last_writes:
+        for storage in self.last_writes:
             self._renew_versions(storage)
         for storage in storages:
             for held in (*self._waiting.get(storage, ()), *self._aliases.get(storage, ())):
@@ -345,7 +358,7 @@ class Memory:
 
     def _renew_versions(self, storage: int) -> None:
         """Takes note of the versions of values that the writes to their storage, of which we know, left alone."""
-        _, reference, version = self._last_writes[storage]
+        _, reference, version = self.last_writes[storage]
         target = reference()
         if target is None or version_of(target) == version:  # else it was written again, behind our back
             for held in self._aliases.get(storage, ()):

@@ -66,12 +66,13 @@ def patched_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
         if watched is not None:
             watcher.fail(watched, error, args, kwargs)
         raise
-    if watched is not None:
-        watcher.end(watched)
+    if watched is None:
+        tracker.leave(call, result)
+        return result
+    watcher.end(watched)
     if call is not None:
         tracker.leave(call, result)
-    if watched is not None:
-        watcher.leave(watched, result, args, kwargs)
+    watcher.leave(watched, result, args, kwargs)
     return result
 
 
@@ -121,10 +122,10 @@ class ModuleTracker:
         call = len(recorder.module_calls)
         recorder.module_calls.append(_module_call((address, pass_num, recorder.module_call, code, instruction)))
         if len(args) == 1 and not kwargs and type(args[0]) is _Tensor:
-            entry = None if recorder.memory.may_die else recorder.number_of(args[0])
+            entry = recorder.number_of(args[0])
             if entry is None:
                 entry = recorder.meet(args[0])
-            self.entries.append((call, [] if entry is None or entry < 0 else [entry]))
+            self.entries.append((call, [entry] if entry is not None and entry >= 0 else []))
         elif not kwargs and _ONLY_TENSORS.issuperset(map(type, args)):
             self.entries.append((call, self._entries_of(args)))
         else:
@@ -148,7 +149,7 @@ class ModuleTracker:
         recorder = self.recorder
         address, pass_num, parent, _, _ = recorder.module_calls[call]
         num_before = self._rows_before[call]
-        if type(result) is _Tensor and not self._saved_addresses and not recorder.memory.may_die:
+        if type(result) is _Tensor and not self._saved_addresses:
             made = recorder.number_of(result)
             if made is not None and made >= num_before:
                 self.exits.append((call, [made]))

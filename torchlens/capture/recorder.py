@@ -11,7 +11,6 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any, Self
@@ -27,10 +26,10 @@ from torchlens.capture.memory_watch import Look
 from torchlens.capture.mode_stack import run_overridden, without_mode
 from torchlens.capture.observer import CallKind, ObservedCall, Observer
 from torchlens.capture.operations import KNOWN_OPERATIONS, Kind, Operation, operation_of
-from torchlens.capture.recording import MadeCall, References
+from torchlens.capture.recording import References, make_call
 from torchlens.capture.rows import Rows
 from torchlens.capture.trees import plain_tensors
-from torchlens.capture.user_code import KNOWN_CODE, is_user_code
+from torchlens.capture.user_code import KNOWN_CODE
 
 __all__ = ["Recorder"]
 
@@ -43,7 +42,6 @@ _is_disabled = torch._C._is_torch_function_all_disabled
 _UNKNOWN = 1 << 62  # no entry has this number
 _SEVERAL, _ONLY_TENSORS = (tuple, list), frozenset({Tensor})
 _ASIDE: dict[int, None] = {}  # stands in `collected` for: not even that
-_made_call: Callable[[tuple[Any, ...]], MadeCall] = partial(tuple.__new__, MadeCall)  # as `_make`, at half the price
 
 
 class Recorder(Rows, TorchFunctionMode):
@@ -59,11 +57,6 @@ class Recorder(Rows, TorchFunctionMode):
         max_nodes: int | None = None,
     ) -> None:
         super().__init__(memory, saves, keeps_args, gradients, observer, max_nodes)
-        # The code that calls modules: what is further out on the stack called the module, not the operation.
-        self.module_code: CodeType | None = None
-        # Likewise the code that runs a thread of the model's; and where that was started.
-        self.thread_code: CodeType | None = None
-        self.thread_place: tuple[CodeType | None, int] = (None, 0)
         self.booleans: dict[int, bool] = {}
         # Entries whose value the model took out of torch, other than for an `if`.
         self.reads: set[int] = set()
@@ -104,7 +97,7 @@ class Recorder(Rows, TorchFunctionMode):
         known = _known_code(id(code))
         if known is None or not known[0]:
             code, instruction = self.user_code(frame)
-        is_short = self._is_plain
+        is_short = self._is_short
         shallow = None
         if (not PLAIN_TYPES.issuperset(map(type, args)) and not are_plain(args)) or (
             kwargs and not PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
@@ -117,7 +110,13 @@ class Recorder(Rows, TorchFunctionMode):
                 references = self.references_to(args, kwargs)
                 is_short = False
         elif self.memory.may_die:
-            references = tuple([self._reference_to(arg) if type(arg) in TENSORS else None for arg in args])
+            at, origin_of = self._entry_at, self._origin_of
+            references = tuple([
+                None if type(arg) not in TENSORS
+                else number if (number := at(id(arg), _UNKNOWN)) < 0 or ((origin := origin_of(number)) and origin() is arg)
+                else self._reference_to(arg)
+                for arg in args
+            ])  # fmt: skip
         else:
             references = tuple([self._entry_at(id(arg), _UNKNOWN) if type(arg) in TENSORS else None for arg in args])
             if _UNKNOWN in references:
@@ -135,8 +134,11 @@ class Recorder(Rows, TorchFunctionMode):
         if shallow is not None:
             kept, kept_kwargs = shallow.args, shallow.kwargs
         else:
-            kept = tuple([None if type(arg) in TENSORS else arg for arg in args]) if is_short else args
-            kept_kwargs = kwargs
+            kept, kept_kwargs = args, kwargs
+            if is_short and None in references:
+                kept = tuple([None if type(arg) in TENSORS else arg for arg in args])
+            elif is_short:  # there are nothing but tensors
+                kept = (None,) * len(args)
         start = perf_counter()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -146,6 +148,10 @@ class Recorder(Rows, TorchFunctionMode):
         end = perf_counter()
         seconds = end - start
         if is_short and type(result) is Tensor and (not written or result is written[0]):
+            if not self._saves_all:
+                call = (operation, kept, kept_kwargs, references, self.module_call, code, instruction, seconds)
+                self.append_unsaved(call, result, None, bool(written))
+                return result
             # What `append` does, as far as it cannot wait: `complete` does the rest.
             entry = len(self.rows)
             before = self._entry_of_id.setdefault(id(result), entry)
@@ -164,7 +170,7 @@ class Recorder(Rows, TorchFunctionMode):
             call = (operation, kept, kept_kwargs, references, self.module_call, code, instruction, seconds)
             self.append_several(call, result)
         elif result is not NotImplemented:
-            call = _made_call((operation, args, kwargs, references, self.module_call, code, instruction, seconds))
+            call = make_call((operation, args, kwargs, references, self.module_call, code, instruction, seconds))
             self.append_results(call, result, written)
             if observed is not None:
                 self.end_observed(observed, result)
@@ -179,12 +185,14 @@ class Recorder(Rows, TorchFunctionMode):
 
         False if more may have to be done than that.
         """
-        entry = self._entry_at(id(target))
+        entry = self.number_of(target)
         if entry is None or entry < 0 or id(target) in self._twins or type(target) is not Tensor or target.requires_grad:
             return False
         if self.unfinished:
             return False
         memory = self.memory
+        if not self._saves_all:
+            return not self._saves and memory.may_overwrite(entry, target)
         if memory.values[entry] is not target or not is_sole_owner(target):
             return False
         before = target.clone()
@@ -244,7 +252,7 @@ class Recorder(Rows, TorchFunctionMode):
         observed = self.begin_observed(CallKind.READ, operation, args, kwargs, (), (), (None, 0))
         if operation.kind is Kind.EXPOSURE:
             self.complete()
-            self._is_plain = False
+            self._is_short = False
             self._before_write(args[:1])
             self.memory.expose(args[0])
         try:
@@ -266,24 +274,6 @@ class Recorder(Rows, TorchFunctionMode):
             entries = [self.entry_of(tensor) for _, tensor in plain_tensors(args)]
             self.reads.update(entry for entry in entries if entry is not None and entry >= 0)
         return result
-
-    # -- arguments -------------------------------------------------------------------------------------------------
-
-    def references_to(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[Any, int]:
-        """Which of the arguments, nested and named ones too, are entries or parameters."""
-        found = {}
-        if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
-            self.memory.before_random(kwargs["generator"])
-        for arguments in (args, kwargs):
-            for path, tensor in plain_tensors(arguments):
-                if path[0] == "out":  # written, not read
-                    continue
-                found[path[0] if len(path) == 1 else path] = self._reference_to(tensor)
-        return found
-
-    def _reference_to(self, tensor: Tensor) -> int:
-        entry = self.meet(tensor)
-        return self.add_outside(tensor) if entry is None else entry
 
     # -- the observer ----------------------------------------------------------------------------------------------
 
@@ -321,28 +311,7 @@ class Recorder(Rows, TorchFunctionMode):
             call.last = len(self.rows)
             self.observer.end(call, result)
 
-    # -- where it happened -----------------------------------------------------------------------------------------
-
-    def user_code(self, frame: FrameType | None) -> tuple[CodeType | None, int]:
-        """The user's code that led to `frame`, no further out than the call of the module we are in."""
-        module_code = self.module_code
-        while frame is not None:
-            code = frame.f_code
-            known = _known_code(id(code))
-            if is_user_code(code) if known is None else known[0]:
-                return code, frame.f_lasti
-            if code is module_code:
-                call = self.module_calls[self.module_call]
-                return call.code, call.instruction
-            if code is self.thread_code:
-                return self.thread_place
-            frame = frame.f_back
-        return None, 0
-
-    def place(self, depth: int) -> tuple[str, CodeType | None, int]:
-        """The module that is running, and the user's code that led to the caller of the caller `depth` frames up."""
-        code, instruction = self.user_code(sys._getframe(1 + depth))
-        return self.module_calls[self.module_call].address, code, instruction
+    # -- failures --------------------------------------------------------------------------------------------------
 
     def fail(
         self,
@@ -394,13 +363,13 @@ class Recorder(Rows, TorchFunctionMode):
         """Writes down what is only to be seen of saved values; from now on, at once."""
         with torch._C.DisableTorchFunction():
             self.complete()
-        self._is_plain = False
+        self._is_short = False
 
     def share(self) -> None:
         """From now on, several threads write down here."""
         with torch._C.DisableTorchFunction():
             self.complete()
-        self._is_plain = False
+        self._is_short = False
         if self.gradients is not None:
             self.gradients.admit_threads()
 

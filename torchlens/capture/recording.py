@@ -19,11 +19,29 @@ from torchlens.capture.regions import Region
 from torchlens.capture.trees import Path
 from torchlens.capture.view_tree import Slice
 
-__all__ = ["Failure", "MadeCall", "ModuleCall", "Recording", "References", "Row", "Write", "make_row"]
+__all__ = [
+    "Failure",
+    "MadeCall",
+    "ModuleCall",
+    "Recording",
+    "References",
+    "Row",
+    "Write",
+    "located",
+    "make_call",
+    "make_row",
+]
 
 # Which arguments were which entries: aligned with flat positional arguments, or by location where they are nested or
 # named: position, keyword, or (position or keyword, index, ...).
 References = tuple[int | None, ...] | dict[Any, int]
+
+
+def located(references: References) -> list[tuple[Any, int]]:
+    """References as (location, entry) pairs."""
+    if isinstance(references, dict):
+        return list(references.items())
+    return [(position, entry) for position, entry in enumerate(references) if entry is not None]
 
 
 class MadeCall(NamedTuple):
@@ -56,7 +74,8 @@ class Row(NamedTuple):
     gradfunc: str | None
 
 
-make_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)  # what `Row._make` does, at half the price
+make_call: Callable[[tuple[Any, ...]], MadeCall] = partial(tuple.__new__, MadeCall)  # as `_make`, at half the price
+make_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)
 
 
 class ModuleCall(NamedTuple):

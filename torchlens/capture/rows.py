@@ -12,7 +12,7 @@ from torchlens.capture.gradients import GradientHooks, slice_written
 from torchlens.capture.memory import Memory, version_of
 from torchlens.capture.observer import Observer
 from torchlens.capture.operations import OUTPUT, Kind, Operation
-from torchlens.capture.recording import MadeCall, References, make_row
+from torchlens.capture.recording import MadeCall, References, make_call, make_row
 from torchlens.capture.regions import region_of, storage_of
 from torchlens.capture.trees import plain_tensors, same_with
 from torchlens.capture.view_tree import Slice
@@ -20,6 +20,7 @@ from torchlens.capture.view_tree import Slice
 __all__ = ["Rows"]
 
 Tensor = torch.Tensor
+_ref = weakref.ref
 _DEEP = 5_000  # entries
 
 
@@ -61,8 +62,11 @@ class Rows(Entries):
         # What is kept of the arguments of the call that is under way.
         self._kept_args: tuple[Any, Any] | None = None
         self._max_nodes = max_nodes
-        # Whether a row may be written the short way: all that is left out can still be seen when `complete` is called.
-        self._is_plain = saves is True and not keeps_args and gradients is None and observer is None and not memory.may_die
+        # Whether a row may be written the short way. If all is saved, what is left out can still be seen when `complete` is
+        # called; if not, nothing is left out.
+        are_lost = saves is True and memory.may_die
+        self._is_short = not keeps_args and gradients is None and observer is None and not are_lost
+        memory.may_die |= saves is not True
         # torch frees nodes that were looked at from Python one inside the other, and tens of thousands of them overflow its
         # stack (torch 2.13). These are held until the model's output is gone, and then go one by one, the last first.
         self._deep_nodes: list[Any] = []
@@ -93,7 +97,7 @@ class Rows(Entries):
 
     def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
         entry = len(self.rows)
-        if self._is_plain and type(tensor) is Tensor:  # the short way, as for operations
+        if self._is_short and self._saves_all and type(tensor) is Tensor:  # as for operations
             self.rows.append((operation, (), None, references, 0, None, 0, 0.0, None))
             self.memory.values.append(tensor)
             self.memory.versions.append(version_of(tensor))
@@ -203,6 +207,9 @@ class Rows(Entries):
         """Rows for the results of a call that goes the short way, as for one; `call` is the fields of a MadeCall."""
         memory = self.memory
         for index, tensor in enumerate(results):
+            if not self._saves_all:
+                self.append_unsaved(call, tensor, index, is_written=False)
+                continue
             entry = len(self.rows)
             before = self._entry_of_id.setdefault(id(tensor), entry)
             if before != entry:
@@ -211,6 +218,37 @@ class Rows(Entries):
             self.rows.append((*call, index))
             memory.values.append(tensor)
             memory.versions.append(version_of(tensor))
+
+    def append_unsaved(self, call: tuple[Any, ...], tensor: Tensor, index: int | None, is_written: bool) -> None:
+        """As `append_several`, for one result where not all are saved. The tensor may die: its row is complete at once."""
+        rows = self.rows
+        entry = len(rows)
+        if self._saves and self._is_saved(entry):
+            self.append(make_call(call), tensor, index, is_written)
+            return
+        known = self._entry_of_id.setdefault(id(tensor), entry)
+        if known != entry:
+            origin = self._origin_of(known)
+            if origin is not None and origin() is not tensor:  # it has the id of one that is gone
+                self._entry_of_id[id(tensor)] = entry
+            elif known >= 0:  # a parameter stays one
+                self._entry_of_id[id(tensor)] = entry
+                if not is_written:
+                    self._hand_back(tensor, entry, known)
+        shape: tuple[int, ...]
+        try:
+            shape, storage = tensor.shape, tensor.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):  # as in `complete`
+            shape, storage = shape_of(tensor), storage_of(tensor)
+        name = self._gradfunc_of(tensor) if tensor.requires_grad else None
+        rows.append(make_row((*call, index, shape, tensor.dtype, name)))
+        memory = self.memory
+        memory.storages.append(storage)
+        memory.values.append(None)
+        memory.versions.append(-1)
+        memory.origins[entry] = _ref(tensor)
+        if storage in memory.last_writes:
+            memory.regions[entry] = region_of(tensor)
 
     def complete(self) -> None:
         """Writes down what the short way left for later: until something is written to, it is all still to be seen."""
@@ -265,6 +303,27 @@ class Rows(Entries):
                 self.gradients.views.note_write(entry, storage_of(tensor), region_of(tensor))
 
     # -- arguments -------------------------------------------------------------------------------------------------
+
+    def references_to(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[Any, int]:
+        """Which of the arguments, nested and named ones too, are entries or parameters."""
+        found = {}
+        if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
+            self.memory.before_random(kwargs["generator"])
+        for arguments in (args, kwargs):
+            for path, tensor in plain_tensors(arguments):
+                if path[0] == "out":  # written, not read
+                    continue
+                found[path[0] if len(path) == 1 else path] = self._reference_to(tensor)
+        return found
+
+    def _reference_to(self, tensor: Tensor) -> int:
+        number = self._entry_at(id(tensor))  # as in `number_of`
+        if number is not None:
+            origin = self._origin_of(number)
+            if origin is None or origin() is tensor:
+                return number
+        number = self.meet(tensor)
+        return self.add_outside(tensor) if number is None else number
 
     def watch_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Before tensors are read: views among them may have got another place in autograd's graph since."""

@@ -12,10 +12,9 @@ import torch
 
 from torchlens.capture.functions import StandIn
 from torchlens.capture.operations import BUFFER, IDENTITY, INPUT, OUTPUT, Kind
-from torchlens.capture.recording import Row
+from torchlens.capture.recording import Row, located
 from torchlens.capture.trees import SLICE_BOUNDS, plain_tensors
 from torchlens.comparing.side import Side
-from torchlens.graph.edges import located
 
 __all__ = ["Instead", "NotReplayableError", "Replay"]
 

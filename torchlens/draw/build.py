@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
+from torchlens.capture.recording import located
 from torchlens.draw.colors import (
     BUFFER_FILL,
     CONDITION_FILL,
@@ -23,7 +24,6 @@ from torchlens.draw.links import Link, argument_text, closing_loops, find_links
 from torchlens.draw.options import DrawOptions
 from torchlens.draw.scene import Box, Edge, EdgeKind, Node, NodeShape, Scene
 from torchlens.draw.simplify import group_within
-from torchlens.graph.edges import located
 from torchlens.history.argument_words import argument_words
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log, nice_bytes

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchlens.capture.recording import located
 from torchlens.draw.items import Grouping, ItemKind
-from torchlens.graph.edges import located
 from torchlens.graph.operation_kinds import COMMUTATIVE
 from torchlens.history.log import Log
 

@@ -124,10 +124,12 @@ def _params(log: Log, entries: Sequence[int]) -> Lists:
 def _parents(log: Log, entries: Sequence[int]) -> Lists:
     """Who is read, and as which argument: a position or keyword, then the way inside it. Positions come first."""
     reads = columns.located_parents(log, entries)
-    for own in reads:
-        if len(own) > 1 and not _IS_INT.issuperset([type(location) for location, _ in own]):
-            own.sort(key=lambda read: isinstance(_way(read[0])[0], str))
     flat = list(chain.from_iterable(reads))
+    if not _IS_INT.issuperset([type(location) for location, _ in flat]):
+        for own in reads:
+            if len(own) > 1:
+                own.sort(key=lambda read: isinstance(_way(read[0])[0], str))
+        flat = list(chain.from_iterable(reads))
     labels = log.labels_w_pass([parent for _, parent in flat])
     ways = [[location] if type(location) is int else _way(location) for location, _ in flat]
     return Lists({"label": labels, "argument": ways}, list(map(len, reads)))
@@ -179,15 +181,17 @@ def _failure(log: Log) -> dict[str, Any] | None:
 
 def _plain(value: Any) -> Any:
     """What JSON can say of a value: itself, or how Python prints it (a symbolic size is its expression)."""
-    if type(value) in _ITSELF or isinstance(value, str):
-        return value
     if type(value) is float:
         return value if math.isfinite(value) else repr(value)
+    if type(value) in _ITSELF or isinstance(value, str):
+        return value
     if isinstance(value, list | tuple):
-        return list(value) if _ITSELF.issuperset(map(type, value)) else list(map(_plain, value))
+        return [item if type(item) in _ITSELF else _plain(item) for item in value]
     return repr(value)
 
 
 def _plain_lists(values: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """The same for many lists, nearly all of which hold only plain values."""
-    return list(map(list if _ITSELF.issuperset(map(type, chain.from_iterable(values))) else _plain, values))
+    if _ITSELF.issuperset(map(type, chain.from_iterable(values))):
+        return list(map(list, values))
+    return [list(own) if _ITSELF.issuperset(map(type, own)) else _plain(own) for own in values]

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
-from torchlens.capture.recording import Recording, Row
+from torchlens.capture.recording import Recording, Row, located
 from torchlens.graph.conditions import find_conditions
 from torchlens.graph.connections import ancestors_of, children_of, connected, descendants_of
-from torchlens.graph.edges import find_edges, located
+from torchlens.graph.edges import find_edges
 from torchlens.graph.labels import Layer, number_layers
 from torchlens.graph.loops import TAKING_A_PART, group_into_layers
 from torchlens.graph.modules import ModuleTree, call_chains, module_tree

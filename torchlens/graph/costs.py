@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from torchlens.capture.operations import BUFFER, INPUT, Operation
-from torchlens.capture.recording import Recording, Row
+from torchlens.capture.recording import Recording, Row, located
 from torchlens.graph.build import Graph
-from torchlens.graph.edges import located
 from torchlens.graph.flops.call import VARYING, Call, Location, Shape
 from torchlens.graph.flops.registered import may_be_registered, registered_flops
 from torchlens.graph.flops.registry import Counting, backward_flops, counting_of, forward_flops
@@ -87,12 +86,18 @@ def backward_flops_of(recording: Recording, row: Row) -> int | None:
 
 
 def reached_backward_flops(
-    recording: Recording, graph: Graph, entry: int, is_reached: Sequence[bool], repeated: Collection[int]
-) -> int | None:
-    """The same in a backward pass from the outputs; 0 for a call that it does not come by (see `reached_by_gradients`).
+    recording: Recording, graph: Graph, entries: Iterable[int], is_reached: Sequence[bool], repeated: Collection[int]
+) -> list[int | None]:
+    """The same of many in a backward pass from the outputs; 0 for a call that it does not come by (`reached_by_gradients`).
 
     `repeated` are the rows of calls that the backward pass makes again (see `repeated_in_backward`).
     """
+    return [_reached_backward_flops(recording, graph, entry, is_reached, repeated) for entry in entries]
+
+
+def _reached_backward_flops(
+    recording: Recording, graph: Graph, entry: int, is_reached: Sequence[bool], repeated: Collection[int]
+) -> int | None:
     number = graph.recorded[entry]
     row = recording.rows[number]
     if row.output_index:

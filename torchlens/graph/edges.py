@@ -9,10 +9,10 @@ from bisect import bisect_left
 from typing import Any, NamedTuple
 
 from torchlens.capture.operations import BUFFER
-from torchlens.capture.recording import Recording, References, Write
+from torchlens.capture.recording import Recording, Write, located
 from torchlens.graph.last_writers import Answer, Question, last_writers
 
-__all__ = ["Edges", "find_edges", "located"]
+__all__ = ["Edges", "find_edges"]
 
 
 class Edges(NamedTuple):
@@ -55,13 +55,6 @@ def find_edges(recording: Recording) -> Edges:
             parents[entry] = sources
             located_reads[entry] = read
     return Edges(parents, located_reads, memory.is_exact)
-
-
-def located(references: References) -> list[tuple[Any, int]]:
-    """References as (location, entry) pairs."""
-    if isinstance(references, dict):
-        return list(references.items())
-    return [(position, entry) for position, entry in enumerate(references) if entry is not None]
 
 
 class _Read(NamedTuple):

@@ -9,26 +9,35 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 import torch
 
+from torchlens.capture.collector import without_collector
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.valueless import outside_fake_mode
 from torchlens.frameworks import Model
 from torchlens.history.backward import BackwardPass, backward_passes, parameter_gradients
 from torchlens.history.classic_access import ClassicAccess
-from torchlens.history.first_nonfinite import first_nonfinite
 from torchlens.history.history_fields import LayerFields, ModuleFields, TotalFields
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log
-from torchlens.history.log_backward import log_backward
 from torchlens.history.lookup import Lookup
 from torchlens.history.rerun import rerun, select_numbers
-from torchlens.history.summary import Summary, summarize
-from torchlens.history.tables import entries_to_pandas
-from torchlens.history.text import history_text
-from torchlens.history.vocabulary import Measure
-from torchlens.nonfinite import NonFinite
+from torchlens.lazy_import import lazy_function
 
 if TYPE_CHECKING:
     import pandas
+
+    from torchlens.history.first_nonfinite import first_nonfinite
+    from torchlens.history.log_backward import log_backward
+    from torchlens.history.summary import Summary, summarize
+    from torchlens.history.tables import entries_to_pandas
+    from torchlens.history.text import history_text
+    from torchlens.history.vocabulary import Measure
+    from torchlens.nonfinite import NonFinite
+else:
+    first_nonfinite = lazy_function("torchlens.history.first_nonfinite", "first_nonfinite")
+    log_backward = lazy_function("torchlens.history.log_backward", "log_backward")
+    summarize = lazy_function("torchlens.history.summary", "summarize")
+    entries_to_pandas = lazy_function("torchlens.history.tables", "entries_to_pandas")
+    history_text = lazy_function("torchlens.history.text", "history_text")
 
 __all__ = ["BaseHistory", "LayersToSave"]
 
@@ -76,7 +85,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
     @property
     def layer_list(self) -> list[LayerEntry]:
         """All entries, in the order they were made."""
-        return list(self)
+        return without_collector(lambda: list(self))
 
     def __getitem__(self, key: int | str) -> LayerEntry:
         return LayerEntry(self._log, self._lookup.one(key))
@@ -91,7 +100,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
         return True
 
     def __str__(self) -> str:
-        return history_text(self._log, self.model_name)
+        return without_collector(lambda: history_text(self._log, self.model_name))
 
     def __repr__(self) -> str:
         return f"<ModelHistory of {self.model_name}: {len(self)} layers; print() it to see them>"
@@ -101,8 +110,8 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
         return entries_to_pandas(self._log, self._log.visible)
 
     def summary(
-        self, depth: int | None = None, sort_by: Measure | None = None, width: int | None = None, limit: int | None = None
-    ) -> Summary:
+        self, depth: int | None = None, sort_by: "Measure | None" = None, width: int | None = None, limit: int | None = None
+    ) -> "Summary":
         """Shapes, parameters, FLOPs, time and memory as a table that fits the terminal, with totals; print it.
 
         One line per layer, or, with `depth`, per module down to that depth (0 is the model alone). `sort_by` puts the
@@ -193,7 +202,7 @@ class BaseHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
         found = parameter_gradients(self._log)
         return {address: found[number] for number, address in enumerate(addresses) if number in found}
 
-    def first_nonfinite(self, include_constants: bool = False) -> NonFinite | None:
+    def first_nonfinite(self, include_constants: bool = False) -> "NonFinite | None":
         """The first operation that made NaN or Inf, in the forward pass or else in a recorded backward pass.
 
         None if everything is finite. Intended infinity (`masked_fill(mask, -inf)`, a mask passed as an input) is ignored

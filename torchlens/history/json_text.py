@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, islice, repeat
 from json.encoder import encode_basestring
+from marshal import dumps
 from typing import Any, TypeAlias
 
 from torchlens.capture.collector import without_collector
@@ -23,6 +24,7 @@ __all__ = ["Columns", "Lists", "records_of", "write_json"]
 Columns: TypeAlias = "Mapping[str, Sequence[Any] | Lists]"
 
 _FIRST = 400
+_BY_VALUE = 2  # the newest way of `marshal` by which equal values become equal bytes
 _SCALARS: dict[type, Callable[[Any], str]] = {
     str: encode_basestring,
     int: int.__repr__,
@@ -139,7 +141,7 @@ class _Writer:
         if own is list:
             return self._lists(values, depth)
         if own is dict and _has_names(values):
-            return self._dicts(values, depth)
+            return _each_alike_once(values, lambda dicts: self._dicts(dicts, depth))
         if own is str:
             return _each_once(values, lambda strings: list(map(encode_basestring, strings)))
         if own in _SCALARS and (own is not float or all(map(math.isfinite, values))):
@@ -151,9 +153,7 @@ class _Writer:
             members = self.texts(list(chain.from_iterable(lists)), depth + 1)
             return self._gathered("[", members, list(map(len, lists)), "]", depth)
 
-        if set(map(type, chain.from_iterable(values))) in ({int}, {str}):  # 1, 1.0 and True are equal, and read differently
-            return _each_once(list(map(tuple, values)), written)
-        return written(values)
+        return _each_alike_once(values, written)
 
     def _dicts(self, values: Sequence[dict[str, Any]], depth: int) -> list[str]:
         if not any(values):
@@ -189,6 +189,19 @@ def _each_once(values: Sequence[Hashable], write: Callable[[Sequence[Any]], list
     different = list(set(values))
     known = dict(zip(different, write(different), strict=True))
     return list(map(known.__getitem__, values))
+
+
+def _each_alike_once(values: Sequence[Any], write: Callable[[Sequence[Any]], list[str]]) -> list[str]:
+    """The same for lists and dicts, which have no hash; and 1, 1.0 and True in them are equal, but read differently."""
+    try:
+        if len({dumps(value, _BY_VALUE) for value in values[:_FIRST]}) > len(values[:_FIRST]) / 4:
+            return write(values)
+        keys = [dumps(value, _BY_VALUE) for value in values]
+    except ValueError:  # they hold something that only the json module knows what to do with
+        return write(values)
+    different = dict(zip(keys, values, strict=True))
+    known = dict(zip(different, write(list(different.values())), strict=True))
+    return list(map(known.__getitem__, keys))
 
 
 def _has_names(values: Sequence[dict[Any, Any]]) -> bool:

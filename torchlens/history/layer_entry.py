@@ -1,10 +1,15 @@
 """One entry of a history: one tensor, and the operation that made it."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchlens.history.classic_access import ClassicAccess
 from torchlens.history.entry_fields import CallFields, LabelFields, ModuleFields, SurroundingFields, TensorFields
-from torchlens.history.text import entry_text
+from torchlens.lazy_import import lazy_function
+
+if TYPE_CHECKING:
+    from torchlens.history.text import entry_text
+else:
+    entry_text = lazy_function("torchlens.history.text", "entry_text")
 
 __all__ = ["LayerEntry"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from math import prod
 from types import CodeType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -18,10 +18,24 @@ from torchlens.capture.symbolic import SymbolicInt
 from torchlens.capture.user_code import SourceLine, source_line, warn_caller
 from torchlens.capture.valueless import why_valueless
 from torchlens.errors import ValueChangedError
-from torchlens.graph.build import Graph, build_graph
-from torchlens.graph.costs import reached_backward_flops, reached_by_gradients, repeated_in_backward
-from torchlens.graph.distances import Distances, distances_from_inputs, distances_to_outputs
-from torchlens.history.pickling import Format, copied, copied_deeply, packed, portable_options, unpacked
+from torchlens.lazy_import import lazy_function, lazy_functions
+
+if TYPE_CHECKING:
+    from torchlens.graph.build import Graph, build_graph
+    from torchlens.graph.costs import reached_backward_flops, reached_by_gradients, repeated_in_backward
+    from torchlens.graph.distances import Distances, distances_from_inputs, distances_to_outputs
+    from torchlens.history.pickling import Format, copied, copied_deeply, packed, portable_options, unpacked
+else:
+    build_graph = lazy_function("torchlens.graph.build", "build_graph")
+    reached_backward_flops, reached_by_gradients, repeated_in_backward = lazy_functions(
+        "torchlens.graph.costs", "reached_backward_flops", "reached_by_gradients", "repeated_in_backward"
+    )
+    distances_from_inputs, distances_to_outputs = lazy_functions(
+        "torchlens.graph.distances", "distances_from_inputs", "distances_to_outputs"
+    )
+    Format, copied, copied_deeply, packed, portable_options, unpacked = lazy_functions(
+        "torchlens.history.pickling", "Format", "copied", "copied_deeply", "packed", "portable_options", "unpacked"
+    )
 
 __all__ = ["Log", "SourceLine", "nice_bytes", "path_text", "picked", "source_line"]
 
@@ -34,9 +48,9 @@ class Log:
     def __init__(
         self,
         recording: Recording,
-        graph: Graph | None = None,
+        graph: "Graph | None" = None,
         marks_distances: bool = False,
-        make_graph: Callable[[Recording], Graph] = build_graph,
+        make_graph: "Callable[[Recording], Graph]" = build_graph,
     ) -> None:
         self.recording = recording
         self.keeps_unsaved = True
@@ -66,7 +80,7 @@ class Log:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Log":
         return self._around(copied_deeply(self.recording, memo), self.graph)
 
-    def _around(self, recording: Recording, graph: Graph | None) -> "Log":
+    def _around(self, recording: Recording, graph: "Graph | None") -> "Log":
         """A log like this one, of another recording."""
         return _log(recording, graph, self.marks_distances, self.keeps_unsaved, self.history_type, self.options)
 
@@ -102,7 +116,7 @@ class Log:
         freed_memory().drop(free, self.model())
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> "Graph":
         if self._graph is None:
             self._graph = without_collector(lambda: self._make_graph(self.recording))
             if not self._graph.is_exact:
@@ -134,11 +148,11 @@ class Log:
         return repeated_in_backward(self.recording)
 
     @cached_property
-    def from_input(self) -> Distances | None:
+    def from_input(self) -> "Distances | None":
         return distances_from_inputs(self.graph.inputs, self.graph.parents) if self.marks_distances else None
 
     @cached_property
-    def to_output(self) -> Distances | None:
+    def to_output(self) -> "Distances | None":
         return distances_to_outputs(self.graph.outputs, self.graph.children) if self.marks_distances else None
 
     def row(self, entry: int) -> Row:
@@ -188,6 +202,9 @@ class Log:
     def is_saved(self, entry: int) -> bool:
         return self.recording.values[self.graph.recorded[entry]] is not None
 
+    def are_saved(self, entries: Sequence[int]) -> list[bool]:
+        return [value is not None for value in picked(self.recording.values, picked(self.graph.recorded, entries))]
+
     def value(self, entry: int) -> Any:
         """The saved value, if there is one and it has not been changed since."""
         number = self.graph.recorded[entry]
@@ -207,9 +224,9 @@ class Log:
 
     def valueless_entries(self) -> dict[int, str]:
         """The entries whose saved tensor has no values, and why."""
-        values = self.recording.values
-        found = {entry: why_valueless(values[number]) for entry, number in enumerate(self.graph.recorded)}
-        return {entry: reason for entry, reason in found.items() if reason is not None}
+        found = enumerate(picked(self.recording.values, self.graph.recorded))
+        reasons = ((entry, why_valueless(value)) for entry, value in found if value is not None)
+        return {entry: reason for entry, reason in reasons if reason is not None}
 
     def gradient(self, entry: int) -> torch.Tensor | None:
         number = self.graph.recorded[entry]
@@ -224,26 +241,22 @@ class Log:
         return gradients.missing.get(self.graph.recorded[entry]) if isinstance(gradients, Gradients) else None
 
     def flops_backward(self, entries: Sequence[int]) -> list[int | None]:
-        recording, graph, is_reached = self.recording, self.graph, self.reached_by_gradients
-        repeated = self.repeated_in_backward
-        return [reached_backward_flops(recording, graph, entry, is_reached, repeated) for entry in entries]
+        is_reached, repeated = self.reached_by_gradients, self.repeated_in_backward
+        return reached_backward_flops(self.recording, self.graph, entries, is_reached, repeated)
 
     def num_bytes(self, entry: int) -> int:
         return self.sizes((entry,))[0]
 
     def sizes(self, entries: Sequence[int]) -> list[int]:
         """The bytes of the elements of each tensor."""
-        found = []
+        rows = self.rows(entries)
         known: dict[tuple[Any, torch.dtype], int | None] = {}  # None where they vary; a long log has few shapes
-        for entry, row in zip(entries, self.rows(entries), strict=True):
-            kind = (row.shape, row.dtype)
-            if kind not in known:
-                count = prod(row.shape)
-                is_varying = -1 in row.shape and not isinstance(count, SymbolicInt)
-                known[kind] = None if is_varying else count * row.dtype.itemsize
-            size = known[kind]
-            found.append(self._held_bytes(entry) if size is None else size)
-        return found
+        for shape, dtype in {(row.shape, row.dtype) for row in rows}:
+            count = prod(shape)
+            is_varying = -1 in shape and not isinstance(count, SymbolicInt)
+            known[shape, dtype] = None if is_varying else count * dtype.itemsize
+        found = zip(entries, [known[row.shape, row.dtype] for row in rows], strict=True)
+        return [self._held_bytes(entry) if size is None else size for entry, size in found]
 
     def _held_bytes(self, entry: int) -> int:
         """Of a nested tensor of varying sizes, which only the value knows."""
@@ -303,7 +316,7 @@ class Log:
 
 def _log(
     recording: Recording,
-    graph: Graph | None,
+    graph: "Graph | None",
     marks_distances: bool,
     keeps_unsaved: bool,
     history_type: type | None,

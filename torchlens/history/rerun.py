@@ -3,19 +3,25 @@
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchlens.capture.functions import StandIn
-from torchlens.capture.recording import Recording, Row
+from torchlens.capture.recording import Recording, Row, located
 from torchlens.capture.session import CaptureOptions, session_of
 from torchlens.errors import DifferentGraphError
 from torchlens.frameworks import as_model
-from torchlens.graph.edges import find_edges, located
-from torchlens.graph.order import order_of_rows
 from torchlens.history.failure import explain
 from torchlens.history.log import Log, source_line
 from torchlens.history.lookup import Lookup
+from torchlens.lazy_import import lazy_function
 from torchlens.options import Transform, check_inputs, checked_layers
+
+if TYPE_CHECKING:
+    from torchlens.graph.edges import find_edges
+    from torchlens.graph.order import order_of_rows
+else:
+    find_edges = lazy_function("torchlens.graph.edges", "find_edges")
+    order_of_rows = lazy_function("torchlens.graph.order", "order_of_rows")
 
 __all__ = ["keep_only", "rerun", "select_numbers"]
 

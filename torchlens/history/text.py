@@ -1,6 +1,7 @@
 """What printing shows."""
 
 import textwrap
+from itertools import compress
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torchlens.capture.valueless import outside_fake_mode, why_valueless
 from torchlens.capture.wrappers import holds_others, inner_of, local_value
 from torchlens.errors import ValueChangedError
 from torchlens.history.backward import backward_times
-from torchlens.history.log import Log, nice_bytes
+from torchlens.history.log import Log, nice_bytes, picked
 from torchlens.history.lookup import lookup_keys
 
 __all__ = ["entry_text", "history_text", "valueless_text"]
@@ -24,9 +25,9 @@ def history_text(log: Log, name: str) -> str:
     """A forward pass at a glance, then its modules and layers."""
     recording, graph = log.recording, log.graph
     entries = range(len(graph.recorded))
-    saved = [entry for entry in entries if log.is_saved(entry)]
-    sizes = log.sizes(entries)
-    total_bytes, saved_bytes = sum(sizes), sum(map(sizes.__getitem__, saved))
+    are_saved, sizes = log.are_saved(entries), log.sizes(entries)
+    num_saved = sum(are_saved)
+    total_bytes, saved_bytes = sum(sizes), sum(compress(sizes, are_saved))
     params = recording.params
     param_bytes = sum(p.numel() * p.element_size() for p in params)
     tree = graph.module_tree
@@ -36,7 +37,7 @@ def history_text(log: Log, name: str) -> str:
     lines = [
         f"Log of {name} forward pass{'' if failure is None else ' (it failed)'}:",
         f"\tModel structure: {_structure(log)}; {len(tree.num_passes)} total modules.",
-        f"\t{computed}; {len(saved)} tensors ({nice_bytes(saved_bytes)}) saved{valueless_text(log)}.",
+        f"\t{computed}; {num_saved} tensors ({nice_bytes(saved_bytes)}) saved{valueless_text(log)}.",
         *_boundary_lines(log),
         f"\t{len(params)} parameter operations ({param_size}).",
         f"\tRandom seed: {recording.random_seed}",
@@ -44,8 +45,8 @@ def history_text(log: Log, name: str) -> str:
         *([] if failure is None else [f"\tFailed: {failure.message.splitlines()[0]}"]),
         "\tModule Hierarchy:",
         *(f"\t\t{line}" for line in _hierarchy(tree.top_level, tree.children, 0)),
-        "\tLayers:" if len(saved) == len(entries) else "\tLayers (* means saved):",
-        *(f"\t\t{line}" for line in _layer_lines(log, is_marked=len(saved) < len(entries))),
+        "\tLayers:" if num_saved == len(entries) else "\tLayers (* means saved):",
+        *_layer_lines(log, is_marked=num_saved < len(entries)),
     ]
     return "\n".join(lines)
 
@@ -55,7 +56,7 @@ def valueless_text(log: Log) -> str:
     reasons = log.valueless_entries()
     if not reasons:
         return ""
-    number = sum(map(log.is_saved, range(len(log.graph.recorded))))
+    number = sum(log.are_saved(range(len(log.graph.recorded))))
     which = "" if len(reasons) == number else f"{len(reasons)} of them "
     return f", {which}without values ({', '.join(dict.fromkeys(reasons.values()))})"
 
@@ -81,7 +82,7 @@ def _boundary_lines(log: Log) -> list[str]:
 def _structure(log: Log) -> str:
     loops = max((len(layer.entries) for layer in log.graph.layers), default=1)
     kind = f"recurrent (at most {loops} loops)" if loops > 1 else "purely feedforward"
-    branching = "with" if any(len(children) > 1 for children in log.graph.children) else "without"
+    branching = "with" if max(map(len, log.graph.children), default=0) > 1 else "without"
     conditions = ", with conditions" if log.graph.booleans else ""
     return f"{kind}, {branching} branching{conditions}"
 
@@ -110,14 +111,15 @@ def _hierarchy(addresses: list[str], children: dict[str, list[str]], depth: int)
 
 
 def _layer_lines(log: Log, is_marked: bool) -> list[str]:
-    visible, layer_of, pass_of = log.visible, log.graph.layer_of, log.graph.pass_of
-    notes = [f"/{count} passes)" if (count := len(layer.entries)) > 1 else "" for layer in log.graph.layers]
-    marks = ["* " if log.is_saved(entry) else "  " for entry in visible] if is_marked else [""] * len(visible)
-    lines = []
-    for position, (entry, label, mark) in enumerate(zip(visible, log.labels(visible), marks, strict=True)):
-        note = notes[layer_of[entry]]
-        lines.append(f"{mark}{position}: {label} ({pass_of[entry]}{note}" if note else f"{mark}{position}: {label}")
-    return lines
+    visible, graph = log.visible, log.graph
+    layers, passes = picked(graph.layer_of, visible), picked(graph.pass_of, visible)
+    notes = [f"/{count} passes)" if (count := len(layer.entries)) > 1 else "" for layer in graph.layers]
+    marks = ["* " if is_saved else "  " for is_saved in log.are_saved(visible)] if is_marked else [""] * len(visible)
+    columns = zip(range(len(visible)), layers, passes, log.labels(visible), marks, strict=True)
+    return [
+        f"\t\t{mark}{position}: {label} ({number}{notes[layer]}" if notes[layer] else f"\t\t{mark}{position}: {label}"
+        for position, layer, number, label, mark in columns
+    ]
 
 
 def entry_text(log: Log, entry: int) -> str:

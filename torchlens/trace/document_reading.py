@@ -15,11 +15,10 @@ import torch
 
 from torchlens.capture.branches import Branch
 from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Kind, Operation
-from torchlens.capture.recording import Failure, ModuleCall, Recording, References, make_row
+from torchlens.capture.recording import Failure, ModuleCall, Recording, References, located, make_row
 from torchlens.capture.user_code import code_of_line
 from torchlens.errors import TraceError
 from torchlens.graph.build import Decisions
-from torchlens.graph.edges import located
 from torchlens.trace.format import dtype_named
 from torchlens.trace.plain_text import printable, shown
 from torchlens.trace.python_values import PythonReader, function_of

@@ -3,9 +3,8 @@
 from typing import Any
 
 from torchlens.capture.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Operation
-from torchlens.capture.recording import ModuleCall, Recording, Row
+from torchlens.capture.recording import ModuleCall, Recording, Row, located
 from torchlens.errors import TraceError
-from torchlens.graph.edges import located
 from torchlens.trace.document import function_parts, references_form
 from torchlens.trace.document_reading import references_of, shape_of_form
 from torchlens.trace.files import TraceFiles

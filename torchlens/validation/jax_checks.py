@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
-from torchlens.capture.recording import Recording, Row
+from torchlens.capture.recording import Recording, Row, located
 from torchlens.capture.session import CaptureOptions, seed_generators
-from torchlens.graph.edges import located
 from torchlens.history.log import Log
 from torchlens.jax.arrays import is_array, to_torch
 from torchlens.jax.kept_state import KeptState

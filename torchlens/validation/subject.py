@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchlens.graph.edges import located
+from torchlens.capture.recording import located
 from torchlens.history.log import Log
 from torchlens.state.values import same
 from torchlens.validation.snapshots import Snapshot, frozen_tensors

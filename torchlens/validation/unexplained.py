@@ -9,10 +9,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchlens.capture.memory import storage_of
-from torchlens.capture.recording import References
+from torchlens.capture.recording import References, located
 from torchlens.capture.trees import Path as TreePath
 from torchlens.capture.trees import plain_tensors
-from torchlens.graph.edges import located
 
 __all__ = ["UnexplainedTensors"]
 

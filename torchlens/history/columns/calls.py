@@ -1,15 +1,19 @@
 """Columns of the call that made the tensor: the function, its arguments and its parameters."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from torchlens.capture.recording import Row
-from torchlens.graph.costs import flops_of_all
-from torchlens.graph.edges import located
+from torchlens.capture.recording import Row, located
 from torchlens.history.columns.making import Entries, nice_sizes, once
 from torchlens.history.log import Log, picked, source_line
+from torchlens.lazy_import import lazy_function
+
+if TYPE_CHECKING:
+    from torchlens.graph.costs import flops_of_all
+else:
+    flops_of_all = lazy_function("torchlens.graph.costs", "flops_of_all")
 
 _Place = TypeVar("_Place", int, str)
 _Value = TypeVar("_Value")

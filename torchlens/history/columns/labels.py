@@ -1,8 +1,12 @@
 """Columns of names and numbers: what an entry is called."""
 
-from torchlens.graph.labels import Layer
+from typing import TYPE_CHECKING
+
 from torchlens.history.columns.making import Entries, once
 from torchlens.history.log import Log, picked
+
+if TYPE_CHECKING:
+    from torchlens.graph.labels import Layer
 
 
 def layer_label(log: Log, entries: Entries) -> list[str]:
@@ -33,7 +37,7 @@ def layer_label_no_pass_short(log: Log, entries: Entries) -> list[str]:
     return once(picked(log.graph.layer_of, entries), lambda number: layers[number].label_short)
 
 
-def _layers(log: Log, entries: Entries) -> list[Layer]:
+def _layers(log: Log, entries: Entries) -> "list[Layer]":
     return picked(log.graph.layers, picked(log.graph.layer_of, entries))
 
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
-from torchlens.graph.distances import Distances
-from torchlens.graph.edges import located
+from torchlens.capture.recording import located
 from torchlens.history.columns.making import Entries
 from torchlens.history.log import Log, picked
+
+if TYPE_CHECKING:
+    from torchlens.graph.distances import Distances
 
 _BOUNDARIES = (INPUT, OUTPUT, BUFFER)
 
@@ -70,7 +72,7 @@ def max_distance_from_output(log: Log, entries: Entries) -> list[int | None]:
     return _distances(log.to_output, entries, 1)
 
 
-def _distances(distances: Distances | None, entries: Entries, which: int) -> list[int | None]:
+def _distances(distances: "Distances | None", entries: Entries, which: int) -> list[int | None]:
     if distances is None:
         return [None] * len(entries)
     return [None if known is None else known[which] for known in picked(distances, entries)]
