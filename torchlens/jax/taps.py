@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from torchlens.jax.arrays import as_known_type
 from torchlens.jax.internals import without_constants
 from torchlens.jax.jaxprs import Body, Path, loop_parts, walk_program
 
@@ -25,7 +26,7 @@ def tapped(program: Any, taps: Collection[Tap]) -> Callable[[list[Any], list[Any
     def run(constants: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
         walker = _Tapping(frozenset(taps))
         results = walk_program(ClosedJaxpr(program.jaxpr, constants), arrays, walker)
-        return results, [walker.made[tap] for tap in order]
+        return results, [as_known_type(walker.made[tap]) for tap in order]
 
     order = list(taps)
     compiled = jax.jit(run)
