@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import torchlens
 
 WIDTH, LENGTH = 64, 32
-STEPS = 10
 
 
 class Block(eqx.Module):
@@ -85,7 +84,8 @@ def log_against_unjitted(model: Any, x: Any, seconds: float) -> float:
 
 
 def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, list[float]]:
-    """A jitted training step of the transformer, 16 examples at once; "raw" only writes as many bytes to a file."""
+    """Steps of training the transformer, 16 examples at once, jitted; "raw" only writes as many bytes to a file."""
+    num_steps = max(every, 4)
     model, x = transformer()
     batch = jnp.stack([x] * 16)
     weights, rest = eqx.partition(model, eqx.is_array)
@@ -110,17 +110,18 @@ def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, list[
             as_many = bytearray(written[-1] - written[0])  # the first call has the graph, too
 
             def logged() -> None:
-                for _ in range(STEPS):
+                for _ in range(num_steps):
                     jax.block_until_ready(tailed(weights, batch))
                 wait_for(scribe)  # what it still has to do is not to be counted as another's
 
             runs: dict[str, Callable[[], Any]] = {
-                "plain": lambda: [jax.block_until_ready(step(weights, batch)) for _ in range(STEPS)],
+                "plain": lambda: [jax.block_until_ready(step(weights, batch)) for _ in range(num_steps)],
                 "logged": logged,
-                "raw": lambda: [raw.write(as_many) for _ in range(STEPS // every)],
+                "raw": lambda: [raw.write(as_many) for _ in range(num_steps // every)],
             }
             found = in_turns(runs, seconds)
-            return found | {"megabytes": [len(as_many) / 1e6]}
+            each = {name: [seconds / num_steps for seconds in own] for name, own in found.items()}
+            return each | {"megabytes": [len(as_many) / 1e6]}
 
 
 def wait_for(scribe: Any) -> None:
@@ -141,12 +142,12 @@ def report(seconds: float) -> Iterator[tuple[str, str]]:
         for every in (1, 10):
             found = tail_against_jit(layers, every, seconds)
             (plain, in_plain), (logged, in_logged), raw = found["plain"], found["logged"], found["raw"][0]
-            name = f"`tail` of a jitted training step ({plain / STEPS * 1e3:.0f} ms), {words}"
+            name = f"`tail` of a jitted training step ({plain * 1e3:.0f} ms), {words}"
             name += f", {found['megabytes'][0]:.1f} MB" + (f", `every={every}`" if every > 1 else "")
             much = f"{logged / plain:.2f}×; {(logged - raw) / plain:.2f}× without the raw write of as many bytes"
             yield (
                 name,
-                f"{much} ({raw / plain:.2f}×); training's own thread {(in_logged - in_plain) / STEPS * 1e3:+.1f} ms a step",
+                f"{much} ({raw / plain:.2f}×); training's own thread {(in_logged - in_plain) * 1e3:+.1f} ms a step",
             )
 
 

@@ -90,6 +90,8 @@ def to_torch(array: Any) -> torch.Tensor:
         host = np.array(host)
     if as_bytes is not None:
         return torch.from_numpy(host.view(as_bytes)).view(dtype)
+    if host.dtype.char in "qQ":  # `long long`, which is another type to numpy than the `long` of the same size
+        host = host.view(f"{host.dtype.kind}8")
     return torch.from_numpy(host)
 
 
