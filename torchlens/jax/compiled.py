@@ -20,7 +20,7 @@ from torchlens.capture.session import CaptureOptions
 from torchlens.capture.trees import Path
 from torchlens.jax.arrays import as_known_type, host_bytes, is_array, shape_and_dtype, to_torch
 from torchlens.jax.call_trees import CallTrees, trees_of
-from torchlens.jax.internals import concrete
+from torchlens.jax.internals import concrete, is_pmapped
 from torchlens.jax.jaxprs import walk_program
 from torchlens.jax.module_calls import fill_in, order_of_leaving, settled_calls, unused_calls
 from torchlens.jax.modules import ModuleTracker
@@ -36,7 +36,7 @@ Choice = Callable[[Recording], Iterable[int]]
 
 def unjitted(model: Any) -> Any:
     """What a jitted function (JAX's, Equinox's) compiles; the same object where nobody jits it."""
-    while hasattr(model, "lower") and hasattr(model, "__wrapped__"):
+    while hasattr(model, "lower") and hasattr(model, "__wrapped__") and not is_pmapped(model):
         model = model.__wrapped__
     return model
 
@@ -197,10 +197,13 @@ class Program:
             if rows.is_view(row) and not own[row].is_at_hand:
                 seen = self._at_hand(rows.view_source(row))
                 own[row] = seen if seen.is_at_hand or seen.whole in taps else own[row]
-        self._wholes = list(dict.fromkeys(source.whole for source in own.values()))
-        number_of = {whole: number for number, whole in enumerate(self._wholes)}
+        wholes = list(dict.fromkeys(source.whole for source in own.values()))
+        number_of = {whole: number for number, whole in enumerate(wholes)}
         self._chosen = {row: (number_of[source.whole], source) for row, source in own.items()}
-        self._compiled = tapped(self._program, [whole for whole in self._wholes if not isinstance(whole[0], str)])
+        made: list[Any] = [whole for whole in wholes if not isinstance(whole[0], str)]
+        place_of = {whole: ("made", place) for place, whole in enumerate(made)}
+        self._wholes: list[Any] = [place_of.get(whole, whole) for whole in wholes]
+        self._compiled = tapped(self._program, made)
 
     def _at_hand(self, source: Source) -> Source:
         """The same value in what the function returns, if it is there."""
@@ -210,8 +213,8 @@ class Program:
         """The result, and what is recorded of this call."""
         arrays = [leaf for leaf in self._trees.flatten(args, kwargs)[0] if self._is_given(leaf)]
         results, made = self._compiled(list(self._program.consts), arrays)
-        there: dict[Any, Any] = {"given": arrays, "result": results, "held": self._rows.held}
-        wholes = [made[whole] if whole in made else _kept(there[whole[0]][whole[1]]) for whole in self._wholes]
+        there: dict[str, Any] = {"given": arrays, "result": results, "held": self._rows.held}
+        wholes = [made[place] if kind == "made" else _kept(there[kind][place]) for kind, place in self._wholes]
         if not self.num_bytes:
             self.num_bytes = sum(whole.nbytes for whole in wholes)
         returned = iter(results)
