@@ -59,31 +59,33 @@ def small_operations() -> tuple[Any, Any]:
     return steps, jnp.ones((16, 16))
 
 
-def in_turns(runs: dict[str, Callable[[], Any]], seconds: float, clock: Callable[[], float]) -> dict[str, float]:
-    """The median of each."""
+def in_turns(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
+    """The medians of each: seconds of the processor, and those of them that this thread takes."""
     for run in (*runs.values(), *runs.values()):
         run()
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
     stop = time.perf_counter() + seconds
     while time.perf_counter() < stop or len(times["plain"]) < 5:
         for name, run in runs.items():
-            start = clock()
+            start = time.process_time(), time.thread_time()
             result = run()
-            times[name].append(clock() - start)
+            times[name].append((time.process_time() - start[0], time.thread_time() - start[1]))
             del result
-    return {name: statistics.median(own) for name, own in times.items()}
+    return {name: [statistics.median(column) for column in zip(*own, strict=True)] for name, own in times.items()}
 
 
-def log_against_unjitted(model: Any, x: Any, seconds: float) -> dict[str, float]:
+def log_against_unjitted(model: Any, x: Any, seconds: float) -> float:
     def plain() -> Any:
         with jax.disable_jit():
             return jax.block_until_ready(model(x))
 
-    return in_turns({"plain": plain, "logged": lambda: torchlens.log_forward_pass(model, x)}, seconds, time.process_time)
+    found = in_turns({"plain": plain, "logged": lambda: torchlens.log_forward_pass(model, x)}, seconds)
+    return found["logged"][0] / found["plain"][0]
 
 
-def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, float]:
-    """A jitted training step of the transformer, 16 examples at once."""
+def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, list[float]]:
+    """Steps of training the transformer, 16 examples at once, jitted; "raw" only writes as many bytes to a file."""
+    num_steps = max(every, 4)
     model, x = transformer()
     batch = jnp.stack([x] * 16)
     weights, rest = eqx.partition(model, eqx.is_array)
@@ -96,24 +98,54 @@ def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, float
         value, gradients = jax.value_and_grad(loss)(weights, batch)
         return jax.tree_util.tree_map(lambda w, g: w - 0.01 * g, weights, gradients), value
 
-    with tempfile.TemporaryDirectory() as folder, torchlens.tail(step, Path(folder) / "t", layers, every) as tailed:
-        runs = {
-            "plain": lambda: [jax.block_until_ready(step(weights, batch)) for _ in range(10)],
-            "logged": lambda: [jax.block_until_ready(tailed(weights, batch)) for _ in range(10)],
-        }
-        return in_turns(runs, seconds, time.process_time)
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "raw").open("wb", buffering=0) as raw:
+        tail = torchlens.tail(step, Path(folder) / "t", layers, every)
+        with tail as tailed:
+            scribe: Any = tail._scribe
+            written = []
+            for _ in range(every + 1):
+                tailed(weights, batch)
+                wait_for(scribe)
+                written.append(scribe._stream.num_bytes)
+            as_many = bytearray(written[-1] - written[0])  # the first call has the graph, too
+
+            def logged() -> None:
+                for _ in range(num_steps):
+                    jax.block_until_ready(tailed(weights, batch))
+                wait_for(scribe)  # what it still has to do is not to be counted as another's
+
+            runs: dict[str, Callable[[], Any]] = {
+                "plain": lambda: [jax.block_until_ready(step(weights, batch)) for _ in range(num_steps)],
+                "logged": logged,
+                "raw": lambda: [raw.write(as_many) for _ in range(num_steps // every)],
+            }
+            found = in_turns(runs, seconds)
+            each = {name: [seconds / num_steps for seconds in own] for name, own in found.items()}
+            return each | {"megabytes": [len(as_many) / 1e6]}
+
+
+def wait_for(scribe: Any) -> None:
+    while scribe._bytes_waiting:
+        time.sleep(0.001)
 
 
 def report(seconds: float) -> Iterator[tuple[str, str]]:
     """Rows for the table: what, and how much."""
     for name, (model, x) in {"a small transformer": transformer(), "240 small operations": small_operations()}.items():
-        found = log_against_unjitted(model, x, seconds)
-        yield f"the log of {name} of JAX against the unjitted run", f"{found['logged'] / found['plain']:.2f}×"
-    for words, layers in (("two blocks", ["layers.0", "layers.1"]), ("everything", "all")):
-        found = [tail_against_jit(layers, every, seconds) for every in (1, 10)]
-        ratios = [f"{own['logged'] / own['plain']:.2f}×" for own in found]
-        name = f"`tail` of a jitted training step ({found[0]['plain'] * 100:.0f} ms), {words}, writing included"
-        yield name, f"{ratios[0]}; {ratios[1]} with `every=10`"
+        yield f"the log of {name} of JAX against the unjitted run", f"{log_against_unjitted(model, x, seconds):.2f}×"
+    choices = {
+        "two blocks": ["layers.0", "layers.1"],
+        "the outputs of all modules": lambda path, module: True,
+        "everything": "all",
+    }
+    for words, layers in choices.items():
+        for every in (1, 10):
+            found = tail_against_jit(layers, every, seconds)
+            (plain, in_plain), (logged, in_logged), raw = found["plain"], found["logged"], found["raw"][0]
+            name = f"`tail` of a jitted training step ({plain * 1e3:.0f} ms), {words}"
+            name += f", {found['megabytes'][0]:.1f} MB" + (f", `every={every}`" if every > 1 else "")
+            much = f"{logged / plain:.2f}×; a raw write of as many bytes alone takes {raw / plain:.2f}×"
+            yield name, f"{much}; {(in_logged - in_plain) * 1e3:+.1f} ms a step in the training's own thread"
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Modules, weights and state of models of Equinox, flax and nobody's library; whole training steps."""
 
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from flax import linen, nnx
 
 import torchlens as tl
 from tests.jax.models import Net, X, blocks, dense, layers
+from torchlens.jax.trees import array_leaves
 
 
 def weights_of(history: tl.ModelHistory) -> dict[str, Any]:
@@ -157,6 +159,52 @@ def test_nnx_transformations_keep_addresses_and_update_the_module():
     assert history.module_addresses == ["layers.0", "layers.1", "norm", "drop"]
     assert set(weights_of(history)) >= {"layers.0.kernel", "layers.1.bias", "norm.scale"}
     assert int(model.drop.rngs.count.get_value()) == count + 1
+
+
+class _MadeAnew(Mapping[str, Any]):
+    """A tree that makes its branches anew for whoever asks, as a state of nnx does."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+
+    def __getitem__(self, key: str) -> Any:
+        value = self.content[key]
+        return _MadeAnew(value) if isinstance(value, dict) else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.content)
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
+def test_every_branch_of_a_tree_is_told_that_makes_its_branches_anew():
+    branch = {"linear": {"kernel": X, "bias": X}, "norm": {"scale": X, "bias": X}}
+    paths = [part.path for part in array_leaves(_MadeAnew({"first": branch, "second": branch, "third": branch}))]
+    assert len(paths) == 12
+    assert paths[-1] == ("third", "norm", "bias")
+
+
+def test_no_part_of_a_gradient_by_nnx_is_missing():
+    class Pair(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs) -> None:
+            self.linear, self.norm = nnx.Linear(3, 3, rngs=rngs), nnx.LayerNorm(3, rngs=rngs)
+
+        @nnx.remat
+        def __call__(self, x: Any) -> Any:
+            return self.norm(self.linear(x))
+
+    class Pairs(nnx.Module):
+        def __init__(self) -> None:
+            self.first, self.second, self.third = (Pair(nnx.Rngs(number)) for number in range(3))
+
+        def __call__(self, x: Any) -> Any:
+            return self.third(self.second(self.first(x)))
+
+    history = tl.log_forward_pass(nnx.grad(lambda model, x: jnp.sin(model(x)).sum()), [Pairs(), X])
+    found = {history[label].input_output_address for label in history.output_layers}
+    weights = ("linear.kernel", "linear.bias", "norm.scale", "norm.bias")
+    assert found == {f"output.{pair}.{name}" for pair in ("first", "second", "third") for name in weights}
 
 
 def test_a_dict_of_layers_runs_in_order():

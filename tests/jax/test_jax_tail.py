@@ -66,6 +66,14 @@ def test_what_is_not_jitted_is_logged_and_what_is_traced_is_told_of(tmp_path):
         tailing.__exit__(None, None, None)
 
 
+def test_what_pmap_made_is_logged(tmp_path):
+    with tl.tail(jax.pmap(lambda x: jax.lax.psum(jnp.sin(x), "i"), axis_name="i"), tmp_path / "t.safetensors") as run:
+        result = run(X[None])
+    found = tl.load(tmp_path / "t.safetensors", call=1)
+    assert found.num_operations
+    np.testing.assert_array_equal(found["output_1"].tensor_contents, result)
+
+
 def _scan(x: Any) -> Any:
     return jax.lax.scan(lambda carry, row: (jnp.sin(carry) + row, carry * 2), x[0], x)
 

@@ -43,6 +43,17 @@ def test_a_log_of_jax_is_proved(name):
     assert report.num_checked["completeness"] >= report.num_checked["calls"]
 
 
+def test_constants_of_64_bits_are_compared_as_such():
+    def function(key: Any, x: Any) -> Any:
+        large = x.astype(jnp.uint64) | jnp.uint64(2**64 - 2)
+        return jax.random.normal(key, (3,)) * x, large, x * (0.1 + 0.7j), x + np.ulonglong(3)
+
+    with jax.enable_x64(True):
+        report = tl.validate_forward_pass(function, [jax.random.key(0), jnp.ones(3)])
+    assert report.passed, report
+    assert report.num_checked["arguments"] > 20
+
+
 def test_a_module_is_as_before_after_its_validation():
     model = Net()
     before = jax.tree_util.tree_leaves(nnx.state(model))

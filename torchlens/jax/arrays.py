@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-__all__ = ["is_array", "is_key", "number_of", "shape_and_dtype", "to_jax", "to_torch"]
+from torchlens.capture.host_memory import bytes_of
+
+__all__ = ["as_known_type", "host_bytes", "is_array", "is_key", "number_of", "shape_and_dtype", "to_jax", "to_torch"]
 
 # numpy's name of a type → torch's. Those that torch lacks come below.
 _SAME = {
@@ -88,7 +90,24 @@ def to_torch(array: Any) -> torch.Tensor:
         host = np.array(host)
     if as_bytes is not None:
         return torch.from_numpy(host.view(as_bytes)).view(dtype)
+    if host.dtype.char in "qQ":  # `long long`, which is another type to numpy than the `long` of the same size
+        host = host.view(f"{host.dtype.kind}8")
     return torch.from_numpy(host)
+
+
+def as_known_type(array: Any) -> Any:
+    """The same numbers as an array, or in a program that is traced, that torch can be handed without a copy."""
+    if is_key(array):
+        return jax.random.key_data(array)
+    wider = _WIDER.get(array.dtype.name) if array.dtype != jax.dtypes.float0 else None
+    return array if wider is None else array.astype(str(wider).removeprefix("torch."))
+
+
+def host_bytes(array: Any) -> memoryview:
+    """The bytes of the tensor that `to_torch` would make, in the order of its shape; without a copy where that can be."""
+    if is_key(array) or not _is_same(array.dtype):
+        return bytes_of(to_torch(array).contiguous())
+    return memoryview(np.asarray(array).reshape(-1).view(np.uint8))
 
 
 @cache

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from jax.extend.core import Var
 
@@ -17,9 +18,9 @@ from torchlens.capture.operations import OUTPUT
 from torchlens.capture.recording import Recording, Row
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.trees import Path
-from torchlens.jax.arrays import is_array, shape_and_dtype, to_torch
+from torchlens.jax.arrays import as_known_type, host_bytes, is_array, shape_and_dtype, to_torch
 from torchlens.jax.call_trees import CallTrees, trees_of
-from torchlens.jax.internals import concrete
+from torchlens.jax.internals import concrete, is_pmapped
 from torchlens.jax.jaxprs import walk_program
 from torchlens.jax.module_calls import fill_in, order_of_leaving, settled_calls, unused_calls
 from torchlens.jax.modules import ModuleTracker
@@ -28,20 +29,20 @@ from torchlens.jax.taps import tapped
 from torchlens.jax.traced_rows import Number, Source, TracedRows
 from torchlens.jax.trees import key_word
 
-__all__ = ["CompiledRun", "Program", "unjitted"]
+__all__ = ["CompiledCall", "CompiledRun", "Program", "unjitted"]
 
 Choice = Callable[[Recording], Iterable[int]]
 
 
 def unjitted(model: Any) -> Any:
     """What a jitted function (JAX's, Equinox's) compiles; the same object where nobody jits it."""
-    while hasattr(model, "lower") and hasattr(model, "__wrapped__"):
+    while hasattr(model, "lower") and hasattr(model, "__wrapped__") and not is_pmapped(model):
         model = model.__wrapped__
     return model
 
 
 class CompiledRun:
-    """Runs a jitted function; gives its result and a recording. `choose` says which rows of that get their values."""
+    """Runs a jitted function; gives its result and what is recorded. `choose` says which rows get their values."""
 
     def __init__(self, model: Any, name: str, choose: Choice, keeps_params: bool = False) -> None:
         self._trees = trees_of(model)
@@ -52,7 +53,7 @@ class CompiledRun:
         self._programs: dict[Any, Program] = {}
         self._traces_numbers = True  # until the function turns out to need some of them as they are
 
-    def run(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Recording]:
+    def run(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, "CompiledCall"]:
         """The result of the call, and what happened in it."""
         key = self._kind_of(args, kwargs)
         program = self._programs.get(key)
@@ -101,6 +102,7 @@ class Program:
         is_given: Callable[[Any], bool],
         keeps_params: bool,
     ) -> None:
+        self.num_bytes = 0  # of the values of a call, once there was one
         self._is_given = is_given
         self._session = _Tracing(model, name, CaptureOptions(saves=False))
         self._trees = trees
@@ -188,33 +190,81 @@ class Program:
 
     def compile(self, chosen: Iterable[int]) -> None:
         """Decides on the rows that get their values."""
-        sources = self._rows.sources
-        found = {row: sources[row] for row in sorted(set(chosen)) if row in sources}
-        self._chosen = {row: Source(self._returned_as.get(whole, whole), part) for row, (whole, part) in found.items()}
-        taps = dict.fromkeys(source.whole for source in self._chosen.values() if not isinstance(source.whole[0], str))
-        self._compiled = tapped(self._program, taps)
+        rows = self._rows
+        own = {row: self._at_hand(rows.sources[row]) for row in sorted(set(chosen)) if row in rows.sources}
+        taps = {source.whole for row, source in own.items() if not source.is_at_hand and not rows.is_view(row)}
+        for row in own:
+            if rows.is_view(row) and not own[row].is_at_hand:
+                seen = self._at_hand(rows.view_source(row))
+                own[row] = seen if seen.is_at_hand or seen.whole in taps else own[row]
+        wholes = list(dict.fromkeys(source.whole for source in own.values()))
+        number_of = {whole: number for number, whole in enumerate(wholes)}
+        self._chosen = {row: (number_of[source.whole], source) for row, source in own.items()}
+        made: list[Any] = [whole for whole in wholes if not isinstance(whole[0], str)]
+        place_of = {whole: ("made", place) for place, whole in enumerate(made)}
+        self._wholes: list[Any] = [place_of.get(whole, whole) for whole in wholes]
+        self._compiled = tapped(self._program, made)
 
-    def run(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Recording]:
-        """The result, and the recording with the values of this call."""
+    def _at_hand(self, source: Source) -> Source:
+        """The same value in what the function returns, if it is there."""
+        return Source(self._returned_as.get(source.whole, source.whole), source.part)
+
+    def run(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, "CompiledCall"]:
+        """The result, and what is recorded of this call."""
         arrays = [leaf for leaf in self._trees.flatten(args, kwargs)[0] if self._is_given(leaf)]
         results, made = self._compiled(list(self._program.consts), arrays)
-        there: dict[Any, Any] = {"given": arrays, "result": results, "held": self._rows.held}
-        wholes: dict[Any, torch.Tensor] = {}
-        values: list[Any] = [None] * len(self.recording.rows)
-        for row, (whole, part) in self._chosen.items():
-            tensor = wholes.get(whole)
-            if tensor is None:
-                array = made[whole] if whole in made else there[whole[0]][whole[1]]
-                tensor = wholes[whole] = to_torch(array)
-            values[row] = tensor[part] if part else tensor
-        versions = [-1 if tensor is None else tensor._version for tensor in values]
+        there: dict[str, Any] = {"given": arrays, "result": results, "held": self._rows.held}
+        wholes = [made[place] if kind == "made" else _kept(there[kind][place]) for kind, place in self._wholes]
+        if not self.num_bytes:
+            self.num_bytes = sum(whole.nbytes for whole in wholes)
         returned = iter(results)
         filled = [
             next(returned) if is_own else leaf for leaf, is_own in zip(self._returned, self._is_returned_array, strict=True)
         ]
         result = jax.tree_util.tree_unflatten(self._result_tree, filled)
         self._trees.update(args, kwargs, jax.tree_util.tree_unflatten(self._state_tree, results[self._num_returned :]))
-        return result, replace(self.recording, values=values, versions=versions)
+        return result, CompiledCall(self, wholes)
+
+    def filled(self, wholes: list[torch.Tensor]) -> Recording:
+        """The recording with the values of a call."""
+        values: list[Any] = [None] * len(self.recording.rows)
+        for row, (number, source) in self._chosen.items():
+            values[row] = source.part_in(wholes[number])
+        versions = [-1 if tensor is None else tensor._version for tensor in values]
+        return replace(self.recording, values=values, versions=versions)
+
+
+class CompiledCall:
+    """The values of one call of a program. What the arrays hold may still be being computed."""
+
+    def __init__(self, program: Program, wholes: list[Any]) -> None:
+        self.program = program
+        self._wholes = wholes
+
+    @property
+    def num_bytes(self) -> int:
+        return self.program.num_bytes
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.program.recording.rows)
+
+    def memory(self) -> list[memoryview]:
+        """The bytes of each array that some value lies in."""
+        return list(map(host_bytes, self._wholes))
+
+    def recording(self) -> tuple[Recording, list[torch.Tensor]]:
+        """The call as a recording, and the tensors that its values are parts of, in the order of `memory`."""
+        tensors = list(map(to_torch, self._wholes))
+        return self.program.filled(tensors), tensors
+
+
+def _kept(array: Any) -> Any:
+    """An array as it is now. Before it is written, its owner may write to it (numpy's), or let another function have its
+    memory (`donate_argnums`), which JAX prevents as long as numpy looks at it."""
+    if isinstance(array, np.ndarray):
+        return np.array(array, order="C")
+    return np.asarray(as_known_type(array))
 
 
 class _Tracing(JaxSession):

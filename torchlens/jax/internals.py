@@ -1,5 +1,6 @@
 """What is used of JAX that JAX does not promise, in one place, and the check that it is there."""
 
+from inspect import unwrap
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ __all__ = [
     "check_internals",
     "concrete",
     "current_context",
+    "is_pmapped",
     "is_traced",
     "lacks_values",
     "name_scope",
@@ -81,6 +83,11 @@ def check_internals() -> None:
             f"JAX {jax.__version__} is built differently from the versions that torchlens supports (0.10): it has no "
             f"{' and no '.join(missing)}. Install a supported version: pip install 'jax>=0.10,<0.11'."
         )
+
+
+def is_pmapped(function: Any) -> bool:
+    """Whether `jax.pmap` made it, which cannot be told from what `jax.jit` makes by its attributes."""
+    return getattr(function, "__globals__", None) is getattr(unwrap(jax.pmap), "__globals__", {})
 
 
 def current_context() -> Any:

@@ -1,11 +1,12 @@
 """A program that also returns what some of its steps make."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from torchlens.jax.arrays import as_known_type
 from torchlens.jax.internals import without_constants
 from torchlens.jax.jaxprs import Body, Path, loop_parts, walk_program
 
@@ -16,8 +17,8 @@ Tap = tuple[Path, int]
 Made = dict[Tap, Any]
 
 
-def tapped(program: Any, taps: Collection[Tap]) -> Callable[[list[Any], list[Any]], tuple[list[Any], Made]]:
-    """A function of constants and arguments that gives the program's results and what the taps ask for.
+def tapped(program: Any, taps: Sequence[Tap]) -> Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]:
+    """A compiled function of constants and arguments that gives the program's results and what each tap asks for.
 
     What a loop makes is one array of all its turns, in their order along what the loop goes along.
     """
@@ -25,16 +26,10 @@ def tapped(program: Any, taps: Collection[Tap]) -> Callable[[list[Any], list[Any
     def run(constants: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
         walker = _Tapping(frozenset(taps))
         results = walk_program(ClosedJaxpr(program.jaxpr, constants), arrays, walker)
-        return results, [walker.made[tap] for tap in order]
+        return results, [as_known_type(walker.made[tap]) for tap in taps]
 
-    order = list(taps)
-    compiled = jax.jit(run)
-
-    def call(constants: list[Any], arrays: list[Any]) -> tuple[list[Any], Made]:
-        results, made = compiled(constants, arrays)
-        return results, dict(zip(order, made, strict=True))
-
-    return call
+    compiled: Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]] = jax.jit(run)
+    return compiled
 
 
 class _Tapping:

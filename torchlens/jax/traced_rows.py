@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import primitives as known_primitives
 
@@ -15,20 +16,38 @@ from torchlens.jax.primitives import operation_of
 from torchlens.jax.recorder import Recorder
 from torchlens.jax.taps import Tap
 from torchlens.jax.turns import Turns
+from torchlens.jax.views import View, view_made_by
 
 __all__ = ["Number", "Source", "TracedRows"]
 
-Index = tuple[int | slice, ...]
+_DEEPEST = 8  # views of views of one array
+# How to come from a whole to a part of it, step by step.
+Part = tuple[int | slice | View, ...]
 
 
 class Source(NamedTuple):
     """Where a value is: in what a tap gives or in an array that is at hand (`("given", 2)`), and which part of that."""
 
     whole: Tap | tuple[str, int]
-    part: Index = ()
+    part: Part = ()
 
-    def part_at(self, index: int | slice) -> "Source":
-        return Source(self.whole, (*self.part, index))
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether the whole is an array that there is in any case."""
+        return isinstance(self.whole[0], str)
+
+    def part_at(self, step: int | slice | View) -> "Source":
+        return Source(self.whole, (*self.part, step))
+
+    def part_in(self, whole: torch.Tensor) -> torch.Tensor:
+        """The value, made of that of the whole."""
+        index: list[int | slice] = []
+        for step in self.part:
+            if isinstance(step, int | slice):
+                index.append(step)
+            else:
+                whole, index = step(whole[tuple(index)]), []
+        return whole[tuple(index)] if index else whole
 
 
 class Number:
@@ -47,6 +66,15 @@ class _Around(NamedTuple):
     running: int  # the module call that ran before it
 
 
+class _Look(NamedTuple):
+    """A row whose value looks at that of another: which one, how, the memory as it sees it, and over how many others."""
+
+    base: int
+    view: View
+    memory: torch.Tensor
+    depth: int
+
+
 class TracedRows:
     """Writes the rows of a program, as a log of its run would have them: each turn of a loop has rows of its own."""
 
@@ -57,10 +85,21 @@ class TracedRows:
         self._recorder = recorder
         self._outer: list[_Around] = []  # the steps that this one stands in
         self._row_of: dict[tuple[int, tuple[int, ...]], int] = {}  # a variable of the program, at a turn
+        self._views: dict[int, _Look] = {}
 
     def row_of(self, var: Any, turn: tuple[int, ...]) -> int | None:
         """The row that a variable of the program is, at this turn of the loops around it."""
         return self._row_of.get((id(var), turn))
+
+    def is_view(self, row: int) -> bool:
+        """Whether the value of a row looks at the memory of another's."""
+        return row in self._views
+
+    def view_source(self, row: int) -> Source:
+        """Where the value of a view is, if the row that it looks at has one."""
+        look = self._views[row]
+        source = self.view_source(look.base) if look.base in self._views else self.sources[look.base]
+        return source.part_at(look.view)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -82,7 +121,22 @@ class TracedRows:
             self._add(head, var.aval, Source((path, index), self.turns.current), index if several else None)
             for index, var in enumerate(equation.outvars)
         ]
+        for index, row in enumerate(rows):
+            self._note_view(equation, index, row, given)
         return self._made(equation, rows)
+
+    def _note_view(self, equation: Any, index: int, row: int, given: list[Any]) -> None:
+        found = view_made_by(equation, index)
+        base = given[found[0]] if found is not None else None
+        if found is None or not isinstance(base, int) or base not in self.sources:
+            return
+        memory, depth = torch.empty(self._recorder.rows[base].shape, device="meta"), 0
+        if base in self._views:
+            _, _, memory, depth = self._views[base]
+        seen = found[1](memory)
+        # Otherwise it lies in another order, or a loop turns one array around again and again.
+        if seen.untyped_storage()._cdata == memory.untyped_storage()._cdata and depth < _DEEPEST:
+            self._views[row] = _Look(base, found[1], seen, depth + 1)
 
     def call(self, equation: Any, path: Path, given: list[Any], body: Body) -> Sequence[Any]:
         self._enter(equation)

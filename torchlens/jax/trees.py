@@ -45,16 +45,16 @@ def parts_of(tree: Any) -> Iterator[Part]:
 
     An object that stands in several places is told at the first; an array at each.
     """
-    yield from _walk(tree, (), set(), 0)
+    yield from _walk(tree, (), {}, 0)
 
 
-def _walk(tree: Any, path: Path, seen: set[int], depth: int) -> Iterator[Part]:
+def _walk(tree: Any, path: Path, seen: dict[int, Any], depth: int) -> Iterator[Part]:
     if is_array(tree) or isinstance(tree, jax.core.Tracer):
         yield Part(path, tree)
         return
     if isinstance(tree, _PLAIN) or depth > _MAX_DEPTH or id(tree) in seen:
         return
-    seen.add(id(tree))
+    seen[id(tree)] = tree  # kept alive: a state of nnx makes its parts anew for whoever asks, and ids are used again
     if is_variable(tree):
         for part in _walk(raw_value(tree), path, seen, depth + 1):
             yield part._replace(variable=tree)

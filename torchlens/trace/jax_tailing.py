@@ -97,11 +97,11 @@ class JaxTail:
         if self._compiled is None:
             return self._call_logged(scribe, number, args, kwargs)
         try:
-            result, recording = self._compiled.run(list(args), kwargs)
+            result, made = self._compiled.run(list(args), kwargs)
         except Exception as error:  # ours to bear, or the function's own, which raises it again
             scribe.fail(error)
             return forward(*args, **kwargs)
-        scribe.hand(number, recording, self._params and number == 1)
+        scribe.hand(number, made, self._params and number == 1)
         return result
 
     def _call_logged(self, scribe: Scribe, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from torchlens.trace.known_graphs import KnownGraph, is_same_graph, known_graph_
 from torchlens.trace.names import OWN_PREFIX, Names, boundary_addresses, names_in_call, names_of_rows
 from torchlens.trace.python_values import PythonWriter
 from torchlens.trace.save import bytes_blob, json_blob, json_bytes, short_note, trace_metadata
+from torchlens.trace.stencils import RepeatedCall, Stencil, call_facts, stencil_of
 from torchlens.trace.stream import TraceStream
 from torchlens.trace.tensors import Tensors
 
@@ -50,11 +51,12 @@ class Handed(StoredValue):
 class _Job:
     """A call to be written."""
 
-    def __init__(self, call: int, recording: Recording, params: bool, num_bytes: int) -> None:
+    def __init__(self, call: int, made: Recording | RepeatedCall, params: bool) -> None:
         self.call = call
-        self.recording = recording
+        self.made = made
         self.params = params
-        self.num_bytes = num_bytes
+        self.num_bytes = _bytes_of(made) if isinstance(made, Recording) else made.num_bytes
+        self.num_rows = len(made.rows) if isinstance(made, Recording) else made.num_rows
 
 
 class Scribe:
@@ -70,6 +72,7 @@ class Scribe:
         self._is_kept = is_kept
         self._names = Names()
         self._num_graphs = 0
+        self._stencils: dict[Any, Stencil | None] = {}  # of programs that were called before
         self._known: deque[tuple[int, KnownGraph]] = deque(maxlen=_FEW_GRAPHS)  # the last ones, by number
         self._turn = threading.Condition()
         self._writing = threading.Lock()
@@ -87,10 +90,10 @@ class Scribe:
     def is_full(self) -> bool:
         return self._max_bytes is not None and self._stream.num_bytes + self._bytes_waiting >= self._max_bytes
 
-    def hand(self, call: int, recording: Recording, params: bool = False) -> None:
+    def hand(self, call: int, made: Recording | RepeatedCall, params: bool = False) -> None:
         """Takes a call that has ended. Waits while too much is waiting already."""
-        job = _Job(call, recording, params, _bytes_of(recording))
-        if job.num_bytes <= _LITTLE and len(recording.rows) <= _FEW_ROWS and self._thread is None and not self._is_over:
+        job = _Job(call, made, params)
+        if job.num_bytes <= _LITTLE and job.num_rows <= _FEW_ROWS and self._thread is None and not self._is_over:
             self._write(job)
             return
         with self._turn:
@@ -152,7 +155,7 @@ class Scribe:
         try:
             if self.problem is None:
                 with self._writing:
-                    self._write_call(job)
+                    self._write_job(job)
                     self.num_written += 1
         except Exception as error:  # whatever it is, the model goes on
             self.fail(error)
@@ -166,8 +169,22 @@ class Scribe:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def _write_call(self, job: _Job) -> None:
-        recording, call = job.recording, job.call
+    def _write_job(self, job: _Job) -> None:
+        call, made = job.call, job.made
+        if isinstance(made, Recording):
+            self._write_call(call, made, job.params, job.num_bytes > _LARGE)
+            return
+        stencil = self._stencils.get(made.program)
+        if stencil is not None and not job.params:
+            self._stream.write(stencil.pieces(call, made.memory()), [], done=call)
+            return
+        recording, blocks = made.recording()
+        number, known = self._write_call(call, recording, job.params, job.num_bytes > _LARGE)
+        if made.program not in self._stencils and not changed_entries(recording):
+            self._stencils[made.program] = stencil_of(recording, known.names, blocks, number)
+
+    def _write_call(self, call: int, recording: Recording, params: bool, is_large: bool) -> tuple[int, KnownGraph]:
+        """Writes a call, and its graph if that is new; gives the graph and its number."""
         number, known = self._known_graph(recording)
         in_call = names_in_call(recording) if known is None else known.names
         names = [f"{call}/{name}" for name in in_call]
@@ -178,7 +195,7 @@ class Scribe:
         tensors = Tensors(self._names.claim)
         writer = PythonWriter(tensors.add)
         graph = None if known is not None else document_of(recording, Log(recording).graph, writer)
-        document = call_document(recording, names, writer, tensors, job.params)
+        document = call_document(recording, names, writer, tensors, params)
         blobs = tensors.settle()
         if known is None:
             known = known_graph_of(recording, in_call, json_bytes(graph))
@@ -189,7 +206,7 @@ class Scribe:
             self._known.append((number, known))
             made.append(bytes_blob(f"{OWN_PREFIX}graph/{number}", known.text))
         values = document["values"] = list(map(short_note, document["values"]))
-        if job.num_bytes > _LARGE or handed:
+        if is_large or handed:
             addresses = boundary_addresses(recording)
             rows = [row_line(recording, addresses, call, row, note) for row, note in enumerate(values) if note is not None]
             self._stream.write(blobs, rows)
@@ -198,13 +215,9 @@ class Scribe:
             values[row] = None
         for row, note in handed.items():
             values[row] = note
-        document |= {
-            "changed": sorted(changed_entries(recording)),
-            "graph": number,
-            "listing": {"keeps_unsaved": True, "marks_distances": False},
-            "options": None,
-        }
+        document |= call_facts(sorted(changed_entries(recording)), number)
         self._stream.write([*blobs, *made, json_blob(f"{OWN_PREFIX}call/{call}", document)], [], done=call)
+        return number, known
 
     def _known_graph(self, recording: Recording) -> tuple[int | None, KnownGraph | None]:
         """The graph of this call, if one before had the same: its number in the file, if it is there already."""

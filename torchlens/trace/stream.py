@@ -5,13 +5,14 @@ up the file is written once more with all the room it may have. When the header 
 file begins. A file that would be mostly room is written once more at the end, without what was left over.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from torchlens.trace.files import INDEX_SUFFIX, partial_path
 from torchlens.trace.format import Place, header_bytes
 from torchlens.trace.journal import journal_path, line_bytes, quoted
-from torchlens.trace.tensors import Blob
+from torchlens.trace.tensors import Blob, Piece
 from torchlens.trace.writing import index_bytes, remove_all, shard_name, write_all, write_pieces
 
 __all__ = ["TraceStream"]
@@ -72,7 +73,7 @@ class TraceStream:
         self._shards = [_Shard(path, 1, min(room, _LITTLE_ROOM))]
         write_all(self._journal, line_bytes(dict(metadata)))
 
-    def write(self, blobs: list[Blob], notes: list[dict[str, Any]], done: int | None = None) -> None:
+    def write(self, blobs: Sequence[Blob | Piece], notes: list[dict[str, Any]], done: int | None = None) -> None:
         """Appends blobs, then tells the journal of them: of each where it lies, and what `notes` say of the rows.
 
         `done` is the number of a call that is complete with this.
@@ -84,7 +85,7 @@ class TraceStream:
             self._shards[-1].forget_unwritten()
             raise
 
-    def _write(self, blobs: list[Blob], notes: list[dict[str, Any]], done: int | None) -> None:
+    def _write(self, blobs: Sequence[Blob | Piece], notes: list[dict[str, Any]], done: int | None) -> None:
         lines = list(map(line_bytes, notes))  # first, so that each tensor that the journal has comes with what made it
         for blob in blobs:
             size, name = blob.num_bytes, blob.name

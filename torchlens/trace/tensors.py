@@ -22,7 +22,7 @@ from torchlens.capture.wrappers import inner_of
 from torchlens.history.portable import text_of
 from torchlens.trace.format import DTYPES
 
-__all__ = ["Blob", "Note", "Tensors", "word_of"]
+__all__ = ["Blob", "Note", "Piece", "Tensors", "is_as_written", "word_of"]
 
 # What stands in the JSON for a tensor; filled in when it is decided what is written.
 Note = dict[str, Any]
@@ -53,10 +53,26 @@ class Blob(NamedTuple):
         What is conjugated or negated when it is read is written so, for others to read it right.
         """
         tensor = self.tensor
-        if not _is_as_written(tensor):
+        if not is_as_written(tensor):
             with torch._C.DisableTorchFunctionSubclass(), outside_fake_mode(), torch.no_grad():
                 tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return bytes_of(tensor)
+
+
+class Piece(NamedTuple):
+    """Something to write whose bytes are at hand."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    content: memoryview
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.content)
+
+    def numbers(self) -> memoryview:
+        return self.content
 
 
 class _Held(NamedTuple):
@@ -242,7 +258,7 @@ def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _is_as_written(tensor: Tensor) -> bool:
+def is_as_written(tensor: Tensor) -> bool:
     """Whether the bytes of a tensor lie in memory as they are to be written."""
     is_here = type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous()
     return is_here and not tensor.is_conj() and not tensor.is_neg()

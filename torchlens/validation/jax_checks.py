@@ -155,8 +155,8 @@ class _Validation:
                 number = read[place]
                 value = recording.values[number] if number >= 0 else recording.params[-1 - number].data
             else:
-                value = torch.as_tensor(row.args[place]) if not is_array(row.args[place]) else to_torch(row.args[place])
-            given = to_torch(arg) if is_array(arg) else torch.as_tensor(arg)
+                value = _constant(row.args[place], getattr(arg, "dtype", None))
+            given = _constant(arg)
             if not same(given, value.to(given.dtype)):
                 expected = f"argument {place} to be what was given ({brief(given)})"
                 self._find("arguments", _step(recording, group[0]), expected, difference(given, value.to(given.dtype)))
@@ -200,6 +200,11 @@ def _groups(recording: Recording) -> list[list[int]]:
         else:
             found.append([number])
     return found
+
+
+def _constant(value: Any, dtype: Any = None) -> torch.Tensor:
+    """An array or a number as a tensor. A number of Python's has more digits than torch's default type."""
+    return to_torch(value if is_array(value) else np.asarray(value, dtype))
 
 
 def _passes_on(call: SeenCall, results: list[torch.Tensor]) -> bool:
