@@ -6,6 +6,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from torchlens.capture.backward import NodeRun
 from torchlens.capture.gradients import Gradients
 from torchlens.capture.recording import Recording
@@ -28,6 +30,8 @@ _GRADIENT_SETS = ("uncertain", "complete")
 
 def value_form(value: Any, name: str, writer: PythonWriter, tensors: Tensors) -> Any:
     """What stands for a saved value: the note of a tensor, None, or any other value as {"value": ...}."""
+    if type(value) is Tensor:
+        return tensors.add(value, name)
     value = opened(value)
     if value is None:
         return None

@@ -151,9 +151,9 @@ class TraceFiles:
             ) from None
 
 
-def partial_path(path: Path, number: int) -> Path:
+def partial_path(path: str | Path, number: int) -> str:
     """Where file `number` of a trace is written."""
-    return path.with_name(f"{path.name}.partial" if number == 1 else f"{path.name}.{number}.partial")
+    return f"{path}.partial" if number == 1 else f"{path}.{number}.partial"
 
 
 def shard_glob(path: Path, number: int) -> list[Path]:

@@ -22,6 +22,7 @@ __all__ = [
     "Place",
     "checked_place",
     "dtype_named",
+    "filled_up",
     "header_bytes",
     "parse_header",
 ]
@@ -67,17 +68,21 @@ def dtype_named(word: Any) -> torch.dtype:
     return found
 
 
-def header_bytes(places: Iterable[tuple[str, Place]], metadata: dict[str, str], room: int = 0) -> bytes:
-    """The header with its length in front, filled up with blanks to `room` bytes if there is to be more of it."""
+def header_bytes(places: Iterable[tuple[str, Place]], metadata: dict[str, str]) -> bytes:
+    """The header with its length in front."""
     entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     for name, (dtype, shape, start, end) in places:
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    blanks = room - 8 - len(text) if room else -len(text) % _ALIGNED
-    if blanks < 0:
-        raise ValueError(f"the header takes {len(text)} bytes, and there is room for {room - 8}")
-    text += b" " * blanks
+    text += b" " * (-len(text) % _ALIGNED)
     return len(text).to_bytes(8, "little") + text
+
+
+def filled_up(header: bytes, room: int) -> bytes:
+    """A header that takes all the room there is, with blanks behind it."""
+    if len(header) > room:
+        raise ValueError(f"the header takes {len(header)} bytes, and there is room for {room}")
+    return (room - 8).to_bytes(8, "little") + header[8:].ljust(room - 8)
 
 
 def parse_header(text: bytes, data_bytes: int) -> Header:

@@ -17,8 +17,8 @@ from torchlens.trace.plain_text import printable, shown
 __all__ = ["journal_path", "line_bytes", "open_unfinished", "quoted"]
 
 
-def journal_path(path: Path) -> Path:
-    return path.with_name(f"{path.name}.journal")
+def journal_path(path: str | Path) -> str:
+    return f"{path}.journal"
 
 
 def line_bytes(line: dict[str, Any]) -> bytes:
@@ -31,7 +31,7 @@ quoted: Callable[[str], str] = json.encoder.encode_basestring  # text as it stan
 
 def open_unfinished(path: Path) -> TraceFiles:
     """What can be read of a trace that was not closed."""
-    journal = OpenFile(journal_path(path))
+    journal = OpenFile(Path(journal_path(path)))
     if journal.num_bytes > HEADER_LIMIT * 10:
         raise TraceError(f"The journal of {printable(str(path))} has {journal.num_bytes} bytes, more than are read.")
     lines = list(_lines(journal.read(0, journal.num_bytes).numpy().tobytes()))
@@ -98,7 +98,8 @@ def _shard(path: Path, number: Any) -> OpenFile:
     if type(number) is not int or not 0 <= number <= 99_999:
         raise TraceError(f"There is no file number {shown(number)} of a trace.")
     final = max(number, 1)  # 0 takes the place of 1 when that has become too small
-    for candidate in (partial_path(path, number), path if final == 1 else None, *shard_glob(path, final)):
+    partial = Path(partial_path(path, number))
+    for candidate in (partial, path if final == 1 else None, *shard_glob(path, final)):
         if candidate is not None and candidate.exists():
             return OpenFile(candidate)
-    raise TraceError(f"{printable(partial_path(path, number).name)} is not there; the journal speaks of it.")
+    raise TraceError(f"{printable(partial.name)} is not there; the journal speaks of it.")

@@ -15,7 +15,7 @@ def open_trace(path: str | os.PathLike[str]) -> TraceFiles:
     for ending in (".partial", ".journal"):
         if target.name.endswith(ending):
             target = target.with_name(target.name.removesuffix(ending))
-    journal = journal_path(target)
+    journal = Path(journal_path(target))
     if journal.is_file() and not _is_newer(target, journal):
         return open_unfinished(target)
     return open_finished(target)

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from torchlens.capture.collector import without_collector
@@ -42,8 +41,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_cir
 
 def bytes_blob(name: str, content: bytes) -> Blob:
     """Bytes as a tensor."""
-    flat = torch.from_numpy(np.frombuffer(bytearray(content), np.uint8)) if content else torch.empty(0, dtype=torch.uint8)
-    return Blob(name, "U8", (len(content),), flat)
+    return Blob(name, "U8", (len(content),), content)
 
 
 def save_history(log: Log, path: str | os.PathLike[str], params: bool = False, max_shard_bytes: int = SHARD_BYTES) -> None:

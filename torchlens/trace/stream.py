@@ -5,11 +5,13 @@ up the file is written once more with all the room it may have. When the header 
 file begins. A file that would be mostly room is written once more at the end, without what was left over.
 """
 
+import os
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from torchlens.trace.files import INDEX_SUFFIX, partial_path
-from torchlens.trace.format import Place, header_bytes
+from torchlens.trace.format import Place, filled_up, header_bytes
 from torchlens.trace.journal import journal_path, line_bytes, quoted
 from torchlens.trace.tensors import Blob
 from torchlens.trace.writing import index_bytes, remove_all, shard_name, write_all, write_pieces
@@ -28,14 +30,14 @@ _GATHERED = 1 << 22  # bytes that are written together, at least
 class _Shard:
     """One file while it is written."""
 
-    def __init__(self, path: Path, number: int, room: int) -> None:
+    def __init__(self, path: str, number: int, room: int) -> None:
         self.path = partial_path(path, number)
         self.number = number
         self.room = room
         self.places: list[tuple[str, Place]] = []
         self.end = 0
         self.header = 200  # bytes that the header is going to take, at most
-        self.file: BinaryIO = self.path.open("w+b", buffering=0)
+        self.file = FileIO(self.path, "w+")
         self.file.seek(room)
         self.result = self.path  # what is to be given the final name
         self._written = (0, 0)  # how many of the places, and up to which byte
@@ -62,14 +64,14 @@ class TraceStream:
         self._metadata = metadata
         self._shard_bytes = shard_bytes
         self._room = room
-        path.parent.mkdir(parents=True, exist_ok=True)
-        remove_all([*_leftovers(path)])
+        self._text = text = str(path)
         self._pending: list[memoryview] = []  # bytes of the last file that are going to be written together
         self._num_pending = 0
         self._outgrown: _Shard | None = None  # stays until all is done: the journal speaks of it
         # First, so that an old one does not speak of the new file.
-        self._journal: BinaryIO = journal_path(path).open("wb", buffering=0)
-        self._shards = [_Shard(path, 1, min(room, _LITTLE_ROOM))]
+        self._journal = _new_file(journal_path(text))
+        remove_all(_leftovers(text))
+        self._shards = [_Shard(text, 1, min(room, _LITTLE_ROOM))]
         write_all(self._journal, line_bytes(dict(metadata)))
 
     def write(self, blobs: list[Blob], notes: list[dict[str, Any]], done: int | None = None) -> None:
@@ -105,7 +107,7 @@ class TraceStream:
             )
         self._flush()
         if done is not None:
-            lines.append(line_bytes({"done": done}))
+            lines.append(b'{"done":%d}\n' % done)
         write_all(self._journal, b"".join(lines))
 
     def _shard_for(self, num_bytes: int) -> _Shard:
@@ -118,7 +120,7 @@ class TraceStream:
             return shard
         self._flush()
         _finish(shard, self._metadata)
-        self._shards.append(_Shard(self.path, max(shard.number, 1) + 1, self._room))
+        self._shards.append(_Shard(self._text, max(shard.number, 1) + 1, self._room))
         return self._shards[-1]
 
     def _flush(self) -> None:
@@ -127,7 +129,7 @@ class TraceStream:
 
     def _move(self, shard: _Shard) -> _Shard:
         """Goes on in a file with more room for the header, which begins with all that the other has."""
-        moved = _Shard(self.path, _MOVED, self._room)
+        moved = _Shard(self._text, _MOVED, self._room)
         shard.file.seek(shard.room)
         write_all(moved.file, shard.file.read(shard.end))
         shard.file.close()
@@ -140,22 +142,22 @@ class TraceStream:
         """Puts the header in front, gives the files their names, and lets go of the journal."""
         _finish(self._shards[-1], self._metadata)
         count = len(self._shards)
-        index = self.path.with_name(self.path.name + INDEX_SUFFIX)
+        index = self._text + INDEX_SUFFIX
         if count == 1:
-            _rename(self._shards[0].result, self.path)
+            _rename(self._shards[0].result, self._text)
             remove_all([index])
         else:
             maps: dict[str, str] = {}
             for number, shard in enumerate(self._shards, start=1):
                 target = self.path.with_name(shard_name(self.path.name, number, count))
-                _rename(shard.result, target)
+                _rename(shard.result, str(target))
                 maps |= {name: target.name for name, _ in shard.places}
-            index.write_bytes(index_bytes(maps, self.num_bytes, self._metadata))
-            remove_all([self.path])
+            Path(index).write_bytes(index_bytes(maps, self.num_bytes, self._metadata))
+            remove_all([self._text])
         self._journal.close()
         outgrown = [] if self._outgrown is None else [self._outgrown.path]
         copied = [shard.path for shard in self._shards if shard.result is not shard.path]
-        remove_all([journal_path(self.path), *outgrown, *copied])
+        remove_all([journal_path(self._text), *outgrown, *copied])
 
     def abandon(self) -> None:
         """Leaves the files as they are, for whoever reads the journal."""
@@ -173,29 +175,37 @@ def _finish(shard: _Shard, metadata: dict[str, str]) -> None:
     header = header_bytes(shard.places, metadata)
     if (shard.room - len(header)) * _MOST_ROOM <= shard.end:
         file.seek(0)
-        write_all(file, header_bytes(shard.places, metadata, shard.room))
+        write_all(file, filled_up(header, shard.room))
     else:
         file.seek(shard.room)
         content = file.read(shard.end)
-        shard.result = shard.path.with_name(f"{shard.path.name}.closing")
-        with shard.result.open("wb", buffering=0) as smaller:
+        shard.result = f"{shard.path}.closing"
+        with FileIO(shard.result, "w") as smaller:
             write_all(smaller, header)
             write_all(smaller, content)
     file.close()
 
 
-def _rename(source: Path, target: Path) -> None:
+def _new_file(path: str) -> FileIO:
+    try:
+        return FileIO(path, "w")
+    except FileNotFoundError:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        return FileIO(path, "w")
+
+
+def _rename(source: str, target: str) -> None:
     """Gives a file its name. What had the name before goes first: file systems that see a file replace another write it
     to the disk before they go on, which takes milliseconds; and until this is done, the journal has all there is."""
-    target.unlink(missing_ok=True)
-    source.rename(target)
+    remove_all([target])
+    os.rename(source, target)  # noqa: PTH104 (as in remove_all)
 
 
-def _leftovers(path: Path) -> list[Path]:
+def _leftovers(path: str) -> list[str]:
     """What an earlier trace of this name left behind unfinished, and what this one does not begin with itself."""
     found = [partial_path(path, _MOVED)]
     number = 2
-    while partial_path(path, number).exists():
+    while os.path.exists(partial_path(path, number)):  # noqa: PTH110 (likewise)
         found.append(partial_path(path, number))
         number += 1
     return found

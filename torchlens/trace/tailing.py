@@ -11,6 +11,7 @@ import torch
 
 from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.current import CURRENT
+from torchlens.capture.parts import named_modules
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.capture.stored import StoredValue
 from torchlens.capture.user_code import warn_caller
@@ -180,7 +181,7 @@ def chosen_layers(
     """What `layers` means: None for all, the addresses of modules, or a function of a name in the file."""
     if isinstance(layers, str) and layers == "all":
         return None
-    modules = {address: module for address, module in model.named_modules() if address}
+    modules = {address: module for address, module in named_modules(model) if address}
     if callable(layers):
         return frozenset(address for address, module in modules.items() if layers(address.split("."), module))
     keys = checked_keys(layers, "features", "relu", "module")

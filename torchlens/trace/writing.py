@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,10 @@ def index_bytes(maps: dict[str, str], total: int, metadata: dict[str, str]) -> b
     return json.dumps(content, indent=2, ensure_ascii=False).encode()
 
 
-def remove_all(paths: Sequence[Path]) -> None:
+def remove_all(paths: Iterable[str | Path]) -> None:
+    """Removes those that are there."""
     for path in paths:
-        path.unlink(missing_ok=True)
+        try:
+            os.unlink(path)  # noqa: PTH108 (what a short trace does takes less time than making a Path for it)
+        except FileNotFoundError:
+            pass
