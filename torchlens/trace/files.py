@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from torchlens.errors import TraceError, ValueChangedError
-from torchlens.trace.format import HEADER_LIMIT, Header, Place, parse_header
+from torchlens.trace.format import HEADER_LIMIT, Place
+from torchlens.trace.header import Header, parse_header
 from torchlens.trace.plain_text import printable, shown
 
 __all__ = ["INDEX_SUFFIX", "OpenFile", "TraceFiles", "open_finished", "partial_path", "shard_glob"]
@@ -107,37 +109,42 @@ def read_header(file: OpenFile) -> Header:
 
 
 class TraceFiles:
-    """All tensors of a trace by name, in the order in which they were written."""
+    """All tensors of a trace by name, in the order in which they were written; in one file or several."""
 
-    def __init__(self, path: Path, places: dict[str, tuple[OpenFile, int, Place]], metadata: dict[str, str]) -> None:
+    def __init__(self, path: Path, files: Sequence[tuple[OpenFile, Header]], metadata: dict[str, str]) -> None:
         self.path = path
         self.metadata = metadata
-        self._places = places  # the file, where in it the data starts, and the place therein
+        self._files = files
+        self._file_of = {name: own for own in files for name in own[1].names} if len(files) > 1 else {}
         # Of a trace that was not closed: what it lacks, in words, and what is known of calls that are not complete.
         self.missing: list[str] = []
         self.unfinished: dict[int, list[dict[str, Any]]] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return any(name in header for _, header in self._files)
 
     @property
     def names(self) -> list[str]:
-        return list(self._places)
+        return list(self._file_of) or [name for _, header in self._files for name in header.names]
 
     @property
     def num_bytes(self) -> int:
-        return sum(place.end - place.start for _, _, place in self._places.values())
+        return sum(header.num_bytes for _, header in self._files)
 
     def place(self, name: Any) -> Place:
         """Where a tensor lies."""
-        if type(name) is not str or name not in self._places:
+        return self._home(name)[1].place(name)
+
+    def _home(self, name: Any) -> tuple[OpenFile, Header]:
+        """The file that has a tensor."""
+        if type(name) is not str or name not in self:
             raise TraceError(f"{printable(self.path.name)} has no tensor {shown(name)}.")
-        return self._places[name][2]
+        return self._file_of[name] if self._file_of else self._files[0]
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Tensor:
         """The bytes of a tensor, or some of them."""
-        place = self.place(name)
-        file, data, _ = self._places[name]
+        file, header = self._home(name)
+        place, data = header.place(name), header.data
         last = place.end if end is None else place.start + end
         return file.read(data + place.start + start, data + last)
 
@@ -171,7 +178,7 @@ def open_finished(target: Path) -> TraceFiles:
         return _open_shards(index)
     file = OpenFile(target)
     header = read_header(file)
-    return TraceFiles(target, {name: (file, header.data, place) for name, place in header.places.items()}, header.metadata)
+    return TraceFiles(target, [(file, header)], header.metadata)
 
 
 def _open_shards(index: Path) -> TraceFiles:
@@ -187,20 +194,22 @@ def _open_shards(index: Path) -> TraceFiles:
         raise TraceError(f"{where} is not an index of safetensors files: {shown(str(error))}.") from None
     if len(names) > _MOST_SHARDS:
         raise TraceError(f"{where} names {len(names)} files; at most {_MOST_SHARDS} are read.")
-    found: dict[str, tuple[OpenFile, int, Place]] = {}
+    found: list[tuple[OpenFile, Header]] = []
+    num_found = 0
     metadata: dict[str, str] = {}
     for name in names:
         shard = OpenFile(_shard_path(index, name))
         header = read_header(shard)
         metadata |= header.metadata
-        for key, place in header.places.items():
+        for key in header.names:
             if shards.get(key) != name:
                 raise TraceError(
                     f"{where} does not say that {shown(key)} is in {shown(name)}; the files do not belong together."
                 )
-            found[key] = (shard, header.data, place)
-    if len(found) != len(shards):
-        lost = next(key for key in shards if key not in found)
+        found.append((shard, header))
+        num_found += len(header.names)
+    if num_found != len(shards):
+        lost = next(key for key in shards if not any(key in header for _, header in found))
         raise TraceError(f"{where} names {shown(lost)}, which is in no file; the files do not belong together.")
     return TraceFiles(index, found, metadata)
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from torchlens.trace.files import INDEX_SUFFIX, TraceFiles, open_finished
-from torchlens.trace.journal import journal_path, open_unfinished
+from torchlens.trace.journal import journal_path, open_unfinished, tells_of_tensors
 
 __all__ = ["open_trace"]
 
@@ -16,14 +16,14 @@ def open_trace(path: str | os.PathLike[str]) -> TraceFiles:
         if target.name.endswith(ending):
             target = target.with_name(target.name.removesuffix(ending))
     journal = Path(journal_path(target))
-    if journal.is_file() and not _is_newer(target, journal):
+    if journal.is_file() and not _is_closed_after(target, journal):
         return open_unfinished(target)
     return open_finished(target)
 
 
-def _is_newer(target: Path, journal: Path) -> bool:
-    """Whether the trace of that name was closed after the journal was last written to."""
-    for closed in (target, target.with_name(target.name + INDEX_SUFFIX)):
-        if closed.exists() and closed.stat().st_mtime_ns >= journal.stat().st_mtime_ns:
-            return True
-    return False
+def _is_closed_after(target: Path, journal: Path) -> bool:
+    """Whether there is a trace of that name that was closed later than the journal was written to, or the journal tells
+    of nothing: then the one that it is of had only begun to take the place of an older one."""
+    paths = (target, target.with_name(target.name + INDEX_SUFFIX))
+    closed = [path.stat().st_mtime_ns for path in paths if path.exists()]
+    return bool(closed) and (max(closed) >= journal.stat().st_mtime_ns or not tells_of_tensors(journal))

@@ -17,9 +17,19 @@ from torchlens.trace.tensors import Blob, Tensors
 from torchlens.trace.writing import SHARD_BYTES, write_files
 from torchlens.wording import check_count, checked_file, got
 
-__all__ = ["FORMAT", "bytes_blob", "json_blob", "json_bytes", "save_history", "short_note", "trace_metadata"]
+__all__ = [
+    "FORMAT",
+    "OLDER_FORMATS",
+    "bytes_blob",
+    "json_blob",
+    "json_bytes",
+    "save_history",
+    "short_note",
+    "trace_metadata",
+]
 
-FORMAT = "1"  # raised when something in the JSON means something else than before
+FORMAT = "2"  # raised when something in the JSON is told in another way than before
+OLDER_FORMATS = ("1",)  # that can be read; there, each column of numbers was a list
 
 
 def trace_metadata() -> dict[str, str]:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,5 @@ def index_bytes(maps: dict[str, str], total: int, metadata: dict[str, str]) -> b
 def remove_all(paths: Iterable[str | Path]) -> None:
     """Removes those that are there."""
     for path in paths:
-        try:
-            os.unlink(path)  # noqa: PTH108 (what a short trace does takes less time than making a Path for it)
-        except FileNotFoundError:
-            pass
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108 (as short a time as a short trace takes, making a Path would be felt)
