@@ -1,12 +1,13 @@
 """Hands saved values on while the model is still running, so that a log may be larger than memory.
 
 From time to time the recorder looks how much it holds. Beyond a limit the values go to whoever takes them, and what that
-gives back stands in their place.
+gives back stands in their place. Where only outputs of some modules are wanted, the other values are held until then, as
+long as they are few; afterwards, they are not saved in the first place.
 """
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -37,10 +38,11 @@ class OutflowWatch:
 
     interval = _INTERVAL
 
-    def __init__(self, recorder: Recorder, memory: Memory, outflow: Outflow) -> None:
+    def __init__(self, recorder: Recorder, memory: Memory, outflow: Outflow, wanted: Container[int] | None = None) -> None:
         self._recorder = weakref.ref(recorder)  # which holds this
         self._memory = memory
         self._outflow = outflow
+        self._wanted = wanted  # grows as the modules return
         self._thread = threading.get_ident()
         self._num_seen = 0
         self._bytes = 0
@@ -68,6 +70,8 @@ class OutflowWatch:
         recorder = self._recorder()
         if recorder is None:
             return
-        recorder.expect_values_to_leave()
-        self._memory.let_go(self._outflow.take(self._held))
+        recorder.expect_values_to_leave(stops_saving=self._wanted is not None)
+        held = [number for number in self._held if self._wanted is None or number in self._wanted]
+        gone: dict[int, StoredValue | None] = dict.fromkeys(self._held) if self._wanted is not None else {}
+        self._memory.let_go(gone | dict(self._outflow.take(held)))
         self._bytes, self._held = 0, []

@@ -390,11 +390,13 @@ class Recorder(Rows, TorchFunctionMode):
         self._look = watch.look
         self._look_at = perf_counter() + watch.interval
 
-    def expect_values_to_leave(self) -> None:
-        """Writes down what is only to be seen of saved values; from now on, at once."""
+    def expect_values_to_leave(self, stops_saving: bool) -> None:
+        """Writes down what is only to be seen of saved values; from now on, at once, and perhaps without saving them."""
         with torch._C.DisableTorchFunction():
             self.complete()
         self._is_plain = False
+        if stops_saving:
+            self._saves = self.saves_all = False
 
     def share(self) -> None:
         """From now on, several threads write down here."""

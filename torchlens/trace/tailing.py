@@ -24,6 +24,7 @@ _Model = TypeVar("_Model")
 # A path as the seed has it, ['features', '0'], and the module there.
 ModuleFilter = Callable[[list[str], torch.nn.Module], bool]
 _LIMIT = 64 * 2**20  # bytes that a running call holds before they are written
+_SAVES_ALL = CaptureOptions()
 
 
 class Tail(Generic[_Model]):
@@ -139,8 +140,9 @@ class Tail(Generic[_Model]):
             self._hand(scribe, number, session)
 
     def _begin(self, scribe: Scribe, number: int) -> Session | None:
-        saved = self._layers if isinstance(self._layers, frozenset) else frozenset()
-        options = CaptureOptions(saves=not isinstance(self._layers, frozenset), saved_modules=saved)
+        options = _SAVES_ALL
+        if isinstance(self._layers, frozenset):
+            options = CaptureOptions(saves=bool(self._layers), saved_modules=self._layers)
         outflow = _Outflow(scribe, number)
         try:
             session = Session(self._module, options, outflow=outflow)
