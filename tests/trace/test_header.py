@@ -8,7 +8,7 @@ import pytest
 
 from torchlens.errors import TraceError
 from torchlens.trace import header
-from torchlens.trace.format import Place, header_bytes
+from torchlens.trace.format import Place, description, header_bytes
 
 KINDS: list[tuple[str, tuple[int, ...], int]] = [
     ("F32", (2, 3), 24), ("U8", (5,), 5), ("F64", (), 8), ("BF16", (0, 4), 0), ("BOOL", (1, 1, 1), 1), ("F4", (2,), 1),
@@ -22,7 +22,7 @@ def random_header(choose: random.Random) -> tuple[bytes, int]:
     places, end = [], 0
     for name in choose.sample(NAMES if choose.random() < 0.8 else (*NAMES, *ODD_NAMES), choose.randint(1, 7)):
         dtype, shape, size = choose.choice(KINDS)
-        places.append((name, Place(dtype, shape, end, end + size)))
+        places.append((name, description(Place(dtype, shape, end, end + size))))
         end += size
     metadata = choose.choice([{}, {"torchlens": "2"}, {"format": "pt", "a": 'b"c},'}])
     return header_bytes(places, metadata)[8:], end
@@ -40,7 +40,8 @@ def facts(found: Any) -> Any:
 
 
 def test_what_is_written_as_usual_is_read_by_columns():
-    content = header_bytes([(name, Place("F32", (2,), 8 * n, 8 * n + 8)) for n, name in enumerate(("a", "b"))], {"c": "d"})
+    places = {name: description(Place("F32", (2,), 8 * n, 8 * n + 8)) for n, name in enumerate(("a", "b"))}
+    content = header_bytes(places.items(), {"c": "d"})
     found = header._header_by_columns(content[8:], 16)
     assert found is not None
     assert facts(found) == facts(header._header_by_entries(content[8:], 16))

@@ -270,7 +270,7 @@ def test_several_files_with_an_index_as_hugging_face_has_it(path: Path):
 
 
 def test_a_header_that_grows_too_long_begins_another_file(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("torchlens.traces._ROOM", 12 * 1024)
+    monkeypatch.setattr("torchlens.traces._ROOM", 4 * 1024)
     model, x = MLP(), torch.rand(2, 4)
     with tl.tail(model, path) as m:
         for _ in range(8):

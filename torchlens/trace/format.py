@@ -6,7 +6,7 @@ tensors must follow each other without overlap, hole or rest, as the stock libra
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,15 +21,18 @@ __all__ = [
     "NAMES",
     "Place",
     "checked_place",
+    "description",
     "dtype_named",
     "filled_up",
     "header_bytes",
+    "quoted",
 ]
 
 HEADER_LIMIT = 100_000_000  # bytes, as in the stock library
 LONGEST_NAME = 4096  # letters
 _MOST_SIZES = 64  # as torch has it
 _ALIGNED = 8  # bytes: where the first tensor starts, as the stock library has it
+quoted: Callable[[str], str] = json.encoder.encode_basestring  # text as it stands in JSON
 
 # What safetensors calls the data types, and which of torch those are. torch's 4-bit type has two numbers to an item.
 NAMES: dict[str, str] = {
@@ -59,12 +62,18 @@ def dtype_named(word: Any) -> torch.dtype:
     return found
 
 
-def header_bytes(places: Iterable[tuple[str, Place]], metadata: dict[str, str]) -> bytes:
-    """The header with its length in front."""
-    entries: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
-    for name, (dtype, shape, start, end) in places:
-        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+def description(place: Place) -> str:
+    """What a header and a journal say of a tensor, without the braces around it."""
+    dtype, shape, start, end = place
+    return f'"dtype":"{dtype}","shape":[{",".join(map(str, shape))}],"data_offsets":[{start},{end}]'
+
+
+def header_bytes(descriptions: Iterable[tuple[str, str]], metadata: dict[str, str]) -> bytes:
+    """The header with its length in front, of names and what `description` says."""
+    entries = [f"{quoted(name)}:{{{described}}}" for name, described in descriptions]
+    if metadata:
+        entries.insert(0, f'"__metadata__":{json.dumps(metadata, separators=(",", ":"), ensure_ascii=False)}')
+    text = f"{{{','.join(entries)}}}".encode()
     text += b" " * (-len(text) % _ALIGNED)
     return len(text).to_bytes(8, "little") + text
 

@@ -5,7 +5,7 @@ tensor, the operation that made it, its module, and what the operation was given
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torchlens.trace.format import HEADER_LIMIT, Place, checked_place
 from torchlens.trace.header import header_of_places
 from torchlens.trace.plain_text import printable, shown
 
-__all__ = ["journal_path", "line_bytes", "open_unfinished", "quoted", "tells_of_tensors"]
+__all__ = ["journal_path", "line_bytes", "open_unfinished", "tells_of_tensors"]
 
 
 def journal_path(path: str | Path) -> str:
@@ -27,7 +27,6 @@ def line_bytes(line: dict[str, Any]) -> bytes:
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
-quoted: Callable[[str], str] = json.encoder.encode_basestring  # text as it stands in a line
 
 
 def tells_of_tensors(journal: Path) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from torchlens.trace.files import INDEX_SUFFIX, partial_path
-from torchlens.trace.format import Place, filled_up, header_bytes
-from torchlens.trace.journal import journal_path, line_bytes, quoted
+from torchlens.trace.format import Place, description, filled_up, header_bytes, quoted
+from torchlens.trace.journal import journal_path, line_bytes
 from torchlens.trace.tensors import Blob
 from torchlens.trace.writing import index_bytes, remove_all, shard_name, write_all, write_pieces
 
@@ -20,7 +20,6 @@ __all__ = ["TraceStream"]
 
 _ROOM = 1 << 20  # bytes, for the header
 _LITTLE_ROOM = 1 << 14  # of a file that is short so far
-_SPARE = 1 << 12  # bytes of the room that are not counted on
 _SHORT = 1 << 24  # bytes that such a file may hold, as they may have to be written once more
 _MOST_ROOM = 8  # room left over that is more than one part in this many is left out at the end
 _MOVED = 0  # the number of the file that takes the place of the first one
@@ -34,23 +33,23 @@ class _Shard:
         self.path = partial_path(path, number)
         self.number = number
         self.room = room
-        self.places: list[tuple[str, Place]] = []
+        self.tensors: list[tuple[str, str]] = []  # names, and what the header is going to say
         self.end = 0
         self.header = 200  # bytes that the header is going to take, at most
         self.file = FileIO(self.path, "w+")
         self.file.seek(room)
         self.result = self.path  # what is to be given the final name
-        self._written = (0, 0)  # how many of the places, and up to which byte
+        self._written = (0, 0)  # how many of the tensors, and up to which byte
 
     def write(self, pieces: list[memoryview]) -> None:
-        """Appends the bytes of all places that have come since."""
+        """Appends the bytes of all tensors that have come since."""
         write_pieces(self.file, pieces)
-        self._written = len(self.places), self.end
+        self._written = len(self.tensors), self.end
 
     def forget_unwritten(self) -> None:
         """Writing failed, as it does when the disk is full: what the file is going to tell of is what it has."""
         count, self.end = self._written
-        del self.places[count:]
+        del self.tensors[count:]
         self.file.seek(self.room + self.end)
         self.file.truncate()
 
@@ -90,33 +89,32 @@ class TraceStream:
         lines = list(map(line_bytes, notes))  # first, so that each tensor that the journal has comes with what made it
         for blob in blobs:
             size, name = blob.num_bytes, blob.name
-            shard = self._shard_for(size)
+            entry_bytes = 2 * len(name.encode()) + 60 + 21 * (len(blob.shape) + 2)  # in the header, at most
+            shard = self._shard_for(size, entry_bytes)
             start = shard.end
             end = shard.end = start + size
-            shard.places.append((name, Place(blob.dtype, blob.shape, start, end)))
-            shard.header += 2 * len(name.encode()) + 100 + 21 * (len(blob.shape) + 2)
+            described = description(Place(blob.dtype, blob.shape, start, end))
+            shard.tensors.append((name, described))
+            shard.header += entry_bytes
             self.num_bytes += size
             self._pending.append(blob.numbers())
             self._num_pending += size
             if self._num_pending > _GATHERED:
                 self._flush()
-            sizes = ",".join(map(str, blob.shape))
-            lines.append(
-                f'{{"name":{quoted(name)},"dtype":"{blob.dtype}","shape":[{sizes}],"data_offsets":[{start},{end}],'
-                f'"file":{shard.number},"data":{shard.room}}}\n'.encode("utf-8", "surrogatepass")
-            )
+            line = f'{{"name":{quoted(name)},{described},"file":{shard.number},"data":{shard.room}}}\n'
+            lines.append(line.encode("utf-8", "surrogatepass"))
         self._flush()
         if done is not None:
             lines.append(b'{"done":%d}\n' % done)
         write_all(self._journal, b"".join(lines))
 
-    def _shard_for(self, num_bytes: int) -> _Shard:
+    def _shard_for(self, num_bytes: int, entry_bytes: int) -> _Shard:
         shard = self._shards[-1]
-        if shard.room < self._room and (shard.end + num_bytes > _SHORT or shard.header > shard.room - _SPARE):
+        if shard.room < self._room and (shard.end + num_bytes > _SHORT or shard.header + entry_bytes > shard.room):
             self._flush()
             shard = self._move(shard)
-        is_full = shard.end + num_bytes > self._shard_bytes or shard.header > shard.room - _SPARE
-        if not is_full or not shard.places:
+        is_full = shard.end + num_bytes > self._shard_bytes or shard.header + entry_bytes > shard.room
+        if not is_full or not shard.tensors:
             return shard
         self._flush()
         _finish(shard, self._metadata)
@@ -133,7 +131,7 @@ class TraceStream:
         shard.file.seek(shard.room)
         write_all(moved.file, shard.file.read(shard.end))
         shard.file.close()
-        moved.places, moved.end, moved.header = shard.places, shard.end, shard.header
+        moved.tensors, moved.end, moved.header = shard.tensors, shard.end, shard.header
         moved.write([])
         self._outgrown, self._shards[-1] = shard, moved
         return moved
@@ -151,7 +149,7 @@ class TraceStream:
             for number, shard in enumerate(self._shards, start=1):
                 target = self.path.with_name(shard_name(self.path.name, number, count))
                 _rename(shard.result, str(target))
-                maps |= {name: target.name for name, _ in shard.places}
+                maps |= {name: target.name for name, _ in shard.tensors}
             Path(index).write_bytes(index_bytes(maps, self.num_bytes, self._metadata))
             remove_all([self._text])
         self._journal.close()
@@ -172,7 +170,7 @@ def _finish(shard: _Shard, metadata: dict[str, str]) -> None:
     The journal speaks of the file as it was, which stays until all is done.
     """
     file = shard.file
-    header = header_bytes(shard.places, metadata)
+    header = header_bytes(shard.tensors, metadata)
     if (shard.room - len(header)) * _MOST_ROOM <= shard.end:
         file.seek(0)
         write_all(file, filled_up(header, shard.room))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchlens.trace.files import INDEX_SUFFIX
-from torchlens.trace.format import Place, header_bytes
+from torchlens.trace.format import Place, description, header_bytes
 from torchlens.trace.tensors import Blob
 
 __all__ = ["SHARD_BYTES", "index_bytes", "remove_all", "shard_name", "write_all", "write_files", "write_pieces"]
@@ -64,13 +64,13 @@ def _divided(blobs: Sequence[Blob], shard_bytes: int) -> list[list[Blob]]:
 
 
 def _write_file(path: Path, blobs: Sequence[Blob], metadata: dict[str, str]) -> None:
-    places, end = [], 0
+    described, end = [], 0
     for blob in blobs:
-        places.append((blob.name, Place(blob.dtype, blob.shape, end, end + blob.num_bytes)))
+        described.append((blob.name, description(Place(blob.dtype, blob.shape, end, end + blob.num_bytes))))
         end += blob.num_bytes
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb", buffering=0) as file:
-        gathered = bytearray(header_bytes(places, metadata))
+        gathered = bytearray(header_bytes(described, metadata))
         for blob in blobs:
             numbers = blob.numbers()
             if len(numbers) <= _SMALL:
