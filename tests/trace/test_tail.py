@@ -436,10 +436,13 @@ class HandsOn(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("limit", [1 << 30, 100, 0])
-def test_what_modules_return_is_recorded_as_they_return_it(path: Path, monkeypatch: pytest.MonkeyPatch, limit: int):
+@pytest.mark.parametrize(("limit", "few"), [(1 << 30, 1 << 30), (1 << 30, 60), (100, 60), (100, 1 << 30), (0, 0)])
+def test_what_modules_return_is_recorded_as_they_return_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, few: int
+):
     """Whether the other values are held until the call is over, or let go while it runs."""
     monkeypatch.setattr(tailing._Outflow, "limit", limit)
+    monkeypatch.setattr("torchlens.capture.outflow._FEW", few)
     monkeypatch.setattr("torchlens.capture.outflow._INTERVAL", 0.0)
     monkeypatch.setattr("torchlens.capture.outflow.OutflowWatch.interval", -1.0)
     torch.manual_seed(0)

@@ -390,7 +390,7 @@ class Recorder(Rows, TorchFunctionMode):
         self._look = watch.look
         self._look_at = perf_counter() + watch.interval
 
-    def expect_values_to_leave(self, stops_saving: bool) -> None:
+    def expect_values_to_leave(self, stops_saving: bool = False) -> None:
         """Writes down what is only to be seen of saved values; from now on, at once, and perhaps without saving them."""
         with torch._C.DisableTorchFunction():
             self.complete()
