@@ -88,8 +88,6 @@ def _could_not_open(path: Path, error: OSError) -> Exception:
         others = sorted(other.name for other in path.parent.glob("*.safetensors*"))[:5] if path.parent.is_dir() else []
         there = f" Available: {', '.join(map(printable, others))}." if others else ""
         return FileNotFoundError(f"There is no file {printable(str(path))}.{there}")
-    if path.is_dir():
-        return TraceError(f"{printable(str(path))} is a folder; name a file in it, such as trace.safetensors.")
     return error
 
 

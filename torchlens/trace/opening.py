@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+from torchlens.errors import TraceError
 from torchlens.trace.files import INDEX_SUFFIX, TraceFiles, open_finished
 from torchlens.trace.journal import journal_path, open_unfinished, tells_of_tensors
+from torchlens.trace.plain_text import printable
 
 __all__ = ["open_trace"]
 
@@ -12,6 +14,8 @@ __all__ = ["open_trace"]
 def open_trace(path: str | os.PathLike[str]) -> TraceFiles:
     """Opens a file of one's own or of a stranger's; of one that was not closed, what its journal speaks of."""
     target = Path(path).expanduser()
+    if target.is_dir():
+        raise TraceError(f"{printable(str(target))} is a folder; name a file in it, such as trace.safetensors.")
     for ending in (".partial", ".journal"):
         if target.name.endswith(ending):
             target = target.with_name(target.name.removesuffix(ending))
