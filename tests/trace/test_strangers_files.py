@@ -112,7 +112,9 @@ def test_what_is_no_ordinary_file(tmp_path: Path):
         tl.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b", "..", "", "a\\b", "c:d", "a\0b", 7, None])
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "/etc/passwd", "a/b", "..", "", "a\\b", "c:d", "a\0b", 7, None, "a" * 300, "a\ud800"]
+)
 def test_an_index_names_files_beside_it(name: Any, tmp_path: Path):
     folder = tmp_path / "inner"
     folder.mkdir()

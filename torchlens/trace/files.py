@@ -216,8 +216,13 @@ def _shard_path(index: Path, name: Any) -> Path:
     """The path of a file that an index names: one beside it, and nowhere else."""
     is_plain = type(name) is str and name not in ("", ".", "..") and not any(sign in name for sign in "/\\:\0")
     path = index.with_name(name) if is_plain else index
-    if not is_plain or path.resolve().parent not in (index.parent.resolve(), index.resolve().parent):
+    try:
+        is_beside = is_plain and path.resolve().parent in (index.parent.resolve(), index.resolve().parent)
+        is_there = is_beside and path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        is_beside = is_there = False
+    if not is_beside:
         raise TraceError(f"An index must name files beside it; {printable(str(index))} names {shown(name)}.")
-    if not path.exists():
+    if not is_there:
         raise TraceError(f"{printable(str(index))} names {shown(name)}, which is not there. Copy the files together.")
     return path
