@@ -43,8 +43,9 @@ def one_of(choices: Iterable[str]) -> str:
 
 def did_you_mean(name: Any, choices: Iterable[str]) -> str:
     """`Did you mean 'x'? ` with a trailing blank, or an empty string if no choice is close."""
-    close = difflib.get_close_matches(str(name).lower(), list(choices), n=1)
-    return f"Did you mean {close[0]!r}? " if close else ""
+    in_lower_case = {choice.lower(): choice for choice in choices}
+    close = difflib.get_close_matches(str(name).lower(), list(in_lower_case), n=1)
+    return f"Did you mean {in_lower_case[close[0]]!r}? " if close else ""
 
 
 def is_whole(value: Any) -> bool:

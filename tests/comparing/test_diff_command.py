@@ -89,6 +89,7 @@ def test_json_map_and_tolerance(folder: Path, capsys: Any) -> None:
         (("reference.safetensors", "check_the_port.py:prot"), "Did you mean 'port'?"),
         (("reference.safetensors", "check_the_port.py:nothing"), "must lead to a history, (model, input), or a function"),
         (("reference.safetensors", "port.safetensors", "--map", "check_the_port.py"), "--map must be a file of JSON"),
+        (("reference.safetensors", "port.safetensors", "--json", "."), "--json must name a file, got the folder"),
     ],
 )
 def test_what_cannot_be_compared_gives_2_and_says_why(

@@ -146,6 +146,20 @@ def test_an_unfinished_trace_of_the_same_name_is_replaced(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("content", [b"", b'{"torchlens":', b'{"torchlens":"2"}\n'])
+def test_a_trace_that_was_begun_and_has_nothing_yet_hides_no_older_one(tmp_path: Path, content: bytes):
+    path = tmp_path / "trace.safetensors"
+    with tl.tail(model(), path) as m:
+        m(torch.rand(8, 16))
+    journal = tmp_path / "trace.safetensors.journal"
+    journal.write_bytes(content)
+    os.utime(journal, ns=(path.stat().st_mtime_ns + 10**9,) * 2)
+    assert len(tl.load(path)) == 26
+    path.unlink()
+    with pytest.raises(tl.TraceError, match=r"nothing is in it yet|holds no call of a model"):
+        tl.load(path)
+
+
 @pytest.mark.parametrize("num_bytes", [1 << 24, 3_000])
 def test_a_trace_that_outgrows_its_first_file_loses_nothing(tmp_path: Path, monkeypatch: Any, num_bytes: int):
     """By the length of its header, and by its bytes: before it is closed, and after."""

@@ -88,6 +88,10 @@ def test_what_is_no_target_or_no_input(file: Path, capsys: pytest.CaptureFixture
     assert "TARGET must be module:name" in capsys.readouterr().err
     assert main(["log", f"{file}:Net", "--input", "2,4"]) == 2
     assert "--input must be a shape such as" in capsys.readouterr().err
+    assert main(["log", f"{file}:Net"]) == 2
+    assert "needs inputs (x): give --input SHAPE for each" in capsys.readouterr().err
+    assert main(["log", f"{file}:failin"]) == 2
+    assert "Did you mean 'failing'?" in capsys.readouterr().err
     assert main(["log", "no_such_module:Net"]) == 2
     assert "no_such_module" in capsys.readouterr().err
 

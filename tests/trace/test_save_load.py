@@ -157,3 +157,16 @@ def test_a_parameter_that_was_saved_can_still_be_resized(tmp_path):
     tl.log_forward_pass(model, torch.rand(2, 4)).save(tmp_path / "log.safetensors", params=True)
     model.weight.untyped_storage().resize_(0)
     assert model.weight.untyped_storage().nbytes() == 0
+
+
+def test_a_file_of_the_format_before_this_one_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In which all columns of numbers were lists."""
+    history = tl.log_forward_pass(Model(lambda self, x: [x := x.sin() + 1 for _ in range(200)][-1]), torch.rand(3))
+    expected = facts_without_functions(loaded(history, tmp_path))
+    assert b'"packed":"<i2"' in (tmp_path / "trace.safetensors").read_bytes()
+    with monkeypatch.context() as before:
+        before.setattr("torchlens.trace.columns._SHORT", 10**9)
+        before.setattr("torchlens.trace.save.FORMAT", "1")
+        history.save(tmp_path / "old.safetensors", params=True)
+    assert b"packed" not in (tmp_path / "old.safetensors").read_bytes()
+    assert differences(facts_without_functions(tl.load(tmp_path / "old.safetensors")), expected) == {}

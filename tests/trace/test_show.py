@@ -85,6 +85,10 @@ def test_errors_teach_and_exit_with_2(trace: Path, capsys: pytest.CaptureFixture
     assert "Did you mean 'blocks.0'?" in capsys.readouterr().err
     assert main(["show", str(trace), "--call", "3"]) == 2
     assert "There is no call 3" in capsys.readouterr().err
+    assert main(["show", str(trace), "--depth", "-1"]) == 2
+    assert "depth must be at least 0" in capsys.readouterr().err
+    assert main(["show", "."]) == 2
+    assert "is a folder; name a file in it" in capsys.readouterr().err
     trace.write_bytes(os.urandom(100))
     assert main(["show", str(trace)]) == 2
     assert "not a readable safetensors file" in capsys.readouterr().err

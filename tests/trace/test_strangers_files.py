@@ -1,5 +1,6 @@
 """Files from strangers: a clear error or harmless text, no memory before it is checked, no path outside the folder."""
 
+import base64
 import json
 import os
 import random
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,7 +27,7 @@ METADATA = {"torchlens": "1", "format": "pt"}
 
 
 def file_of(header: Any, data: bytes = bytes(8), length: int | None = None) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    text = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
@@ -110,7 +112,9 @@ def test_what_is_no_ordinary_file(tmp_path: Path):
         tl.load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "a/b", "..", "", "a\\b", "c:d", "a\0b", 7, None])
+@pytest.mark.parametrize(
+    "name", ["../secret.safetensors", "/etc/passwd", "a/b", "..", "", "a\\b", "c:d", "a\0b", 7, None, "a" * 300, "a\ud800"]
+)
 def test_an_index_names_files_beside_it(name: Any, tmp_path: Path):
     folder = tmp_path / "inner"
     folder.mkdir()
@@ -353,6 +357,48 @@ def survives(path: Path) -> None:
             look(path)
         except (tl.TorchLensError, FileNotFoundError):
             return
+
+
+def packed_columns(form: Any) -> list[dict[str, Any]]:
+    """All columns in JSON that are written as bytes."""
+    inner = list(form.values() if isinstance(form, dict) else form if isinstance(form, list) else ())
+    found = [column for one in inner for column in packed_columns(one)]
+    return [form, *found] if isinstance(form, dict) and "packed" in form else found
+
+
+def shaken(column: dict[str, Any], choose: random.Random) -> None:
+    """Changes numbers of a column, or how many there are."""
+    numbers = np.frombuffer(base64.b64decode(column["base64"]), column["packed"]).copy()
+    least, most = (
+        (-1.0, np.nan) if column["packed"] == "<f8" else (np.iinfo(column["packed"]).min, np.iinfo(column["packed"]).max)
+    )
+    for _ in range(choose.randint(0, 2)):
+        numbers[choose.randrange(len(numbers))] = choose.choice([least, most, -1, 0, 1, 5])
+    content = numbers.tobytes()
+    content = choose.choice([content, content, content[:-1], content * 2, content[: len(content) // 2], b""])
+    column["base64"] = base64.b64encode(content).decode("ascii")
+    if choose.random() < 0.2:
+        column[choose.choice(["packed", "none"])] = choose.choice(
+            ["<i1", "<i2", "<f8", "<i8", "O", "<V8", 3, None, -1, [1]]
+        )
+
+
+def test_columns_of_bytes_changed_at_random_are_errors_or_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torchlens.trace.columns._SHORT", 1)
+    path = tmp_path / "trace.safetensors"
+    tl.log_forward_pass(Recurrent(), torch.rand(2, 4)).save(path)
+    tensors, *documents = parts_of(path)
+    expected = str(tl.load(path))
+    texts = list(map(json.dumps, documents))
+    assert len(packed_columns(documents)) > 10
+    choose = random.Random(5)
+    for _ in range(60):
+        changed = list(map(json.loads, texts))
+        shaken(choose.choice(packed_columns(changed)), choose)
+        written(path, tensors, *changed)
+        survives(path)
+    written(path, tensors, *map(json.loads, texts))
+    assert str(tl.load(path)) == expected
 
 
 def test_files_changed_at_random_are_errors_or_harmless(parts: Any):

@@ -270,7 +270,7 @@ def test_several_files_with_an_index_as_hugging_face_has_it(path: Path):
 
 
 def test_a_header_that_grows_too_long_begins_another_file(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("torchlens.traces._ROOM", 12 * 1024)
+    monkeypatch.setattr("torchlens.traces._ROOM", 4 * 1024)
     model, x = MLP(), torch.rand(2, 4)
     with tl.tail(model, path) as m:
         for _ in range(8):
@@ -419,3 +419,54 @@ def test_a_full_disk_leaves_a_file_that_can_be_read(path: Path, monkeypatch: pyt
         tail.__exit__(None, None, None)
     assert {name.partition("/")[0] for name in safetensors.load_file(path)} == {"1", "2", "torchlens"}
     assert torch.equal(tl.load(path, call=2)["output_1"].tensor_contents, model(torch.ones(2, 4)))
+
+
+class WritesThroughAView(nn.Module):
+    """Returns what it wrote to after it was computed, so that the operation's result is not what comes out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        row = y[0]
+        row.zero_()
+        return y
+
+
+class HandsOn(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.parametrize(("limit", "few"), [(1 << 30, 1 << 30), (1 << 30, 60), (100, 60), (100, 1 << 30), (0, 0)])
+def test_what_modules_return_is_recorded_as_they_return_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, few: int
+):
+    """Whether the other values are held until the call is over, or let go while it runs."""
+    monkeypatch.setattr(tailing._Outflow, "limit", limit)
+    monkeypatch.setattr("torchlens.capture.outflow._FEW", few)
+    monkeypatch.setattr("torchlens.capture.outflow._INTERVAL", 0.0)
+    monkeypatch.setattr("torchlens.capture.outflow.OutflowWatch.interval", -1.0)
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 4), nn.ReLU(inplace=True), WritesThroughAView(), nn.ReLU(inplace=True), HandsOn(), nn.Tanh()
+    model, x = nn.Sequential(*layers, nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())), torch.rand(3, 4)
+    outputs: dict[str, torch.Tensor] = {}
+    hooks = [
+        module.register_forward_hook(lambda module, args, result, name=name: outputs.update({name: result.clone()}))
+        for name, module in model.named_modules()
+        if name
+    ]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    with tl.tail(model, path, lambda path, node: path != ["5"]) as m:
+        m(x)
+    history = tl.load(path)
+    for name, expected in outputs.items():
+        entry = history[name]
+        if name == "5":
+            assert not entry.has_saved_activations
+        else:
+            assert torch.equal(entry.tensor_contents, expected), name
+    returned = {history[name].layer_label_w_pass for name in outputs if name != "5"}
+    assert {entry.layer_label_w_pass for entry in history if entry.has_saved_activations} == returned
+    everything = tl.log_forward_pass(model, x)
+    assert [entry.parent_layers for entry in history] == [entry.parent_layers for entry in everything]

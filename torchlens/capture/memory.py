@@ -6,7 +6,7 @@ noted with the bytes it covers, so that the graph can tell later who a reader re
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -164,15 +164,18 @@ class Memory:
         if not self.may_die:  # then tensors are told apart by `id` alone, which must stay theirs
             self._replaced.append(tensor)
 
-    def save(self, entry: int, tensor: torch.Tensor) -> None:
-        """Saves the tensor of an entry that was added unsaved."""
-        if self.values[entry] is None:
+    def save(self, entry: int, tensor: torch.Tensor, is_written: bool = False) -> None:
+        """Saves the tensor of an entry that was added unsaved, or `is_written` since: then as it is now."""
+        if self.values[entry] is None or is_written:
             value = tensor if self._transform is None else self._transform(tensor)
             self.values[entry] = value
             self.versions[entry] = version_of(value) if isinstance(value, torch.Tensor) else -1
+            if entry < self._num_indexed:  # for the next write to its memory
+                self._waiting.setdefault(self.storages[entry], []).append(entry)
 
-    def let_go(self, stored: Mapping[int, StoredValue]) -> None:
-        """Forgets the values of entries that lie somewhere else now. Their tensors may die, and their ids be used again."""
+    def let_go(self, stored: Mapping[int, StoredValue | None]) -> None:
+        """Forgets the values of entries that lie somewhere else now, or nowhere. Their tensors may die, and their ids be
+        used again."""
         self.may_die = True
         for entry, value in stored.items():
             tensor = self.values[entry]
@@ -276,8 +279,11 @@ class Memory:
         for column in (self.storages, self.values, self.versions):
             del column[num_entries:]
 
-    def settle(self, outliving: Iterable[torch.Tensor]) -> None:
-        """Copies the saved values that share memory with tensors that live on after the pass. It is safe to repeat."""
+    def settle(self, outliving: Iterable[torch.Tensor], wanted: Container[int] | None = None) -> None:
+        """Copies the saved values that share memory with tensors that live on after the pass. It is safe to repeat.
+
+        Values of entries that are not `wanted` are forgotten.
+        """
         storages = set(map(storage_of, outliving))
         shared: list[Held] = []
         looked_at = storages.union(self.last_writes)
@@ -286,7 +292,9 @@ class Memory:
                 continue
             if storage in self.last_writes:
                 self._note_region(entry)
-            if storage in storages:
+            if wanted is not None and entry not in wanted:
+                self.values[entry], self.versions[entry] = None, -1
+            elif storage in storages:
                 value = self.values[entry]
                 if isinstance(value, torch.Tensor) and (entry not in self.origins or storage_of(value) in storages):
                     shared.append(entry)

@@ -93,6 +93,7 @@ class ModuleTracker:
         self.on_compile: Callable[[], None] | None = None
         recorder.module_code = patched_call_impl.__code__
         self._saved_addresses = frozenset(saved_addresses)
+        self.saved: set[int] = set()  # the entries that came out of these modules
         self._addresses = parts.addresses
         self.scripted = parts.scripted
         self._outside_modules: list[Any] = []  # alive, so that no other gets their ids
@@ -149,10 +150,14 @@ class ModuleTracker:
         recorder = self.recorder
         address, pass_num, parent, _, _ = recorder.module_calls[call]
         num_before = self._rows_before[call]
-        if type(result) is _Tensor and not self._saved_addresses:
+        memory = recorder.memory
+        is_short = not self._saved_addresses or (recorder.saves_all and not memory.writes and not memory.may_die)
+        if type(result) is _Tensor and is_short:
             made = recorder.number_of(result)
             if made is not None and made >= num_before:
                 self.exits.append((call, [made]))
+                if self._saved_addresses and self._is_saved(address, pass_num):
+                    self.saved.add(made)
                 recorder.module_call = parent
                 if call in recorder.handed_back:
                     recorder.undo_handing_back(call, (result,))
@@ -200,10 +205,17 @@ class ModuleTracker:
         return record_opaque(self.recorder, name, module, lambda: original(module, *args, **kwargs), arguments)
 
     def _save_output(self, address: str, pass_num: int, entry: int, tensor: torch.Tensor) -> None:
-        if not self._saved_addresses.isdisjoint((address, f"{address}:{pass_num}")):
+        if self._is_saved(address, pass_num):
+            memory = self.recorder.memory
             with torch._C.DisableTorchFunction():
-                self.recorder.memory.save(entry, tensor)
-            self.is_uncertain |= self.recorder.memory.is_written_since(entry)
+                self.recorder.complete()
+                is_written = memory.is_written_since(entry)
+                memory.save(entry, tensor, is_written and entry not in self.saved)
+            self.saved.add(entry)
+            self.is_uncertain |= is_written
+
+    def _is_saved(self, address: str, pass_num: int) -> bool:
+        return address in self._saved_addresses or f"{address}:{pass_num}" in self._saved_addresses
 
     def _entries_of(self, tensors: Iterable[torch.Tensor]) -> list[int]:
         entries = dict.fromkeys([self.recorder.meet(tensor) for tensor in tensors])

@@ -35,10 +35,12 @@ class _Group:
         if not self.is_applied:
             self._revert()  # what an interrupt may have left of an earlier time
             self._num_modules = len(sys.modules)
-            for patch in patches:
-                # Noted before it is done, so that an interrupt between the two leaves nothing behind.
-                self._undo.append((patch.owner, patch.name, _own(patch.owner, patch.name)))
-                setattr(patch.owner, patch.name, patch.new)
+            for owner, name, new in patches:
+                # What `owner` itself has under that name, bases aside. Noted before it is replaced, so that an interrupt
+                # between the two leaves nothing behind.
+                old = owner.__code__ if type(owner) is FunctionType else owner.__dict__.get(name, _MISSING)
+                self._undo.append((owner, name, old))
+                setattr(owner, name, new)
             self.is_applied = True
 
     def undo(self, user: object) -> None:
@@ -52,7 +54,7 @@ class _Group:
         for owner, name, old in reversed(self._undo):
             if old is not _MISSING:
                 setattr(owner, name, old)
-            elif name in vars(owner):
+            elif name in owner.__dict__:
                 delattr(owner, name)
         self._undo.clear()
 
@@ -73,6 +75,7 @@ class _Group:
 
 
 _MODULES, _TORCH, _DISTRIBUTED = _Group(), _Group(), _Group()
+_TORCH_PATCHES = (*PATCHES, *THREAD_PATCHES)
 
 
 def apply_patches(user: object) -> None:
@@ -81,7 +84,7 @@ def apply_patches(user: object) -> None:
         for group in (_MODULES, _TORCH, _DISTRIBUTED):
             group.users.add(user)
         _MODULES.apply(MODULE_PATCHES)
-        _TORCH.apply((*PATCHES, *THREAD_PATCHES))
+        _TORCH.apply(_TORCH_PATCHES)
         if not _DISTRIBUTED.is_applied and (patches := distributed_patches()):
             _DISTRIBUTED.apply(patches)
 
@@ -98,8 +101,3 @@ def undo_patches(user: object) -> None:
     with _lock:
         for group in (_DISTRIBUTED, _TORCH, _MODULES):
             group.undo(user)
-
-
-def _own(owner: Any, name: str) -> Any:
-    """What `owner` itself has under that name, bases aside."""
-    return owner.__code__ if isinstance(owner, FunctionType) else vars(owner).get(name, _MISSING)

@@ -148,7 +148,7 @@ class Recorder(Rows, TorchFunctionMode):
         end = perf_counter()
         seconds = end - start
         if is_short and type(result) is Tensor and (not written or result is written[0]):
-            if not self._saves_all:
+            if not self.saves_all:
                 call = (operation, kept, kept_kwargs, references, self.module_call, code, instruction, seconds)
                 self.append_unsaved(call, result, None, bool(written))
                 return result
@@ -191,7 +191,7 @@ class Recorder(Rows, TorchFunctionMode):
         if self.unfinished:
             return False
         memory = self.memory
-        if not self._saves_all:
+        if not self.saves_all:
             return not self._saves and memory.may_overwrite(entry, target)
         if memory.values[entry] is not target or not is_sole_owner(target):
             return False
@@ -359,11 +359,13 @@ class Recorder(Rows, TorchFunctionMode):
         self._look = watch.look
         self._look_at = perf_counter() + watch.interval
 
-    def expect_values_to_leave(self) -> None:
-        """Writes down what is only to be seen of saved values; from now on, at once."""
+    def expect_values_to_leave(self, stops_saving: bool = False) -> None:
+        """Writes down what is only to be seen of saved values; from now on, at once, and perhaps without saving them."""
         with torch._C.DisableTorchFunction():
             self.complete()
         self._is_short = False
+        if stops_saving:
+            self._saves = self.saves_all = False
 
     def share(self) -> None:
         """From now on, several threads write down here."""

@@ -1,7 +1,7 @@
 """What is written down of a pass: one row for each tensor that is made, goes in or comes out."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,7 @@ class Rows(Entries):
         # While not None, calls are not recorded; the entries they read are collected here.
         self.collected: dict[int, None] | None = None
         self._saves = saves
-        self._saves_all = saves is True
+        self.saves_all = saves is True
         self._keeps_args = keeps_args
         # What is kept of the arguments of the call that is under way.
         self._kept_args: tuple[Any, Any] | None = None
@@ -97,13 +97,13 @@ class Rows(Entries):
 
     def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
         entry = len(self.rows)
-        if self._is_short and self._saves_all and type(tensor) is Tensor:  # as for operations
+        if self._is_short and self.saves_all and type(tensor) is Tensor:  # as for operations
             self.rows.append((operation, (), None, references, 0, None, 0, 0.0, None))
             self.memory.values.append(tensor)
             self.memory.versions.append(version_of(tensor))
             return entry
         self.complete()
-        self.memory.add(tensor, self._saves_all or self._is_saved(entry))
+        self.memory.add(tensor, self.saves_all or self._is_saved(entry))
         shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor)
         self.rows.append(make_row((operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc)))
         if self.observer is not None:
@@ -141,7 +141,7 @@ class Rows(Entries):
         operation, args, kwargs, references, *where = call
         rows, memory = self.rows, self.memory
         entry = len(rows)
-        saves = self._saves_all or self._is_saved(entry)
+        saves = self.saves_all or self._is_saved(entry)
         if self._keeps_args and saves:
             self.saved_args[entry] = self._kept_args or self._keep_args(args, kwargs)
         # Nothing must be kept alive, nor a list that the model may yet change.
@@ -207,7 +207,7 @@ class Rows(Entries):
         """Rows for the results of a call that goes the short way, as for one; `call` is the fields of a MadeCall."""
         memory = self.memory
         for index, tensor in enumerate(results):
-            if not self._saves_all:
+            if not self.saves_all:
                 self.append_unsaved(call, tensor, index, is_written=False)
                 continue
             entry = len(self.rows)
@@ -357,12 +357,12 @@ class Rows(Entries):
         """The entries will never know their value."""
         self.memory.drop(entries)
 
-    def finish(self, outliving: Sequence[Tensor]) -> None:
-        """The pass is over: lets go of arguments, copies what must not change any more."""
+    def finish(self, outliving: Sequence[Tensor], wanted: Container[int] | None = None) -> None:
+        """The pass is over: lets go of arguments and of values that are not `wanted`, copies what must not change."""
         self.memory.cut(len(self.rows))
         del self.rows[len(self.memory.values) :]
         self.complete()
-        self.memory.settle(outliving)
+        self.memory.settle(outliving, wanted)
         for holder in self.saved_args:
             self.saved_args[holder] = unwrap(self.saved_args[holder])
         self._entry_of_id.clear()

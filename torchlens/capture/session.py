@@ -54,7 +54,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """What to keep of a pass. `saves` and `max_nodes` as in Recorder; `saved_modules` as in ModuleTracker."""
+    """What to keep of a pass. `saves` and `max_nodes` as in Recorder; `saved_modules` as in ModuleTracker.
+
+    If it `saves` everything, and there are `saved_modules`, only what these return stays when the pass is over.
+    """
 
     saves: bool | frozenset[int] = True
     saved_modules: frozenset[str] = frozenset()
@@ -97,15 +100,16 @@ class Session:
         arguments = (self._memory, options.saves, options.keeps_args, gradients, observer, options.max_nodes)
         own_time = None if observer is None else observer.own_time
         self._recorder = Recorder(*arguments) if own_time is None else TimedRecorder(own_time, *arguments)
+        self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
+        self._wanted = self._tracker.saved if options.saves is True and options.saved_modules else None
         if outflow is not None:
-            self._recorder.watch_memory(OutflowWatch(self._recorder, self._memory, outflow))
+            self._recorder.watch_memory(OutflowWatch(self._recorder, self._memory, outflow, self._wanted))
         elif options.watches_memory and (options.saves is not False or options.saved_modules):
             forecast = Forecast(self._recorder, model, self._parts) if options.saves is True else None
             watch = MemoryWatch(self._memory.values, self._recorder.saved_args, options.keeps_gradients, forecast)
             self._recorder.watch_memory(watch)
         self._recorder.on_collective = record_functional
         self._recorder.on_unseen = self._unseen.meet
-        self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
         self._inputs: list[tuple[Path, int]] = []
         self._outputs: list[tuple[Path, int]] = []
         self._buffers: list[tuple[str, int]] = []
@@ -181,7 +185,7 @@ class Session:
         outliving += [pair.whole for pair in parameter_pairs(self._parts.modules) if pair.whole is not None]
         outliving += gradients_left(self._recorder)
         order_module_calls(self._tracker)
-        self._recorder.finish([*outliving, *(tensor for _, _, tensor in self._unseen.met)])
+        self._recorder.finish([*outliving, *(tensor for _, _, tensor in self._unseen.met)], self._wanted)
         self._outside_storages = self._memory.note_outside(self._recorder.outside)
 
     def call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from torchlens.commands.live import history_of
 from torchlens.commands.terminal import is_colored, say, width
 from torchlens.differences import diff
 from torchlens.trace import printable
+from torchlens.wording import checked_file
 
 __all__ = ["HELP", "add_arguments", "run"]
 
@@ -41,18 +42,20 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
+    json_file = None if arguments.json is None else checked_file("--json", arguments.json, "diff.json")
+    page = None if arguments.html is None else checked_file("--html", arguments.html, "diff.html")
     reference, candidate = history_of(arguments.reference), history_of(arguments.candidate)
     mapping = None if arguments.map is None else _mapping(arguments.map)
     found = diff(reference, candidate, tolerance=arguments.tolerance, mapping=mapping, isolate=arguments.isolate)
     if not arguments.quiet:
         say(found.text(width(), is_colored()))
     written = []
-    if arguments.json is not None:
-        found.to_json(arguments.json)
-        written.append(arguments.json)
-    if arguments.html is not None:
-        found.explore(arguments.html)
-        written.append(arguments.html)
+    if json_file is not None:
+        found.to_json(json_file)
+        written.append(json_file)
+    if page is not None:
+        found.explore(page)
+        written.append(page)
     for path in written if not arguments.quiet else ():
         say(f"Wrote {printable(str(path))}")
     return 0 if found.ok else 1

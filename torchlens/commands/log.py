@@ -4,6 +4,7 @@ TARGET names something in a module or a file, `package.module:Model` or `train.p
 takes no arguments, or a function that returns a model, a pair of model and arguments, or a history.
 """
 
+import inspect
 import re
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
@@ -69,8 +70,23 @@ def _history_of(found: Any, arguments: Namespace) -> ModelHistory:
         )
     if not arguments.train:
         found.eval()
+    needed = [] if inputs is not None or kwargs else _needed_inputs(found)
+    if needed:
+        raise ValueError(
+            f"{arguments.target} needs inputs ({', '.join(needed)}): give --input SHAPE for each, such as "
+            "--input 1x3x224x224, or name a function that returns the model and its inputs."
+        )
     with torch.no_grad():
         return log_forward_pass(found, inputs, kwargs)
+
+
+def _needed_inputs(model: torch.nn.Module) -> list[str]:
+    """The arguments that a model cannot do without."""
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):  # written in C, or scripted
+        return []
+    return [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _random_input(text: str) -> torch.Tensor:

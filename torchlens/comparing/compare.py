@@ -121,7 +121,8 @@ def _check_live(replay: Replay) -> None:
     if not replay.is_live:
         raise CannotCompareError(
             "isolate needs the live candidate, because its operations run again: this one has no functions or no weights "
-            "to run with. Give the history that log_forward_pass returned, not a file."
+            "to run with. Give no file, but the history that log_forward_pass returned; on the command line, module:name "
+            "or file.py:name."
         )
 
 

@@ -1,12 +1,12 @@
 """Explanations tested by experiment: change something in a section, run it again, and see whether the error is gone."""
 
 from collections.abc import Callable, Iterator
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 import torch
 
-from torchlens.comparing.evidence import Constant, Evidence
+from torchlens.comparing.evidence import Constant, Evidence, number_text
 from torchlens.comparing.families import acts, family
 from torchlens.comparing.hypotheses import ACTIVATIONS
 from torchlens.comparing.isolation import Origin
@@ -18,6 +18,7 @@ __all__ = ["EXPERIMENTS", "units_left"]
 Tensor = torch.Tensor
 _GONE = 64.0  # units of rounding: so little is left of an error that is explained
 _MOST_OPERATIONS = 2000
+_LONGEST_AXIS = 4096
 
 
 def units_left(
@@ -122,6 +123,12 @@ def other_constants(origin: Origin, evidence: Evidence) -> Iterator[str]:
                 units = units_left(origin, evidence, None, {c.entry: _with_constant(c, r.value)})
                 if _is_gone(units, origin):
                     yield f"{r.against(c)}: with {r}, {_left(units)}"
+                    return
+            if isinstance(c.value, float | int) and isinstance(r.value, float) and r.value:  # one divides, one multiplies
+                inverse = 1 / r.value
+                units = units_left(origin, evidence, None, {c.entry: _with_constant(c, inverse)})
+                if _is_gone(units, origin):
+                    yield f"1/{r} in the reference, {c} in the candidate: with {number_text(inverse)}, {_left(units)}"
                     return
 
 
@@ -245,6 +252,30 @@ def other_arrangement(origin: Origin, evidence: Evidence) -> Iterator[str]:
             return
 
 
+def turned_inputs(origin: Origin, evidence: Evidence) -> Iterator[str]:
+    """Tries what goes into a section with two axes swapped, and with the two axes that one axis may be made of."""
+    side = evidence.theirs.side
+    for entry in origin.candidate.inputs:
+        value = side.value(entry)
+        for name, changed in () if value is None else _rearrangements(value):
+            units = units_left(origin, evidence, given={entry: changed})
+            if _is_gone(units, origin):
+                yield f"what {side.label(entry)} ({side.place_of(entry)}) gives {name}, {_left(units)}"
+                return
+
+
+def _rearrangements(value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for first, second in combinations(range(value.dim()), 2):
+        if value.shape[first] == value.shape[second] > 1:
+            yield f"has its axes {first} and {second} swapped: the other way round", value.transpose(first, second)
+    for axis, size in enumerate(value.shape):
+        for rows in range(2, size // 2 + 1) if 4 <= size <= _LONGEST_AXIS else ():
+            if size % rows == 0:
+                grid = value.unflatten(axis, (rows, size // rows)).transpose(axis, axis + 1).flatten(axis, axis + 1)
+                words = f"goes through {rows} x {size // rows} places along axis {axis} by columns, not by rows"
+                yield f"{words}: the other way round", grid
+
+
 def _given(value: Tensor) -> Instead:
     def instead(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         return value
@@ -265,6 +296,7 @@ def guarded(experiment: Callable[[Origin, Evidence], Iterator[str]]) -> Callable
 EXPERIMENTS = tuple(
     guarded(experiment)
     for experiment in (
-        turned_weights, other_constants, left_out, other_order, other_arrangement, other_activation, gates, other_beginning,
+        turned_weights, other_constants, left_out, other_order, other_arrangement, turned_inputs, other_activation, gates,
+        other_beginning,
     )
 )  # fmt: skip

@@ -283,8 +283,11 @@ def _other_inputs(origin: Origin, evidence: Evidence) -> Iterator[str]:
     theirs = {evidence.reference_of(entry) for entry in origin.candidate.inputs} - {None}
     lost = [entry for entry in ours - theirs if evidence.ours.side.graph.has_input_ancestor[entry]]
     extra = [entry for entry in theirs - ours if entry is not None]
-    if lost and evidence.has_partner(lost[0]):
-        names = ", ".join(_named(evidence, entry) for entry in lost[:2])
+    names = ", ".join(_named(evidence, entry) for entry in lost[:2])
+    if lost and extra and evidence.has_partner(lost[0]):
+        others = ", ".join(_named(evidence, entry) for entry in extra[:2])
+        yield f"the candidate reads what is {others} in the reference, where that reads {names}"
+    elif lost and evidence.has_partner(lost[0]):
         yield f"the reference also reads {names}: a residual or skip connection left out?"
     elif extra:
         yield f"the candidate also reads {', '.join(_named(evidence, entry) for entry in extra[:2])}"

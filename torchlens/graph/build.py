@@ -76,7 +76,7 @@ def build_graph(recording: Recording) -> Graph:
     sources = sum(row.operation is INPUT or row.operation is BUFFER for row in rows)
     operations = range(sources, len(rows) - sum(row.operation is OUTPUT for row in rows))
     first_of_layer = list(range(len(rows)))
-    params = [_params_of(row, len(recording.params)) for row in rows]
+    params = _params_of_all(rows, len(recording.params))
     first_of_layer[operations.start : operations.stop] = _group(recording, rows, reads, params, operations)
     decisions = Decisions(recorded, reads, first_of_layer, edges.located_reads, edges.is_exact)
     return assemble_graph(recording, decisions, params)
@@ -120,7 +120,7 @@ def assemble_graph(recording: Recording, decisions: Decisions, params: list[tupl
         parents=parents,
         children=children_of(parents),
         located_reads=decisions.located_reads,
-        params=[_params_of(row, len(recording.params)) for row in rows] if params is None else params,
+        params=_params_of_all(rows, len(recording.params)) if params is None else params,
         layers=layers,
         layer_of=layer_of,
         pass_of=pass_of,
@@ -163,6 +163,10 @@ def _choose_entries(recording: Recording, parents: Sequence[Sequence[int]]) -> l
         operations = [number for number in operations if belongs[number]]
     read = dict.fromkeys([parent for number in operations for parent in parents[number] if parent in buffers])
     return [*inputs, *read, *operations]
+
+
+def _params_of_all(rows: Sequence[Row], num_params: int) -> list[tuple[int, ...]]:
+    return [_params_of(row, num_params) for row in rows] if num_params else [()] * len(rows)
 
 
 def _params_of(row: Row, num_params: int) -> tuple[int, ...]:

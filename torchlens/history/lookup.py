@@ -36,10 +36,14 @@ class Lookup:
         self._entries: dict[str, list[int]] = {}
         visible = set(log.visible)
         for layer in log.graph.layers:
-            for label in (layer.label, layer.label_short):
-                for number, entry in enumerate(layer.entries, start=1):
-                    self._add(label, entry, visible)
-                    self._add(f"{label}:{number}", entry, visible)
+            passes = [(number, entry) for number, entry in enumerate(layer.entries, start=1) if entry in visible]
+            for label in (layer.label, layer.label_short) if passes else ():
+                known = self._entries.setdefault(label, [])
+                known += [entry for _, entry in passes if entry not in known[-1:]]
+                for number, entry in passes:
+                    found = self._entries.setdefault(f"{label}:{number}", [entry])
+                    if found[-1] != entry:  # it is the label of another layer as well
+                        found.append(entry)
         labels = set(self._entries)
         for call, entry in log.graph.first_exit.items():
             for key in (log.recording.module_calls[call].address, log.module_pass(call)):

@@ -6,6 +6,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from torchlens.capture.backward import NodeRun
 from torchlens.capture.gradients import Gradients
 from torchlens.capture.recording import Recording
@@ -14,6 +16,7 @@ from torchlens.capture.stored import StoredMapping, StoredParams, StoredValue, o
 from torchlens.errors import TraceError
 from torchlens.history.pickling import CHANGED, changed_entries
 from torchlens.options import Transform
+from torchlens.trace.columns import numbers_form
 from torchlens.trace.damage import told_as_damage
 from torchlens.trace.names import param_name
 from torchlens.trace.plain_text import shown
@@ -28,6 +31,8 @@ _GRADIENT_SETS = ("uncertain", "complete")
 
 def value_form(value: Any, name: str, writer: PythonWriter, tensors: Tensors) -> Any:
     """What stands for a saved value: the note of a tensor, None, or any other value as {"value": ...}."""
+    if type(value) is Tensor:
+        return tensors.add(value, name)
     value = opened(value)
     if value is None:
         return None
@@ -50,7 +55,7 @@ def call_document(
         ],
         "gradients": _gradients_form(gradients, recording, names, tensors),
         "params": _params_form(recording, tensors) if params else None,
-        "seconds": [row.seconds for row in recording.rows],
+        "seconds": numbers_form([row.seconds for row in recording.rows]),
         **{name: getattr(recording, name) for name in _TIMES},
         "random_seed": recording.random_seed,
         "warnings": recording.warnings,
@@ -150,7 +155,10 @@ def fill_recording(
     values = document["values"]
     if len(values) != count:
         raise TraceError("A call must have a value, or none, for each row of its graph.")
-    recording.values = [tensor(form) if type(form) is str else _value_of(form, path, tensor, reader) for form in values]
+    if set(map(type, values)) == {str}:
+        recording.values = list(map(tensor, values))
+    else:
+        recording.values = [_value_of(form, path, tensor, reader) for form in values]
     for number in document["changed"]:
         recording.values[number] = _Decoded(path, lambda: None)
         recording.versions[number] = CHANGED

@@ -15,6 +15,7 @@ from torchlens.capture.operations import BOUNDARIES, Operation
 from torchlens.capture.recording import Failure, Recording, References, Row
 from torchlens.capture.user_code import line_of_code
 from torchlens.graph.build import Graph, decided
+from torchlens.trace.columns import lists_form, numbers_form
 from torchlens.trace.python_values import PythonWriter, reference_parts
 from torchlens.trace.tensors import word_of
 
@@ -62,7 +63,6 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
     columns = {
         "operation": [operations.number(id(row.operation), row.operation) for row in rows],
         "argument": [argument(row) for row in rows],
-        "references": [references_form(row.references) for row in rows],
         "module_call": [row.module_call for row in rows],
         "place": [place(row.code, row.instruction) for row in rows],
         "output_index": [row.output_index for row in rows],
@@ -72,8 +72,9 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
     }
     return {
         "model": recording.model_name,
-        "rows": columns,
-        "storages": renumbered(recording.storages),
+        "rows": {name: numbers_form(column) for name, column in columns.items()}
+        | {"references": lists_form([references_form(row.references) for row in rows])},
+        "storages": numbers_form(renumbered(recording.storages)),
         "module_calls": [
             (call.address, call.pass_num, call.parent, place(call.code, call.instruction))
             for call in recording.module_calls
@@ -100,9 +101,9 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
         "branches": recording.branches,
         "failure": None if failure is None else _failure_form(failure, operations, place),
         "graph": {
-            "recorded": decisions.recorded,
-            "reads": decisions.reads,
-            "first_of_layer": decisions.first_of_layer,
+            "recorded": numbers_form(decisions.recorded),
+            "reads": lists_form(decisions.reads),
+            "first_of_layer": numbers_form(decisions.first_of_layer),
             "located_reads": [
                 (number, [(_location(at), read) for at, read in own]) for number, own in decisions.located_reads.items()
             ],

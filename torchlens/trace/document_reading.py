@@ -19,6 +19,7 @@ from torchlens.capture.recording import Failure, ModuleCall, Recording, Referenc
 from torchlens.capture.user_code import code_of_line
 from torchlens.errors import TraceError
 from torchlens.graph.build import Decisions
+from torchlens.trace.columns import lists_of, numbers_of
 from torchlens.trace.format import dtype_named
 from torchlens.trace.plain_text import printable, shown
 from torchlens.trace.python_values import PythonReader, function_of
@@ -32,15 +33,14 @@ _FRAMEWORKS = ("torch", "jax")
 _NAMED = {INPUT: "inputs", OUTPUT: "outputs", BUFFER: "buffers"}
 
 
-def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: PythonReader) -> Recording:
-    """The recording, without values. `seconds` are the times of the rows."""
+def recording_of(document: dict[str, Any], seconds: Any, reader: PythonReader) -> Recording:
+    """The recording, without values. `seconds` is the column of the times of its rows."""
     operations = [_operation_of(form) for form in document["operations"]]
     arguments = [_arguments_of(form, reader) for form in document["arguments"]]
     codes = [(None, 0), *map(_code_of, document["places"])]  # the first is for -1: nowhere
     shapes = [shape_of_form(reader.read(form)) for form in document["shapes"]]
     words = document["words"]
     _check_words(words)
-    dtypes = {number: dtype_named(words[number]) for number in set(document["rows"]["dtype"])}
     calls = [
         ModuleCall(str(address), pass_num, parent, *_at(codes, place + 1))
         for address, pass_num, parent, place in document["module_calls"]
@@ -51,8 +51,12 @@ def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: Pytho
         raise TraceError("Each module but the model itself must have an address.")
     if not calls or any(not 0 <= call.parent < number for number, call in enumerate(calls) if number):
         raise TraceError("A call of a module must be inside one that came before it.")
-    columns = document["rows"]
+    columns = {name: numbers_of(form) for name, form in document["rows"].items() if name != "references"}
     count = len(columns["operation"])
+    references = _all_references(lists_of(document["rows"]["references"]))
+    storages, seconds = numbers_of(document["storages"]), numbers_of(seconds)
+    if any(len(arguments[argument][0]) < given for argument, given in _argument_counts(columns["argument"], references)):
+        raise TraceError("An operation was given more tensors than it has arguments.")
     _check_numbers(columns["module_call"], len(calls))
     _check_numbers([index for index in columns["output_index"] if index is not None], _FAR)
     if set(map(type, seconds)) - {int, float} or not all(map(isfinite, seconds)):
@@ -62,22 +66,20 @@ def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: Pytho
         for operation, (args, kwargs), refers, call, (code, instruction), time, index, shape, dtype, gradfunc in zip(
             _picked(operations, columns["operation"]),
             _picked([*arguments, ((), None)], columns["argument"], -1),
-            _all_references(columns["references"]),
+            references,
             columns["module_call"],
             _picked([*codes[1:], codes[0]], columns["place"], -1),
             seconds,
             columns["output_index"],
             _picked(shapes, columns["shape"]),
-            map(dtypes.__getitem__, columns["dtype"]),
+            map({number: dtype_named(words[number]) for number in set(columns["dtype"])}.__getitem__, columns["dtype"]),
             _picked([*map(printable, words), None], columns["gradfunc"], -1),
             strict=True,
         )
     ]
-    _check_numbers(document["storages"], _FAR, -_FAR)
-    if len(document["storages"]) != count:
+    _check_numbers(storages, _FAR, -_FAR)
+    if len(storages) != count:
         raise TraceError("There must be as many numbers of memory as there are rows.")
-    if any(row.args and type(row.references) is tuple and len(row.references) > len(row.args) for row in rows):
-        raise TraceError("An operation was given more tensors than it has arguments.")
     named = {word: {number for _, number in document[word]} for word in _NAMED.values()}
     boundaries = {place for place, operation in enumerate(operations) if operation in _NAMED}
     for number in [number for number, place in enumerate(columns["operation"]) if place in boundaries]:
@@ -91,7 +93,7 @@ def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: Pytho
         rows=rows,
         values=[None] * count,
         versions=[-1] * count,
-        storages=document["storages"],
+        storages=storages,
         regions={},
         writes=[],
         inputs=_paths(document["inputs"], reader, count),
@@ -125,21 +127,22 @@ def recording_of(document: dict[str, Any], seconds: Sequence[Any], reader: Pytho
 
 def decisions_of(document: dict[str, Any]) -> Decisions:
     """What was decided about the graph."""
-    form, count = document["graph"], len(document["rows"]["operation"])
-    recorded = _checked(form["recorded"], count)
-    if not set(map(type, chain.from_iterable(form["reads"]))) <= {int}:
-        raise TraceError("What an entry reads must be given as numbers.")
-    reads = list(map(tuple, form["reads"]))
-    if not _all_come_before(reads, 1):
+    form, count = document["graph"], len(numbers_of(document["rows"]["operation"]))
+    recorded = _checked(numbers_of(form["recorded"]), count)
+    reads = list(map(tuple, lists_of(form["reads"])))
+    if not _all_come_before(reads, 1, {int}):
+        if not set(map(type, chain.from_iterable(reads))) <= {int}:
+            raise TraceError("What an entry reads must be given as numbers.")
         for entry, own in enumerate(reads):
             if own and not (min(own) >= 0 and max(own) < entry):
                 raise TraceError(f"Entry {entry} reads {shown(own)}, which does not come before it.")
-    firsts = form["first_of_layer"]
+    firsts = numbers_of(form["first_of_layer"])
     if len(set(recorded)) != len(recorded) or not len(recorded) == len(reads) == len(firsts):
         raise TraceError("Each entry of a graph must be one row, with what it reads and its layer.")
-    for entry, first in enumerate(firsts):
-        if type(first) is not int or not 0 <= first <= entry or firsts[first] != first:
-            raise TraceError("A layer must begin with its first entry.")
+    _check_numbers(firsts, max(len(firsts), 1))
+    first = np.array(firsts, np.int64)
+    if not np.all((first <= np.arange(len(first))) & (first[first] == first)):
+        raise TraceError("A layer must begin with its first entry.")
     entry_of = set(recorded)
     located_reads = {
         number: [(_place_of(at), read) for at, read in own if _is_read(read, entry_of)]
@@ -271,7 +274,7 @@ def _failure_of(form: Any, operations: list[Operation], codes: list[Any], num_ca
 
 def references_of(form: Any, number: int) -> References:
     """What a row was given: rows before it, or what is outside the log."""
-    if type(form) is list:
+    if type(form) in (list, tuple):
         for one in form:
             if one is not None and (type(one) is not int or not -_FAR < one < number):
                 raise TraceError(f"Row {number} refers to {shown(one)}, which does not come before it.")
@@ -283,18 +286,26 @@ def references_of(form: Any, number: int) -> References:
 
 def _all_references(forms: Sequence[Any]) -> list[References]:
     """What each row was given; mostly a few numbers, and these are looked at all at once."""
-    if set(map(type, forms)) <= {list} and _all_come_before(forms, _FAR):
+    if set(map(type, forms)) <= {list, tuple} and _all_come_before(forms, _FAR, {int, type(None)}):
         return list(map(tuple, forms))
     return [references_of(form, number) for number, form in enumerate(forms)]
 
 
-def _all_come_before(lists: Sequence[Sequence[Any]], far: int) -> bool:
-    """Whether each list has only numbers that are less than its place, and None; `far` is one less than the least."""
+def _argument_counts(arguments: Sequence[Any], references: Sequence[References]) -> Iterable[tuple[int, int]]:
+    """Which arguments operations have, and how many tensors they were given in their places; each such pair once."""
+    pairs = zip(arguments, references, strict=True)
+    found = {(argument, len(given) if type(given) is tuple else 0) for argument, given in pairs}
+    return [(argument, given) for argument, given in found if argument >= 0]
+
+
+def _all_come_before(lists: Sequence[Sequence[Any]], far: int, types: set[type]) -> bool:
+    """Whether each list has only numbers less than its place, or None; `far` is one more than what they may be below 0."""
     flat = list(chain.from_iterable(lists))
-    if not set(map(type, flat)) <= {int, type(None)}:
+    found = set(map(type, flat))
+    if not found <= types:
         return False
     try:
-        numbers = np.array([-1 if one is None else one for one in flat], np.int64)
+        numbers = np.array(flat if found <= {int} else [-1 if one is None else one for one in flat], np.int64)
     except OverflowError:
         return False
     places = np.repeat(np.arange(len(lists)), list(map(len, lists)))
@@ -302,8 +313,9 @@ def _all_come_before(lists: Sequence[Sequence[Any]], far: int) -> bool:
 
 
 def _picked(things: list[Any], numbers: Sequence[Any], least: int = 0) -> Iterable[Any]:
-    """The things with these numbers; -1 is the last of them, if the least is."""
-    _check_numbers(numbers, len(things) + least, least)
+    """The things with these numbers, or an IndexError; -1 is the last of them, if the least is."""
+    if min(numbers, default=least) < least or max(numbers, default=least) >= len(things) + least:
+        raise TraceError(f"There are {len(things) + least} things to refer to, not {shown(list(numbers))}.")
     return map(things.__getitem__, numbers)
 
 

@@ -6,6 +6,7 @@ import os
 import stat
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from torchlens.errors import TraceError, ValueChangedError
-from torchlens.trace.format import HEADER_LIMIT, Header, Place, parse_header
+from torchlens.trace.format import HEADER_LIMIT, Place
+from torchlens.trace.header import Header, parse_header
 from torchlens.trace.plain_text import printable, shown
 
 __all__ = ["INDEX_SUFFIX", "OpenFile", "TraceFiles", "open_finished", "partial_path", "shard_glob"]
@@ -86,8 +88,6 @@ def _could_not_open(path: Path, error: OSError) -> Exception:
         others = sorted(other.name for other in path.parent.glob("*.safetensors*"))[:5] if path.parent.is_dir() else []
         there = f" Available: {', '.join(map(printable, others))}." if others else ""
         return FileNotFoundError(f"There is no file {printable(str(path))}.{there}")
-    if path.is_dir():
-        return TraceError(f"{printable(str(path))} is a folder; name a file in it, such as trace.safetensors.")
     return error
 
 
@@ -107,37 +107,42 @@ def read_header(file: OpenFile) -> Header:
 
 
 class TraceFiles:
-    """All tensors of a trace by name, in the order in which they were written."""
+    """All tensors of a trace by name, in the order in which they were written; in one file or several."""
 
-    def __init__(self, path: Path, places: dict[str, tuple[OpenFile, int, Place]], metadata: dict[str, str]) -> None:
+    def __init__(self, path: Path, files: Sequence[tuple[OpenFile, Header]], metadata: dict[str, str]) -> None:
         self.path = path
         self.metadata = metadata
-        self._places = places  # the file, where in it the data starts, and the place therein
+        self._files = files
+        self._file_of = {name: own for own in files for name in own[1].names} if len(files) > 1 else {}
         # Of a trace that was not closed: what it lacks, in words, and what is known of calls that are not complete.
         self.missing: list[str] = []
         self.unfinished: dict[int, list[dict[str, Any]]] = {}
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return any(name in header for _, header in self._files)
 
     @property
     def names(self) -> list[str]:
-        return list(self._places)
+        return list(self._file_of) or [name for _, header in self._files for name in header.names]
 
     @property
     def num_bytes(self) -> int:
-        return sum(place.end - place.start for _, _, place in self._places.values())
+        return sum(header.num_bytes for _, header in self._files)
 
     def place(self, name: Any) -> Place:
         """Where a tensor lies."""
-        if type(name) is not str or name not in self._places:
+        return self._home(name)[1].place(name)
+
+    def _home(self, name: Any) -> tuple[OpenFile, Header]:
+        """The file that has a tensor."""
+        if type(name) is not str or name not in self:
             raise TraceError(f"{printable(self.path.name)} has no tensor {shown(name)}.")
-        return self._places[name][2]
+        return self._file_of[name] if self._file_of else self._files[0]
 
     def read(self, name: str, start: int = 0, end: int | None = None) -> Tensor:
         """The bytes of a tensor, or some of them."""
-        place = self.place(name)
-        file, data, _ = self._places[name]
+        file, header = self._home(name)
+        place, data = header.place(name), header.data
         last = place.end if end is None else place.start + end
         return file.read(data + place.start + start, data + last)
 
@@ -151,9 +156,9 @@ class TraceFiles:
             ) from None
 
 
-def partial_path(path: Path, number: int) -> Path:
+def partial_path(path: str | Path, number: int) -> str:
     """Where file `number` of a trace is written."""
-    return path.with_name(f"{path.name}.partial" if number == 1 else f"{path.name}.{number}.partial")
+    return f"{path}.partial" if number == 1 else f"{path}.{number}.partial"
 
 
 def shard_glob(path: Path, number: int) -> list[Path]:
@@ -171,7 +176,7 @@ def open_finished(target: Path) -> TraceFiles:
         return _open_shards(index)
     file = OpenFile(target)
     header = read_header(file)
-    return TraceFiles(target, {name: (file, header.data, place) for name, place in header.places.items()}, header.metadata)
+    return TraceFiles(target, [(file, header)], header.metadata)
 
 
 def _open_shards(index: Path) -> TraceFiles:
@@ -187,20 +192,22 @@ def _open_shards(index: Path) -> TraceFiles:
         raise TraceError(f"{where} is not an index of safetensors files: {shown(str(error))}.") from None
     if len(names) > _MOST_SHARDS:
         raise TraceError(f"{where} names {len(names)} files; at most {_MOST_SHARDS} are read.")
-    found: dict[str, tuple[OpenFile, int, Place]] = {}
+    found: list[tuple[OpenFile, Header]] = []
+    num_found = 0
     metadata: dict[str, str] = {}
     for name in names:
         shard = OpenFile(_shard_path(index, name))
         header = read_header(shard)
         metadata |= header.metadata
-        for key, place in header.places.items():
+        for key in header.names:
             if shards.get(key) != name:
                 raise TraceError(
                     f"{where} does not say that {shown(key)} is in {shown(name)}; the files do not belong together."
                 )
-            found[key] = (shard, header.data, place)
-    if len(found) != len(shards):
-        lost = next(key for key in shards if key not in found)
+        found.append((shard, header))
+        num_found += len(header.names)
+    if num_found != len(shards):
+        lost = next(key for key in shards if not any(key in header for _, header in found))
         raise TraceError(f"{where} names {shown(lost)}, which is in no file; the files do not belong together.")
     return TraceFiles(index, found, metadata)
 
@@ -209,8 +216,13 @@ def _shard_path(index: Path, name: Any) -> Path:
     """The path of a file that an index names: one beside it, and nowhere else."""
     is_plain = type(name) is str and name not in ("", ".", "..") and not any(sign in name for sign in "/\\:\0")
     path = index.with_name(name) if is_plain else index
-    if not is_plain or path.resolve().parent not in (index.parent.resolve(), index.resolve().parent):
+    try:
+        is_beside = is_plain and path.resolve().parent in (index.parent.resolve(), index.resolve().parent)
+        is_there = is_beside and path.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        is_beside = is_there = False
+    if not is_beside:
         raise TraceError(f"An index must name files beside it; {printable(str(index))} names {shown(name)}.")
-    if not path.exists():
+    if not is_there:
         raise TraceError(f"{printable(str(index))} names {shown(name)}, which is not there. Copy the files together.")
     return path

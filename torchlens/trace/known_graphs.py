@@ -17,6 +17,7 @@ __all__ = ["KnownGraph", "is_same_graph", "known_graph_of", "remember", "remembe
 
 _FEW = 8  # graphs that stay
 _FEW_ROWS = 1000  # of a graph that stays
+_Parameter = torch.nn.Parameter
 
 
 class KnownGraph(NamedTuple):
@@ -112,6 +113,10 @@ def _memory_of(recording: Recording) -> Any:
 
 def _params_of(recording: Recording) -> list[tuple[Any, ...]]:
     return [
-        (param.dtype, None if isinstance(param, torch.nn.UninitializedParameter) else param.shape, param.requires_grad)
+        (param.dtype, param.shape if type(param) is _Parameter else _shape_of(param), param.requires_grad)
         for param in recording.params
     ]
+
+
+def _shape_of(param: torch.nn.Parameter) -> Any:
+    return None if isinstance(param, torch.nn.UninitializedParameter) else param.shape

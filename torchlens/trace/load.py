@@ -17,7 +17,7 @@ from torchlens.trace.fragment import recording_of_journal
 from torchlens.trace.names import OWN_PREFIX
 from torchlens.trace.plain_text import printable, shown
 from torchlens.trace.python_values import PythonReader
-from torchlens.trace.save import FORMAT
+from torchlens.trace.save import FORMAT, OLDER_FORMATS
 from torchlens.trace.stored_tensors import stored_tensor
 
 __all__ = ["calls_of", "load_call"]
@@ -32,7 +32,7 @@ def calls_of(files: TraceFiles) -> list[int]:
             f"{printable(str(files.path))} holds tensors but no history: torchlens did not write it. Read its tensors with "
             "torchlens.read_trace(path)."
         )
-    if files.metadata["torchlens"] != FORMAT:
+    if files.metadata["torchlens"] not in (FORMAT, *OLDER_FORMATS):
         raise TraceError(
             f"{printable(str(files.path))} is of format {shown(files.metadata['torchlens'])}, and this torchlens reads "
             f"format {FORMAT}. Load it with the version that wrote it, or log the model again."

@@ -16,7 +16,7 @@ from torchlens.trace.load import calls_of, load_call
 from torchlens.trace.names import without_own
 from torchlens.trace.plain_text import printable
 from torchlens.trace.reading import entry_named, read_named
-from torchlens.wording import did_you_mean
+from torchlens.wording import check_count, did_you_mean
 
 __all__ = ["Overview", "overview", "tensor_words"]
 
@@ -53,6 +53,7 @@ class Overview(NamedTuple):
 
 def overview(files: TraceFiles, key: str | None = None, depth: int = 1, call: int | None = None) -> Overview:
     """What the trace holds, or, with a key, a module or an operation in it. `depth` counts modules inside each other."""
+    check_count("depth", depth, 0)
     if "torchlens" not in files.metadata:
         return _plain_overview(files, key)
     calls = calls_of(files)

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from torchlens.capture.collector import without_collector
@@ -18,9 +17,19 @@ from torchlens.trace.tensors import Blob, Tensors
 from torchlens.trace.writing import SHARD_BYTES, write_files
 from torchlens.wording import check_count, checked_file, got
 
-__all__ = ["FORMAT", "bytes_blob", "json_blob", "json_bytes", "save_history", "short_note", "trace_metadata"]
+__all__ = [
+    "FORMAT",
+    "OLDER_FORMATS",
+    "bytes_blob",
+    "json_blob",
+    "json_bytes",
+    "save_history",
+    "short_note",
+    "trace_metadata",
+]
 
-FORMAT = "1"  # raised when something in the JSON means something else than before
+FORMAT = "2"  # raised when something in the JSON is told in another way than before
+OLDER_FORMATS = ("1",)  # that can be read; there, each column of numbers was a list
 
 
 def trace_metadata() -> dict[str, str]:
@@ -42,8 +51,7 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, check_cir
 
 def bytes_blob(name: str, content: bytes) -> Blob:
     """Bytes as a tensor."""
-    flat = torch.from_numpy(np.frombuffer(bytearray(content), np.uint8)) if content else torch.empty(0, dtype=torch.uint8)
-    return Blob(name, "U8", (len(content),), flat)
+    return Blob(name, "U8", (len(content),), content)
 
 
 def save_history(log: Log, path: str | os.PathLike[str], params: bool = False, max_shard_bytes: int = SHARD_BYTES) -> None:

@@ -15,7 +15,7 @@ from torchlens.trace.call import call_document
 from torchlens.trace.names import OWN_PREFIX
 from torchlens.trace.python_values import PythonWriter
 from torchlens.trace.save import json_bytes, short_note
-from torchlens.trace.tensors import Blob, Piece, Tensors, is_as_written
+from torchlens.trace.tensors import Blob, Tensors, is_as_written
 
 __all__ = ["RepeatedCall", "Stencil", "call_facts", "stencil_of"]
 
@@ -58,15 +58,15 @@ class Stencil:
         self._places = places
         self._document = document
 
-    def pieces(self, call: int, memory: Sequence[memoryview]) -> list[Piece]:
+    def pieces(self, call: int, memory: Sequence[memoryview]) -> list[Blob]:
         """What is written of a call."""
         prefix = f"{call}/"
         found = [
-            Piece(prefix + name, dtype, shape, memory[block][start:end])
+            Blob(prefix + name, dtype, shape, memory[block][start:end])
             for name, dtype, shape, block, start, end in self._places
         ]
         text = prefix.join(self._document).encode("utf-8", "surrogatepass")
-        return [*found, Piece(f"{OWN_PREFIX}call/{call}", "U8", (len(text),), memoryview(text))]
+        return [*found, Blob(f"{OWN_PREFIX}call/{call}", "U8", (len(text),), text)]
 
 
 def call_facts(changed: Sequence[int], graph: int) -> dict[str, Any]:
@@ -93,7 +93,9 @@ def stencil_of(recording: Recording, names: Sequence[str], blocks: Sequence[Tens
 
 
 def _place_of(blob: Blob, number_of: dict[int, int], blocks: Sequence[Tensor], len_prefix: int) -> _Place | None:
-    tensor = blob.tensor
+    tensor = blob.content
+    if not isinstance(tensor, Tensor):
+        return None
     number = number_of.get(tensor.untyped_storage()._cdata)
     if number is None or not is_as_written(tensor) or not blocks[number].is_contiguous():
         return None

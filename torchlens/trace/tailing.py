@@ -11,6 +11,7 @@ import torch
 
 from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.current import CURRENT
+from torchlens.capture.parts import named_modules
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.capture.stored import StoredValue
 from torchlens.capture.user_code import warn_caller
@@ -23,6 +24,7 @@ _Model = TypeVar("_Model")
 # A path as the seed has it, ['features', '0'], and the module there.
 ModuleFilter = Callable[[list[str], torch.nn.Module], bool]
 _LIMIT = 64 * 2**20  # bytes that a running call holds before they are written
+_SAVES_ALL = CaptureOptions()
 
 
 class Tail(Generic[_Model]):
@@ -138,8 +140,9 @@ class Tail(Generic[_Model]):
             self._hand(scribe, number, session)
 
     def _begin(self, scribe: Scribe, number: int) -> Session | None:
-        saved = self._layers if isinstance(self._layers, frozenset) else frozenset()
-        options = CaptureOptions(saves=not isinstance(self._layers, frozenset), saved_modules=saved)
+        options = _SAVES_ALL
+        if isinstance(self._layers, frozenset):
+            options = CaptureOptions(saves=bool(self._layers), saved_modules=self._layers)
         outflow = _Outflow(scribe, number)
         try:
             session = Session(self._module, options, outflow=outflow)
@@ -180,7 +183,7 @@ def chosen_layers(
     """What `layers` means: None for all, the addresses of modules, or a function of a name in the file."""
     if isinstance(layers, str) and layers == "all":
         return None
-    modules = {address: module for address, module in model.named_modules() if address}
+    modules = {address: module for address, module in named_modules(model) if address}
     if callable(layers):
         return frozenset(address for address, module in modules.items() if layers(address.split("."), module))
     keys = checked_keys(layers, "features", "relu", "module")

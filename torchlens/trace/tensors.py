@@ -22,7 +22,7 @@ from torchlens.capture.wrappers import inner_of
 from torchlens.history.portable import text_of
 from torchlens.trace.format import DTYPES
 
-__all__ = ["Blob", "Note", "Piece", "Tensors", "is_as_written", "word_of"]
+__all__ = ["Blob", "Note", "Tensors", "is_as_written", "word_of"]
 
 # What stands in the JSON for a tensor; filled in when it is decided what is written.
 Note = dict[str, Any]
@@ -36,50 +36,43 @@ _COMPRESSED = {
 
 
 class Blob(NamedTuple):
-    """Something to write: its name, what the header says of it, and the tensor, in the order of its shape or not."""
+    """Something to write: its name, what the header says of it, and bytes, or a tensor in the order of its shape or not."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    tensor: Tensor
+    content: Tensor | bytes | memoryview
 
     @property
     def num_bytes(self) -> int:
-        return self.tensor.numel() * self.tensor.element_size()
+        content = self.content
+        return content.numel() * content.element_size() if isinstance(content, Tensor) else len(content)
 
     def numbers(self) -> memoryview:
         """The bytes, in the order of the shape; without a copy where they lie that way.
 
         What is conjugated or negated when it is read is written so, for others to read it right.
         """
-        tensor = self.tensor
-        if not is_as_written(tensor):
+        content = self.content
+        if not isinstance(content, Tensor):
+            return memoryview(content)
+        if not is_as_written(content):
             with torch._C.DisableTorchFunctionSubclass(), outside_fake_mode(), torch.no_grad():
-                tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        return bytes_of(tensor)
+                content = content.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        return bytes_of(content)
 
 
-class Piece(NamedTuple):
-    """Something to write whose bytes are at hand."""
-
+class _Added(NamedTuple):
     name: str
-    dtype: str
-    shape: tuple[int, ...]
-    content: memoryview
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.content)
-
-    def numbers(self) -> memoryview:
-        return self.content
+    tensor: Tensor
+    note: Note
 
 
 class _Held(NamedTuple):
     name: str
     tensor: Tensor
-    region: Region
     note: Note
+    region: Region
 
 
 def word_of(kind: torch.dtype | torch.layout | torch.memory_format) -> str:
@@ -96,7 +89,7 @@ class Tensors:
     def __init__(self, claim: Callable[[str], str]) -> None:
         self._claim = claim
         self._known: dict[int, tuple[Any, Note]] = {}
-        self._groups: dict[int, list[_Held]] = {}
+        self._groups: dict[int, list[_Added]] = {}  # by storage
 
     def add(self, tensor: Tensor, name: str) -> Note:
         """The note of a tensor, which is going to be called `name` if it is written."""
@@ -105,8 +98,7 @@ class Tensors:
             note: Note = {}
             known = self._known[id(tensor)] = (tensor, note)
             if _is_plain(tensor):
-                held = _Held(name, tensor, region_of(tensor), note)
-                self._groups.setdefault(tensor.untyped_storage()._cdata, []).append(held)
+                self._groups.setdefault(tensor.untyped_storage()._cdata, []).append(_Added(name, tensor, note))
                 return note
             with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
                 self._fill(tensor, name, note)
@@ -116,7 +108,10 @@ class Tensors:
         """Decides what is written. What was added comes with what shares its memory, and is not remembered."""
         found: list[Blob] = []
         for group in self._groups.values():
-            found += self._settle_group(group)
+            if len(group) == 1 and group[0].tensor.is_contiguous():  # as most are
+                found.append(self._written(group[0], group[0].tensor))
+            else:
+                found += self._settle_group([_Held(*added, region_of(added.tensor)) for added in group])
         self._groups.clear()
         self._known.clear()
         return found
@@ -148,9 +143,8 @@ class Tensors:
         elif not _has_memory(tensor):
             note.update(text=text_of(tensor), why="it is of a class of its own.")
         else:
-            self._groups.setdefault(tensor.untyped_storage()._cdata, []).append(
-                _Held(name, tensor.detach(), region_of(tensor), note)
-            )
+            added = _Added(name, tensor.detach(), note)
+            self._groups.setdefault(tensor.untyped_storage()._cdata, []).append(added)
 
     def _fill_valueless(self, tensor: Tensor, note: Note) -> None:
         sizes = inert_sizes(tensor.shape), inert_sizes(tensor.stride()) if tensor.layout is torch.strided else ()
@@ -204,16 +198,17 @@ class Tensors:
                 return [self._written_as_memory(group, start, end)]
         return [self._written_alone(held) for held in group]
 
-    def _written(self, held: _Held, tensor: Tensor) -> Blob:
+    def _written(self, held: _Added | _Held, tensor: Tensor) -> Blob:
         """Writes a tensor that fills its memory. Its note is complete with that, and a layout if it has one."""
-        note, name = held.note, self._claim(held.name)
+        note, name, shape = held.note, self._claim(held.name), tuple(tensor.shape)
         note["key"] = name
-        if tensor.numel() and tensor.stride() != _usual_strides(tensor.shape):
+        may_be_odd = 1 in shape or not tensor.is_contiguous()  # what has a side of one element has any stride there
+        if may_be_odd and tensor.numel() and tensor.stride() != _usual_strides(shape):
             note["layout"] = list(tensor.stride())
         _note_flags(tensor, note)
         dtype = _STORED_NAMES.get(tensor.dtype)
         if dtype is not None:
-            return Blob(name, dtype, tuple(tensor.shape), tensor)
+            return Blob(name, dtype, shape, tensor)
         note["dtype"] = word_of(tensor.dtype)
         if tensor.dtype is torch.complex128:
             return Blob(name, "F64", (*tensor.shape, 2), tensor)

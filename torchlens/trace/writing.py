@@ -2,12 +2,13 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torchlens.trace.files import INDEX_SUFFIX
-from torchlens.trace.format import Place, header_bytes
+from torchlens.trace.format import Place, description, header_bytes
 from torchlens.trace.tensors import Blob
 
 __all__ = ["SHARD_BYTES", "index_bytes", "remove_all", "shard_name", "write_all", "write_files", "write_pieces"]
@@ -63,13 +64,13 @@ def _divided(blobs: Sequence[Blob], shard_bytes: int) -> list[list[Blob]]:
 
 
 def _write_file(path: Path, blobs: Sequence[Blob], metadata: dict[str, str]) -> None:
-    places, end = [], 0
+    described, end = [], 0
     for blob in blobs:
-        places.append((blob.name, Place(blob.dtype, blob.shape, end, end + blob.num_bytes)))
+        described.append((blob.name, description(Place(blob.dtype, blob.shape, end, end + blob.num_bytes))))
         end += blob.num_bytes
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb", buffering=0) as file:
-        gathered = bytearray(header_bytes(places, metadata))
+        gathered = bytearray(header_bytes(described, metadata))
         for blob in blobs:
             numbers = blob.numbers()
             if len(numbers) <= _SMALL:
@@ -119,6 +120,8 @@ def index_bytes(maps: dict[str, str], total: int, metadata: dict[str, str]) -> b
     return json.dumps(content, indent=2, ensure_ascii=False).encode()
 
 
-def remove_all(paths: Sequence[Path]) -> None:
+def remove_all(paths: Iterable[str | Path]) -> None:
+    """Removes those that are there."""
     for path in paths:
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # noqa: PTH108 (as short a time as a short trace takes, making a Path would be felt)
