@@ -284,6 +284,10 @@ class Memory:
 
         Values of entries that are not `wanted` are forgotten.
         """
+        if wanted is not None:
+            for entry in range(len(self.values)):
+                if entry not in wanted:
+                    self.values[entry], self.versions[entry] = None, -1
         storages = set(map(storage_of, outliving))
         shared: list[Held] = []
         looked_at = storages.union(self.last_writes)
@@ -292,9 +296,7 @@ class Memory:
                 continue
             if storage in self.last_writes:
                 self._note_region(entry)
-            if wanted is not None and entry not in wanted:
-                self.values[entry], self.versions[entry] = None, -1
-            elif storage in storages:
+            if storage in storages:
                 value = self.values[entry]
                 if isinstance(value, torch.Tensor) and (entry not in self.origins or storage_of(value) in storages):
                     shared.append(entry)
