@@ -6,7 +6,7 @@ are filled up, and what they are filled up with is left out of every statistic.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,11 +42,11 @@ class StackStatistics(NamedTuple):
 
 def stacked(samples: Sequence[np.ndarray], befores: Sequence[np.ndarray | None]) -> list[Stack]:
     """All samples in as few stacks as there are widths and types. With a second array, it is the change since then."""
-    by_kind: dict[tuple[int, np.dtype[Any]], list[int]] = {}
+    by_kind: dict[tuple[int, str], list[int]] = {}
     for number, sample in enumerate(samples):
         length = len(sample)
         width = _WIDTHS[0] if length <= _WIDTHS[0] else max(length, _WIDTHS[1])
-        by_kind.setdefault((width, sample.dtype), []).append(number)
+        by_kind.setdefault((width, sample.dtype.char), []).append(number)
     found = []
     chunks = [
         (width, numbers[start : start + _MOST_ROWS])

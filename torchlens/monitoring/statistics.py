@@ -14,6 +14,7 @@ from torchlens.monitoring.stacks import Stack, stacked, statistics_of
 __all__ = ["Observation", "UnitActivity", "nonfinite_counts", "summarized"]
 
 
+_NUMBER_TYPES = frozenset({np.float32, np.float64})
 # One tensor that was looked at for a series (its number). With a second sample, the series is of the change since then.
 Observation = tuple[int, Sample, Sample | None]
 
@@ -164,7 +165,7 @@ def _add_ranges(found: _Rows, sources: list[Observation]) -> None:
 
 def _numbers(parts: list[Any]) -> np.ndarray:
     """What is known of several samples: numbers of numpy's, or tensors that may still be arriving."""
-    if any(not isinstance(part, np.floating) for part in parts):
+    if not _NUMBER_TYPES.issuperset(map(type, parts)):
         values = [value_of(part) for part in parts]
         parts = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
     return np.array(parts, np.float64)
