@@ -1,5 +1,6 @@
 """A run is a folder of files that survive: kills, torn and flipped bytes, a small budget, being continued, strangers."""
 
+import json
 import multiprocessing
 import os
 import random
@@ -391,11 +392,40 @@ def test_files_of_several_sessions_are_merged_with_exact_counts(tmp_path: Path) 
     assert [first for first, _, _ in groups] == [0, *(last + 1 for _, last, _ in groups[:-1])]
     assert sum(count for _, _, count in groups) == 140
     # A block of several steps that reaches beyond where the next session begins keeps what was seen of it.
-    for part, count in expected.items():
-        assert count <= r[part].outputs.num_calls.sum() <= count + 15
+    for address, count in expected.items():
+        assert count <= r[address].outputs.num_calls.sum() <= count + 15
     assert r.counts.offered == r.counts.recorded == recorded
     assert 140 <= r.scalars["loss"].counts.sum() <= 155
     assert r.is_finished
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Kind.SESSION, {"session": "x", "first_step": float("inf"), "time": 0}),
+        (Kind.SESSION, []),
+        (Kind.NAMES, [7]),
+        (Kind.SCALARS, [["loss"]]),
+        (Kind.END, {"offered": "many"}),
+    ],
+)
+def test_frames_that_make_no_sense_are_left_alone_when_files_are_merged(tmp_path: Path, kind: Kind, value: Any) -> None:
+    train(tmp_path, 3)
+    with the_segment(tmp_path).open("ab") as file:
+        file.write(frame_bytes(kind, json.dumps(value).encode()))
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        segments = run._writer._segments
+        segments._budget, segments._segment_bytes = 1, 1 << 12
+        for number in range(3, 40):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            wait_for(run, number)
+    assert run.problems == ["The files take more than their budget (budget=), and what is left cannot be merged"]
+    r = tl.open_run(tmp_path)
+    assert r.steps[-1] == 39
+    assert sum(count for _, _, count in r.step_groups) == 40
 
 
 def test_what_was_being_merged_when_its_process_was_killed_is_removed(tmp_path: Path) -> None:

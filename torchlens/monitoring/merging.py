@@ -54,7 +54,7 @@ def merged_frames(sources: Sequence[Source], level: int, every: int) -> Merged:
     Counts stay exact.
     """
     ended: dict[str, tuple[int, int]] = {}  # what sessions before the last one have offered and dropped
-    numbers: dict[tuple[str, str, str], int] = {}
+    numbers: dict[tuple[str, ...], int] = {}  # by module, kind and name
     rows: list[list[Any]] = []
     others: list[bytes] = []
     steps: list[Step] = []

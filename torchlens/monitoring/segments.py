@@ -15,6 +15,8 @@ __all__ = ["SegmentWriter"]
 
 # A budget is this many segments.
 _SEGMENTS_IN_BUDGET = 16
+# What reading frames raises that are whole but make no sense.
+_NONSENSE = (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError)
 # A file that was being merged so many seconds ago never will be: its process was killed.
 _LONG_AGO = 60.0
 
@@ -141,7 +143,7 @@ class SegmentWriter:
             level, num_steps, before, merged = merged_frames(
                 sources, max(each.level for each in chosen) + 1, self._every
             )  # fmt: skip
-        except (ValueError, KeyError, TypeError, IndexError):  # frames that make no sense are the reader's to tell about
+        except _NONSENSE:  # the reader tells about it
             return [each._replace(is_readable=False) for each in chosen]
         data = _segment_frame(self.rank, first, number, level, session, before) + merged
         target = segment_path(self.folder, self.rank, first, number)
@@ -172,6 +174,6 @@ def _described(path: Path, first: int, number: int) -> _Closed:
         level, session, before = told["level"], told["session"], before_of(told)
         if not isinstance(level, int) or not isinstance(session, str) or not session:
             raise ValueError("a segment without its session")
-    except (ValueError, KeyError, TypeError):
+    except _NONSENSE:
         return _Closed(first, number, 0, "", size, is_readable=False)
     return _Closed(first, number, level, session, size, before)

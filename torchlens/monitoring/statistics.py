@@ -192,8 +192,8 @@ def _fanned_out(
             if own in limits:
                 bounded.setdefault((int(rows.groups[place[number]]), limits[own]), []).append(number)
     for (group, (low, high)), numbers in bounded.items():
-        own = place[numbers]
-        values, lengths = rows.stacks[group].values[rows.places[own]], rows.sizes[own, 1]
+        chosen_rows = place[numbers]
+        values, lengths = rows.stacks[group].values[rows.places[chosen_rows]], rows.sizes[chosen_rows, 1]
         is_real = np.arange(values.shape[1]) < lengths[:, None]
         saturated[numbers] = np.count_nonzero(((values <= low) | (values >= high)) & is_real, axis=1) / lengths
     num_bins = rows.num_bins[place]
