@@ -125,7 +125,7 @@ def test_nothing_can_be_written(server: RunServer, method: str) -> None:
     ],
 )
 def test_no_path_leads_to_a_file(server: RunServer, path: str) -> None:
-    assert ask(server, path)[0] == 404
+    assert ask(server, path, {"Host": f"127.0.0.1:{server.server_port}"})[0] == 404
 
 
 @pytest.mark.parametrize("run", ["1", "-1", "../a", "a", "0.0", "9" * 30, "\u0661", ""])
