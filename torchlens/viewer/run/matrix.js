@@ -64,11 +64,12 @@ export class Matrix {
     ink.textAlign = "right";
     ink.textBaseline = "middle";
     const every = Math.max(1, Math.ceil(13 / each));
-    for (let k = 0; k < this.rows.length; k += every) ink.fillText(clip(this.rows[k].name || "the model", this.left - GAP - 4), this.left - GAP, top + (k + 0.5) * each + (every > 1 ? 4 : 0));
+    for (let k = 0; k < this.rows.length; k += every) ink.fillText(clip(this.rows[k].name || "the model", this.left - GAP - 4), this.left - GAP, Math.max(7, top + (k + 0.5) * each + (every > 1 ? 4 : 0)));
     ink.fillStyle = paint("--quiet");
     ink.textAlign = "center";
     for (const step of ticks(this.span[0], this.span[1], Math.max(2, Math.floor(w / 110)))) ink.fillText(step.toLocaleString("en-US"), Math.min(this.x(step), w - 20), h - AXIS / 2 + 2);
     this.top = top;
+    this.line.style.height = h - AXIS + "px";
     this.setSelected(this.selected);
   }
   /* One pixel for each module and column. */
