@@ -13,7 +13,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -213,45 +212,6 @@ def measure_training(workload: str, profile_name: str, seconds: float) -> dict[s
     return {**medians, "ratio": medians["logged"] / medians["plain"], "runs": len(plain)}
 
 
-def measure_monitoring(workload: str, every: int, seconds: float) -> dict[str, float]:
-    """CPU time of the training thread, a step under the monitor (its file included) against the same step without."""
-    import torchlens
-
-    torch.set_num_threads(1)  # as for its peers: what other threads do is not seen by the clock of this one
-    model, images, targets = TRAINING_WORKLOADS[workload]()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def one() -> None:
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images), targets).backward()
-        optimizer.step()
-
-    def steps() -> float:
-        start = time.thread_time()
-        for _ in range(10):
-            one()
-        return (time.thread_time() - start) / 10
-
-    steps()
-    plain: list[float] = []
-    monitored: list[float] = []
-    stop = time.perf_counter() + seconds
-    with tempfile.TemporaryDirectory() as folder:
-        run = torchlens.monitor(model, folder, every=every)
-        steps()  # the first recorded step makes the graph
-        while time.perf_counter() < stop or len(plain) < 3:
-            run.resume()
-            one()  # recording begins with a new step
-            while run.current_step % every:
-                one()
-            monitored.append(steps())
-            run.pause()
-            plain.append(steps())
-        run.finish()
-    medians = {"plain": statistics.median(plain), "logged": statistics.median(monitored)}
-    return {**medians, "ratio": medians["logged"] / medians["plain"], "runs": len(plain)}
-
-
 def measure_scaling() -> dict[str, float]:
     """The time of 100,000 logged and labelled operations over that of 10,000."""
     (small, x), (large, _) = WORKLOADS["loop of 10,000 operations"](), WORKLOADS["loop of 100,000 operations"]()
@@ -322,10 +282,9 @@ def measure_import() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    others = ["dropped", "dropped-kept", "extraction", "training", "monitoring", "scaling", "listing", "memory", "import"]
+    others = ["dropped", "dropped-kept", "extraction", "training", "scaling", "listing", "memory", "import"]
     parser.add_argument("tool", choices=[*TOOLS, *others])
     parser.add_argument("workload", nargs="?", choices=[*WORKLOADS, *TRAINING_WORKLOADS, *LISTINGS])
-    parser.add_argument("--every", type=int, default=1, help="of monitoring")
     parser.add_argument("--profile", choices=list(PROFILES), default="module", help="of training")
     parser.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
@@ -340,8 +299,6 @@ def main() -> None:
         result = measure_extraction(options.seconds)
     elif options.tool == "listing":
         result = measure_listing(options.workload)
-    elif options.tool == "monitoring":
-        result = measure_monitoring(options.workload, options.every, options.seconds)
     elif options.tool == "training":
         result = measure_training(options.workload, options.profile, options.seconds)
     else:

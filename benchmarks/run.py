@@ -66,9 +66,8 @@ def python_of(tool: str) -> str:
     return str(python)
 
 
-def measure(tool: str, *arguments: str, timeout: float = 150) -> dict[str, float] | str:
+def measure(tool: str, *arguments: str, script: str = "benchmarks.measure", timeout: float = 150) -> dict[str, float] | str:
     """The measured figures, or the reason there are none."""
-    script = "benchmarks.watchers" if tool in WATCHERS else "benchmarks.measure"
     code = f"import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('{script}', run_name='__main__')"
     # The repository is first on the path for our own runs, last for a peer of the same name.
     is_peer = tool in PEERS or tool in WATCHERS
@@ -100,6 +99,11 @@ def ratio_and_end(result: dict[str, float] | str) -> str:
     return result if isinstance(result, str) else f"{ratio(result)}, and {result['end'] * 1000:.1f} ms at the end"
 
 
+def ratio_and_clock(result: dict[str, float] | str) -> str:
+    """With the ratio of the times that passed."""
+    return result if isinstance(result, str) else f"{ratio(result)} ({ratio({'ratio': result['wall']})})"
+
+
 def listing(result: dict[str, float] | str) -> str:
     """With the time per operation."""
     return result if isinstance(result, str) else f"{ratio(result)}, {result['logged'] * 10:.2f} µs each"
@@ -129,14 +133,16 @@ def own_rows(environment: str, module: str, *arguments: str) -> list[str]:
 
 def monitoring_rows(seconds: float, with_peers: bool) -> list[str]:
     """In each cell: recording every step, and every tenth."""
-    tools = {"monitoring": "ours", **{name: WATCHER_NAMES[name] for name in WATCHERS if with_peers}}
-    head = "a training step watched, `every=1` and `every=10`, CPU time of the thread"
+    tools = {"torchlens": "ours", **{name: WATCHER_NAMES[name] for name in WATCHERS if with_peers}}
+    head = "a training step watched, `every=1` and `every=10`, CPU time of the thread (and on the clock)"
     rows = [f"| {head} | {' | '.join(tools.values())} |", "|---|" + "---|" * len(tools)]
     for workload in (*TRAINING, "GPT of 6 layers, 8 × 64 tokens"):
         cells = []
         for tool in tools:
             arguments = [workload, "--seconds", str(seconds), "--every"]
-            found = [ratio(measure(tool, *arguments, every)) for every in ("1", "10")]
+            found = [
+                ratio_and_clock(measure(tool, *arguments, every, script="benchmarks.watchers")) for every in ("1", "10")
+            ]
             cells.append(" and ".join(dict.fromkeys(found)))
         rows.append(f"| {workload} | {' | '.join(cells)} |")
     return rows

@@ -1,5 +1,6 @@
 """A run is a folder of files that survive: kills, torn and flipped bytes, a small budget, being continued, strangers."""
 
+import json
 import multiprocessing
 import os
 import random
@@ -318,6 +319,113 @@ def test_what_a_checkpoint_supersedes_in_the_midst_of_merged_steps_is_cut(tmp_pa
     assert any(last == 49 for _, last, _ in groups)
     assert [first for first, _, _ in groups] == [0, *(last + 1 for _, last, _ in groups[:-1])]
     assert sum(count for _, _, count in groups) == 150
+
+
+def _train_a_little(folder: Path, first: int, announce: Any) -> None:
+    """A session that is killed at some moment after it has announced its steps."""
+    torch.manual_seed(first)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(1 + first % 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = tl.monitor(model, folder, graph="modules", step=first)
+    squeeze(run)
+    for number in range(first, first + 12):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        wait_for(run, number)
+        announce.send((number, run.counts.recorded))
+    time.sleep(600)
+
+
+def test_the_budget_is_kept_over_sessions_that_were_killed(tmp_path: Path) -> None:
+    """Each leaves files behind, and some go back to a checkpoint: together they take no more than one that ran through."""
+    context = multiprocessing.get_context("fork")
+    generator = random.Random(0)
+    step = recorded = 0
+    last = -1
+    for _ in range(30):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_train_a_little, args=(tmp_path, step, sender))
+        process.start()
+        for _ in range(generator.randrange(1, 13)):
+            last, own = receiver.recv()
+        process.kill()
+        process.join()
+        while receiver.poll():
+            last, own = receiver.recv()
+        recorded += own
+        step = max(last + 1 - generator.choice((0, 0, 3, 8)), 0)
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.seg"))
+    assert size <= (1 << 16) + (1 << 14), [path.name for path in tmp_path.glob("*.seg")]
+    r = tl.open_run(tmp_path)
+    groups = r.step_groups
+    assert [first for first, _, _ in groups] == [0, *(each + 1 for _, each, _ in groups[:-1])]
+    assert groups[-1][1] >= last
+    assert sum(count for _, _, count in groups) == groups[-1][1] + 1
+    assert len(r.sessions) == 30
+    assert r.problems == []
+    assert r.counts.recorded >= recorded  # a process may have written more before it was killed than it could announce
+    assert r.counts.dropped == 0
+
+
+def test_files_of_several_sessions_are_merged_with_exact_counts(tmp_path: Path) -> None:
+    """Their series have other numbers, their counts begin anew, and what was superseded is left out."""
+    expected, recorded = {"0": 0, "1": 0}, 0
+    for session, (first, end) in enumerate(((0, 40), (40, 70), (55, 90), (90, 91), (91, 140))):
+        parts = [nn.Linear(4, 4), nn.Linear(4, 4)][: 1 + session % 2]
+        model = nn.Sequential(*parts)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with tl.monitor(model, tmp_path, graph="modules", step=first) as run:
+            segments = run._writer._segments
+            segments._budget, segments._segment_bytes = 1, 1 << 12
+            for number in range(first, end):
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+                run.log(loss=float(number))
+                wait_for(run, number)
+        recorded += run.counts.recorded
+        stays = {1: 15, 2: 35}.get(session, end - first)
+        for part in range(len(parts)):
+            expected[str(part)] += stays
+    assert len(segment_files(tmp_path)) == 2  # all that is closed is one file
+    r = tl.open_run(tmp_path)
+    groups = r.step_groups
+    assert [first for first, _, _ in groups] == [0, *(last + 1 for _, last, _ in groups[:-1])]
+    assert sum(count for _, _, count in groups) == 140
+    # A block of several steps that reaches beyond where the next session begins keeps what was seen of it.
+    for address, count in expected.items():
+        assert count <= r[address].outputs.num_calls.sum() <= count + 15
+    assert r.counts.offered == r.counts.recorded == recorded
+    assert 140 <= r.scalars["loss"].counts.sum() <= 155
+    assert r.is_finished
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Kind.SESSION, {"session": "x", "first_step": float("inf"), "time": 0}),
+        (Kind.SESSION, []),
+        (Kind.NAMES, [7]),
+        (Kind.SCALARS, [["loss"]]),
+        (Kind.END, {"offered": "many"}),
+    ],
+)
+def test_frames_that_make_no_sense_are_left_alone_when_files_are_merged(tmp_path: Path, kind: Kind, value: Any) -> None:
+    train(tmp_path, 3)
+    with the_segment(tmp_path).open("ab") as file:
+        file.write(frame_bytes(kind, json.dumps(value).encode()))
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        segments = run._writer._segments
+        segments._budget, segments._segment_bytes = 1, 1 << 12
+        for number in range(3, 40):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            wait_for(run, number)
+    assert run.problems == ["The files take more than their budget (budget=), and what is left cannot be merged"]
+    r = tl.open_run(tmp_path)
+    assert r.steps[-1] == 39
+    assert sum(count for _, _, count in r.step_groups) == 40
 
 
 def test_what_was_being_merged_when_its_process_was_killed_is_removed(tmp_path: Path) -> None:

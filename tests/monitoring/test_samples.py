@@ -1,13 +1,17 @@
 """A sample is what the tensor has, whoever reads its memory; and the bins of a step are those of its samples."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from torchlens.monitoring import stacks
 from torchlens.monitoring.bins import bins_of, narrowed
+from torchlens.monitoring.columns import QUANTILES
 from torchlens.monitoring.samples import SAMPLE_SIZE, Sample, Sampler
 from torchlens.monitoring.statistics import summarized
 
@@ -31,11 +35,9 @@ def tensors() -> Iterable[torch.Tensor]:
         yield special
 
 
-@pytest.mark.parametrize("is_threaded", [False, True])
-def test_numpy_and_torch_take_the_same_sample_and_range(is_threaded: bool) -> None:
+def test_numpy_and_torch_take_the_same_sample_and_range() -> None:
     by_numpy, by_torch = Sampler(), Sampler()
     by_torch.uses_numpy = False
-    by_numpy._is_threaded = is_threaded
     for tensor in tensors():
         mine, other = by_numpy.take(tensor), by_torch.take(tensor)
         assert mine is not None
@@ -101,3 +103,54 @@ def test_bins_of_a_step_are_those_of_its_samples(dtype: type) -> None:
             start, end = columns.starts[place : place + 2]
             found = dict(zip(columns.codes[start:end].tolist(), columns.counts[start:end].tolist(), strict=True))
             assert found == Counter(bins_of(narrowed(rows[row])).tolist())
+
+
+def test_statistics_of_samples_of_all_lengths_are_those_of_each_alone() -> None:
+    generator = np.random.default_rng(1)
+    observations = []
+    expected: list[np.ndarray] = []
+    for number, count in enumerate((1, 2, 30, 255, 256, 257, 700, 1024, 5000) * 3):
+        tensor = torch.from_numpy(generator.standard_normal(count).astype(np.float32))
+        if number >= 18:
+            tensor[generator.integers(count, size=3)] = torch.tensor([np.nan, np.inf, -np.inf])
+        earlier = torch.from_numpy(generator.standard_normal(count).astype(np.float32)) if 9 <= number < 18 else None
+        sample = Sampler().take(tensor)
+        before = None if earlier is None else Sampler().take(earlier)
+        assert sample is not None
+        observations.append((number, sample, before))
+        expected.append(sample.values - before.values if before is not None else sample.values.copy())
+
+    columns = summarized(observations, {9: (-1.0, 1.0), 12: (-1.0, 1.0)})
+
+    assert columns.series.tolist() == list(range(27))
+    for row, values in enumerate(expected):
+        real = values[~np.isnan(values)]
+        finite = values[np.isfinite(values)].astype(np.float64)
+        assert columns.sampled[row] == len(values)
+        if observations[row][1].plan.num_elements <= 1024 or row in range(9, 18):
+            low, high = (real.min(), real.max()) if len(real) else (np.nan, np.nan)
+            np.testing.assert_array_equal([columns.low[row], columns.high[row]], [low, high])
+        np.testing.assert_allclose(columns.total[row], finite.sum(), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(columns.squares[row], np.square(finite).sum(), rtol=1e-12)
+        quantiles = np.quantile(finite, QUANTILES) if len(finite) else np.full(9, np.nan)
+        np.testing.assert_allclose(columns.quantiles[row], quantiles, rtol=1e-5, atol=1e-6)
+        own = slice(*columns.starts[row : row + 2])
+        found = dict(zip(columns.codes[own].tolist(), columns.counts[own].tolist(), strict=True))
+        assert found == Counter(bins_of(values).tolist())
+    for row in (9, 12):
+        assert columns.saturated[row] == np.float32(np.mean(np.abs(expected[row]) >= 1))
+
+
+def test_the_work_for_a_step_does_not_grow_with_the_number_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(name: str, own: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        calls.append(name)
+        return own(*args, **more)
+
+    for name in ("_quantiles", "_bins", "_sums"):
+        monkeypatch.setattr(stacks, name, partial(counted, name, getattr(stacks, name)))
+    sampler = Sampler()
+    samples = [sampler.take(torch.randn(size)) for size in (5, 64, 300, 900, 5000) * 20]
+    summarized([(number, sample, None) for number, sample in enumerate(samples) if sample is not None], {})
+    assert sorted(calls) == ["_bins", "_bins", "_quantiles", "_quantiles", "_sums", "_sums"]

@@ -92,6 +92,13 @@ def test_another_site_is_refused(server: RunServer, site: str) -> None:
     assert ask(server, "/runs", {"Sec-Fetch-Site": site})[0] == 403
     for own in ("none", "same-origin"):
         assert ask(server, "/runs", {"Sec-Fetch-Site": own})[0] == 200
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=PATIENCE)
+    connection.putrequest("GET", f"/runs?token={server.token}")
+    for each in ("same-origin", site):
+        connection.putheader("Sec-Fetch-Site", each)
+    connection.endheaders()
+    assert connection.getresponse().status == 403
+    connection.close()
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "MKCOL"])
@@ -105,10 +112,20 @@ def test_nothing_can_be_written(server: RunServer, method: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/../../etc/passwd", "/a/run.json", "/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd", "/runs/../a/graph.json", "/run/0"],
+    [
+        "/../../etc/passwd",
+        "/a/run.json",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "//etc/passwd",
+        "/runs/../a/graph.json",
+        "/run/0",
+        "//evil.example/runs",
+        "http://evil.example/runs",
+        "http://evil.example/events",
+    ],
 )
 def test_no_path_leads_to_a_file(server: RunServer, path: str) -> None:
-    assert ask(server, path)[0] == 404
+    assert ask(server, path, {"Host": f"127.0.0.1:{server.server_port}"})[0] == 404
 
 
 @pytest.mark.parametrize("run", ["1", "-1", "../a", "a", "0.0", "9" * 30, "\u0661", ""])

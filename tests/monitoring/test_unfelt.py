@@ -4,6 +4,7 @@ import contextlib
 import copy
 import gc
 import io
+import itertools
 import multiprocessing
 import pickle
 import subprocess
@@ -368,6 +369,36 @@ def in_another_thread(function: Any, *args: Any) -> None:
     thread = threading.Thread(target=function, args=args)
     thread.start()
     thread.join()
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_an_optimizer_that_takes_the_place_of_another_begins_no_step_late(tmp_path: Path, is_kept: bool) -> None:
+    """As when layers are unfrozen: its first step is a step like any other, whether or not the old one still lives."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    kept = []
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        for number in range(6):
+            if number % 2 == 0:
+                optimizer = torch.optim.SGD(model[1 if number < 2 else 0 :].parameters(), lr=0.1)
+                if is_kept:
+                    kept.append(optimizer)
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            assert run.current_step == number + 1
+    assert tl.open_run(tmp_path).steps == [0, 1, 2, 3, 4, 5]
+
+
+def test_optimizers_with_common_parameters_take_turns(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizers = [torch.optim.SGD(model[:1].parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)]
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        ended = []
+        for _ in range(6):
+            for optimizer in optimizers:
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+            ended.append(run.current_step)
+    assert [later - before for before, later in itertools.pairwise(ended[1:])] == [1, 1, 1, 1]
 
 
 def test_two_models_are_monitored_at_once(tmp_path: Path) -> None:

@@ -137,6 +137,18 @@ def test_all_modules_over_all_steps_side_by_side(opened) -> None:
     tab.until("document.querySelectorAll('.matrix canvas').length === 1")
 
 
+def test_in_all_modules_the_line_of_the_step_ends_with_the_modules(opened) -> None:
+    tab = opened()
+    tab.page.click("#view-modules")
+    tab.until("document.querySelectorAll('.matrix canvas').length > 0")
+    settled(tab)
+    bottoms = (
+        "(() => ['.matrix .cursor', '.matrix canvas'].map(s => document.querySelector(s).getBoundingClientRect().bottom))()"
+    )
+    line, canvas = tab.run(bottoms)
+    assert canvas - 20 < line < canvas
+
+
 def test_the_graphs_of_two_runs_side_by_side_have_one_scale_one_step_and_one_selection(opened, runs) -> None:
     tab = opened()
     tab.page.select_option("#by", "outputs/zero")

@@ -7,8 +7,9 @@ A segment (`rank0-000001.seg`) is a file of frames, one after the other, and is 
 A frame is written by one `write`: what a reader finds is whole frames and, at the end, perhaps a part of one that is being
 written or never was finished. The kinds, and their payloads:
 
-    SEGMENT   JSON: {"format": 1, "rank", "number", "first", "level"}. The first frame of every file. A segment with
-              `first` < `number` stands for all segments from `first` to `number`: it was merged from them.
+    SEGMENT   JSON: {"format": 1, "rank", "number", "first", "level", "session"}. The first frame of every file. A segment
+              with `first` < `number` stands for all segments from `first` to `number`: it was merged from them. If some
+              of these are of sessions before `session`, "before" is what those had offered and dropped.
     SESSION   JSON: {"session", "first_step", "time", "pid", "host", "options"}. A process begins to record. What earlier
               sessions recorded at `first_step` and later is superseded (training went on from a checkpoint before it).
     NAMES     JSON: a list of [series, module, kind, name, shape, dtype]: what the numbers of series in later frames mean.
@@ -98,6 +99,14 @@ def frame_bytes(kind: int, payload: bytes) -> bytes:
 def json_frame(kind: int, value: Any) -> bytes:
     """A frame with JSON in it."""
     return frame_bytes(kind, json.dumps(value, separators=(",", ":"), ensure_ascii=True).encode())
+
+
+def before_of(head: dict[str, Any]) -> tuple[int, int]:
+    """What a SEGMENT frame says of earlier sessions: (offered, dropped). ValueError if that makes no sense."""
+    offered, dropped = map(int, head.get("before", (0, 0)))
+    if not 0 <= dropped <= offered:
+        raise ValueError("a segment that dropped more than there was")
+    return offered, dropped
 
 
 def read_frames(data: bytes | memoryview, start: int = 0) -> Iterator[Frame | Damage]:

@@ -139,8 +139,11 @@ class Health:
 
     def _findings(self, rows: "_Rows") -> Iterable[Finding]:
         yield from _nonfinite(rows)
-        for number, row in rows.of("outputs"):
-            yield from self._activation(number, row, rows)
+        suspects = rows.suspects()
+        if suspects:
+            for name, row in rows.of("outputs"):
+                if row in suspects:
+                    yield from self._activation(name, row, rows)
         weights = rows.weights()
         finite = [weight for weight in weights if weight.gradient_norm < inf]  # false for NaN, too
         largest = max((weight.gradient_norm for weight in finite), default=0.0)
@@ -237,6 +240,12 @@ class _Rows:
     def of(self, kind: str) -> list[tuple[SeriesName, int]]:
         """In the order in which they first came up."""
         return self.layout.by_kind.get(kind, [])
+
+    def suspects(self) -> set[int]:
+        """Rows with dead units or saturation."""
+        columns = self.columns
+        is_dead, is_saturated = columns.dead >= THRESHOLDS["dead_share"], columns.saturated > THRESHOLDS["saturated_share"]
+        return set(np.flatnonzero(is_dead | is_saturated).tolist())
 
     def weights(self) -> list[WeightNorms]:
         """Matrices with their gradients."""

@@ -8,15 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torchlens.monitoring.columns import Columns, merged
+from torchlens.monitoring.columns import merged
 from torchlens.monitoring.frames import Step
-from torchlens.monitoring.merging import as_one
+from torchlens.monitoring.merging import NEVER, as_one, cut, cut_scalars, renumbered
 from torchlens.monitoring.segment_contents import SegmentContents
 from torchlens.monitoring.views import Scalars, Series, SeriesKey
 
 __all__ = ["Joined"]
-
-_NEVER = 1 << 62
 
 
 class Joined:
@@ -32,16 +30,16 @@ class Joined:
         steps: list[tuple[int, Step]] = []
         rows: dict[str, dict[int, list[Any]]] = {}
         for segment in segments:
-            limit = limits.get((segment.rank, segment.session), _NEVER)
+            limit = limits.get((segment.rank, segment.session), NEVER)
             numbers = {own: self._number(key) for own, key in segment.names.items()}
             num_same = next((own for own in range(len(numbers)) if numbers.get(own) != own), len(numbers))
             for step in segment.steps:
                 if step.first < limit:
-                    steps.append((segment.rank, _cut(_renumbered(step, numbers, num_same), limit)))
+                    is_same = len(step.columns) > 0 and step.columns.series[-1] < num_same  # series are in order
+                    steps.append((segment.rank, cut(step if is_same else renumbered(step, numbers), limit)))
             if segment.rank == first_rank:
-                for row in segment.scalars:
-                    if row[1] < limit:
-                        rows.setdefault(row[0], {})[row[1]] = row
+                for row in cut_scalars(segment.scalars, segment.steps, limit):
+                    rows.setdefault(row[0], {})[row[1]] = row
         self.steps = [_together(group) for group in _overlapping(steps)]
         for key, (module, kind, name) in zip(self.keys, self._numbers, strict=True):
             series = Series(key, self._numbers[module, kind, name], self.steps)
@@ -62,26 +60,6 @@ class Joined:
         return self._numbers[short]
 
 
-def _renumbered(step: Step, numbers: dict[int, int], num_same: int) -> Step:
-    """With the numbers that series have in all files. The first `num_same` have those already."""
-    columns = step.columns
-    if len(columns) and columns.series[-1] < num_same:  # series are in order
-        return step
-    unknown = [number for number in columns.series.tolist() if number not in numbers]
-    if unknown or not len(columns):
-        # A file that does not tell its names is damaged in a way that no checksum shows.
-        return Step(step.first, step.last, step.count, step.time, step.offered, step.dropped, merged([]))
-    new = [numbers[number] for number in columns.series.tolist()]
-    if new == columns.series.tolist():
-        return step
-    changed = Columns(**{name: getattr(columns, name) for name in Columns.__slots__})
-    changed.series = columns.series.copy()
-    changed.series[:] = new
-    if new != sorted(new):
-        changed = merged([changed, merged([])]) if len(set(new)) == len(new) else merged([changed])
-    return Step(step.first, step.last, step.count, step.time, step.offered, step.dropped, changed)
-
-
 def _superseded(segments: Iterable[SegmentContents]) -> Mapping[tuple[int, str], int]:
     """For each session of a rank, the step from which on a later one counts."""
     by_rank: dict[int, list[dict[str, Any]]] = {}
@@ -89,16 +67,11 @@ def _superseded(segments: Iterable[SegmentContents]) -> Mapping[tuple[int, str],
         by_rank.setdefault(segment.rank, []).extend(segment.sessions)
     limits: dict[tuple[int, str], int] = {}
     for rank, sessions in by_rank.items():
-        limit = _NEVER
+        limit = NEVER
         for session in sorted(sessions, key=lambda each: float(each["time"]), reverse=True):
             limits[rank, session["session"]] = limit
             limit = min(limit, session["first_step"])
     return limits
-
-
-def _cut(step: Step, limit: int) -> Step:
-    """A step that was merged from several, the last of which are superseded, stands for the first of them."""
-    return step if step.last < limit else replace(step, last=limit - 1, count=min(step.count, limit - step.first))
 
 
 def _overlapping(steps: Iterable[tuple[int, Step]]) -> Iterable[list[tuple[int, Step]]]:

@@ -134,7 +134,8 @@ class RunReader:
                 last[own] = max(last.get(own, (0, 0)), (step.offered, step.dropped))
             if segment.end is not None:
                 last[own] = segment.end["offered"], segment.end["dropped"]
-        offered, dropped = (sum(each[place] for each in last.values()) for place in (0, 1))
+        every = [*last.values(), *(each.before for each in self._segments.values())]
+        offered, dropped = (sum(each[place] for each in every) for place in (0, 1))
         return Counts(offered, offered - dropped, dropped)
 
     @property

@@ -23,11 +23,10 @@ _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16
 # Tensors whose elements do not lie side by side are read ten times as slowly: of larger ones, the range is the sample's.
 _MOST_STRIDED = 1 << 14
 _MOST_PLANS = 4096
-# What numpy finds the range of, in half the time of `torch.aminmax`; unless that has several threads, and so many elements.
+# What numpy reads where it lies, in half the time of torch's calls.
 _NUMPY_FLOATS: dict[torch.dtype, np.dtype[Any]] = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
-_FEW_FOR_THREADS = 1 << 16
-# In pieces that stay in the cache between the search for the smallest and for the largest.
-_PIECE = 1 << 17
+# Of more elements, `torch.aminmax` finds the range faster: numpy reads them twice, and not with several threads.
+_MANY = 1 << 16
 # Where in its stretch each element is taken from. Even steps would meet the same column of a matrix again and again.
 _JITTER = np.random.Generator(np.random.PCG64(20)).random(SAMPLE_SIZE)
 
@@ -93,11 +92,6 @@ class Sampler:
 
     def __init__(self) -> None:
         self._plans: dict[Any, Plan | None] = {}
-        self._is_threaded = False
-
-    def refresh(self) -> None:
-        """To be called now and then: the number of threads may have changed."""
-        self._is_threaded = torch.get_num_threads() > 1
 
     def take(self, tensor: torch.Tensor, wants_range: bool = True) -> Sample | None:
         """A sample; None if there are no numbers to look at. Nobody must be listening: see quiet.py."""
@@ -135,16 +129,12 @@ class Sampler:
             return Sample(flat.copy(), None, None, plan)
         low = high = None
         if wants_range:
-            count = plan.num_elements
-            if count > _FEW_FOR_THREADS and self._is_threaded:
-                low, high = torch.aminmax(tensor.detach())
-            elif count > 2 * _PIECE:
-                pieces = [flat[start : start + _PIECE] for start in range(0, count, _PIECE)]
-                ranges = [(_smallest(piece), _largest(piece)) for piece in pieces]
-                low, high = _smallest([low for low, _ in ranges]), _largest([high for _, high in ranges])
+            if plan.num_elements > _MANY:
+                own = tensor.detach()
+                low, high = torch.aminmax(own if plan.is_contiguous else own.as_strided((plan.num_elements,), (1,)))
             else:
                 low, high = _smallest(flat), _largest(flat)
-        return Sample(flat[places], low, high, plan)
+        return Sample(flat.take(places, mode="clip"), low, high, plan)  # all are there: "clip" does not look first
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor | None:

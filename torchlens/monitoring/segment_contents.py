@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torchlens.monitoring.folder import SegmentFile
-from torchlens.monitoring.frames import Damage, Frame, Kind, Step, parse_json, read_frames, unpack_step
+from torchlens.monitoring.frames import Damage, Frame, Kind, Step, before_of, parse_json, read_frames, unpack_step
 from torchlens.monitoring.health import RunFinding
 from torchlens.monitoring.views import SeriesKey
 
@@ -30,7 +30,8 @@ class SegmentContents:
     rank: int
     identity: tuple[int, int] = (0, 0)  # device and inode: a file that was written anew is another
     offset: int = 0
-    session: str = ""
+    session: str = ""  # the last one in it
+    before: tuple[int, int] = (0, 0)  # what the sessions before that one had offered and dropped
     names: dict[int, SeriesKey] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     scalars: list[list[Any]] = field(default_factory=list)
@@ -73,7 +74,8 @@ def _add(segment: SegmentContents, frame: Frame) -> None:
     """Takes note of what a frame says. Raises one of the errors of wrong data if it says nothing sensible."""
     kind, payload, _ = frame
     if kind == Kind.SEGMENT:
-        segment.session = str(parse_json(payload, dict)["session"])
+        head = parse_json(payload, dict)
+        segment.session, segment.before = str(head["session"]), before_of(head)
     elif kind == Kind.SESSION:
         value = parse_json(payload, dict)
         segment.sessions.append(

@@ -2,18 +2,21 @@
 
 import os
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from time import time
 from typing import Any, NamedTuple
 
 from torchlens.monitoring.folder import segment_files, segment_path, unfinished_files
-from torchlens.monitoring.frames import Frame, Kind, json_frame, parse_json, read_frames
-from torchlens.monitoring.merging import merged_frames
+from torchlens.monitoring.frames import Damage, Frame, Kind, before_of, json_frame, parse_json, read_frames
+from torchlens.monitoring.merging import Source, merged_frames
 
 __all__ = ["SegmentWriter"]
 
 # A budget is this many segments.
 _SEGMENTS_IN_BUDGET = 16
+# What reading frames raises that are whole but make no sense.
+_NONSENSE = (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError)
 # A file that was being merged so many seconds ago never will be: its process was killed.
 _LONG_AGO = 60.0
 
@@ -24,9 +27,11 @@ class _Closed(NamedTuple):
     first: int
     number: int
     level: int  # its steps are merged in blocks of 2 ** level (see merging.py)
-    session: str
+    session: str  # the last one in it; "" if nothing is in it
     size: int
-    can_merge: bool = True
+    before: tuple[int, int] = (0, 0)  # what the sessions before that one had offered and dropped
+    is_readable: bool = True
+    has_steps: bool = True  # more than one, or perhaps
 
 
 class SegmentWriter:
@@ -108,33 +113,39 @@ class SegmentWriter:
 
     def _merge_once(self) -> bool:
         """Merges two neighbours, the oldest of those merged least; or the steps of one. False if nothing is left."""
+        closed = self._closed
         pairs = [
             (one.level + two.level, place)
-            for place, (one, two) in enumerate(zip(self._closed, self._closed[1:], strict=False))
-            if one.session == two.session and one.can_merge and two.can_merge
+            for place, (one, two) in enumerate(pairwise(closed))
+            if one.is_readable
+            and two.is_readable
+            # Of a session that is over, all is in the first of them: what it had offered is told once.
+            and (one.session == two.session or not two.session or not place or closed[place - 1].session != one.session)
         ]
-        singles = [(each.level, place) for place, each in enumerate(self._closed) if each.can_merge]
+        singles = [(each.level, place) for place, each in enumerate(closed) if each.is_readable and each.has_steps]
         if pairs:
             place, count = min(pairs)[1], 2
         elif singles:
             place, count = min(singles)[1], 1
         else:
             return False
-        chosen = self._closed[place : place + count]
-        self._closed[place : place + count] = self._merged(chosen)
+        self._closed[place : place + count] = self._merged(closed[place : place + count])
         return True
 
     def _merged(self, chosen: list[_Closed]) -> list[_Closed]:
-        first, number = chosen[0].first, chosen[-1].number
-        frames: list[Frame] = []
+        first, number, session = chosen[0].first, chosen[-1].number, chosen[-1].session or chosen[0].session
         paths = [segment_path(self.folder, self.rank, each.first, each.number) for each in chosen]
-        for path in paths:
-            frames += [frame for frame in read_frames(path.read_bytes()) if isinstance(frame, Frame)]
+        sources = []
+        for path, each in zip(paths, chosen, strict=True):
+            frames = [frame for frame in read_frames(path.read_bytes()) if isinstance(frame, Frame)]
+            sources.append(Source(frames, each.session or session, each.before))
         try:
-            level, num_steps, merged = merged_frames(frames, max(each.level for each in chosen) + 1, self._every)
-        except (ValueError, KeyError, TypeError, IndexError):  # frames that make no sense are the reader's to tell about
-            return [each._replace(can_merge=False) for each in chosen]
-        data = _segment_frame(self.rank, first, number, level, chosen[0].session) + merged
+            level, num_steps, before, merged = merged_frames(
+                sources, max(each.level for each in chosen) + 1, self._every
+            )  # fmt: skip
+        except _NONSENSE:  # the reader tells about it
+            return [each._replace(is_readable=False) for each in chosen]
+        data = _segment_frame(self.rank, first, number, level, session, before) + merged
         target = segment_path(self.folder, self.rank, first, number)
         beside = target.with_name(f"{target.name}.tmp")
         beside.write_bytes(data)
@@ -142,12 +153,12 @@ class SegmentWriter:
         for path in paths:
             if path != target:
                 path.unlink(missing_ok=True)
-        return [_Closed(first, number, level, chosen[0].session, len(data), can_merge=num_steps > 1)]
+        return [_Closed(first, number, level, session, len(data), before, has_steps=num_steps > 1)]
 
 
-def _segment_frame(rank: int, first: int, number: int, level: int, session: str) -> bytes:
+def _segment_frame(rank: int, first: int, number: int, level: int, session: str, before: tuple[int, int] = (0, 0)) -> bytes:
     head = {"format": 1, "rank": rank, "first": first, "number": number, "level": level, "session": session}
-    return json_frame(Kind.SEGMENT, head)
+    return json_frame(Kind.SEGMENT, head | ({"before": before} if any(before) else {}))
 
 
 def _described(path: Path, first: int, number: int) -> _Closed:
@@ -156,11 +167,13 @@ def _described(path: Path, first: int, number: int) -> _Closed:
     with path.open("rb") as file:
         start = file.read(4096)
     head = next(read_frames(start), None)
+    if head is None or (isinstance(head, Damage) and head.is_torn and size <= len(start)):
+        return _Closed(first, number, 0, "", size, has_steps=False)  # its process was killed before it wrote anything
     try:
         told = parse_json(head.payload, dict) if isinstance(head, Frame) and head.kind == Kind.SEGMENT else {}
-    except ValueError:
-        told = {}
-    level, session = told.get("level"), told.get("session")
-    if not isinstance(level, int) or not isinstance(session, str):
-        return _Closed(first, number, 0, "", size, can_merge=False)
-    return _Closed(first, number, level, session, size)
+        level, session, before = told["level"], told["session"], before_of(told)
+        if not isinstance(level, int) or not isinstance(session, str) or not session:
+            raise ValueError("a segment without its session")
+    except _NONSENSE:
+        return _Closed(first, number, 0, "", size, is_readable=False)
+    return _Closed(first, number, level, session, size, before)

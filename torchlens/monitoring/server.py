@@ -113,8 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             asked = urlsplit(self.path)
             options = self._checked(asked.query)
-            route = _ROUTES.get(asked.path)
-            if asked.path == "/events":
+            route = None if asked.scheme or asked.netloc else _ROUTES.get(asked.path)  # an address names another host
+            if self.path.partition("?")[0] == "/events":
                 self._events(has_body)
             elif route is None:
                 raise _Refused(HTTPStatus.NOT_FOUND, "There is nothing here.")
@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
             raise _Refused(HTTPStatus.FORBIDDEN, "This server is only for this machine: ask for 127.0.0.1 or localhost.")
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        if not {"none", "same-origin"}.issuperset(self.headers.get_all("Sec-Fetch-Site") or ()):
             raise _Refused(HTTPStatus.FORBIDDEN, "Another site asked for this. Open the address yourself.")
         try:
             options = {name: values[-1] for name, values in parse_qs(query, True, max_num_fields=16).items()}

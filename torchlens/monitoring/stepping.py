@@ -228,7 +228,6 @@ class Steps:
         modules = named_modules(model)
         self.watcher.refresh(modules)
         self._parameters.refresh(modules)
-        self.collector.sampler.refresh()
         if self._options.compiled == "eager" and is_compiler_there():
             begin_eager(self)
         self.collector.is_armed = True

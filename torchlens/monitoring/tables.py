@@ -308,8 +308,7 @@ def _statistics(columns: Columns, wanted: Collection[str] = STATISTICS) -> dict[
     if len(found) == len(wanted):
         return found
     sampled = columns.sampled.astype(np.float64)
-    codes = columns.codes
-    nan, infinite = nonfinite_counts(columns) if bool(((codes & 511 >= PLUS_INF) & (codes != ZERO)).any()) else (0.0, 0.0)
+    nan, infinite = nonfinite_counts(columns)
     bad = np.broadcast_to(nan + infinite, sampled.shape)
     if "zero" in wanted:
         found["zero"] = _counted(columns, ZERO) / np.maximum(sampled, 1)

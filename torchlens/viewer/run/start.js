@@ -9,7 +9,7 @@ import { KINDS, Run } from "./runs.js";
 import { Graph } from "./graph.js";
 import { Matrix } from "./matrix.js";
 import { paint, timed, timings } from "./chart.js";
-import { STATISTICS, hasBad, rangeOf, statisticTable, statisticsOf } from "./statistics.js";
+import { STATISTICS, rangeOf, statisticTable, statisticsOf } from "./statistics.js";
 import { findingsAt } from "./findings.js";
 import { forgetPanel, setPanelStep, showPanel, stepsSpan } from "./panel.js";
 
@@ -183,7 +183,7 @@ function drawLegend() {
   const scale = html("div", { class: "scale" }), { text } = STATISTICS[page.statistic];
   scale.style.background = "linear-gradient(90deg," + SCALE.slice().reverse().map((c, i) => css(c) + " " + 100 * i / (SCALE.length - 1) + "%").join(",") + ")";
   legend.replaceChildren(html("span", {}, text(shownRange.isLog ? shownRange.least : shownRange.min)), scale, html("span", {}, text(shownRange.max)), html("span", {}, STATISTICS[page.statistic].label + (shownRange.isLog ? ", logarithmic" : "")));
-  if (hasBad([...shownTables.values()])) legend.append(html("span", { class: "bad" }, "not finite"));
+  if (shownRange.hasBad) legend.append(html("span", { class: "bad" }, "not finite"));
 }
 
 /* -- the bar, the tabs and time -- */

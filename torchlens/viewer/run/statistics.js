@@ -5,19 +5,19 @@ import { numberText, percent } from "../page/numbers.js";
 const share = { text: percent, fixed: [0, 1], isWorst: true };
 /* What has no finite number is sent as infinite: NaN says that nothing was recorded. */
 const number = { text: v => Number.isFinite(v) ? numberText(v) : "not finite" };
-/* By name: what it needs of the numbers that are sent, and how it is made of them. */
+/* By name: the statistic that is sent (`of`), and how a row of it is made into this one, if it is another. */
 export const STATISTICS = {
-  rms: { label: "rms", needs: ["rms"], make: ([rms]) => rms, ...number },
-  norm: { label: "norm (estimated)", needs: ["rms"], make: ([rms], own) => rms * Math.sqrt(own.shape.reduce((a, b) => a * b, 1)), ...number },
-  mean: { label: "mean", needs: ["mean"], make: ([mean]) => mean, ...number },
-  std: { label: "standard deviation", needs: ["std"], make: ([std]) => std, ...number },
-  low: { label: "smallest", needs: ["low"], make: ([low]) => low, ...number },
-  high: { label: "largest", needs: ["high"], make: ([high]) => high, ...number },
-  zero: { label: "share of zeros", needs: ["zero"], make: ([zero]) => zero, ...share },
-  dead: { label: "share of dead units", needs: ["dead"], make: ([dead]) => dead, ...share },
-  saturated: { label: "share saturated", needs: ["saturated"], make: ([saturated]) => saturated, ...share },
-  nonfinite: { label: "share not finite", needs: ["nonfinite"], make: ([bad]) => bad, ...share },
-  ratio: { label: "update-to-weight ratio", needs: ["rms"], beside: "parameters", make: ([rms], own, beside) => rms === Infinity || beside === Infinity ? Infinity : beside ? rms / beside : NaN, ...number, isAlwaysLog: true },
+  rms: { label: "rms", of: "rms", ...number },
+  norm: { label: "norm (estimated)", of: "rms", make: (row, own) => { const size = Math.sqrt(own.shape.reduce((a, b) => a * b, 1)); return row.map(rms => rms * size); }, ...number },
+  mean: { label: "mean", of: "mean", ...number },
+  std: { label: "standard deviation", of: "std", ...number },
+  low: { label: "smallest", of: "low", ...number },
+  high: { label: "largest", of: "high", ...number },
+  zero: { label: "share of zeros", of: "zero", ...share },
+  dead: { label: "share of dead units", of: "dead", ...share },
+  saturated: { label: "share saturated", of: "saturated", ...share },
+  nonfinite: { label: "share not finite", of: "nonfinite", ...share },
+  ratio: { label: "update-to-weight ratio", of: "rms", beside: "parameters", make: (row, own, beside) => row.map((rms, k) => !beside ? NaN : rms === Infinity || beside[k] === Infinity ? Infinity : beside[k] ? rms / beside[k] : NaN), ...number, isAlwaysLog: true },
 };
 const COMMON = ["rms", "mean", "std", "low", "high"];
 const OF_KIND = {
@@ -27,38 +27,48 @@ const OF_KIND = {
 };
 export const statisticsOf = kind => OF_KIND[kind];
 
+/* What was made of tables that were sent, by these: one that has changed is another one. */
+const made = new WeakMap();
 /* A statistic of the series of a run: {stride, columns, rows: by number of the series}. */
 export async function statisticTable(run, kind, name) {
-  const { needs, make, beside } = STATISTICS[name];
-  const tables = await Promise.all(needs.map(each => run.table(kind, each)));
-  const others = beside && run.kinds.includes(beside) ? await run.table(beside, "rms") : null;
-  if (needs.length === 1 && !beside && name !== "norm") return tables[0];
-  const { stride, columns } = tables[0], rows = new Map();
-  for (const [at, first] of tables[0].rows) {
-    const own = run.series[at], out = new Float32Array(first.length), all = tables.map(table => table.rows.get(at));
-    const partner = beside ? (run.modules.get(own.module)[beside] || []).find(each => each.name === own.name) : null;
-    const theirs = partner && others ? others.rows.get(partner.number) : null;
-    for (let k = 0; k < first.length; k++) out[k] = beside && !theirs ? NaN : make(all.map((row, j) => row ? row[Math.min(row.length - 1, Math.floor(k * stride / tables[j].stride))] : NaN), own, theirs ? theirs[k] : 0);
-    rows.set(at, out);
+  const { of, make, beside } = STATISTICS[name], table = await run.table(kind, of);
+  if (!make) return table;
+  const others = beside && run.kinds.includes(beside) ? await run.table(beside, "rms") : null, known = made.get(table) || {};
+  made.set(table, known);
+  if (known[name] && known[name].others === others) return known[name];
+  const rows = new Map();
+  for (const [at, row] of table.rows) {
+    const own = run.series[at], partner = others ? (run.modules.get(own.module)[beside] || []).find(each => each.name === own.name) : null;
+    rows.set(at, make(row, own, partner ? others.rows.get(partner.number) : null));
   }
-  return { stride, columns, rows };
+  return known[name] = { stride: table.stride, columns: table.columns, rows, others };
 }
 
-/* The ends of the scale, over all steps and modules, so that a colour means the same at each step. */
-export function rangeOf(statistic, tables) {
-  const { fixed, isAlwaysLog } = STATISTICS[statistic];
-  if (fixed) return { min: fixed[0], max: fixed[1], isLog: false, least: 0 };
-  let min = Infinity, max = -Infinity, least = Infinity;
-  for (const table of tables) for (const row of table.rows.values()) for (let k = 0; k < row.length; k++) {
+/* The ends of each table, found once: a table that has changed is another one. */
+const ends = new WeakMap();
+function endsOf(table) {
+  if (ends.has(table)) return ends.get(table);
+  let min = Infinity, max = -Infinity, least = Infinity, hasBad = false;
+  for (const row of table.rows.values()) for (let k = 0; k < row.length; k++) {
     const v = row[k];
-    if (!Number.isFinite(v)) continue;
+    if (v !== v) continue;
+    if (v === Infinity || v === -Infinity) { hasBad = true; continue; }
     if (v < min) min = v;
     if (v > max) max = v;
     if (v > 0 && v < least) least = v;
   }
-  if (min > max) return { min: 0, max: 0, isLog: false, least: 0 };
+  const found = { min, max, least, hasBad };
+  ends.set(table, found);
+  return found;
+}
+/* The ends of the scale, over all steps and modules, so that a colour means the same at each step. `hasBad` says whether there is anything that is not finite. */
+export function rangeOf(statistic, tables) {
+  const { fixed, isAlwaysLog } = STATISTICS[statistic], all = tables.map(endsOf), hasBad = all.some(each => each.hasBad);
+  if (fixed) return { min: fixed[0], max: fixed[1], isLog: false, least: 0, hasBad };
+  const min = Math.min(...all.map(each => each.min)), max = Math.max(...all.map(each => each.max)), least = Math.min(...all.map(each => each.least));
+  if (min > max) return { min: 0, max: 0, isLog: false, least: 0, hasBad };
   const isLog = min >= 0 && max > 0 && (isAlwaysLog || max > 100 * least);
-  return { min, max, isLog, least: Math.max(least, max / 1e8) };
+  return { min, max, isLog, least: Math.max(least, max / 1e8), hasBad };
 }
 /* Where a value is on the scale, from 0 to 1. */
 export function placeOn(range, v) {
@@ -83,5 +93,3 @@ export function valueIn(table, list, statistic, place) {
   }
   return found;
 }
-/* Whether there is any at all that is not finite. */
-export const hasBad = tables => tables.some(table => [...table.rows.values()].some(row => row.some(v => v === Infinity || v === -Infinity)));
