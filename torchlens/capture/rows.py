@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from torchlens.capture.arguments import TENSORS, Kept, shape_of, unwrap, without_tensors
-from torchlens.capture.entries import Entries
 from torchlens.capture.gradients import GradientHooks, slice_written
 from torchlens.capture.memory import Memory, version_of
 from torchlens.capture.observer import Observer
 from torchlens.capture.operations import OUTPUT, Kind, Operation
+from torchlens.capture.places import Places
 from torchlens.capture.recording import MadeCall, References, make_row
 from torchlens.capture.regions import region_of, storage_of
 from torchlens.capture.trees import plain_tensors, same_with
@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 _DEEP = 5_000  # entries
 
 
-class Rows(Entries):
+class Rows(Places):
     """The rows of a pass, its saved values, and what else is noted of its tensors.
 
     `saves` says which entries keep their tensor: True, False, or a set of entry numbers. Of entries beyond `max_nodes`, the
