@@ -461,6 +461,7 @@ def test_a_nan_of_a_timed_step_is_found_with_its_module(where):
     assert [step.is_light for step in p.steps] == [False, True, False]
     found = p.first_nonfinite
     assert (found.step, found.phase, found.module, found.label) == (2, where, "inner", None)
+    assert "stop=True sees those of every step" in str(found)
     assert [finding.module for finding in p.findings() if finding.kind.startswith("non-finite")] == ["inner"]
 
 

@@ -30,6 +30,7 @@ __all__ = ["Origins"]
 _MOST = 20
 _INPUT = "an input of the model"
 _BUFFER = "a buffer"
+_UNSEEN = "This step was timed, so its operations were not seen; stop=True sees those of every step."
 
 
 class Origins:
@@ -165,7 +166,7 @@ class Origins:
             result=result,
             inputs=given,
             step=place.step,
-            note=note,
+            note=note if self._are_operations_seen else f"{note} {_UNSEEN}".lstrip(),
             is_from_outside=is_from_outside,
         )
         if not self._are_operations_seen:

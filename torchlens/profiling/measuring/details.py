@@ -84,16 +84,14 @@ class Details:
         has_many = len(kinds) >= MOST_KINDS
         is_spared = phase in self._is_spared
         self._is_spared.discard(phase)
+        lacks_log = not (is_compiled or self._num_logged[signature])
+        is_needed = lacks_log or (self._options.memory and self._num_listened[signature] < _NUM_LISTENED)
         if self._is_operation_level:
             # What is compiled is run from its source in a detailed step: the others would time something else.
             if self._options.stop or is_compiled or self._has_timed_enough(kinds if has_many else {signature}):
                 return True
             is_needed = True
-        else:
-            lacks_memory = self._options.memory and self._num_listened[signature] < _NUM_LISTENED
-            is_needed = lacks_memory or not (is_compiled or self._num_logged[signature])
-        is_first = not (is_compiled or self._num_logged[signature])
-        is_turn = is_first or self._num_detailed[signature] <= self._num_timed[signature]
+        is_turn = lacks_log or self._num_detailed[signature] <= self._num_timed[signature]
         if is_spared or not (is_needed and is_turn):
             return False
         if has_many:
