@@ -46,12 +46,16 @@ def profile(
     ...         optimizer.step()
     >>> print(p)
 
-    With inputs, it runs the model itself and leaves it as it was: `warmup` times, then `repeats` times, with a backward
-    pass from an artificial gradient of the outputs unless `backward=False` or nothing requires a gradient:
+    With inputs, it runs the model itself and leaves it as it was: `warmup` times, one to three times for details, then
+    `repeats` times for times, with a backward pass from an artificial gradient of the outputs unless `backward=False` or
+    nothing requires a gradient:
 
     >>> print(torchlens.profile(model, x))
 
-    level: 'module', or 'operation' to measure each operation as well; this runs each step under the log (`p.history`).
+    Measuring memory, recording operations and checking values slow a model down. They alternate with steps in which only
+    times are measured, and the times in the table come from those steps.
+
+    level: 'module', or 'operation' to measure each operation as well; this runs steps under the log (`p.history`).
     check: 'nonfinite' finds the first operation that makes NaN or Inf; 'health' also looks for dead units, saturation,
         vanishing and exploding gradients (`p.findings()`). A check implies level='operation' unless you give
         level='module'.
@@ -72,9 +76,8 @@ def profile(
         check_model(model)
         return Profile(model, options, ModelHistory)
     args, kwargs = check_inputs(model, input_args, input_kwargs)
-    num_runs = options.warmup + options.repeats
-    measured = Profile(model, replace(options, max_steps=num_runs), ModelHistory)
-    run_trial(measured, model, args, kwargs, num_runs, options.backward)
+    measured = Profile(model, replace(options, max_steps=options.num_runs), ModelHistory)
+    run_trial(measured, model, args, kwargs, options.num_runs, options.backward)
     return measured
 
 

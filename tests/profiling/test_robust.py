@@ -176,7 +176,7 @@ def test_a_part_that_is_called_by_itself_is_measured(level):
     assert [step.has_flops for step in p.steps] == [True, False, True]
     told = [f"'{part}' was called by itself, not by the model: it was measured at module level" for part in ("net", "head")]
     assert p.problems == (told if level == "operation" else [])
-    assert "FLOPs are those of 2 of 3 steps" in str(p).replace("\n  ", " ")
+    assert "FLOPs are those of 2" in str(p).replace("\n  ", " ")
 
 
 def test_a_failing_checker_is_switched_off(monkeypatch):
@@ -185,6 +185,8 @@ def test_a_failing_checker_is_switched_off(monkeypatch):
 
         def on_boundary(self, *arguments):
             pass
+
+        on_step = on_boundary
 
         def on_value(self, *arguments):
             raise ZeroDivisionError("on purpose")
@@ -363,7 +365,8 @@ def test_two_profiles_in_two_threads_that_end_in_either_order_leave_torch_as_it_
         assert each.problems == []
         assert [step.num_backward_passes for step in each.steps] == [1, 1]
         assert {call.input_shapes[0][0] for call in each.calls} == {size}
-        assert all(call.backward_seconds is not None and call.peak_bytes is not None for call in each.calls)
+        assert all(call.backward_seconds is not None for call in each.calls)
+        assert [call.peak_bytes is None for call in each.root.calls] == [False, True]
     with torch.profiler.profile(profile_memory=True) as profiler:  # is the user's, as ever
         model(torch.rand(2, 4))
     assert profiler.key_averages()

@@ -1,6 +1,7 @@
 """What somebody who checks values and gradients while they exist is told: where each came up, and out of what."""
 
 from collections.abc import Callable
+from enum import Enum
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
@@ -8,7 +9,15 @@ import torch
 
 from torchlens.capture.user_code import code_of_line, line_of_code, source_line
 
-__all__ = ["Checker", "Inputs", "Place"]
+__all__ = ["Checker", "Checking", "Inputs", "Place"]
+
+
+class Checking(Enum):
+    """What is checked in a step."""
+
+    NOTHING = 0
+    NONFINITE = 1  # what modules return and gradients, for NaN and Inf alone: operations are not seen
+    EVERYTHING = 2
 
 
 class Place(NamedTuple):
@@ -55,6 +64,9 @@ class Checker(Protocol):
     Called without gradient recording and unseen by the log. It must change nothing and keep no tensor. NonFiniteError goes
     through to the user and so stops the training; any other exception switches the checker off and becomes a problem.
     """
+
+    def on_step(self, step: int, checking: Checking) -> None:
+        """A step begins. Of one in which NOTHING is checked, nothing more is told."""
 
     def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
         """An input, buffer or output of a model that is logged; `node` is the entry that an output is."""

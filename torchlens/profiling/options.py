@@ -16,6 +16,8 @@ Role: TypeAlias = Literal["skip", "warmup", "measure"]
 
 LEVELS: tuple[str, ...] = get_args(Level)
 CHECKS: tuple[str, ...] = get_args(Check)
+# Times of operations are means of these.
+_MOST_DETAILED_RUNS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,16 @@ class ProfileOptions:
             raise ValueError(
                 f"every must be at least warmup + measure ({self.warmup} + {self.measure or 1}), got {self.every}."
             )
+
+    @property
+    def num_detailed_runs(self) -> int:
+        """With inputs: how many runs are made for memory, FLOPs, operations and checks, beside those that are timed."""
+        return min(self.repeats, _MOST_DETAILED_RUNS) if self.level == "operation" else 1
+
+    @property
+    def num_runs(self) -> int:
+        """With inputs: how many runs are made in all."""
+        return int(self.warmup + self.num_detailed_runs + self.repeats)
 
     def role_of(self, position: int) -> "Role":
         """What is done with the step at that position of the loop, 1 = first."""

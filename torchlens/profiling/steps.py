@@ -50,7 +50,7 @@ class StepRecord:
     has_grad: bool = True  # whether autograd recorded
     input_shapes: tuple[Shape, ...] = ()
     has_flops: bool = False  # whether its FLOPs were counted: at module level those of the first step of each kind are
-    details: int = 0  # what was measured that makes it take longer: 1 for memory, 2 for FLOPs at module level, 3 for both
+    details: int = 0  # what was measured that makes it take longer: 1 for memory, 2 for operations or FLOPs, 3 for both
     position: int = 0  # which step of the loop it was, with those that a schedule lets pass; 1 = first
     start_ns: int = 0  # from the beginning of the profile
     end_ns: int = 0  # when the next step began, or the profile ended
@@ -66,7 +66,7 @@ class StepRecord:
 
     @property
     def is_light(self) -> bool:
-        """Whether it was watched for its times alone: no memory was measured nor, at module level, FLOPs."""
+        """Whether it was watched for its times alone: no memory was measured, no operation recorded, no FLOPs counted."""
         return not self.details
 
     @property

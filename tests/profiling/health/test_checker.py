@@ -416,3 +416,75 @@ def test_a_bad_check_or_threshold_says_what_there_is():
         tl.profile(nn.ReLU(), check="health", thresholds={"dead_shar": 0.5})
     with pytest.raises(ValueError, match="'dead_share' must be a number of at least 0, got 'many'"):
         tl.profile(nn.ReLU(), check="health", thresholds={"dead_share": "many"})
+
+
+# -- steps that are timed: their operations are not seen ------------------------------------------------------------------
+
+
+class Sometimes(nn.Module):
+    """Its `inner` makes NaN in some steps, forward or backward."""
+
+    def __init__(self, where: str, steps: tuple[int, ...]) -> None:
+        super().__init__()
+        self.fc, self.inner, self.out = nn.Linear(4, 4), Inner(where), nn.Linear(4, 1)
+        self.steps = steps
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        self.inner.is_bad = self.step in self.steps
+        return self.out(self.inner(self.fc(x)))
+
+
+class Inner(nn.Module):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.is_bad = where, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_bad:
+            return x * 2
+        return torch.log(x * 0 - 1) if self.where == "forward" else torch.sqrt(x * 0)
+
+
+def profiled_steps(model: nn.Module, num_steps: int, **options: Any) -> tl.Profile:
+    with tl.profile(model, **{"check": "health"} | options) as p:
+        for _ in range(num_steps):
+            model(X).sum().backward()
+    assert not p.problems
+    return p
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_nan_of_a_timed_step_is_found_with_its_module(where):
+    p = profiled_steps(Sometimes(where, (2,)), 3)
+    assert [step.is_light for step in p.steps] == [False, True, False]
+    found = p.first_nonfinite
+    assert (found.step, found.phase, found.module, found.label) == (2, where, "inner", None)
+    assert "stop=True sees those of every step" in str(found)
+    assert [finding.module for finding in p.findings() if finding.kind.startswith("non-finite")] == ["inner"]
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("steps", [(1, 2, 3, 4), (2, 3, 4)])
+def test_a_nan_that_a_logged_step_sees_as_well_is_told_once_with_its_operation(where, steps):
+    p = profiled_steps(Sometimes(where, steps), 4)
+    told = [finding for finding in p.findings() if finding.kind.startswith("non-finite")]
+    assert [finding.module for finding in told] == ["inner"]
+    label = "log" if where == "forward" else "sqrt"
+    assert told[0].where.startswith(label)
+    assert p.first_nonfinite.label.startswith(label)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_stop_names_the_operation_in_whatever_step(step):
+    with pytest.raises(tl.NonFiniteError, match="made by log"):
+        profiled_steps(Sometimes("forward", (step,)), 4, stop=True)
+
+
+def test_timed_steps_are_left_out_of_what_is_said_of_activations():
+    """At module level, which is all that is seen of them, less is known: the softmax here is over the first dimension."""
+    model = nn.Sequential(nn.Linear(4, 64), nn.Softmax(0), nn.Linear(64, 4))
+    checker = profiled_steps(model, 5)._checker
+    assert {activity.num_steps for _, activity in checker.activities()} == {3}
+    assert {len(norms) for norms in checker.gradient_norms.values()} == {3}

@@ -8,7 +8,7 @@ import torch
 
 from torchlens.health.thresholds import checked_thresholds
 from torchlens.nonfinite import NonFinite
-from torchlens.profiling.checking import Inputs, Place
+from torchlens.profiling.checking import Checking, Inputs, Place
 from torchlens.profiling.health.activations import ActivationStatistics, Activity
 from torchlens.profiling.health.origins import Origins
 from torchlens.wording import check_choice
@@ -37,6 +37,7 @@ class Health:
         self.parameter_norms: dict[str, float] = {}
         self._origins = Origins(stop)
         self._activations = ActivationStatistics(thresholds["saturation_margin"])
+        self._is_everything = True  # whether everything is checked in the step that has begun last
         self._labels: dict[tuple[int, int], str | None] = {}  # of activations, by step and entry
 
     @property
@@ -48,7 +49,7 @@ class Health:
     @property
     def nonfinite(self) -> list[tuple[NonFinite, bool]]:
         """All operations that did, each once, and whether it came through to an output or a gradient."""
-        return [(record, number in self._origins.lasting) for number, (_, record) in enumerate(self._origins.found)]
+        return self._origins.told()
 
     def activities(self) -> list[tuple[str, Activity]]:
         """What was seen of each activation, by its label, or the module's address where there is no log."""
@@ -60,13 +61,17 @@ class Health:
 
     # -- while measuring ---------------------------------------------------------------------------------------------
 
+    def on_step(self, step: int, checking: Checking) -> None:
+        self._is_everything = checking is Checking.EVERYTHING
+        self._origins.on_step(self._is_everything)
+
     def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
         self._origins.on_boundary(place, tensor, node)
 
     def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
         self.num_values += 1
         self._origins.on_value(place, tensor, inputs)
-        if self.is_full:
+        if self.is_full and self._is_everything:
             self._activations.on_value(place, tensor, inputs)
 
     def on_gradient(self, place: Place, gradient: torch.Tensor, inputs: Any) -> None:

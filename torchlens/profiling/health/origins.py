@@ -30,6 +30,7 @@ __all__ = ["Origins"]
 _MOST = 20
 _INPUT = "an input of the model"
 _BUFFER = "a buffer"
+_UNSEEN = "This step was timed, so its operations were not seen; stop=True sees those of every step."
 
 
 class Origins:
@@ -39,6 +40,9 @@ class Origins:
         self.found: list[tuple[Place, NonFinite]] = []
         # Which of them came through to an output of the model, or to a gradient.
         self.lasting: set[int] = set()
+        # Which of them came up in a step whose operations were not seen: only the module is known.
+        self._unplaced: set[int] = set()
+        self._are_operations_seen = True
         self._stop = stop
         self._step = -1
         self._pass = PassOrigins()
@@ -47,6 +51,23 @@ class Origins:
         self._sources: dict[int, Place] = {}
         self._is_gradient_told = False
         self._modules = _ModuleResults()
+
+    def on_step(self, are_operations_seen: bool) -> None:
+        """A step begins."""
+        self._are_operations_seen = are_operations_seen
+
+    def told(self) -> list[tuple[NonFinite, bool]]:
+        """Each with whether it came through to an output or a gradient.
+
+        What is known of a step whose operations were not seen is left out if another step tells of operations: as a rule
+        it is the same, seen from farther off.
+        """
+        is_placed = any(number in self.lasting and number not in self._unplaced for number in range(len(self.found)))
+        return [
+            (record, number in self.lasting)
+            for number, (_, record) in enumerate(self.found)
+            if not (is_placed and number in self._unplaced)
+        ]
 
     def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
         """An input, a buffer or an output of the model; `node` is the value that an output is."""
@@ -145,9 +166,11 @@ class Origins:
             result=result,
             inputs=given,
             step=place.step,
-            note=note,
+            note=note if self._are_operations_seen else f"{note} {_UNSEEN}".lstrip(),
             is_from_outside=is_from_outside,
         )
+        if not self._are_operations_seen:
+            self._unplaced.add(len(self.found))
         self.found.append((place, record))
         if self._stop:
             raise NonFiniteError(str(record))

@@ -12,7 +12,13 @@ from torchlens.profiling.measuring.kept_tensors import CAN_TELL
 from torchlens.profiling.measuring.ledger import Ledger
 from torchlens.profiling.measuring.logged_steps import LoggedSteps
 from torchlens.profiling.measuring.operations import Operation, count_flops
-from torchlens.profiling.measuring.times import CallTimes, backward_operation_times, call_times, operation_times
+from torchlens.profiling.measuring.times import (
+    CallTimes,
+    agreeing_times,
+    backward_operation_times,
+    call_times,
+    operation_times,
+)
 from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord, ParameterRecord
 from torchlens.profiling.steps import StepRecord, TypicalSteps
 
@@ -28,9 +34,11 @@ def build_measurements(
     label_of = label_finder(logged)
     not_counted = _count_flops(ledger, logged)
     times = call_times(ledger.calls, residuals)
+    steps = [_step(ledger, step, times) for step in ledger.steps]
+    times = agreeing_times(ledger.calls, times, [step for step in steps if not step.is_warmup] or steps)
+    steps = [_step(ledger, step, times) for step in ledger.steps]
     calls = _calls(ledger, times)
     parameters = _parameters(ledger)
-    steps = [_step(ledger, step, times) for step in ledger.steps]
     typical = TypicalSteps.of([step for step in steps if not step.is_warmup] or steps)
     return Measurements(
         model_name=model_name,
@@ -69,7 +77,7 @@ def _step(ledger: Ledger, step: Step, times: list[CallTimes]) -> StepRecord:
         has_grad=has_grad,
         input_shapes=input_shapes,
         has_flops=has_flops,
-        details=(step.memory is not None) + 2 * (has_flops and not step.is_logged),
+        details=(step.memory is not None) + 2 * step.has_log,
         is_warmup=step.is_warmup,
         position=step.position,
         start_ns=step.start_ns - begin,

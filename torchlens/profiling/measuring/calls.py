@@ -8,6 +8,7 @@ import torch
 from torchlens.capture.arguments import shape_of
 from torchlens.capture.backward import sequence_of
 from torchlens.capture.own_time import OwnTime
+from torchlens.profiling.checking import Checking
 from torchlens.profiling.measuring.outside import OutsideSpan
 from torchlens.profiling.steps import Shape
 
@@ -159,8 +160,8 @@ class Step:
     """One step while it is being measured."""
 
     __slots__ = (
-        "around_ns", "backward_tasks", "calls", "counts_flops", "end_ns", "forward_end_ns", "is_logged", "is_warmup",
-        "memory", "number", "operations", "outside", "passes", "position", "signature", "start_ns",
+        "around_ns", "backward_tasks", "calls", "checking", "end_ns", "forward_end_ns", "has_log", "is_logged", "is_warmup",
+        "memory", "number", "operations", "outside", "passes", "position", "signature", "start_ns", "wants_log",
     )  # fmt: skip
 
     def __init__(
@@ -168,7 +169,8 @@ class Step:
         number: int,
         signature: Signature = (False, False, ()),
         is_warmup: bool = False,
-        counts_flops: bool = True,
+        wants_log: bool = True,
+        checking: Checking = Checking.EVERYTHING,
     ) -> None:
         self.number = number
         self.calls: list[Call] = []
@@ -176,13 +178,15 @@ class Step:
         self.passes: dict[str, int] = {}  # address → calls so far
         self.signature = signature
         self.is_warmup = is_warmup
-        self.counts_flops = counts_flops  # at module level, if it is the first of its kind
+        self.wants_log = wants_log  # at module level, if it is the first of its kind
+        self.checking = checking
         self.position = number  # in the loop, with the steps that a schedule lets pass
         self.start_ns = self.end_ns = 0
         self.forward_end_ns = 0  # of the last call from outside
         self.around_ns = 0  # what a capture session took before and after it
         self.outside: list[OutsideSpan] = []
-        self.is_logged = False
+        self.has_log = False  # whether a part of it, or all, ran in a capture session
+        self.is_logged = False  # whether all of it did, and each operation was looked at
         self.memory: tuple[int, int] | None = None
         self.backward_tasks: set[int] = set()  # the backward passes through it
 

@@ -13,8 +13,8 @@ from torchlens.capture.recording import References
 from torchlens.capture.trees import plain_tensors
 from torchlens.errors import NonFiniteError
 from torchlens.nonfinite import has_nonfinite
-from torchlens.profiling.checking import Checker, Inputs, Place
-from torchlens.profiling.measuring.calls import Call, TensorFacts
+from torchlens.profiling.checking import Checker, Checking, Inputs, Place
+from torchlens.profiling.measuring.calls import Call, Step, TensorFacts
 from torchlens.profiling.measuring.ledger import Ledger
 
 __all__ = ["Checks"]
@@ -32,22 +32,28 @@ class Checks:
         self._inputs: dict[int, list[Call]] = {}
         self._outputs: dict[int, list[Call]] = {}
         self._arriving: dict[int, tuple[Any, ...]] = {}
+        self._checking = Checking.NOTHING  # of the step that has begun last
 
     @property
     def is_on(self) -> bool:
         """Whether somebody checks."""
         return self._checker is not None
 
+    def begin(self, step: Step) -> None:
+        """A step begins."""
+        self._checking = Checking.NOTHING if self._checker is None else step.checking
+        self._show(lambda checker: checker.on_step(step.number, step.checking))
+
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def entered(self, call: Call) -> None:
         """A module was called."""
-        if self._checker is not None:
+        if self._checking is not Checking.NOTHING:
             _register(self._inputs, call, call.inputs)
 
     def outputs(self, call: Call, outputs: list[Tensor], inputs: Any) -> None:
         """A module returned."""
-        if self._checker is not None:
+        if self._checking is not Checking.NOTHING:
             _register(self._outputs, call, call.outputs)
             self._show(self._look_at_outputs, call, outputs, inputs)
 
@@ -81,14 +87,15 @@ class Checks:
 
     def before_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
         """Gradients arrive at a node."""
-        if self._checker is None:
+        if self._checking is Checking.NOTHING:
             return
         if info.parameter is None:
             key = info.sequence
             self._arriving[key] = gradients
         else:
             key = -1 - info.parameter
-        if key in self._inputs or key in self._outputs or info.parameter in self._ledger.modules.parameters:
+        is_parameter = self._checking is Checking.EVERYTHING and info.parameter in self._ledger.modules.parameters
+        if is_parameter or key in self._inputs or key in self._outputs:
             self._show(self._look_at_arriving, key, info, _values(gradients))
 
     def _look_at_arriving(self, checker: Checker, key: int, info: NodeInfo, gradients: list[Tensor]) -> None:
@@ -100,7 +107,7 @@ class Checks:
             for call in outputs:
                 call.grad_out_nonfinite = call.grad_out_nonfinite or is_bad
         named = self._ledger.modules.parameters.get(info.parameter or 0)
-        if named is not None:
+        if named is not None and self._checking is Checking.EVERYTHING:
             owner = self._ledger.parameter_call(info.parameter or 0)
             place = _place("backward", owner, info.name)._replace(parameter=named[0])
             for gradient in gradients:
@@ -108,7 +115,7 @@ class Checks:
 
     def after_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
         """A node has made gradients."""
-        if self._checker is None or info.parameter is not None:
+        if self._checking is Checking.NOTHING or info.parameter is not None:
             return
         arrived = self._arriving.pop(info.sequence, ())
         call = self._ledger.owners.of(info.sequence)
@@ -142,7 +149,7 @@ class Checks:
         except NonFiniteError:
             raise
         except Exception as error:  # the checker's own failure must not stop the training
-            self._checker = None
+            self._checker, self._checking = None, Checking.NOTHING
             self._ledger.problems.add_failure(error, "Checking ended")
         finally:
             try:

@@ -1,52 +1,102 @@
 """In which steps more is measured than times.
 
-Listening to the allocators makes a small operation half as slow again, and a log does much worse. So memory is measured in
-the first steps of each kind, FLOPs at module level in the first of those, and times are taken from the others. Where there
-are many kinds, as with inputs of ever new lengths, every other step is spared, so that there are others.
+Listening to the allocators makes a small operation half as slow again, a log makes it several times as slow, and no
+estimate of that is as good as a step without it. So steps are of two sorts: detailed ones, in which memory is measured,
+operations are recorded and values are checked; and timed ones, in which none of this runs and which times are taken from.
+Steps of one kind (training or not, with gradients or not, inputs of some shapes) take turns, a detailed one first:
+
+- at module level until memory was measured in three; from then on all are timed;
+- at operation level until five were timed; from then on all are detailed, as checks and counts are to miss few;
+- not at all if the first NaN is to stop the training, because only a detailed step knows which operation made it.
+
+Where there are many kinds, as with inputs of ever new lengths, no two detailed steps follow each other.
 """
 
 from collections import Counter
 from typing import NamedTuple
 
+from torchlens.profiling.checking import Checking
 from torchlens.profiling.measuring.calls import Signature
+from torchlens.profiling.options import ProfileOptions
 from torchlens.profiling.steps import MOST_KINDS
 
 __all__ = ["Details", "Wanted"]
 
 # The first step of a kind may leave behind what the others find there: gradients, the state of an optimizer.
 _NUM_LISTENED = 3
-_NUM_LISTENED_OF_RUNS = 1  # of our own, which all begin alike
+_NUM_TIMED = 5  # at operation level
 
 
 class Wanted(NamedTuple):
     """What is to be measured in a step beside times, if it is asked for."""
 
     memory: bool
-    flops: bool
+    log: bool
+    checking: Checking = Checking.EVERYTHING
 
 
 class Details:
-    """Says of each step what is to be measured; is told where memory was."""
+    """Says of each step what is to be measured; is told what was."""
 
-    def __init__(self, has_inputs: bool) -> None:
-        self._most_listened = _NUM_LISTENED_OF_RUNS if has_inputs else _NUM_LISTENED
+    def __init__(self, options: ProfileOptions) -> None:
+        self._options = options
+        self._is_operation_level = options.level == "operation"
+        self._num_runs = 0
         self._num_listened: Counter[Signature] = Counter()
+        self._num_logged: Counter[Signature] = Counter()
+        self._num_detailed: Counter[Signature] = Counter()
+        self._num_timed: Counter[Signature] = Counter()
         self._kinds: dict[tuple[bool, bool], set[Signature]] = {}  # with and without training and gradients
-        self._spares_next: set[tuple[bool, bool]] = set()
+        self._is_spared: set[tuple[bool, bool]] = set()  # whether the next step is, where there are many kinds
 
-    def wanted(self, signature: Signature) -> Wanted:
+    def wanted(self, signature: Signature, is_warmup: bool, is_compiled: bool) -> Wanted:
         """Of a step that begins."""
+        if self._options.has_inputs:
+            return self._wanted_of_run(is_warmup)
+        if is_warmup:
+            return Wanted(memory=True, log=self._is_operation_level)
+        if not self._is_detailed(signature, is_compiled):
+            checking = Checking.NONFINITE if self._is_operation_level else Checking.EVERYTHING
+            return Wanted(memory=False, log=False, checking=checking)
+        return Wanted(memory=self._num_listened[signature] < _NUM_LISTENED, log=True)
+
+    def has_run(self, signature: Signature, has_log: bool, has_memory: bool) -> None:
+        """A step that is no warm-up is over. A log may not have been had, nor memory been measured."""
+        self._num_logged[signature] += has_log
+        self._num_listened[signature] += has_memory
+        if has_log or (has_memory and not self._is_operation_level):
+            self._num_detailed[signature] += 1
+        else:
+            self._num_timed[signature] += 1
+
+    def _wanted_of_run(self, is_warmup: bool) -> Wanted:
+        """Of one of our own runs. They are all alike: a check of some tells as much as one of all."""
+        if not is_warmup:
+            self._num_runs += 1
+        if is_warmup or self._num_runs > self._options.num_detailed_runs:
+            return Wanted(memory=False, log=False, checking=Checking.NOTHING)
+        return Wanted(memory=self._num_runs == 1, log=True)
+
+    def _is_detailed(self, signature: Signature, is_compiled: bool) -> bool:
         phase = signature[:2]
         kinds = self._kinds.setdefault(phase, set())
         kinds.add(signature)
-        if phase in self._spares_next:
-            self._spares_next.remove(phase)
-            return Wanted(memory=False, flops=False)
-        is_listened = self._num_listened[signature] < self._most_listened
-        if is_listened and len(kinds) >= MOST_KINDS:
-            self._spares_next.add(phase)
-        return Wanted(memory=is_listened, flops=True)
+        has_many = len(kinds) >= MOST_KINDS
+        is_spared = phase in self._is_spared
+        self._is_spared.discard(phase)
+        lacks_log = not (is_compiled or self._num_logged[signature])
+        is_needed = lacks_log or (self._options.memory and self._num_listened[signature] < _NUM_LISTENED)
+        if self._is_operation_level:
+            # What is compiled is run from its source in a detailed step: the others would time something else.
+            if self._options.stop or is_compiled or self._has_timed_enough(kinds if has_many else {signature}):
+                return True
+            is_needed = True
+        is_turn = lacks_log or self._num_detailed[signature] <= self._num_timed[signature]
+        if is_spared or not (is_needed and is_turn):
+            return False
+        if has_many:
+            self._is_spared.add(phase)
+        return True
 
-    def has_listened(self, signature: Signature) -> None:
-        """Memory is being measured in a step that counts."""
-        self._num_listened[signature] += 1
+    def _has_timed_enough(self, kinds: set[Signature]) -> bool:
+        return sum(self._num_timed[kind] for kind in kinds) >= _NUM_TIMED

@@ -1,8 +1,8 @@
 """Which steps run in a capture session, and what such a session tells of the step.
 
-At operation level each step does. At module level the first step of each kind does (training or not, with gradients or not,
-inputs of some shapes) that is no warm-up, for the FLOPs: what a later one does may depend on anything, so its FLOPs are not
-known. With many kinds, every other step is spared (see `details`). A part of the model that is called by itself is treated
+Steps that are timed do not (see `details`). Of the others, at operation level each does. At module level the first step of
+each kind does (training or not, with gradients or not, inputs of some shapes) that is no warm-up, for the FLOPs: what a
+later one does may depend on anything, so its FLOPs are not known. A part of the model that is called by itself is treated
 so at either level.
 """
 
@@ -75,17 +75,17 @@ class LoggedSteps:
                 if is_in_depth
                 else "The model, or a part of it, is compiled: the profile does not see inside, and FLOPs are not counted"
             )
-            return is_in_depth
+            return is_in_depth and step.wants_log
         # Of a warm-up step nothing is summed up.
         is_new = self._signature not in self._signatures
-        return is_in_depth or (is_new and step.counts_flops and not step.is_warmup)
+        return step.wants_log and (is_in_depth or (is_new and not step.is_warmup))
 
     def run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model in a session. NO_RESULT if that cannot be had: nothing has been run then that counts."""
         ledger, step, num_calls = self._ledger, self._ledger.steps[-1], len(self._ledger.calls)
         begin_ns = time_ns()
         session: LoggedSession | None = None
-        self._is_running, self._result = True, NO_RESULT
+        self._is_running, self._result, step.has_log = True, NO_RESULT, True
         step.is_logged = is_in_depth = self._is_operation_level and module is ledger.model
         try:
             look = self._look if is_in_depth else None

@@ -1,17 +1,24 @@
 """How long each call took without us: what the clocks saw, less what looking took of it.
 
+Much of what a log takes no clock of ours sees, and what is taken off for it is an estimate. Where there are steps of the
+same kind that were watched for their times alone, those tell: the calls of the others are charged so that they agree.
+
 Times add up: a call takes as long as what it does itself and the calls inside it, forward and backward.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from torchlens.capture.own_time import SHORT
 from torchlens.profiling.measuring.calibration import Residuals
 from torchlens.profiling.measuring.calls import Call
 from torchlens.profiling.measuring.operations import Operation
+from torchlens.profiling.steps import StepRecord, TypicalSteps, by_kind
 
-__all__ = ["CallTimes", "backward_operation_times", "call_times", "operation_times"]
+__all__ = ["CallTimes", "agreeing_times", "backward_operation_times", "call_times", "operation_times"]
+
+# What was measured in a detailed step tells how calls differ. Not where the estimate was as far off as this.
+_MOST_FACTOR = 4.0
 
 
 class CallTimes(NamedTuple):
@@ -45,12 +52,79 @@ def call_times(calls: Sequence[Call], by_grad: Mapping[bool, Residuals]) -> list
         own = max(span - forward, 0.0)
         estimated = min(estimated, own)
         found.append(CallTimes(forward, forward - inside, backward, backward_self, own, estimated, backward_estimated))
-        parent = call.parent
-        if parent is not None and (call.original is None) == (parent.original is None):  # not what is done once more
+        parent = _adds_to(call)
+        if parent is not None:
             inside_forward[parent.index] += forward
             inside_backward[parent.index] += backward
             estimated_backward[parent.index] += backward_estimated
     return found[::-1]
+
+
+def _adds_to(call: Call) -> Call | None:
+    """The call around it, but not for what is done once more."""
+    parent = call.parent
+    return parent if parent is not None and (call.original is None) == (parent.original is None) else None
+
+
+def agreeing_times(calls: Sequence[Call], times: Sequence[CallTimes], steps: Sequence[StepRecord]) -> list[CallTimes]:
+    """The same, those of detailed steps charged so that they agree with steps of their kind that were timed.
+
+    `steps` are those that count. What a module does itself in one of its calls takes as long on average, forward and
+    backward; how that differs from step to step stays.
+    """
+    forward = [each.forward_self for each in times]
+    backward = [each.backward_self for each in times]
+    for alike in by_kind(list(steps)).values():
+        typical = TypicalSteps.of(alike)
+        detailed = {step.number for step in alike} - typical.timed
+        if detailed:
+            own = [call for call in calls if call.original is None]
+            _bring_together(forward, own, typical.forward, detailed)
+            have_backward = [call for call in own if call.backward_self is not None]
+            _bring_together(backward, have_backward, typical.backward, detailed)
+    whole_forward, whole_backward = _added_up(calls, forward), _added_up(calls, backward)
+    return [
+        before._replace(
+            forward=whole_forward[index],
+            forward_self=forward[index],
+            backward=whole_backward[index],
+            backward_self=backward[index],
+            own=max(before.own + before.forward - whole_forward[index], 0.0),
+        )
+        for index, before in enumerate(times)
+    ]
+
+
+def _added_up(calls: Sequence[Call], seconds: Sequence[float]) -> list[float]:
+    """What calls take, of what each does itself."""
+    found = list(seconds)
+    for call in reversed(calls):  # those inside a call come after it
+        parent = _adds_to(call)
+        if parent is not None:
+            found[parent.index] += found[call.index]
+    return found
+
+
+def _bring_together(seconds: list[float], calls: Sequence[Call], timed: Collection[int], detailed: Collection[int]) -> None:
+    """Changes the seconds of calls in detailed steps so that their mean is that of the same calls in timed ones."""
+    means = _means(seconds, [call for call in calls if call.step.number in timed])
+    in_detail = [call for call in calls if call.step.number in detailed]
+    before = _means(seconds, in_detail)
+    for call in in_detail:
+        key = call.address, call.pass_num
+        mean = means.get(key)
+        if mean is not None:
+            factor = mean / before[key] if before[key] else 0.0
+            is_near = 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR
+            seconds[call.index] = seconds[call.index] * factor if is_near else mean
+
+
+def _means(seconds: Sequence[float], calls: Sequence[Call]) -> dict[tuple[str, int], float]:
+    """By address and pass."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for call in calls:
+        found.setdefault((call.address, call.pass_num), []).append(seconds[call.index])
+    return {key: sum(values) / len(values) for key, values in found.items()}
 
 
 def operation_times(

@@ -148,6 +148,7 @@ class Watcher:
         self._modules.refresh()
         step = self.windows.begin(signature, role == "warmup")
         step.position = self._position
+        self.checks.begin(step)
         return step
 
     def _end_step(self) -> None:

@@ -39,7 +39,7 @@ class Windows:
         self._memory = AllocatorWatch(time_ns)
         self._open: Window | None = None
         self._waiting: list[Window] = []
-        self._details = Details(ledger.options.has_inputs)
+        self._details = Details(ledger.options)
 
     @property
     def step(self) -> Step | None:
@@ -54,8 +54,8 @@ class Windows:
     def begin(self, signature: Signature, is_warmup: bool) -> Step:
         """Begins a step of some kind."""
         ledger, problems = self._ledger, self._ledger.problems
-        wanted = self._details.wanted(signature)
-        step = Step(len(ledger.steps) + 1, signature, is_warmup, wanted.flops)
+        wanted = self._details.wanted(signature, is_warmup, ledger.modules.is_compiled)
+        step = Step(len(ledger.steps) + 1, signature, is_warmup, wanted.log, wanted.checking)
         ledger.steps.append(step)
         self.outside.take()  # what came before it
         self._put_late_runs()
@@ -73,8 +73,6 @@ class Windows:
                     "Memory was not measured in some steps: another profiler was running (torch.profiler, or a profile of "
                     "another model in this thread), and only one can run at a time"
                 )
-            if window.has_memory and not is_warmup:
-                self._details.has_listened(signature)
         return step
 
     def end(self) -> Step | None:
@@ -82,8 +80,11 @@ class Windows:
         window, self._open = self._open, None
         if window is None:
             return None
-        window.step.end_ns = time_ns()
-        window.step.outside = self.outside.take()
+        step = window.step
+        step.end_ns = time_ns()
+        if not step.is_warmup:
+            self._details.has_run(step.signature, step.has_log, window.has_memory)
+        step.outside = self.outside.take()
         window.events = self._memory.stop()
         window.runs, self.backward.runs = self.backward.runs, []
         window.own_spans, self._ledger.own_spans = _joined(self._ledger.own_spans), []
@@ -92,7 +93,7 @@ class Windows:
         self._waiting.append(window)
         if sum(each.events.num_events for each in self._waiting) > _MOST_WAITING:
             self.settle_all()
-        return window.step
+        return step
 
     def settle_all(self) -> None:
         """Puts in its place what the steps that are over have left."""

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from torchlens.history.vocabulary import Measure, short_word
 from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord, OperationRecord
-from torchlens.profiling.steps import TypicalSteps
+from torchlens.profiling.steps import StepRecord, TypicalSteps
 from torchlens.wording import did_you_mean, got, one_of
 
 __all__ = [
@@ -164,7 +164,7 @@ def call_values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[st
 
 def operation_values(measurements: Measurements, quantity: Quantity, times: str = "typical") -> dict[str, float]:
     """Of each operation that has a label: times of a typical step, of anything else the median."""
-    typical = measurements.root.typical_steps
+    typical = TypicalSteps.of(_logged_steps(measurements))
     if quantity.ratio is not None:
         above, below = (_operation_steps(measurements, name, quantity) for name in quantity.ratio)
         values = {label: _rate(own, below.get(label, {}), typical, times) for label, own in above.items()}
@@ -215,6 +215,13 @@ def _of_steps(
 
 
 def last_operations(measurements: Measurements) -> list[OperationRecord]:
-    """The operations of the last measured step, those that have a label."""
-    numbers = [step.number for step in measurements.measured_steps]
-    return [record for record in measurements.operations if record.label is not None and record.step == numbers[-1]]
+    """The operations of the last measured step that was logged, those that have a label."""
+    logged = _logged_steps(measurements)
+    last = logged[-1].number if logged else None
+    return [record for record in measurements.operations if record.label is not None and record.step == last]
+
+
+def _logged_steps(measurements: Measurements) -> list[StepRecord]:
+    """The measured steps whose operations were recorded."""
+    numbers = {record.step for record in measurements.operations}
+    return [step for step in measurements.measured_steps if step.number in numbers]

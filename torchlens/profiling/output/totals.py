@@ -94,18 +94,28 @@ def what_looking_took(measurements: Measurements) -> list[str]:
     """How much was left out of the times, and where that is rough."""
     root = measurements.root
     forward, own = root.typical("forward_seconds"), root.typical("own_seconds")
+    detailed = {step.number for step in measurements.measured_steps if not step.is_light}
+    in_detail = [seconds for step, seconds in root.by_step("own_seconds").items() if step in detailed]
     notes: list[str] = []
-    if forward and own and own >= _NOTABLE * forward:
-        notes.append(f"Measuring took another {seconds_text(own)} of a forward pass, which is not in its time.")
+    has_timed = len(detailed) < len(measurements.measured_steps)
+    most = max(own or 0.0, sum(in_detail) / len(in_detail)) if in_detail else own
+    if forward and most and most >= _NOTABLE * forward:
+        times = f"{seconds_text(most)} of a forward pass"
+        if in_detail and has_timed and own is not None:
+            times += f" ({seconds_text(own)} of one that was timed)"
+        notes.append(f"Measuring took another {times}, which is not in its time.")
         rough = _rough(root, "forward_seconds", "estimated_seconds")
         if rough:
+            cure = "" if has_timed else " More steps, without stop=True, say it better: some are then timed without a log."
             notes.append(
                 "Rough, as what was taken off by estimate, for many small operations, is over 30 % of what is left: "
-                f"{_listed(rough, measurements)}. level='module' without a check says it better."
+                f"{_listed(rough, measurements)}.{cure}"
             )
     rough = _rough(root, "backward_seconds", "backward_estimated_seconds")
     if rough:
-        notes.append(f"Rough for the same reason, the backward times of {_listed(rough, measurements)}.")
+        notes.append(
+            f"Rough, as over 30 % of what is left was taken off, the backward times of {_listed(rough, measurements)}."
+        )
     return notes
 
 
@@ -125,6 +135,25 @@ def _listed(records: list[ModuleRecord], measurements: Measurements) -> str:
     return f"{names} and {len(records) - 6} more" if len(records) > 6 else names
 
 
+def _which_steps(measurements: Measurements) -> str:
+    """What was measured in some of the steps alone."""
+    steps = measurements.measured_steps
+    num_listened, num_counted = (
+        sum(step.peak_bytes is not None for step in steps),
+        sum(step.has_flops for step in steps),
+    )
+    num_logged = len({operation.step for operation in measurements.operations} & {step.number for step in steps})
+    parts = [("memory is that", num_listened), ("FLOPs are those", num_counted)]
+    if measurements.level == "operation":
+        parts.append(("operations, scaled to the times of their modules, are those", num_logged))
+    texts = [f"{what} of {number}" for what, number in parts if 0 < number < len(steps)]
+    num_timed = sum(step.is_light for step in steps)
+    if 0 < num_timed < len(steps):
+        texts.insert(0, f"times are those of {num_timed}, in which nothing else was measured")
+    joined = ", ".join(texts)
+    return f"Of {len(steps)} steps, {joined}." if texts else ""
+
+
 def not_measured(measurements: Measurements) -> list[str]:
     """What a reader of the table might take for zero."""
     notes: list[str] = []
@@ -135,15 +164,9 @@ def not_measured(measurements: Measurements) -> list[str]:
         notes.append("No backward pass ran.")
     if all(step.peak_bytes is None for step in steps):
         notes.append("Memory was not measured.")
-    num_listened = sum(step.peak_bytes is not None for step in steps)
-    if 0 < num_listened < len(steps):
-        notes.append(
-            f"Memory is that of {num_listened} of {len(steps)} steps, the first of each kind; times are the others'."
-        )
-    num_counted = sum(step.has_flops for step in steps)
-    if 0 < num_counted < len(steps):
-        cure = "; level='operation' counts them in each" if measurements.level == "module" else ""
-        notes.append(f"FLOPs are those of {num_counted} of {len(steps)} steps, the first of each kind{cure}.")
+    which = _which_steps(measurements)
+    if which:
+        notes.append(which)
     if any(call.is_recomputed for call in measurements.calls):
         notes.append("What checkpointing ran again is in the backward time and in no FLOPs.")
     if measurements.flops_not_counted:
