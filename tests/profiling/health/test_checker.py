@@ -477,6 +477,20 @@ def test_a_nan_that_a_logged_step_sees_as_well_is_told_once_with_its_operation(w
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_weights_that_an_optimizer_broke_are_no_finding_of_later_steps(step):
+    model = Sometimes("forward", (step,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.profile(model, check="health") as p:
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(X).sum().backward()
+            optimizer.step()
+    assert [(each.module, each.text.partition(":")[0]) for each in p.findings() if each.kind.startswith("non-finite")] == [
+        ("inner", f"NaN in the forward pass of step {step}")
+    ]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
 def test_stop_names_the_operation_in_whatever_step(step):
     with pytest.raises(tl.NonFiniteError, match="made by log"):
         profiled_steps(Sometimes("forward", (step,)), 4, stop=True)

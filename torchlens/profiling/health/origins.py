@@ -157,6 +157,9 @@ class Origins:
                 return number
         if len(self.found) >= _MOST:
             return _MOST
+        if self.lasting and not self._are_operations_seen:
+            # Modules are seen without their parameters, which an earlier one may have broken: no news, as far as is known.
+            return min(self.lasting)
         record = NonFinite(
             phase=place.phase,
             label=None,
