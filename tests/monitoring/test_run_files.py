@@ -336,6 +336,7 @@ def _train_a_little(folder: Path, first: int, announce: Any) -> None:
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept_over_sessions_that_were_killed(tmp_path: Path) -> None:
     """Each leaves files behind, and some go back to a checkpoint: together they take no more than one that ran through."""
     context = multiprocessing.get_context("fork")
