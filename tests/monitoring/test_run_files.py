@@ -336,6 +336,7 @@ def _train_a_little(folder: Path, first: int, announce: Any) -> None:
     time.sleep(600)
 
 
+@pytest.mark.slow
 def test_the_budget_is_kept_over_sessions_that_were_killed(tmp_path: Path) -> None:
     """Each leaves files behind, and some go back to a checkpoint: together they take no more than one that ran through."""
     context = multiprocessing.get_context("fork")
@@ -426,6 +427,19 @@ def test_frames_that_make_no_sense_are_left_alone_when_files_are_merged(tmp_path
     r = tl.open_run(tmp_path)
     assert r.steps[-1] == 39
     assert sum(count for _, _, count in r.step_groups) == 40
+
+
+def test_what_was_merged_but_not_removed_when_its_process_was_killed_is_removed(tmp_path: Path) -> None:
+    """It counts for nobody, and so not towards the budget, either."""
+    train(tmp_path, 2)
+    own = the_segment(tmp_path)
+    whole = own.read_bytes()
+    own.rename(tmp_path / "rank0-000001-000003.seg")
+    for name in ("rank0-000001-000001.seg", "rank0-000002-000003.seg", "rank1-000001-000001.seg"):
+        (tmp_path / name).write_bytes(whole)
+    train(tmp_path, 2)
+    names = ["rank0-000001-000003.seg", "rank0-000004-000004.seg", "rank1-000001-000001.seg"]
+    assert sorted(path.name for path in tmp_path.glob("*.seg")) == names
 
 
 def test_what_was_being_merged_when_its_process_was_killed_is_removed(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "SegmentFile",
     "is_run",
     "read_json_file",
+    "replaced_files",
     "segment_files",
     "unfinished_files",
     "write_json_file",
@@ -50,6 +51,15 @@ def segment_path(folder: Path, rank: int, first: int, number: int) -> Path:
 
 def segment_files(folder: Path) -> list[SegmentFile]:
     """All segments that count, by rank and number: not those that a merged one has taken the place of."""
+    return _sorted_out(folder)[0]
+
+
+def replaced_files(folder: Path, rank: int) -> list[Path]:
+    """Segments of a rank that a merged one has taken the place of: its process was killed before it could remove them."""
+    return [each.path for each in _sorted_out(folder)[1] if each.rank == rank]
+
+
+def _sorted_out(folder: Path) -> tuple[list[SegmentFile], list[SegmentFile]]:
     found = []
     for entry in os.scandir(folder):
         match = _SEGMENT.fullmatch(entry.name)
@@ -59,10 +69,11 @@ def segment_files(folder: Path) -> list[SegmentFile]:
                 found.append(SegmentFile(rank, first, number, folder / entry.name))
     found.sort(key=lambda each: (each.rank, each.first, -each.number))
     kept: list[SegmentFile] = []
+    replaced: list[SegmentFile] = []
     for each in found:
-        if not kept or kept[-1].rank != each.rank or each.number > kept[-1].number:
-            kept.append(each)
-    return kept
+        is_new = not kept or kept[-1].rank != each.rank or each.number > kept[-1].number
+        (kept if is_new else replaced).append(each)
+    return kept, replaced
 
 
 def unfinished_files(folder: Path, rank: int, before: float) -> list[Path]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import time
 from typing import Any, NamedTuple
 
-from torchlens.monitoring.folder import segment_files, segment_path, unfinished_files
+from torchlens.monitoring.folder import replaced_files, segment_files, segment_path, unfinished_files
 from torchlens.monitoring.frames import Damage, Frame, Kind, before_of, json_frame, parse_json, read_frames
 from torchlens.monitoring.merging import Source, merged_frames
 
@@ -55,6 +55,8 @@ class SegmentWriter:
         self.folder.mkdir(parents=True, exist_ok=True)
         existing = [each for each in segment_files(self.folder) if each.rank == self.rank]
         for path in unfinished_files(self.folder, self.rank, time() - _LONG_AGO):
+            path.unlink(missing_ok=True)
+        for path in replaced_files(self.folder, self.rank):
             path.unlink(missing_ok=True)
         self._closed = [_described(each.path, each.first, each.number) for each in existing]
         self._number = existing[-1].number if existing else 0
