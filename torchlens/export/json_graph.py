@@ -127,7 +127,7 @@ def _parents(log: Log, entries: Sequence[int]) -> Lists:
     flat = list(chain.from_iterable(reads))
     if not _IS_INT.issuperset([type(location) for location, _ in flat]):
         for own in reads:
-            if len(own) > 1:
+            if len(own) > 1 and not _IS_INT.issuperset([type(location) for location, _ in own]):
                 own.sort(key=lambda read: isinstance(_way(read[0])[0], str))
         flat = list(chain.from_iterable(reads))
     labels = log.labels_w_pass([parent for _, parent in flat])

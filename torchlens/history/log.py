@@ -249,13 +249,11 @@ class Log:
 
     def sizes(self, entries: Sequence[int]) -> list[int]:
         """The bytes of the elements of each tensor."""
-        rows = self.rows(entries)
-        known: dict[tuple[Any, torch.dtype], int | None] = {}  # None where they vary; a long log has few shapes
-        for shape, dtype in {(row.shape, row.dtype) for row in rows}:
-            count = prod(shape)
-            is_varying = -1 in shape and not isinstance(count, SymbolicInt)
-            known[shape, dtype] = None if is_varying else count * dtype.itemsize
-        found = zip(entries, [known[row.shape, row.dtype] for row in rows], strict=True)
+        known = _Sizes()
+        sizes = [known[row.shape, row.dtype] for row in self.rows(entries)]
+        if None not in known.values():
+            return sizes  # type: ignore[return-value] # there is no None
+        found = zip(entries, sizes, strict=True)
         return [self._held_bytes(entry) if size is None else size for entry, size in found]
 
     def _held_bytes(self, entry: int) -> int:
@@ -312,6 +310,17 @@ class Log:
             if number in entry_of:
                 found.setdefault(entry_of[number], []).append(address)
         return found
+
+
+class _Sizes(dict[tuple[Any, torch.dtype], int | None]):
+    """Bytes by shape and type, computed at the first lookup; a long log has few shapes. None where the sizes vary."""
+
+    def __missing__(self, kind: tuple[Any, torch.dtype]) -> int | None:
+        shape, dtype = kind
+        count = prod(shape)
+        is_varying = -1 in shape and not isinstance(count, SymbolicInt)
+        size = self[kind] = None if is_varying else count * dtype.itemsize
+        return size
 
 
 def _log(
