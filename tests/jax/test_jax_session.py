@@ -91,7 +91,7 @@ def test_what_cannot_be_followed_is_an_error_that_says_what_to_do():
         reference[0] = x[1] * 2
         return reference[...].sum()
 
-    with pytest.raises(tl.TorchLensError, match="Carry the array instead"):
+    with pytest.raises(tl.TorchLensError, match="Pass the array along instead"):
         tl.log_forward_pass(with_reference, X)
     with pytest.raises(TypeError, match="before lower"):
         tl.log_forward_pass(jax.jit(jnp.sin).lower(X).compile(), X)
@@ -124,7 +124,7 @@ def test_a_version_of_jax_that_is_built_differently_is_an_error_before_anything_
 def test_what_is_for_torch_alone_says_so():
     with pytest.raises(ValueError, match=r"log jax.grad\(f\)"):
         tl.log_forward_pass(jnp.sin, X, save_gradients=True)
-    with pytest.raises(TypeError, match="this is for PyTorch alone"):
+    with pytest.raises(TypeError, match="this function is for PyTorch only"):
         tl.profile(jax.jit(jnp.sin), X)
     with pytest.raises(TypeError, match="must be a torch"):
         tl.log_forward_pass(jnp.sin, torch.ones(2))

@@ -191,7 +191,7 @@ def test_wrong_options_are_refused_before_anything_is_written(options: dict[str,
 
 def test_several_models_are_told_what_to_do(tmp_path: Path) -> None:
     one, two = nn.Linear(2, 2), nn.Linear(2, 2)
-    with pytest.raises(TypeError, match=r"got a list of 2. Several models: one run for each"):
+    with pytest.raises(TypeError, match=r"got a list of 2. For several models, use one run for each"):
         tl.monitor([one, two], tmp_path)  # type: ignore[arg-type]
     both = nn.ModuleList([one, two])
     optimizer = torch.optim.SGD(both.parameters(), lr=0.1)

@@ -124,7 +124,7 @@ def test_a_video_shows_the_gradient_of_what_the_module_returned(tmp_path: Path) 
     assert len(found) == 4
     assert_same(found, pictures("images", truth, list(range(4))))
     other = tl.monitor(model, tmp_path / "b", log="outputs")
-    with other, pytest.raises(ValueError, match="must have 'gradients' in it"):
+    with other, pytest.raises(ValueError, match="must include 'gradients'"):
         other.video("0", tmp_path / "x.mp4", what="gradients")
 
 
