@@ -82,8 +82,8 @@ class Port(nn.Module):
                 own |= {f"{number}_{name}_w": weight.T, f"{number}_{name}_b": bias}
             for name, layer in (("out", block.attention.out), ("up", block.up), ("down", block.down)):
                 own |= {f"{number}_{name}_w": layer.weight.T, f"{number}_{name}_b": layer.bias}
-            for name, layer in (("norm1", block.norm1), ("norm2", block.norm2)):
-                own |= {f"{number}_{name}_w": layer.weight, f"{number}_{name}_b": layer.bias}
+            for name, norm in (("norm1", block.norm1), ("norm2", block.norm2)):
+                own |= {f"{number}_{name}_w": norm.weight, f"{number}_{name}_b": norm.bias}
         self.own = nn.ParameterDict({name: nn.Parameter(value.detach().clone()) for name, value in own.items()})
 
     def weights(self, name: str) -> tuple[Tensor, Tensor]:

@@ -107,7 +107,7 @@ def host_bytes(array: Any) -> memoryview:
     """The bytes of the tensor that `to_torch` would make, in the order of its shape; without a copy where that can be."""
     if is_key(array) or not _is_same(array.dtype):
         return bytes_of(to_torch(array).contiguous())
-    return memoryview(np.asarray(array).reshape(-1).view(np.uint8))
+    return np.asarray(array).reshape(-1).view(np.uint8).data
 
 
 @cache

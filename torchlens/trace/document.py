@@ -60,7 +60,7 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
 
     failure = recording.failure
     decisions = decided(graph)
-    columns = {
+    columns: dict[str, list[Any]] = {
         "operation": [operations.number(id(row.operation), row.operation) for row in rows],
         "argument": [argument(row) for row in rows],
         "module_call": [row.module_call for row in rows],

@@ -38,7 +38,7 @@ class Header:
         self,
         names: Sequence[str],
         kinds: Sequence[tuple[str, tuple[int, ...], int]],
-        ends: Sequence[int],
+        ends: Sequence[int] | np.ndarray[Any, np.dtype[np.int64]],
         metadata: dict[str, str],
         data: int,
     ) -> None:
