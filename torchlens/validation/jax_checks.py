@@ -204,7 +204,10 @@ def _groups(recording: Recording) -> list[list[int]]:
 
 def _constant(value: Any, dtype: Any = None) -> torch.Tensor:
     """An array or a number as a tensor. A number of Python's has more digits than torch's default type."""
-    return to_torch(value if is_array(value) else np.asarray(value, dtype))
+    if is_array(value):
+        return to_torch(value)
+    number = np.asarray(value)
+    return to_torch(number if dtype is None else number.astype(dtype))
 
 
 def _passes_on(call: SeenCall, results: list[torch.Tensor]) -> bool:
