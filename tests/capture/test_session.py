@@ -35,11 +35,11 @@ def test_an_interrupt_after_the_pass_leaves_a_log_that_can_be_read(monkeypatch):
     finish = Recorder.finish
     moments: list[str] = []
 
-    def interrupted(recorder, outliving):
+    def interrupted(recorder, *given):
         if not moments:
             moments.append("the first time")
             raise KeyboardInterrupt
-        finish(recorder, outliving)
+        finish(recorder, *given)
 
     monkeypatch.setattr(Recorder, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:
