@@ -18,13 +18,16 @@ from tests.fuzz.programs import programs
 from tests.networks import Conditional, ConvNet, Model, Recurrent, Residual
 from tests.work import lines_run
 from torchlens.export import json_graph
-from torchlens.history import columns
+from torchlens.history import columns, log
 from torchlens.history.tables import COLUMNS, with_symbols
 
 
 def check_agreement(history: Any) -> None:
     """Every cell of the table and every field of the JSON is what the entry alone says."""
     table, data = history.to_pandas(), json.loads(history.to_json())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "_ENTRIES_PER_PART", 3)
+        pandas.testing.assert_frame_equal(history.to_pandas(), table)
     everything = [tl.LayerEntry(history._log, number) for number in range(history.num_tensors_total)]
     for entry, cells in zip(history, table.to_dict("records"), strict=True):
         assert same(cells.pop("source"), source_of(entry))
@@ -242,7 +245,8 @@ def test_json_is_what_the_json_module_would_write(monkeypatch):
     data = json_graph.graph_data(history)
     assert data["model"]["name"] == 'Odd "ü" \\ %s'
     for size in (1, 2, 5, 1000):
-        monkeypatch.setattr(json_graph, "_RECORDS_PER_PART", size)
+        monkeypatch.setattr(log, "_ENTRIES_PER_PART", size)
+        monkeypatch.setattr(json_graph, "_LAYERS_PER_PART", size)
         for indent in (None, 0, 3):
             expected = json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False)
             assert history.to_json(indent=indent) == expected
@@ -250,7 +254,8 @@ def test_json_is_what_the_json_module_would_write(monkeypatch):
 
 @pytest.mark.slow
 def test_json_is_written_to_a_file_without_being_all_in_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(json_graph, "_RECORDS_PER_PART", 100)
+    monkeypatch.setattr(log, "_ENTRIES_PER_PART", 100)
+    monkeypatch.setattr(json_graph, "_LAYERS_PER_PART", 100)
     history = loop(3000)
     path = tmp_path / "graph.json"
     tracemalloc.start()

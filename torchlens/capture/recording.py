@@ -5,7 +5,7 @@ outputs. A reference to an entry is its number. A reference to parameter `k` is 
 is a tensor that the model found somewhere else (an attribute, a closure), told apart only where memory is written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import CodeType
@@ -72,6 +72,27 @@ class Row(NamedTuple):
     shape: tuple[int, ...]
     dtype: torch.dtype
     gradfunc: str | None
+
+
+class RowFields(NamedTuple):
+    """The fields of many rows: what each has as its operation, as its arguments, and so on."""
+
+    operation: tuple[Operation, ...]
+    args: tuple[tuple[Any, ...], ...]
+    kwargs: tuple[dict[str, Any] | None, ...]
+    references: tuple[References, ...]
+    module_call: tuple[int, ...]
+    code: tuple[CodeType | None, ...]
+    instruction: tuple[int, ...]
+    seconds: tuple[float, ...]
+    output_index: tuple[int | None, ...]
+    shape: tuple[tuple[int, ...], ...]
+    dtype: tuple[torch.dtype, ...]
+    gradfunc: tuple[str | None, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "RowFields":
+        return cls._make(zip(*rows, strict=True) if rows else [()] * len(cls._fields))
 
 
 make_call: Callable[[tuple[Any, ...]], MadeCall] = partial(tuple.__new__, MadeCall)  # as `_make`, at half the price

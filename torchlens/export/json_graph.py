@@ -2,10 +2,10 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchlens.capture.collector import without_collector
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
@@ -13,11 +13,14 @@ from torchlens.history import columns
 from torchlens.history.json_text import Columns, Lists, records_of, write_json
 from torchlens.history.log import Log
 
+if TYPE_CHECKING:
+    from torchlens.graph.labels import Layer
+
 __all__ = ["FORMAT", "VERSION", "graph_data", "to_json"]
 
 FORMAT = "torchlens-graph"
 VERSION = 1  # raised when a field changes its meaning or goes; new fields may come without
-_RECORDS_PER_PART = 10_000
+_LAYERS_PER_PART = 10_000
 _KINDS = {INPUT: "input", OUTPUT: "output", BUFFER: "buffer"}
 _ITSELF = frozenset({int, bool, str, type(None)})
 _IS_INT = frozenset({int})
@@ -30,13 +33,14 @@ def to_json(history: Any, path: str | os.PathLike[str] | None = None, indent: in
     'input_1_0'
     """
     log: Log = history._log
-    return write_json(_graph_data(history, _parts(log, _nodes), _parts(log, _layers)), path, indent)
+    return write_json(_graph_data(history, _node_parts(log), _layer_parts(log)), path, indent)
 
 
 def graph_data(history: Any) -> dict[str, Any]:
     """The graph as dicts, lists, strings and numbers. No tensor is in it."""
     log: Log = history._log
-    nodes, layers = ([record for part in _parts(log, make) for record in records_of(part)] for make in (_nodes, _layers))
+    parts = (_node_parts(log), _layer_parts(log))
+    nodes, layers = ([record for part in own for record in records_of(part)] for own in parts)
     return _graph_data(history, nodes, layers)
 
 
@@ -69,14 +73,19 @@ def _model(history: Any) -> dict[str, Any]:
     }
 
 
-def _parts(log: Log, make: Callable[[Log, range], Columns]) -> Iterator[Columns]:
-    """What `make` makes of all nodes or layers, some at a time: a million of them take gigabytes."""
-    everything = range(len(log.graph.layers if make is _layers else log.graph.recorded))
-    for start in range(0, len(everything), _RECORDS_PER_PART):
-        yield without_collector(partial(make, log, everything[start : start + _RECORDS_PER_PART]))
+def _node_parts(log: Log) -> Iterator[Columns]:
+    """All nodes, some at a time: a million of them take gigabytes."""
+    for entries in log.parts(range(len(log.graph.recorded))):
+        yield without_collector(partial(_nodes, log, entries))
 
 
-def _nodes(log: Log, entries: range) -> Columns:
+def _layer_parts(log: Log) -> Iterator[Columns]:
+    """The same of the layers."""
+    for start in range(0, len(log.graph.layers), _LAYERS_PER_PART):
+        yield without_collector(partial(_layers, log, log.graph.layers[start : start + _LAYERS_PER_PART]))
+
+
+def _nodes(log: Log, entries: Sequence[int]) -> Columns:
     dtypes = columns.tensor_dtype(log, entries)
     dtype_names = {dtype: str(dtype).removeprefix("torch.") for dtype in set(dtypes)}
     return {
@@ -84,7 +93,7 @@ def _nodes(log: Log, entries: range) -> Columns:
         "layer": columns.layer_label_no_pass(log, entries),
         "pass": columns.pass_num(log, entries),
         "type": columns.layer_type(log, entries),
-        "kind": [_KINDS.get(row.operation, "operation") for row in log.rows(entries)],
+        "kind": [_KINDS.get(operation, "operation") for operation in log.fields(entries).operation],
         "function": columns.func_applied_name(log, entries),
         "address": columns.address(log, entries),
         "modules": columns.containing_modules_origin_nested(log, entries),
@@ -139,8 +148,7 @@ def _way(location: Any) -> list[Any]:
     return list(map(_plain, location)) if isinstance(location, tuple) else [location]
 
 
-def _layers(log: Log, numbers: range) -> Columns:
-    layers = log.graph.layers[numbers.start : numbers.stop]
+def _layers(log: Log, layers: "Sequence[Layer]") -> Columns:
     labels = iter(log.labels_w_pass([entry for layer in layers for entry in layer.entries]))
     return {
         "label": [layer.label for layer in layers],

@@ -60,8 +60,11 @@ def _same_cost(recording: Recording, row: Row) -> Hashable | None:
     # Symbolic sizes are in tuples of another type; they are equal to the numbers that they stand for.
     if not _PLAIN_SHAPES.issuperset(map(type, shapes)) or type(row.shape) is not torch.Size:
         return None
-    are_plain = tuple([recording.storages[number] >= 0 for number in references if number is not None and number >= 0])
-    return row.operation, row.output_index, row.args, row.shape, tuple(shapes), are_plain
+    storages = recording.storages
+    for number in references:
+        if number is not None and number >= 0 and storages[number] < 0:
+            return None
+    return row.operation, row.output_index, row.args, row.shape, *shapes
 
 
 def flops_of(recording: Recording, row: Row) -> int | None:

@@ -138,6 +138,8 @@ class _Writer:
             parts = {own: iter(self.texts([value for value in values if type(value) is own], depth)) for own in types}
             return [next(parts[type(value)]) for value in values]
         own = types.pop()
+        if own in (list, dict) and not any(values):
+            return ["[]" if own is list else "{}"] * len(values)
         if own is list:
             return self._lists(values, depth)
         if own is dict and _has_names(values):
@@ -156,8 +158,6 @@ class _Writer:
         return _each_alike_once(values, written)
 
     def _dicts(self, values: Sequence[dict[str, Any]], depth: int) -> list[str]:
-        if not any(values):
-            return ["{}"] * len(values)
         names = list(values[0])
         if names and all(names == list(value) for value in values):
             return self.records(dict(zip(names, zip(*map(dict.values, values), strict=True), strict=True)), depth)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from math import prod
+from operator import attrgetter
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ from torchlens.capture.collector import without_collector
 from torchlens.capture.freed_memory import freed_memory
 from torchlens.capture.gradients import Gradients
 from torchlens.capture.interrupts import finalize
-from torchlens.capture.recording import Recording, Row
+from torchlens.capture.recording import Recording, Row, RowFields
 from torchlens.capture.stored import StoredParams, opened
 from torchlens.capture.symbolic import SymbolicInt
 from torchlens.capture.user_code import SourceLine, source_line, warn_caller
@@ -40,6 +41,7 @@ else:
 __all__ = ["Log", "SourceLine", "nice_bytes", "path_text", "picked", "source_line"]
 
 _Value = TypeVar("_Value")
+_ENTRIES_PER_PART = 4_000
 
 
 class Log:
@@ -57,6 +59,7 @@ class Log:
         self._graph = graph
         self._make_graph = make_graph
         self._visible: Sequence[int] | None = None
+        self._part: tuple[Sequence[int], RowFields] | None = None
         self.marks_distances = marks_distances
         # The history that holds it, which may be gone, and how to make another; for those who come from an entry.
         self.history: Callable[[], Any] = lambda: None
@@ -99,7 +102,8 @@ class Log:
         """
         if recording.branches or self.recording.branches:
             self._graph, self._make_graph = None, build_graph
-            self.__dict__.pop("module_names", None)
+            for known in ("module_names", "module_call_addresses"):
+                self.__dict__.pop(known, None)
         freed_memory().drop(partial(setattr, self, "recording", recording), self.model())
 
     def free_values(self) -> None:
@@ -137,11 +141,16 @@ class Log:
     def show_anew(self) -> None:
         """What is saved has changed."""
         self._visible = None
-        self.__dict__.pop("reached_by_gradients", None)
+        for known in ("reached_by_gradients", "_is_anything_reached"):
+            self.__dict__.pop(known, None)
 
     @cached_property
     def reached_by_gradients(self) -> list[bool]:
         return reached_by_gradients(self.recording, self.graph)
+
+    @cached_property
+    def _is_anything_reached(self) -> bool:
+        return any(self.reached_by_gradients)
 
     @cached_property
     def repeated_in_backward(self) -> frozenset[int]:
@@ -160,6 +169,20 @@ class Log:
 
     def rows(self, entries: Sequence[int]) -> list[Row]:
         return picked(self.recording.rows, picked(self.graph.recorded, entries))
+
+    def fields(self, entries: Sequence[int]) -> RowFields:
+        """The rows of these entries, by field."""
+        if self._part is not None and entries is self._part[0]:
+            return self._part[1]
+        return RowFields.of(self.rows(entries))
+
+    def parts(self, entries: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Some of the entries at a time, for whoever wants many columns: what one reads is still at hand for the next."""
+        for start in range(0, len(entries), _ENTRIES_PER_PART):
+            part = entries[start : start + _ENTRIES_PER_PART]
+            self._part = part, RowFields.of(self.rows(part))
+            yield part
+        self._part = None
 
     # -- labels ----------------------------------------------------------------------------------------------------
 
@@ -242,6 +265,8 @@ class Log:
 
     def flops_backward(self, entries: Sequence[int]) -> list[int | None]:
         is_reached, repeated = self.reached_by_gradients, self.repeated_in_backward
+        if not self._is_anything_reached:
+            return [0] * len(entries)
         return reached_backward_flops(self.recording, self.graph, entries, is_reached, repeated)
 
     def num_bytes(self, entry: int) -> int:
@@ -250,7 +275,7 @@ class Log:
     def sizes(self, entries: Sequence[int]) -> list[int]:
         """The bytes of the elements of each tensor."""
         known = _Sizes()
-        sizes = [known[row.shape, row.dtype] for row in self.rows(entries)]
+        sizes = list(map(known.__getitem__, map(attrgetter("shape", "dtype"), self.rows(entries))))
         if None not in known.values():
             return sizes  # type: ignore[return-value] # there is no None
         found = zip(entries, sizes, strict=True)
@@ -276,6 +301,10 @@ class Log:
     def module_names(self) -> list[str]:
         """The names with the pass of all module calls: one stands in many columns, and for many entries."""
         return [f"{record.address}:{record.pass_num}" for record in self.recording.module_calls]
+
+    @cached_property
+    def module_call_addresses(self) -> list[str]:
+        return [record.address for record in self.recording.module_calls]
 
     def module_chain(self, entry: int) -> tuple[int, ...]:
         return self.graph.module_chains[self.row(entry).module_call]

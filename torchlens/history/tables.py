@@ -43,16 +43,26 @@ def entries_to_pandas(log: Log, entries: Sequence[int]) -> "pandas.DataFrame":
     import pandas  # slow to import, so imported by those who want a table
 
     def table() -> pandas.DataFrame:
-        return pandas.DataFrame({name: with_symbols(getattr(columns, name)(log, entries)) for name in COLUMNS})
+        cells: dict[str, list[Any]] = {name: [] for name in COLUMNS}
+        types: dict[str, set[type]] = {name: set() for name in COLUMNS}
+        for part in log.parts(entries):
+            for name in COLUMNS:
+                own = getattr(columns, name)(log, part)
+                cells[name] += own
+                types[name].update(map(type, own))
+        return pandas.DataFrame({name: _series(cells.pop(name), types[name]) for name in COLUMNS})
 
     return without_collector(table)
 
 
 def with_symbols(cells: list[Any]) -> "pandas.Series[Any]":
     """A column; one with symbolic numbers stays as it is, and is not made one of plain numbers."""
+    return _series(cells, set(map(type, cells)))
+
+
+def _series(cells: list[Any], types: set[type]) -> "pandas.Series[Any]":
     import pandas
 
-    types = set(map(type, cells))
     dtype = _DTYPES.get(next(iter(types))) if len(types) == 1 else None
     if dtype is not None:
         with suppress(OverflowError):  # beyond 64 bits: pandas knows what to do

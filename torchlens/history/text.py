@@ -1,7 +1,7 @@
 """What printing shows."""
 
 import textwrap
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any
 
 import torch
@@ -113,12 +113,15 @@ def _hierarchy(addresses: list[str], children: dict[str, list[str]], depth: int)
 def _layer_lines(log: Log, is_marked: bool) -> list[str]:
     visible, graph = log.visible, log.graph
     layers, passes = picked(graph.layer_of, visible), picked(graph.pass_of, visible)
+    labels = log.layer_labels
     notes = [f"/{count} passes)" if (count := len(layer.entries)) > 1 else "" for layer in graph.layers]
-    marks = ["* " if is_saved else "  " for is_saved in log.are_saved(visible)] if is_marked else [""] * len(visible)
-    columns = zip(range(len(visible)), layers, passes, log.labels(visible), marks, strict=True)
+    marks = ["* " if is_saved else "  " for is_saved in log.are_saved(visible)] if is_marked else repeat("", len(visible))
+    columns = zip(range(len(visible)), layers, passes, marks, strict=True)
     return [
-        f"\t\t{mark}{position}: {label} ({number}{notes[layer]}" if notes[layer] else f"\t\t{mark}{position}: {label}"
-        for position, layer, number, label, mark in columns
+        f"\t\t{mark}{position}: {labels[layer]}:{number} ({number}{note}"
+        if (note := notes[layer])
+        else f"\t\t{mark}{position}: {labels[layer]}"
+        for position, layer, number, mark in columns
     ]
 
 

@@ -1,11 +1,12 @@
 """Columns of the call that made the tensor: the function, its arguments and its parameters."""
 
 from collections.abc import Callable, Iterable
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from torchlens.capture.recording import Row, located
+from torchlens.capture.recording import References, located
 from torchlens.history.columns.making import Entries, nice_sizes, once
 from torchlens.history.log import Log, picked, source_line
 from torchlens.lazy_import import lazy_function
@@ -23,27 +24,27 @@ _Value = TypeVar("_Value")
 
 
 def func_applied_name(log: Log, entries: Entries) -> list[str]:
-    return [row.operation.name for row in log.rows(entries)]
+    return [operation.name for operation in log.fields(entries).operation]
 
 
 def source(log: Log, entries: Entries) -> list[str | None]:
     """The innermost line of the user's code that led to each operation; None where there is none."""
-    found: list[str | None] = []
-    known: dict[tuple[int, int], str] = {}  # by id: hashing a code object means reading it all
-    for row in log.rows(entries):
-        code, instruction = (row.code, row.instruction) if row.code is not None else log.innermost_place(row)
-        if code is None:
-            found.append(None)
-            continue
-        line = known.get((id(code), instruction))
-        if line is None:
-            line = known[id(code), instruction] = str(source_line(code, instruction))
-        found.append(line)
-    return found
+    fields = log.fields(entries)
+    places: Iterable[tuple[CodeType | None, int]] = zip(fields.code, fields.instruction, strict=True)
+    if any(code is None for code in fields.code):
+        rows = zip(places, log.rows(entries), strict=True)
+        places = [log.innermost_place(row) if place[0] is None else place for place, row in rows]
+    places = list(places)
+    keys = [(id(code), instruction) for code, instruction in places]  # hashing a code object means reading it all
+    lines = {
+        key: None if code is None else str(source_line(code, instruction))
+        for key, (code, instruction) in dict(zip(keys, places, strict=True)).items()
+    }
+    return list(map(lines.__getitem__, keys))
 
 
 def func_time_elapsed(log: Log, entries: Entries) -> list[float]:
-    return [row.seconds for row in log.rows(entries)]
+    return list(log.fields(entries).seconds)
 
 
 def flops(log: Log, entries: Entries) -> list[int | None]:
@@ -55,27 +56,29 @@ def flops_backward(log: Log, entries: Entries) -> list[int | None]:
 
 
 def func_position_args_non_tensor(log: Log, entries: Entries) -> list[list[Any]]:
+    fields = log.fields(entries)
     found: list[list[Any]] = []
-    for row in log.rows(entries):
-        args, references = row.args, row.references
+    for args, references in zip(fields.args, fields.references, strict=True):
         if not args:
             found.append([])
         elif type(references) is not tuple:  # tensors inside arguments
-            found.append([arg for _, arg in _non_tensors(row, enumerate(args))])
+            found.append([arg for _, arg in _non_tensors(references, enumerate(args))])
         elif None in references:
-            found.append([args[place] for place, reference in enumerate(references) if reference is None])
+            found.append([arg for arg, reference in zip(args, references, strict=False) if reference is None])
         else:
             found.append([])
     return found
 
 
 def func_keyword_args_non_tensor(log: Log, entries: Entries) -> list[dict[str, Any]]:
-    return [dict(_non_tensors(row, row.kwargs.items())) if row.kwargs else {} for row in log.rows(entries)]
+    fields = log.fields(entries)
+    calls = zip(fields.references, fields.kwargs, strict=True)
+    return [dict(_non_tensors(references, kwargs.items())) if kwargs else {} for references, kwargs in calls]
 
 
-def _non_tensors(row: Row, arguments: Iterable[tuple[_Place, Any]]) -> list[tuple[_Place, Any]]:
+def _non_tensors(references: References, arguments: Iterable[tuple[_Place, Any]]) -> list[tuple[_Place, Any]]:
     """Those that are no tensor and no list of nothing but tensors, which stand there as None."""
-    tensors = {location for location, _ in located(row.references)}
+    tensors = {location for location, _ in located(references)}
 
     def is_tensors(place: _Place, argument: Any) -> bool:
         if not isinstance(argument, list | tuple) or not argument:
@@ -86,19 +89,19 @@ def _non_tensors(row: Row, arguments: Iterable[tuple[_Place, Any]]) -> list[tupl
 
 
 def function_is_inplace(log: Log, entries: Entries) -> list[bool]:
-    return once([row.operation for row in log.rows(entries)], lambda operation: operation.is_inplace)
+    return once(log.fields(entries).operation, lambda operation: operation.is_inplace)
 
 
 def gradfunc(log: Log, entries: Entries) -> list[str | None]:
-    return [row.gradfunc for row in log.rows(entries)]
+    return list(log.fields(entries).gradfunc)
 
 
 def is_part_of_iterable_output(log: Log, entries: Entries) -> list[bool]:
-    return [row.output_index is not None for row in log.rows(entries)]
+    return [index is not None for index in log.fields(entries).output_index]
 
 
 def iterable_output_index(log: Log, entries: Entries) -> list[int | None]:
-    return [row.output_index for row in log.rows(entries)]
+    return list(log.fields(entries).output_index)
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------

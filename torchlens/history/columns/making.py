@@ -13,13 +13,9 @@ _Value = TypeVar("_Value")
 
 def once(keys: Iterable[_Key], make: Callable[[_Key], _Value]) -> list[_Value]:
     """The result of `make` for each key, computed once for equal keys."""
-    known: dict[_Key, _Value] = {}
-    found = []
-    for key in keys:
-        if key not in known:
-            known[key] = make(key)
-        found.append(known[key])
-    return found
+    keys = list(keys)
+    known = {key: make(key) for key in dict.fromkeys(keys)}
+    return list(map(known.__getitem__, keys))
 
 
 def nice_sizes(sizes: list[int]) -> list[str]:

@@ -5,29 +5,33 @@ from torchlens.history.log import Log
 
 
 def _addresses(log: Log, found: dict[int, list[int]], entries: Entries) -> list[list[str]]:
-    records = log.recording.module_calls
-    return [[records[call].address for call in own] if own else [] for own in map(found.get, entries)]
+    return _named(log.module_call_addresses, found, entries)
 
 
 def _passes(log: Log, found: dict[int, list[int]], entries: Entries) -> list[list[str]]:
-    names = log.module_names
-    return [[names[call] for call in own] if own else [] for own in map(found.get, entries)]
+    return _named(log.module_names, found, entries)
+
+
+def _named(names: list[str], found: dict[int, list[int]], entries: Entries) -> list[list[str]]:
+    groups = list(map(found.get, entries))
+    if not any(groups):
+        return [[] for _ in groups]
+    return [[names[call] for call in own] if own else [] for own in groups]
 
 
 def containing_module_origin(log: Log, entries: Entries) -> list[str | None]:
     names = log.module_names
-    return [names[row.module_call] if row.module_call else None for row in log.rows(entries)]
+    return [names[call] if call else None for call in log.fields(entries).module_call]
 
 
 def containing_modules_origin_nested(log: Log, entries: Entries) -> list[list[str]]:
     chains, names = log.graph.module_chains, log.module_names
-    calls = [row.module_call for row in log.rows(entries)]
-    return [[names[outer] for outer in chains[call]] if call else [] for call in calls]
+    return [[names[outer] for outer in chains[call]] if call else [] for call in log.fields(entries).module_call]
 
 
 def module_nesting_depth(log: Log, entries: Entries) -> list[int]:
     chains = log.graph.module_chains
-    return [len(chains[row.module_call]) for row in log.rows(entries)]
+    return [len(chains[call]) for call in log.fields(entries).module_call]
 
 
 def modules_entered(log: Log, entries: Entries) -> list[list[str]]:
@@ -64,13 +68,6 @@ def is_bottom_level_submodule_output(log: Log, entries: Entries) -> list[bool]:
 
 
 def _bottom_calls_exited(log: Log, entries: Entries) -> list[int | None]:
-    children, records = log.graph.module_tree.children, log.recording.module_calls
-    found: list[int | None] = []
-    for calls in map(log.graph.modules_exited.get, entries):
-        for call in calls or ():
-            if not children[records[call].address]:
-                found.append(call)
-                break
-        else:
-            found.append(None)
-    return found
+    children, addresses = log.graph.module_tree.children, log.module_call_addresses
+    groups = map(log.graph.modules_exited.get, entries)
+    return [next((call for call in own if not children[addresses[call]]), None) if own else None for own in groups]

@@ -37,8 +37,7 @@ def located_parents(log: Log, entries: Entries) -> list[list[tuple[Any, int]]]:
     """The entries that each reads, and as which argument."""
     entry_of, located_reads = log.graph.entry_of, log.graph.located_reads
     found = []
-    for number, row in zip(picked(log.graph.recorded, entries), log.rows(entries), strict=True):
-        references = row.references
+    for number, references in zip(picked(log.graph.recorded, entries), log.fields(entries).references, strict=True):
         reads: Iterable[tuple[Any, int | None]]
         if number in located_reads:
             reads = located_reads[number]
@@ -82,15 +81,15 @@ def _distances(distances: "Distances | None", entries: Entries, which: int) -> l
 
 
 def is_input_layer(log: Log, entries: Entries) -> list[bool]:
-    return [row.operation is INPUT for row in log.rows(entries)]
+    return [operation is INPUT for operation in log.fields(entries).operation]
 
 
 def is_output_layer(log: Log, entries: Entries) -> list[bool]:
-    return [row.operation is OUTPUT for row in log.rows(entries)]
+    return [operation is OUTPUT for operation in log.fields(entries).operation]
 
 
 def is_buffer_layer(log: Log, entries: Entries) -> list[bool]:
-    return [row.operation is BUFFER for row in log.rows(entries)]
+    return [operation is BUFFER for operation in log.fields(entries).operation]
 
 
 def address(log: Log, entries: Entries) -> list[str | None]:
@@ -110,13 +109,13 @@ def buffer_address(log: Log, entries: Entries) -> list[str | None]:
 
 
 def initialized_inside_model(log: Log, entries: Entries) -> list[bool]:
-    parents, rows = picked(log.graph.parents, entries), log.rows(entries)
-    return [not own and row.operation not in _BOUNDARIES for own, row in zip(parents, rows, strict=True)]
+    parents, operations = picked(log.graph.parents, entries), log.fields(entries).operation
+    return [not own and operation not in _BOUNDARIES for own, operation in zip(parents, operations, strict=True)]
 
 
 def terminated_inside_model(log: Log, entries: Entries) -> list[bool]:
-    children, rows = picked(log.graph.children, entries), log.rows(entries)
-    return [not own and row.operation is not OUTPUT for own, row in zip(children, rows, strict=True)]
+    children, operations = picked(log.graph.children, entries), log.fields(entries).operation
+    return [not own and operation is not OUTPUT for own, operation in zip(children, operations, strict=True)]
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ def has_saved_activations(log: Log, entries: Entries) -> list[bool]:
 
 
 def tensor_shape(log: Log, entries: Entries) -> list[tuple[int, ...]]:
-    return [tuple(row.shape) for row in log.rows(entries)]
+    return list(map(tuple, log.fields(entries).shape))
 
 
 def tensor_dtype(log: Log, entries: Entries) -> list[torch.dtype]:
-    return [row.dtype for row in log.rows(entries)]
+    return list(log.fields(entries).dtype)
 
 
 def tensor_fsize(log: Log, entries: Entries) -> list[int]:
