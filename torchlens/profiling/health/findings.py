@@ -43,13 +43,15 @@ def find(measurements: Measurements, checker: Any, thresholds: Mapping[str, Any]
     return Findings(found, dict.fromkeys(notes))
 
 
+_NONFINITE_ADVICE = {
+    "forward": "Look at the ranges of what it was given: log of 0, sqrt of less, a division by 0, exp of much, "
+    "a result beyond what half precision holds (65504).",
+    "backward": "The derivative is infinite or not defined there: sqrt or norm at 0, a power below 1 at 0, the "
+    "branch of torch.where that is not taken. Keep the operand away from that point (clamp, eps) before the operation.",
+}
+
+
 def _nonfinite_finding(record: NonFinite, is_lasting: bool) -> Finding:
-    advice = {
-        "forward": "Look at the ranges of what it was given: log of 0, sqrt of less, a division by 0, exp of much, "
-        "a result beyond what half precision holds (65504).",
-        "backward": "The derivative is infinite or not defined there: sqrt or norm at 0, a power below 1 at 0, the "
-        "branch of torch.where that is not taken. Keep the operand away from that point (clamp, eps) before the operation.",
-    }
     return Finding(
         kind="non-finite values" if record.phase == "forward" else "non-finite gradients",
         severity="error" if is_lasting else "info",
@@ -58,8 +60,14 @@ def _nonfinite_finding(record: NonFinite, is_lasting: bool) -> Finding:
         number=record.num_nan + record.num_inf,
         threshold=0,
         text=str(record),
-        advice=_CONTAINED if not is_lasting else "" if record.note else advice[record.phase],
+        advice=_advice(record, is_lasting),
     )
+
+
+def _advice(record: NonFinite, is_lasting: bool) -> str:
+    if record.is_certain and not is_lasting:
+        return _CONTAINED
+    return "" if record.note else _NONFINITE_ADVICE[record.phase]
 
 
 # -- activations -------------------------------------------------------------------------------------------------------

@@ -165,6 +165,8 @@ class Watcher:
             if named is not None:
                 try:
                     call = self._enter(named, args, kwargs)
+                except NonFiniteError:  # of what goes in
+                    raise
                 except Exception as error:
                     self._give_up(error)
         own = self._own_time
@@ -225,7 +227,7 @@ class Watcher:
             call.pass_num = step.passes[address] = step.passes.get(address, 0) + 1
         with torch._C.DisableTorchFunction():
             note_tensors(call.inputs, _tensors_in(args, kwargs), not self._is_deep(step))
-        self.checks.entered(call)
+            self.checks.entered(call, args, kwargs)
         self.ledger.calls.append(call)
         step.calls.append(call)
         return call
