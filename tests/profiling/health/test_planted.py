@@ -193,6 +193,25 @@ def test_an_evaluation_that_is_broken_does_not_hide_a_loss_that_is(level: Any):
     assert sorted(finding.kind for finding in p.findings()) == ["non-finite gradients", "non-finite values"]
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("finds", [True, False])
+def test_a_scaler_that_looks_for_its_scale_is_no_error(level: Any, finds: bool):
+    model = three_layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    with tl.profile(model, level=level, check="nonfinite") as p:
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss = model(batch()).mean() * (8.0 if finds else INF)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert any(step.optimizer_seconds is not None for step in p.steps) == finds
+    (finding,) = p.findings()
+    assert (finding.severity, finding.kind) == ("info" if finds else "error", "non-finite gradients")
+    assert ("GradScaler" in finding.advice) == finds
+
+
 # -- minus infinity that a module returns ----------------------------------------------------------------------------------
 
 
