@@ -5,6 +5,10 @@ times are compared by a low quantile, which a busy machine disturbs least; those
 times from, so of light ones wherever there are such. A module's time under the hooks has the hooks of
 the modules inside it in it: they are short, and the profile is held against them all the same.
 
+With `--train`, each step has a backward pass. A module's backward pass lasts from when the gradient of its output arrives
+until that of its input is there (hooks on these tensors, in runs of their own). Modules whose input needs no gradient
+cannot be compared so, the whole pass can.
+
 On a machine that others use, `--cpu` reads the time that the processor spent on this thread, everywhere: what comes out is
 not disturbed by others, nor what a user sees.
 """
@@ -170,6 +174,7 @@ def use_cpu_clock() -> None:
 
 
 BACKWARD = "backward of the model"
+OF_MODULE = "backward of "
 
 
 def run(model: nn.Module, args: tuple[Any, ...]) -> float:
@@ -219,6 +224,61 @@ def run_with_hooks(model: nn.Module, inputs: list[tuple[Any, ...]], found: Times
         handle.remove()
 
 
+def run_with_backward_hooks(model: nn.Module, inputs: list[tuple[Any, ...]], found: Times) -> None:
+    started: dict[str, list[float]] = {}
+    sums: dict[str, float] = {}
+    readers: dict[tuple[int, int], list[str]] = {}  # of a tensor as it is at that moment, in this step
+    alive: list[torch.Tensor] = []
+
+    def on_input(address: str) -> Callable[..., None]:
+        def end(_: torch.Tensor) -> None:
+            if started.get(address):
+                sums[address] = sums.get(address, 0.0) + clock() - started[address].pop()
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            own = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.requires_grad]
+            # Where another module reads the same, its gradient is there when both are through: that of the first is last.
+            if own and all(f"{address}.".startswith(f"{other}.") for other in readers.setdefault(_state(own), [])):
+                readers[_state(own)].append(address)
+                alive.append(own[0])
+                own[0].register_hook(end)
+
+        return hook
+
+    def on_output(address: str) -> Callable[..., None]:
+        def begin(_: torch.Tensor) -> None:
+            started.setdefault(address, []).append(clock())
+
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, torch.Tensor) and first.requires_grad:
+                first.register_hook(begin)
+
+        return hook
+
+    handles = []
+    for address, module in model.named_modules():
+        if address:
+            handles.append(module.register_forward_pre_hook(on_input(address), with_kwargs=True))
+            handles.append(module.register_forward_hook(on_output(address)))
+    gc.disable()
+    for number, args in enumerate(inputs):
+        sums.clear()
+        started.clear()
+        readers.clear()
+        alive.clear()
+        run(model, args)
+        for address, seconds in sums.items():
+            found.setdefault((f"{OF_MODULE}{address}", number), []).append(seconds)
+    gc.enable()
+    for handle in handles:
+        handle.remove()
+
+
+def _state(tensors: list[torch.Tensor]) -> tuple[int, int]:
+    return (id(tensors[0]), tensors[0]._version) if tensors else (0, 0)
+
+
 def run_profiled(model: nn.Module, inputs: list[tuple[Any, ...]], options: dict[str, Any], found: Times) -> Any:
     with torchlens.profile(model, **options) as profile:
         for args in inputs:
@@ -232,6 +292,9 @@ def run_profiled(model: nn.Module, inputs: list[tuple[Any, ...]], options: dict[
         for step, seconds in record.by_step("forward_seconds").items():
             if step in timed:
                 found.setdefault((address, step - 1), []).append(seconds)
+        for step, seconds in record.by_step("backward_seconds").items() if address else ():
+            if step in timed:
+                found.setdefault((f"{OF_MODULE}{address}", step - 1), []).append(seconds)
     return profile
 
 
@@ -277,6 +340,9 @@ def compare(name: str, labels: list[str], rounds: int, quantile: float) -> bool:
         for _ in range(rounds):
             gc.collect()
             run_with_hooks(model, inputs, hooked)
+            if torch.is_grad_enabled():
+                gc.collect()
+                run_with_backward_hooks(model, inputs, hooked)
             gc.collect()
             profile = run_profiled(model, inputs, options, profiled)
         compared = {key: seconds for key, seconds in hooked.items() if key in profiled}
@@ -285,7 +351,7 @@ def compare(name: str, labels: list[str], rounds: int, quantile: float) -> bool:
         ratios = {
             address: told[address] / truth[address] for address in truth if truth[address] / num_inputs > LEAST_SECONDS
         }
-        backward = f"backward {ratios.pop(BACKWARD):.2f}   " if BACKWARD in ratios else ""
+        backward, is_backward_good = _backward_text(ratios)
         highest, lowest = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
         wrong = [*misordered({address: truth[address] for address in ratios}, told), *not_adding_up(profile)]
         own = sum(step.own_seconds for step in profile.steps) / len(inputs) / (truth[""] / num_inputs)
@@ -295,8 +361,23 @@ def compare(name: str, labels: list[str], rounds: int, quantile: float) -> bool:
             f"{backward}own {own:.1f}×   {'; '.join(wrong) or 'order right'}",
             flush=True,
         )
-        is_good = is_good and not wrong and ratios[highest] <= 1.3 and ratios[lowest] >= 1 / 1.3
+        is_good = is_good and is_backward_good and not wrong and ratios[highest] <= 1.3 and ratios[lowest] >= 1 / 1.3
     return is_good
+
+
+def _backward_text(ratios: dict[str, float]) -> tuple[str, bool]:
+    """Takes the ratios of backward times out: what to print of them, and whether they are good."""
+    whole = ratios.pop(BACKWARD, None)
+    own = {address: ratios.pop(address) for address in list(ratios) if address.startswith(OF_MODULE)}
+    if whole is None:
+        return "", True
+    text = f"backward {whole:.2f}"
+    if own:
+        lowest, highest = min(own, key=own.__getitem__), max(own, key=own.__getitem__)
+        low, high = (f"{own[key]:.2f} ({key.removeprefix(OF_MODULE)})" for key in (lowest, highest))
+        text += f", of {len(own)} modules {low} to {high}"
+    every = [whole, *own.values()]
+    return f"{text}   ", max(every) <= 1.3 and min(every) >= 1 / 1.3
 
 
 def main() -> None:

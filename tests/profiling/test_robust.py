@@ -186,7 +186,7 @@ def test_a_failing_checker_is_switched_off(monkeypatch):
         def on_boundary(self, *arguments):
             pass
 
-        on_step = on_boundary
+        on_step = on_entered = on_boundary
 
         def on_value(self, *arguments):
             raise ZeroDivisionError("on purpose")

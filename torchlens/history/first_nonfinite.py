@@ -47,8 +47,10 @@ def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
         )
     origins = _value_origins(log, include_constants)
     lasting = origins.lasting()
-    kept = [origin for origin in origins.found if origin.number in lasting]
-    found = _of_origin(log, kept[0]) if kept else _gradient_origin(log)
+    found = None if lasting else _gradient_origin(log, origins)
+    kept = [origin for origin in origins.found if origin.number in origins.lasting()]  # to gradients as well
+    if found is None and kept:
+        found = _of_origin(log, kept[0])
     if found is None and origins.found:
         found = _of_origin(log, origins.found[0])
         found = replace(found, note=f"{found.note} All that was computed from it is finite again.".strip())
@@ -84,7 +86,10 @@ def _value_origins(log: Log, include_constants: bool) -> Origins:
             origins.add_source(entry, name, value, is_input=row.operation is INPUT)
         elif row.operation is not OUTPUT:
             constants = partial(numbers_in, (row.args, row.kwargs))
-            origins.add_result(entry, row.operation.layer_type, value, partial(_given, log, entry), constants)
+            given, first = partial(_given, log, entry), None
+            if row.output_index:
+                first = log.graph.entry_of.get(log.graph.recorded[entry] - row.output_index, entry - row.output_index)
+            origins.add_result(entry, row.operation.layer_type, value, given, constants, first)
     return origins
 
 
@@ -123,7 +128,11 @@ def _of_origin(log: Log, origin: Origin) -> NonFinite:
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-def _gradient_origin(log: Log) -> NonFinite | None:
+def _gradient_origin(log: Log, origins: Origins) -> NonFinite | None:
+    """The operation whose backward made the first gradient that is not finite.
+
+    None if there is none, or if a value that the operation had read is to blame, of which `origins` knows then.
+    """
     gradients = log.recording.gradients
     if not isinstance(gradients, Gradients):
         return None
@@ -133,20 +142,32 @@ def _gradient_origin(log: Log) -> NonFinite | None:
         entry = entry_of[number]
         gradient = gradients[number]
         if not is_finite(gradient):
-            return _sender(log, entry, value_range(f"gradient sent to {log.label(entry)}", gradient))
+            readers = _readers(log, entry)
+            if any(origins.add_gradient(log.graph.parents[reader])[0] for reader in readers):
+                return None
+            return _sender(log, entry, readers, value_range(f"gradient sent to {log.label(entry)}", gradient))
         for param in log.graph.params[entry]:
             if param in of_params and not is_finite(of_params[param]):
+                if origins.add_gradient(log.graph.parents[entry])[0]:
+                    return None
                 name = f"gradient sent to parameter {log.recording.param_addresses[param]}"
                 inputs = [value_range("gradient received", gradient), *_ranges_of_values(log, log.graph.parents[entry])]
                 return _finding(log, entry, "backward", value_range(name, of_params[param]), inputs, "")
     return None
 
 
-def _sender(log: Log, entry: int, result: ValueRange) -> NonFinite:
+def _readers(log: Log, entry: int) -> list[int]:
+    """What reads an entry and got a gradient, so that it may have made that of the entry."""
+    gradients, recorded = log.recording.gradients, log.graph.recorded
+    if log.row(entry).operation is OUTPUT:
+        return []
+    return [child for child in log.graph.children[entry] if recorded[child] in gradients]
+
+
+def _sender(log: Log, entry: int, readers: list[int], result: ValueRange) -> NonFinite:
     """The gradient of `entry` was made by the backward of what reads it."""
     gradients, recorded = log.recording.gradients, log.graph.recorded
-    readers = [child for child in log.graph.children[entry] if recorded[child] in gradients]
-    if not readers or log.row(entry).operation is OUTPUT:
+    if not readers:
         found = _finding(log, entry, "backward", result, _ranges_of_values(log, [entry]), FROM_OUTSIDE)
         return replace(found, is_from_outside=True)
     received = [

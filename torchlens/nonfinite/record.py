@@ -24,6 +24,7 @@ class NonFinite:
     step: int | None = None  # of a profile
     note: str = ""  # what else is to be said
     num_unchecked: int = 0  # entries that could not be looked at, as they are not saved or have no values
+    is_certain: bool = True  # False: minus infinity, of which only the operations could tell whether it is meant
     is_from_outside: bool = False  # a gradient that was not finite when it arrived: the loss made it, or a hook
 
     @property

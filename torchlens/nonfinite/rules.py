@@ -7,9 +7,11 @@
 - NaN made of infinity that was asked for is a finding: the operation that made it is to blame.
 - Infinity in the data (an input that is no mask) is blamed on the data: at once if it is +Inf, otherwise as soon as NaN
   comes of it.
-- A parameter or a tensor from elsewhere that was broken before is named by the first operation that reads it.
-- A gradient is the fault of the operation whose backward made it of finite ones. One that was not finite when it arrived
-  came from outside: from the loss, or from a hook.
+- A parameter or a tensor from elsewhere that was broken before is named by the first operation that reads it. Other
+  parameters that were broken, too, are the same finding: as a rule one optimizer step broke them all.
+- A gradient is the fault of the operation whose backward made it of finite ones; unless the operation had read a value
+  that was found, or infinity in the data, which then is to blame. One that was not finite when it arrived came from
+  outside: from the loss, or from a hook.
 
 Values are told apart by their numbers in the recording, never by their memory, which is used again.
 """
@@ -25,12 +27,12 @@ from torchlens.graph.operation_kinds import SAME_NUMBERS, UNINITIALISED
 from torchlens.nonfinite.quick_look import has_nonfinite
 from torchlens.nonfinite.values import ValueRange, has_numbers, has_plus_infinity, value_range
 
-__all__ = ["FROM_OUTSIDE", "Given", "Origin", "Origins", "numbers_in"]
+__all__ = ["FROM_OUTSIDE", "HINT", "Given", "Origin", "Origins", "numbers_in"]
 
 FROM_OUTSIDE = "It was made outside the model's operations: by the loss, or by a hook on a tensor."
-_BROKEN_BEFORE = (
-    "Not finite before: {names}. Look for what made it so, like an optimizer step with gradients that were not finite."
-)
+_BROKEN_BEFORE = "Not finite before: {names}. {hint}"
+HINT = "Look for what made it so, like an optimizer step with gradients that were not finite."
+_MINUS_INFINITY = "Minus infinity is what a mask is made of, and the logarithm of 0: level='operation' tells which it is."
 _CONSTANT = "A constant among its arguments is NaN."
 _MASKED = (
     "It was given Inf that was asked for, and made NaN of it. A row that is masked altogether leaves nothing to choose "
@@ -45,6 +47,7 @@ class Given(NamedTuple):
     name: str
     tensor: torch.Tensor | None  # None if it is not there any more; with no number either, it is from elsewhere
     is_parameter: bool = False
+    is_buffer: bool = False
 
 
 class Origin(NamedTuple):
@@ -59,7 +62,7 @@ class Origin(NamedTuple):
 
 class _Why(Enum):
     ASKED = "asked for"
-    SUSPECT = "minus infinity in the data, of which nothing bad has come yet"
+    SUSPECT = "minus infinity that may or may not be meant, of which nothing bad has come yet"
     FOUND = "found, or a consequence of what was found"
 
 
@@ -69,26 +72,38 @@ class _Cause(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """An input that holds infinity."""
+    """An input, or the result of a module, that holds minus infinity."""
 
     node: int
-    name: str
     result: ValueRange
+    note: str
 
 
 class Origins:
     """Finds the places of one pass where NaN and Inf come up, in the order in which they do.
 
-    `parameters_are_known` says that broken parameters are a consequence of something that was told before.
+    `is_state_known` says that broken parameters and buffers are a consequence of something that was told before; `hint` is
+    what to say of parameters that are not. With `sees_modules_alone`, what are called operations here are whole modules:
+    the minus infinity that one returns may be a mask or the logarithm of 0, which only what comes of it tells.
     """
 
-    def __init__(self, include_constants: bool = False, parameters_are_known: bool = False) -> None:
+    def __init__(
+        self,
+        include_constants: bool = False,
+        is_state_known: bool = False,
+        sees_modules_alone: bool = False,
+        hint: str = HINT,
+    ) -> None:
         self.found: list[Origin] = []
         self._include_constants = include_constants
-        self._parameters_are_known = parameters_are_known
+        self._is_state_known = is_state_known
+        self._sees_modules_alone = sees_modules_alone
+        self._hint = hint
         self._causes: dict[int, _Cause] = {}
         self._suspects: dict[int, _Source] = {}
         self._outputs: set[int] = set()
+        self._broken_parameters: int | None = None  # the origin that tells of them
+        self._in_gradients: set[int] = set()  # origins that made gradients that are not finite
 
     @property
     def is_clean(self) -> bool:
@@ -98,6 +113,9 @@ class Origins:
     def add_source(self, node: int, name: str, tensor: torch.Tensor, is_input: bool) -> Origin | None:
         """An input or a buffer."""
         if not has_nonfinite(tensor):
+            return None
+        if self._is_state_known and not is_input and _is_no_mask(tensor):
+            self._causes[node] = _Cause(_Why.FOUND)
             return None
         result = value_range(name, tensor)
         note = f"It came in like this: {name}."
@@ -109,7 +127,7 @@ class Origins:
             return self._add(node, result, (), note)
         else:
             self._causes[node] = _Cause(_Why.SUSPECT)
-            self._suspects[node] = _Source(node, name, result)
+            self._suspects[node] = _Source(node, result, note)
         return None
 
     def add_result(
@@ -119,30 +137,49 @@ class Origins:
         tensor: torch.Tensor,
         given: Callable[[], Sequence[Given]],
         constants: Callable[[], Iterable[float]],
+        first: int | None = None,
     ) -> Origin | None:
-        """An operation made `tensor`. What it was given is asked for only where that matters."""
+        """An operation made `tensor`. What it was given is asked for only where that matters.
+
+        If the operation makes several, `first` is the first of them: it is found once.
+        """
         if operation in SAME_NUMBERS and self.is_clean:
             return None
         if operation in UNINITIALISED or not has_nonfinite(tensor):
+            return None
+        beside = next((each.node for each in self.found if first is not None and first <= each.node < node), None)
+        if beside is not None:
+            self.hand_on(beside, node)
             return None
         everything = given()
         bad = [each for each in everything if self._is_bad(each)]
         causes = [self._causes[each.node] for each in bad if each.node is not None and each.node in self._causes]
         result = value_range("result", tensor)
         origins = frozenset().union(*(cause.origins for cause in causes if cause.why is _Why.FOUND))
-        broken: list[str] = []
+        broken: list[Given] = []
+        suspects = [self._suspects[each.node] for each in bad if each.node is not None and each.node in self._suspects]
         for each in bad:
             if each.node is None or each.node not in self._causes:
-                if self.found and not each.is_parameter:  # written through another tensor, say
-                    origins |= {self.found[-1].number}
-                elif each.is_parameter and self._parameters_are_known:
+                is_state = each.is_parameter or each.is_buffer
+                if self._is_state_known and is_state and self._is_broken(each):
                     causes.append(_Cause(_Why.FOUND))
+                elif each.is_parameter and self._broken_parameters is not None:
+                    origins |= {self._broken_parameters}
+                elif self.found and not each.is_parameter:  # written through another tensor, say
+                    origins |= {self.found[-1].number}
+                elif self._suspects and not each.is_parameter:
+                    causes.append(_Cause(_Why.SUSPECT))
+                    suspects.append(next(reversed(self._suspects.values())))
                 elif self._is_broken(each):
-                    broken.append(each.name)
+                    broken.append(each)
                 else:
                     causes.append(_Cause(_Why.ASKED))
         if broken:
-            return self._add(node, result, everything, _BROKEN_BEFORE.format(names=", ".join(broken)))
+            names = ", ".join(each.name for each in broken)
+            origin = self._add(node, result, everything, _BROKEN_BEFORE.format(names=names, hint=self._hint), origins)
+            if any(each.is_parameter for each in broken):
+                self._broken_parameters = origin.number
+            return origin
         if origins or any(cause.why is _Why.FOUND for cause in causes):
             self._causes[node] = _Cause(_Why.FOUND, origins)
             return None
@@ -154,19 +191,42 @@ class Origins:
                 whys.add(_Why.ASKED)
         if not result.num_nan and whys:
             self._causes[node] = _Cause(_Why.SUSPECT if _Why.SUSPECT in whys else _Why.ASKED)
-            self._inherit_suspects(node, bad)
+            if suspects:
+                self._suspects[node] = suspects[0]
             return None
         if result.num_nan and any(map(math.isnan, numbers)):
             return self._add(node, result, everything, _CONSTANT)
-        suspects = {s.node: s for each in bad if each.node is not None for s in [self._suspects.get(each.node)] if s}
         if suspects:
-            return self._blame_data(node, next(iter(suspects.values())))
+            return self._blame_source(node, suspects[0])
+        if self._sees_modules_alone and not (bad or result.num_nan or has_plus_infinity(tensor)):
+            self._causes[node] = _Cause(_Why.SUSPECT)
+            self._suspects[node] = _Source(node, result, _MINUS_INFINITY)
+            return None
         return self._add(node, result, everything, _MASKED if whys else "")
+
+    def add_gradient(self, read: Iterable[int]) -> tuple[bool, Origin | None]:
+        """The backward of an operation that had read these values made a gradient that is not finite, of finite ones.
+
+        Whether one of the values is to blame; and the origin, if nobody was told of it yet.
+        """
+        causes = [(node, self._causes[node]) for node in read if node in self._causes]
+        found = [cause for _, cause in causes if cause.why is _Why.FOUND]
+        if found:
+            self._in_gradients.update(*(cause.origins for cause in found))
+            return True, None
+        suspect = next((self._suspects[node] for node, _ in causes if node in self._suspects), None)
+        if suspect is None:
+            return False, None
+        origin = self._blame_source(suspect.node, suspect)
+        self._in_gradients.add(origin.number)
+        return True, origin
 
     def hand_on(self, node: int, to: int) -> None:
         """Value `to` is what `node` was."""
         if node in self._causes:
             self._causes[to] = self._causes[node]
+        if node in self._suspects:
+            self._suspects[to] = self._suspects[node]
 
     def add_unseen(self, node: int, parents: Iterable[int]) -> None:
         """A result that nobody can look at: it may hand on what was found."""
@@ -175,17 +235,32 @@ class Origins:
         if origins:
             self._causes[node] = _Cause(_Why.FOUND, origins)
 
+    def add_suspected_outputs(self) -> list[Origin]:
+        """The pass is over: tells of modules whose minus infinity came through to an output."""
+        suspects = [self._suspects[node] for node in self._outputs if node in self._suspects]
+        found = []
+        for source in dict.fromkeys(suspects):
+            cause = self._causes[source.node]
+            if source.note == _MINUS_INFINITY and cause.why is _Why.SUSPECT:
+                found.append(self._add(source.node, source.result, (), source.note))
+                self._causes[source.node] = cause
+        return found
+
+    def is_unheard_of(self, tensor: torch.Tensor) -> bool:
+        """Whether a value that nobody knows is broken, and nothing that is known can be the cause."""
+        return not (self.found or self._suspects) and has_nonfinite(tensor) and _is_no_mask(tensor)
+
     def add_output(self, node: int | None) -> None:
         """The model returned this value."""
         if node is not None:
             self._outputs.add(node)
 
     def lasting(self) -> set[int]:
-        """The numbers of the origins from which NaN or Inf came through to an output; all, if there is no output to see."""
+        """The origins, by number, that came through to an output or a gradient; all, if there is no output to see."""
         if not self._outputs:
             return {origin.number for origin in self.found}
         causes = [self._causes[node] for node in self._outputs if node in self._causes]
-        return {number for cause in causes for number in cause.origins}
+        return self._in_gradients.union(*(cause.origins for cause in causes))
 
     @property
     def is_output_broken(self) -> bool:
@@ -193,11 +268,6 @@ class Origins:
         if not self._outputs:
             return bool(self.found)
         return any(self._causes[node].why is _Why.FOUND for node in self._outputs if node in self._causes)
-
-    def _inherit_suspects(self, node: int, bad: Sequence[Given]) -> None:
-        for each in bad:
-            if each.node is not None and each.node in self._suspects:
-                self._suspects[node] = self._suspects[each.node]
 
     def _is_bad(self, given: Given) -> bool:
         if given.tensor is None:
@@ -208,24 +278,26 @@ class Origins:
     def _is_broken(given: Given) -> bool:
         """Whether a tensor that is no result of the pass is not as it should be: a mask may be infinite."""
         assert given.tensor is not None
-        return given.is_parameter or bool(value_range("", given.tensor).num_nan) or has_plus_infinity(given.tensor)
+        return given.is_parameter or _is_no_mask(given.tensor)
 
-    def _blame_data(self, node: int, source: _Source) -> Origin:
-        """NaN came of infinity in the data."""
-        note = f"It came in like this: {source.name}. NaN came of it."
-        origin = self._add(source.node, source.result, (), note)
+    def _blame_source(self, node: int, source: _Source) -> Origin:
+        """NaN came of infinity in a source, be it in a gradient."""
+        origin = self._add(source.node, source.result, (), f"{source.note} NaN came of it.")
         self._causes[node] = self._causes[source.node]
         return origin
 
-    def _add(self, node: int, result: ValueRange, given: Sequence[Given], note: str) -> Origin:
+    def _add(
+        self, node: int, result: ValueRange, given: Sequence[Given], note: str, also: frozenset[int] = frozenset()
+    ) -> Origin:
+        """A new origin; `also` are others that its result is a consequence of."""
         ranges = [
             value_range(name, tensor)
-            for _, name, tensor, is_parameter in given
-            if tensor is not None and has_numbers(tensor) and (not is_parameter or has_nonfinite(tensor))
+            for _, name, tensor, is_parameter, is_buffer in given
+            if tensor is not None and has_numbers(tensor) and (not (is_parameter or is_buffer) or has_nonfinite(tensor))
         ]
         origin = Origin(len(self.found), node, result, tuple(ranges), note)
         self.found.append(origin)
-        self._causes[node] = _Cause(_Why.FOUND, frozenset({origin.number}))
+        self._causes[node] = _Cause(_Why.FOUND, also | {origin.number})
         return origin
 
 
@@ -238,6 +310,11 @@ def numbers_in(value: Any) -> Iterator[float]:
             yield from numbers_in(item)
     elif isinstance(value, dict):
         yield from numbers_in(list(value.values()))
+
+
+def _is_no_mask(tensor: torch.Tensor) -> bool:
+    """Whether there is more in it than the minus infinity of a mask."""
+    return bool(value_range("", tensor).num_nan) or has_plus_infinity(tensor)
 
 
 def _looks_like_mask(tensor: torch.Tensor, result: ValueRange) -> bool:

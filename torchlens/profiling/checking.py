@@ -9,7 +9,7 @@ import torch
 
 from torchlens.capture.user_code import code_of_line, line_of_code, source_line
 
-__all__ = ["Checker", "Checking", "Inputs", "Place"]
+__all__ = ["Caller", "Checker", "Checking", "GradientSources", "Held", "Inputs", "Place"]
 
 
 class Checking(Enum):
@@ -50,12 +50,43 @@ def _place(fields: tuple[Any, ...], line: tuple[str, int, str, str] | None) -> P
     return place if line is None else place._replace(code=code_of_line(*line))
 
 
+class Held(NamedTuple):
+    """A parameter or buffer of a module."""
+
+    address: str
+    tensor: torch.Tensor
+    is_parameter: bool
+
+
+class Caller(NamedTuple):
+    """The module that called another; `held` are the parameters and buffers that it may read itself."""
+
+    place: Place
+    held: Callable[[], list[Held]]
+
+
+def _no_address(tensor: torch.Tensor) -> str | None:
+    return None
+
+
 class Inputs(NamedTuple):
     """What an operation, or at module level a module, was given."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any] | None
     references: Any = ()  # of an operation: which entries the tensors are, as in Recording
+    first: int | None = None  # of an operation: the entry of the first tensor that it made
+    parameter_address: Callable[[torch.Tensor], str | None] = _no_address
+    held: Callable[[], list[Held]] = list  # of a module: the parameters and buffers that it may read
+    caller: Caller | None = None  # of a module: None if it was called from outside
+
+
+class GradientSources(NamedTuple):
+    """What a gradient was made of."""
+
+    arrived: tuple[Any, ...]  # the gradients that the node was given
+    read: Callable[[], list[int]] = list  # the entries that the operation read
+    has_inner: bool = False  # whether other nodes ran inside, as with a checkpoint
 
 
 class Checker(Protocol):
@@ -65,17 +96,23 @@ class Checker(Protocol):
     through to the user and so stops the training; any other exception switches the checker off and becomes a problem.
     """
 
-    def on_step(self, step: int, checking: Checking) -> None:
-        """A step begins. Of one in which NOTHING is checked, nothing more is told."""
+    def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
+        """A step begins. Of one in which NOTHING is checked, nothing more is told.
+
+        `has_grad` says whether autograd records, `has_stepped` whether an optimizer made a step since the last began.
+        """
 
     def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
-        """An input, buffer or output of a model that is logged; `node` is the entry that an output is."""
+        """An input, buffer or output of a model (inputs alone if it is not logged); `node` is the entry of an output."""
+
+    def on_entered(self, place: Place, inputs: Inputs) -> None:
+        """Before a module runs whose operations are not seen."""
 
     def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
         """After an operation (at module level: a module) made `tensor` out of `inputs`."""
 
-    def on_gradient(self, place: Place, gradient: torch.Tensor, inputs: Any) -> None:
-        """After the backward of an operation made the gradient of one of its arguments out of `inputs`, a tuple."""
+    def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
+        """After the backward of an operation made the gradient of one of its arguments."""
 
     def on_parameter(self, place: Place, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """When a backward pass gives a parameter its gradient (this pass' own, before it is added to `.grad`)."""

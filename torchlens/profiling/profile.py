@@ -55,7 +55,7 @@ class Profile:
         self._history: BaseHistory | None = None
         self._checker: Checker | None = None
         if options.check is not None:
-            self._checker = make_checker(options.check, options.stop, options.thresholds)
+            self._checker = make_checker(options.check, options.stop, options.thresholds, options.level == "module")
         self._watcher: Watcher | None = Watcher(model, options, self._checker, self.problems)
         self._measurements: Measurements | None = None
         self._thread = 0
@@ -89,7 +89,7 @@ class Profile:
         finally:  # once more, for an interrupt may cut the first short
             watcher.stop()
         self._watcher, self._thread = None, -1
-        if not watcher.ledger.calls and not self.problems:
+        if not watcher.ledger.steps and not self.problems:
             self.problems.add("The model was not called while it was measured")
         try:
             has_grads = {step.has_grad for step in watcher.ledger.steps}

@@ -55,7 +55,7 @@ class StepRecord:
     start_ns: int = 0  # from the beginning of the profile
     end_ns: int = 0  # when the next step began, or the profile ended
     forward_end_ns: int = 0
-    outside_spans: tuple[tuple[str, int, int], ...] = ()  # ('backward', 'optimizer' or 'data', start, end)
+    outside_spans: tuple[tuple[str, int, int], ...] = ()  # ('backward', 'optimizer', 'data' or 'skip', start, end)
     forward_seconds: float
     backward_seconds: float | None  # all backward passes through the model; None: there was none
     num_backward_passes: int

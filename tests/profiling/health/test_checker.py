@@ -125,7 +125,7 @@ def test_a_parameter_that_is_broken_already_is_told_as_such(number: float):
     found = profiled(model).first_nonfinite
     assert found is not None
     assert (found.label, found.module) == ("linear_1_1", "fc")
-    assert "Not finite before: argument 1 (a parameter)" in found.note
+    assert "Not finite before: parameter fc.weight. It was so when measuring began." in found.note
 
 
 def test_a_broken_parameter_is_told_beside_what_is_thrown_away():

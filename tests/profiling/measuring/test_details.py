@@ -128,15 +128,22 @@ def test_one_step_is_measured_in_full(level):
     assert p.root.typical("peak_bytes") is not None
 
 
-def charged(calls: list[tuple[int, str, float, float]], timed: set[int]) -> list[tuple[float, float]]:
-    """What calls (step, address, own forward and own backward seconds) are said to take; '' is around the others."""
+def charged(
+    calls: list[tuple[int, str, float, float]], timed: set[int], looking: float = 100.0
+) -> list[tuple[float, float]]:
+    """What calls (step, address, own forward and own backward seconds) are said to take; '' is around the others.
+
+    `looking` is what each took in addition, forward and backward, because it was looked at.
+    """
     made: list[Call] = []
     found: list[times.CallTimes] = []
     steps = {number: Step(number) for number, *_ in calls}
     for number, address, forward, backward in calls:
         parent = next((call for call in reversed(made) if call.step.number == number and not call.address), None)
         call = Call(len(made), steps[number], address, "Module", parent if address else None)
-        call.backward_self = backward
+        call.backward_self, call.end = backward + looking, forward + looking
+        if call.parent is not None:
+            call.parent.end += call.end
         made.append(call)
         found.append(times.CallTimes(forward, forward, backward, backward, 0.0, 0.0, 0.0))
     records = [step_record(number, details=0 if number in timed else 3) for number in steps]
@@ -170,6 +177,10 @@ def test_detailed_steps_are_charged_what_timed_ones_took():
 
 def test_an_estimate_that_is_far_off_is_replaced():
     assert charged([(1, "", 0.0, 1e-9), (2, "", 2.0, 4.0), (3, "", 1e-6, 1e-9)], timed={2}) == [(2.0, 4.0)] * 3
+
+
+def test_no_call_is_charged_more_than_it_took_with_the_looking():
+    assert charged([(1, "", 1.0, 2.0), (2, "", 9.0, 9.0)], timed={2}, looking=0.5)[0] == (1.5, 2.5)
 
 
 def test_without_timed_steps_estimates_stay():

@@ -94,7 +94,7 @@ class Collector:
     def __init__(self):
         self.values, self.gradients, self.parameters, self.labels = [], [], [], []
 
-    def on_step(self, step, checking):
+    def on_step(self, step, checking, has_grad, has_stepped):
         pass
 
     def on_boundary(self, place, tensor, node):
@@ -103,8 +103,11 @@ class Collector:
     def on_value(self, place, tensor, inputs):
         self.values.append((place, tuple(tensor.shape), torch.is_grad_enabled()))
 
-    def on_gradient(self, place, gradient, inputs):
-        self.gradients.append((place, tuple(gradient.shape), [tuple(g.shape) for g in inputs if g is not None]))
+    def on_entered(self, place, inputs):
+        pass
+
+    def on_gradient(self, place, gradient, made_of):
+        self.gradients.append((place, tuple(gradient.shape), [tuple(g.shape) for g in made_of.arrived if g is not None]))
 
     def on_parameter(self, place, parameter, gradient):
         self.parameters.append((place.parameter, place.address, tuple(gradient.shape)))

@@ -1,5 +1,6 @@
 """Times are those of the model, not of looking at it, and they add up. The clock stands still until it is told to go on."""
 
+import gc
 import math
 from typing import Any
 
@@ -314,6 +315,37 @@ def test_times_are_those_of_the_steps_in_which_nothing_else_was_measured():
         for _ in range(2):
             model(torch.rand(2, 3))
     assert p.root.typical_steps.timed == {1, 2}
+
+
+@pytest.mark.parametrize("options", [{"level": "module"}, {"level": "operation"}, {"level": "module", "check": "health"}])
+def test_the_garbage_collector_runs_in_no_module(options: Any):
+    """Where it runs is chance; what is written down would make it run more often."""
+    running: list[str] = []
+    seen: list[str] = []
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        running.append("forward")
+        kept = [[number] for number in range(5000)]
+        running.pop()
+        return x * len(kept)
+
+    def on_collection(phase: str, info: dict[str, int]) -> None:
+        seen.extend(running)
+
+    model = Model(forward)
+    gc.callbacks.append(on_collection)
+    try:
+        model(torch.ones(2))
+        assert seen
+        seen.clear()
+        with tl.profile(model, **options) as p:
+            for _ in range(4):
+                model(torch.ones(2))
+    finally:
+        gc.callbacks.remove(on_collection)
+    assert any(step.is_light for step in p.steps)
+    assert not seen
+    assert gc.isenabled()
 
 
 def test_with_inputs_of_ever_new_shapes_some_steps_are_for_their_times_alone():

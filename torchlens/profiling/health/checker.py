@@ -8,7 +8,7 @@ import torch
 
 from torchlens.health.thresholds import checked_thresholds
 from torchlens.nonfinite import NonFinite
-from torchlens.profiling.checking import Checking, Inputs, Place
+from torchlens.profiling.checking import Checking, GradientSources, Inputs, Place
 from torchlens.profiling.health.activations import ActivationStatistics, Activity
 from torchlens.profiling.health.origins import Origins
 from torchlens.wording import check_choice
@@ -18,16 +18,20 @@ __all__ = ["CHECKS", "Health", "make_checker"]
 CHECKS = ("nonfinite", "health")
 
 
-def make_checker(check: str, stop: bool = False, thresholds: Mapping[str, Any] | None = None) -> "Health":
+def make_checker(
+    check: str, stop: bool = False, thresholds: Mapping[str, Any] | None = None, sees_modules_alone: bool = False
+) -> "Health":
     """What `check=` asks for: 'nonfinite' finds NaN and Inf, 'health' also looks at activations and gradients."""
     check_choice("check", check, CHECKS)
-    return Health(stop, checked_thresholds(thresholds), is_full=check == "health")
+    return Health(stop, checked_thresholds(thresholds), check == "health", sees_modules_alone)
 
 
 class Health:
     """A Checker. What it found is read when measuring is over."""
 
-    def __init__(self, stop: bool, thresholds: Mapping[str, float], is_full: bool) -> None:
+    def __init__(
+        self, stop: bool, thresholds: Mapping[str, float], is_full: bool, sees_modules_alone: bool = False
+    ) -> None:
         self.is_full = is_full
         self.num_values = 0
         self.num_gradients = 0
@@ -35,7 +39,7 @@ class Health:
         self.gradient_norms: dict[str, list[float]] = {}
         # Parameter address → the norm it had when its first gradient arrived.
         self.parameter_norms: dict[str, float] = {}
-        self._origins = Origins(stop)
+        self._origins = Origins(stop, sees_modules_alone)
         self._activations = ActivationStatistics(thresholds["saturation_margin"])
         self._is_everything = True  # whether everything is checked in the step that has begun last
         self._labels: dict[tuple[int, int], str | None] = {}  # of activations, by step and entry
@@ -43,7 +47,7 @@ class Health:
     @property
     def first_nonfinite(self) -> NonFinite | None:
         """The first operation that made a NaN or an Inf; one of which nothing came only if there is no other."""
-        found = self.nonfinite
+        found = [(record, is_lasting) for record, is_lasting in self.nonfinite if record.is_certain]
         return next((record for record, is_lasting in found if is_lasting), found[0][0] if found else None)
 
     @property
@@ -61,12 +65,15 @@ class Health:
 
     # -- while measuring ---------------------------------------------------------------------------------------------
 
-    def on_step(self, step: int, checking: Checking) -> None:
+    def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
         self._is_everything = checking is Checking.EVERYTHING
-        self._origins.on_step(self._is_everything)
+        self._origins.on_step(step, checking, has_grad, has_stepped)
 
     def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
         self._origins.on_boundary(place, tensor, node)
+
+    def on_entered(self, place: Place, inputs: Inputs) -> None:
+        self._origins.on_entered(place, inputs)
 
     def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
         self.num_values += 1
@@ -74,9 +81,9 @@ class Health:
         if self.is_full and self._is_everything:
             self._activations.on_value(place, tensor, inputs)
 
-    def on_gradient(self, place: Place, gradient: torch.Tensor, inputs: Any) -> None:
+    def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
         self.num_gradients += 1
-        self._origins.on_gradient(place, gradient, inputs)
+        self._origins.on_gradient(place, gradient, made_of)
 
     def on_parameter(self, place: Place, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         if not self.is_full or place.parameter is None:

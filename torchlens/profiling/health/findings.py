@@ -15,6 +15,7 @@ from torchlens.profiling.records import Measurements
 __all__ = ["Finding", "Findings", "find"]
 
 _CONTAINED = "All that was computed from it is finite again: it was thrown away later, and may be meant."
+_SCALED = "A GradScaler skipped this step while it was looking for its scale, and made a later one: that is how it works."
 _SATURATION_ADVICE = {
     "other": "Hardly any gradient comes through there. Smaller weights or inputs, or normalisation before it, help.",
     "softmax": "One takes all, and hardly any gradient comes through. Fine for a classifier that is sure; in "
@@ -31,7 +32,8 @@ def find(measurements: Measurements, checker: Any, thresholds: Mapping[str, Any]
     if health is None:
         notes.append("Values and gradients were not looked at; profile(..., check='health') does.")
     else:
-        found += [_nonfinite_finding(*found_there) for found_there in health.nonfinite]
+        scaled = _steps_of_a_search(measurements)
+        found += [_nonfinite_finding(record, is_lasting, scaled) for record, is_lasting in health.nonfinite]
         if health.is_full:
             for name, activity in health.activities():
                 found += _activity_findings(name, activity, limits, notes)
@@ -43,23 +45,39 @@ def find(measurements: Measurements, checker: Any, thresholds: Mapping[str, Any]
     return Findings(found, dict.fromkeys(notes))
 
 
-def _nonfinite_finding(record: NonFinite, is_lasting: bool) -> Finding:
-    advice = {
-        "forward": "Look at the ranges of what it was given: log of 0, sqrt of less, a division by 0, exp of much, "
-        "a result beyond what half precision holds (65504).",
-        "backward": "The derivative is infinite or not defined there: sqrt or norm at 0, a power below 1 at 0, the "
-        "branch of torch.where that is not taken. Keep the operand away from that point (clamp, eps) before the operation.",
-    }
+_NONFINITE_ADVICE = {
+    "forward": "Look at the ranges of what it was given: log of 0, sqrt of less, a division by 0, exp of much, "
+    "a result beyond what half precision holds (65504).",
+    "backward": "The derivative is infinite or not defined there: sqrt or norm at 0, a power below 1 at 0, the "
+    "branch of torch.where that is not taken. Keep the operand away from that point (clamp, eps) before the operation.",
+}
+
+
+def _steps_of_a_search(measurements: Measurements) -> set[int]:
+    """The steps that a GradScaler skipped while it was looking for its scale, which it found: a later step was made."""
+    kinds = {step.number: {kind for kind, *_ in step.outside_spans} for step in measurements.steps}
+    last = max((number for number, own in kinds.items() if "optimizer" in own), default=0)
+    return {number for number, own in kinds.items() if "skip" in own and number < last}
+
+
+def _nonfinite_finding(record: NonFinite, is_lasting: bool, scaled: set[int]) -> Finding:
+    is_scaled = record.phase == "backward" and record.step in scaled
     return Finding(
         kind="non-finite values" if record.phase == "forward" else "non-finite gradients",
-        severity="error" if is_lasting else "info",
+        severity="error" if is_lasting and not is_scaled else "info",
         where=record.label or record.module or record.operation,
         module=record.module,
         number=record.num_nan + record.num_inf,
         threshold=0,
         text=str(record),
-        advice=_CONTAINED if not is_lasting else "" if record.note else advice[record.phase],
+        advice=_SCALED if is_scaled else _advice(record, is_lasting),
     )
+
+
+def _advice(record: NonFinite, is_lasting: bool) -> str:
+    if record.is_certain and not is_lasting:
+        return _CONTAINED
+    return "" if record.note else _NONFINITE_ADVICE[record.phase]
 
 
 # -- activations -------------------------------------------------------------------------------------------------------

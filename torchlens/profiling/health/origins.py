@@ -14,6 +14,7 @@ import torch
 from torchlens.errors import NonFiniteError
 from torchlens.nonfinite import (
     FROM_OUTSIDE,
+    HINT,
     Given,
     NonFinite,
     Origin,
@@ -23,38 +24,53 @@ from torchlens.nonfinite import (
     value_range,
 )
 from torchlens.nonfinite import Origins as PassOrigins
-from torchlens.profiling.checking import Inputs, Place
+from torchlens.profiling.checking import Caller, Checking, GradientSources, Held, Inputs, Place
 
 __all__ = ["Origins"]
 
 _MOST = 20
+_FINITE = -1  # a value that is
 _INPUT = "an input of the model"
 _BUFFER = "a buffer"
+_OPTIMIZER = "An optimizer's step after it made it so: look at the learning rate, and at the gradients it was given."
+_NO_OPTIMIZER = "Look for what changed it since: it was no optimizer's step."
 _UNSEEN = "This step was timed, so its operations were not seen; stop=True sees those of every step."
 
 
 class Origins:
     """Gathers the places of all steps, each once; consequences are not told."""
 
-    def __init__(self, stop: bool) -> None:
+    def __init__(self, stop: bool, sees_modules_alone: bool = False) -> None:
         self.found: list[tuple[Place, NonFinite]] = []
         # Which of them came through to an output of the model, or to a gradient.
         self.lasting: set[int] = set()
         # Which of them came up in a step whose operations were not seen: only the module is known.
         self._unplaced: set[int] = set()
         self._are_operations_seen = True
+        self._sees_modules_alone = sees_modules_alone
         self._stop = stop
-        self._step = -1
-        self._pass = PassOrigins()
-        # In this step: which of `found` each origin of the pass is, the places of inputs, and whether a gradient was told.
-        self._numbers: dict[int, int] = {}
-        self._sources: dict[int, Place] = {}
-        self._is_gradient_told = False
-        self._modules = _ModuleResults()
+        self._step = _StepOrigins(-1)
+        # Steps whose backward pass may come yet, and in which something was not finite.
+        self._earlier: dict[int, _StepOrigins] = {}
+        self._has_grad = True
+        self._hint: str | None = None
+        self._last_checked = 0
 
-    def on_step(self, are_operations_seen: bool) -> None:
-        """A step begins."""
-        self._are_operations_seen = are_operations_seen
+    def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
+        """A step begins; `has_stepped` says that an optimizer did since the last began."""
+        self._are_operations_seen = checking is Checking.EVERYTHING
+        if checking is Checking.NOTHING:
+            return
+        self._has_grad = has_grad
+        if has_stepped:
+            self._earlier.clear()
+        self._hint = None
+        if self._last_checked and self._last_checked == step - 1:
+            change = _OPTIMIZER if has_stepped else _NO_OPTIMIZER
+            self._hint = f"Step {step - 1} still computed with finite numbers. {change}"
+        elif step == 1:
+            self._hint = "It was so when measuring began."
+        self._last_checked = step
 
     def told(self) -> list[tuple[NonFinite, bool]]:
         """Each with whether it came through to an output or a gradient.
@@ -69,97 +85,169 @@ class Origins:
             if not (is_placed and number in self._unplaced)
         ]
 
+    # -- forward -----------------------------------------------------------------------------------------------------
+
     def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
         """An input, a buffer or an output of the model; `node` is the value that an output is."""
-        self._begin(place)
+        state = self._begin(place)
+        is_input = place.operation == "input"
         if place.operation == "output":
-            self._pass.add_output(node)
-        elif place.entry is not None and has_nonfinite(tensor):
-            self._sources[place.entry] = place
-            is_input = place.operation == "input"
-            name = _INPUT if is_input else _BUFFER
-            self._tell(place, self._pass.add_source(place.entry, name, tensor, is_input))
+            state.rules.add_output(node)
+        elif has_nonfinite(tensor):
+            if place.entry is None:  # only modules are seen
+                if state.modules.node_of(tensor) is not None:
+                    return
+                node = state.modules.add(None, tensor)
+            else:
+                node = place.entry
+            state.places[node] = place
+            self._tell(state, state.rules.add_source(node, _INPUT if is_input else _BUFFER, tensor, is_input))
 
     def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
-        if place.step != self._step:
+        state = self._step
+        if place.step != state.step:
             if not has_nonfinite(tensor):
                 return
-            self._begin(place)
-        constants = partial(numbers_in, (inputs.args, inputs.kwargs))
+            state = self._begin(place)
         if place.entry is not None:
+            constants = partial(numbers_in, (inputs.args, inputs.kwargs))
             given = partial(_given_by_reference, inputs, tensor)
-            self._tell(place, self._pass.add_result(place.entry, place.operation, tensor, given, constants))
+            origin = state.rules.add_result(place.entry, place.operation, tensor, given, constants, inputs.first)
+            if origin is not None:
+                state.places.setdefault(place.entry, place)
+                self._tell(state, origin)
         elif has_nonfinite(tensor):
-            self._on_module(place, tensor, inputs)
+            self._on_module(state, place, tensor, inputs)
+        elif inputs.caller is None:
+            state.rules.add_output(_FINITE)
 
-    def _on_module(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
-        inner = self._modules.inside(place.address)
-        given = [
-            Given(self._modules.node_of(each), name, each, isinstance(each, torch.nn.Parameter))
-            for name, each in _named_tensors(inputs)
-        ]
-        node = self._modules.add(place.address, tensor)
+    def on_entered(self, place: Place, inputs: Inputs) -> None:
+        """A module was called, of whose operations none is seen: notes which of the values it reads are not finite."""
+        state = self._step
+        if place.step == state.step and not state.rules.is_clean:
+            tensors = [tensor for _, tensor in _named_tensors(inputs) if has_nonfinite(tensor)]
+            nodes = [state.modules.node_of(tensor) for tensor in tensors]
+            if tensors:
+                state.read[place.call] = [state.modules.last if node is None else node for node in nodes]
+
+    def _on_module(self, state: "_StepOrigins", place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
+        rules, modules = state.rules, state.modules
+        known = modules.node_of(tensor)
+        inner = modules.inside(place.address) if known is None else known
+        given = [Given(modules.node_of(each), name, each) for name, each in _named_tensors(inputs)]
+        if inner is None and inputs.caller is not None:
+            self._blame_caller(state, inputs.caller, given)
+            given = [each._replace(node=modules.node_of(each.tensor)) for each in given if each.tensor is not None]
+        given += _given_by_module(inputs.held())
+        node = modules.add(place.address, tensor)
+        state.places[node] = place
+        state.returned[place.call] = node
         if inner is not None:
-            self._pass.hand_on(inner, node)
+            rules.hand_on(inner, node)
         else:
             constants = partial(numbers_in, (inputs.args, inputs.kwargs))
-            self._tell(place, self._pass.add_result(node, place.operation, tensor, lambda: given, constants))
-        if not place.address:
-            self._pass.add_output(node)
+            self._tell(state, rules.add_result(node, place.operation, tensor, lambda: given, constants))
+        if inputs.caller is None:
+            rules.add_output(node)
 
-    def on_gradient(self, place: Place, gradient: torch.Tensor, inputs: Any) -> None:
+    def _blame_caller(self, state: "_StepOrigins", caller: Caller, given: list[Given]) -> None:
+        """What a module was given and no module returned, the module that calls it made between its calls."""
+        for each in given:
+            tensor = each.tensor
+            if tensor is not None and each.node is None and state.rules.is_unheard_of(tensor):
+                node = state.modules.add(None, tensor)
+                state.places[node] = caller.place
+                held = partial(_given_by_module, caller.held())
+                self._tell(state, state.rules.add_result(node, caller.place.operation, tensor, held, list))
+
+    # -- backward ----------------------------------------------------------------------------------------------------
+
+    def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
         """A gradient that is not finite although what arrived was; or that was not when it arrived, which nobody told yet.
 
         Where the outputs were not finite, the gradients' not being so is no news.
         """
-        if not has_nonfinite(gradient) or (place.step == self._step and self._pass.is_output_broken):
+        if not has_nonfinite(gradient):
             return
-        self._begin(place)
-        arrived = [tensor for tensor in inputs if tensor is not None]
+        state = self._step if place.step == self._step.step else self._earlier.get(place.step)
+        if state is None:
+            state = self._earlier[place.step] = self._new(place.step)
+        arrived = [tensor for tensor in made_of.arrived if tensor is not None]
         bad = [tensor for tensor in arrived if has_nonfinite(tensor)]
-        if bad and self._is_gradient_told:
+        if state.rules.is_output_broken or ((bad or made_of.has_inner) and state.is_gradient_told):
             return
-        self._is_gradient_told = True
+        if bad and any(each.rules.is_output_broken for each in (self._step, *self._earlier.values())):
+            return  # a loss of several steps
+        if not bad:
+            read = made_of.read()
+            if place.entry is None:
+                read = state.known_of(place.call)
+            is_known, origin = state.rules.add_gradient(read)
+            if is_known:
+                state.is_gradient_told = True
+                self._tell(state, origin)
+                self._note_lasting(state)
+                return
+        state.is_gradient_told = True
         received = [value_range(f"gradient received {number}", tensor) for number, tensor in enumerate(arrived)]
         result = value_range("gradient", gradient)
         note = FROM_OUTSIDE if bad else ""
-        self.lasting.add(self._add(place, result, tuple(received), note, is_from_outside=bool(bad)))
+        self.lasting.add(self._number(place))
+        self._add(place, result, tuple(received), note, is_from_outside=bool(bad))
 
-    def _begin(self, place: Place) -> None:
-        if place.step != self._step:
-            self._end()
-            self._step = place.step
-            self._pass = PassOrigins(parameters_are_known=bool(self.lasting))
+    # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _end(self) -> None:
+    def _begin(self, place: Place) -> "_StepOrigins":
+        """The step that a value belongs to, which may begin with it."""
+        if place.step != self._step.step:
+            self._end(self._step)
+            if self._step.has_grad and not self._step.rules.is_clean:
+                self._earlier[self._step.step] = self._step
+            self._step = self._new(place.step)
+        return self._step
+
+    def _new(self, step: int) -> "_StepOrigins":
+        sees_modules_alone = self._sees_modules_alone or not self._are_operations_seen
+        rules = PassOrigins(
+            is_state_known=bool(self.lasting), sees_modules_alone=sees_modules_alone, hint=self._hint or HINT
+        )
+        return _StepOrigins(step, rules, self._has_grad)
+
+    def _end(self, state: "_StepOrigins") -> None:
         """A step is over: what came through to its outputs is known now."""
-        self.lasting.update(self._numbers[number] for number in self._pass.lasting())
-        self._numbers.clear()
-        self._sources.clear()
-        self._is_gradient_told = False
-        self._modules = _ModuleResults()
+        for origin in state.rules.add_suspected_outputs():
+            self._tell(state, origin, is_certain=False)
+        self._note_lasting(state)
 
-    def _tell(self, place: Place, origin: Origin | None) -> None:
+    def _note_lasting(self, state: "_StepOrigins") -> None:
+        self.lasting.update(state.numbers[number] for number in state.rules.lasting() if number in state.numbers)
+
+    def _tell(self, state: "_StepOrigins", origin: Origin | None, is_certain: bool = True) -> None:
         if origin is None:
             return
-        if place.entry is not None and origin.node != place.entry:  # the data is to blame
-            place = self._sources[origin.node]
+        place = state.places[origin.node]
         # Noted first, as telling may stop the training.
-        self._numbers[origin.number] = len(self.found)
-        self._numbers[origin.number] = self._add(place, origin.result, origin.inputs, origin.note)
+        state.numbers[origin.number] = self._number(place)
+        self._add(place, origin.result, origin.inputs, origin.note, is_certain=is_certain)
 
-    def _add(
-        self, place: Place, result: ValueRange, given: tuple[ValueRange, ...], note: str, is_from_outside: bool = False
-    ) -> int:
-        """The number of the finding, which may be known from an earlier step."""
+    def _number(self, place: Place) -> int:
+        """The number of the finding at a place, which may be known from an earlier step."""
         for number, (known, _) in enumerate(self.found):
             if (known.phase, *known[3:7]) == (place.phase, *place[3:7]):  # address, pass, operation, entry
                 return number
-        if len(self.found) >= _MOST:
-            return _MOST
-        if self.lasting and not self._are_operations_seen:
-            # Modules are seen without their parameters, which an earlier one may have broken: no news, as far as is known.
-            return min(self.lasting)
+        return min(len(self.found), _MOST)
+
+    def _add(
+        self,
+        place: Place,
+        result: ValueRange,
+        given: tuple[ValueRange, ...],
+        note: str,
+        is_from_outside: bool = False,
+        is_certain: bool = True,
+    ) -> None:
+        if self._number(place) < len(self.found) or len(self.found) >= _MOST:
+            return
         record = NonFinite(
             phase=place.phase,
             label=None,
@@ -171,31 +259,61 @@ class Origins:
             step=place.step,
             note=note if self._are_operations_seen else f"{note} {_UNSEEN}".lstrip(),
             is_from_outside=is_from_outside,
+            is_certain=is_certain,
         )
         if not self._are_operations_seen:
             self._unplaced.add(len(self.found))
         self.found.append((place, record))
-        if self._stop:
+        if self._stop and is_certain:
             raise NonFiniteError(str(record))
-        return len(self.found) - 1
 
     def finish(self, label_of: Callable[[int, int], str | None]) -> None:
-        """Ends the last step, and gives the records their labels."""
-        self._end()
+        """Ends the last steps, and gives the records their labels."""
+        for state in (*self._earlier.values(), self._step):
+            self._end(state)
         self.found = [
             (place, record if place.entry is None else replace(record, label=label_of(place.step, place.entry)))
             for place, record in self.found
         ]
 
 
+class _StepOrigins:
+    """One step: what the rules know of it, and where it was."""
+
+    def __init__(self, step: int, rules: PassOrigins | None = None, has_grad: bool = False) -> None:
+        self.step = step
+        self.rules = PassOrigins() if rules is None else rules
+        self.has_grad = has_grad
+        self.numbers: dict[int, int] = {}  # which of all that was found each origin is
+        self.places: dict[int, Place] = {}  # of the values, by number
+        self.modules = _ModuleResults()
+        self.read: dict[int, list[int]] = {}  # by call of a module: values that it was given and that are not finite
+        self.returned: dict[int, int] = {}  # by call of a module: the value that it returned, which is not finite
+        self.is_gradient_told = False
+
+    def known_of(self, call: int) -> list[int]:
+        """What a call was given and what it returned, as far as it is not finite.
+
+        What it returned may be minus infinity: a mask hands on no gradient, so a gradient tells that it was none.
+        """
+        returned = [self.returned[call]] if call in self.returned else []
+        return [*self.read.get(call, ()), *returned]
+
+
 class _ModuleResults:
     """What modules returned in a step that is not logged and was not finite: numbered, and known while it lives."""
 
     def __init__(self) -> None:
-        self._addresses: list[str] = []
+        self._addresses: list[str | None] = []
         self._alive: dict[int, tuple[Any, int]] = {}
 
-    def add(self, address: str, tensor: torch.Tensor) -> int:
+    @property
+    def last(self) -> int:
+        """The number of the last."""
+        return len(self._addresses) - 1
+
+    def add(self, address: str | None, tensor: torch.Tensor) -> int:
+        """The number of a value; `address` is that of the module that returned it, if one did."""
         node = len(self._addresses)
         self._addresses.append(address)
         reference: Any = torch._C._WeakTensorRef(tensor)  # type: ignore[attr-defined]
@@ -210,7 +328,8 @@ class _ModuleResults:
         """The last result of a module inside the one at `address`."""
         prefix = f"{address}." if address else ""
         nodes = range(len(self._addresses) - 1, -1, -1)
-        return next((node for node in nodes if self._addresses[node].startswith(prefix)), None)
+        found = ((node, self._addresses[node]) for node in nodes)
+        return next((node for node, own in found if own is not None and own.startswith(prefix)), None)
 
 
 def _given_by_reference(inputs: Inputs, result: torch.Tensor) -> list[Given]:
@@ -220,9 +339,19 @@ def _given_by_reference(inputs: Inputs, result: torch.Tensor) -> list[Given]:
     for location, path, tensor in _located_tensors(inputs):
         node = references.get(location) if isinstance(references, dict) else references[location]
         is_parameter = isinstance(tensor, torch.nn.Parameter)
-        name = f"{path} (a parameter)" if is_parameter else path
+        name = path
+        if is_parameter:
+            address = inputs.parameter_address(tensor)
+            name = f"{path} (a parameter)" if address is None else f"parameter {address}"
         found.append(Given(node, name, None if tensor is result else tensor, is_parameter))
     return found
+
+
+def _given_by_module(held: list[Held]) -> list[Given]:
+    return [
+        Given(None, f"{'parameter' if is_parameter else 'buffer'} {address}", tensor, is_parameter, not is_parameter)
+        for address, tensor, is_parameter in held
+    ]
 
 
 def _located_tensors(inputs: Inputs) -> Iterator[tuple[Any, str, torch.Tensor]]:

@@ -1,6 +1,7 @@
 """Shows values and gradients to whoever checks them, while they exist."""
 
 from collections.abc import Callable
+from functools import partial
 from time import time_ns
 from typing import Any
 
@@ -13,7 +14,7 @@ from torchlens.capture.recording import References
 from torchlens.capture.trees import plain_tensors
 from torchlens.errors import NonFiniteError
 from torchlens.nonfinite import has_nonfinite
-from torchlens.profiling.checking import Checker, Checking, Inputs, Place
+from torchlens.profiling.checking import Caller, Checker, Checking, GradientSources, Held, Inputs, Place
 from torchlens.profiling.measuring.calls import Call, Step, TensorFacts
 from torchlens.profiling.measuring.ledger import Ledger
 
@@ -31,7 +32,8 @@ class Checks:
         # Where a gradient arrives (as in `TensorFacts`) → the calls whose inputs or outputs it belongs to.
         self._inputs: dict[int, list[Call]] = {}
         self._outputs: dict[int, list[Call]] = {}
-        self._arriving: dict[int, tuple[Any, ...]] = {}
+        self._arriving: dict[int, tuple[tuple[Any, ...], int]] = {}  # with how many nodes had begun by then
+        self._num_nodes = 0
         self._checking = Checking.NOTHING  # of the step that has begun last
 
     @property
@@ -42,14 +44,26 @@ class Checks:
     def begin(self, step: Step) -> None:
         """A step begins."""
         self._checking = Checking.NOTHING if self._checker is None else step.checking
-        self._show(lambda checker: checker.on_step(step.number, step.checking))
+        before = self._ledger.steps[-2].outside if len(self._ledger.steps) > 1 else ()
+        has_stepped = any(span.kind == "optimizer" for span in before)
+        self._show(lambda checker: checker.on_step(step.number, step.checking, step.has_grad, has_stepped))
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def entered(self, call: Call) -> None:
+    def entered(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module was called."""
         if self._checking is not Checking.NOTHING:
             _register(self._inputs, call, call.inputs)
+            if not call.step.is_logged:
+                self._show(self._look_at_inputs, call, Inputs(args, kwargs))
+
+    def _look_at_inputs(self, checker: Checker, call: Call, inputs: Inputs) -> None:
+        if call.parent is None:
+            place = Place("forward", call.step.number, -1, "", 1, "input")
+            for _, tensor in plain_tensors((inputs.args, inputs.kwargs)):
+                if not tensor.is_meta:
+                    checker.on_boundary(place, tensor, None)
+        checker.on_entered(_place("forward", call, call.module_type), inputs)
 
     def outputs(self, call: Call, outputs: list[Tensor], inputs: Any) -> None:
         """A module returned."""
@@ -60,10 +74,18 @@ class Checks:
     def _look_at_outputs(self, checker: Checker, call: Call, outputs: list[Tensor], inputs: Any) -> None:
         call.forward_nonfinite = any(has_nonfinite(tensor) for tensor in outputs)
         if not call.step.is_logged:
-            place = _place("forward", call, call.module_type)
+            place, above = _place("forward", call, call.module_type), call.parent
+            caller = None
+            if above is not None:
+                caller = Caller(_place("forward", above, above.module_type), partial(self._held, above))
+            given = Inputs(inputs[0], inputs[1], held=partial(self._held, call), caller=caller)
             for tensor in outputs:
                 if not tensor.is_meta:
-                    checker.on_value(place, tensor, Inputs(*inputs))
+                    checker.on_value(place, tensor, given)
+
+    def _held(self, call: Call) -> list[Held]:
+        """The parameters and buffers that a call reads itself: its own, and those of modules inside that are not called."""
+        return self._ledger.modules.held_by(call.address, call.step.passes)
 
     def operation(self, observed: ObservedCall, result: Any) -> None:
         """An operation made `result`."""
@@ -72,8 +94,10 @@ class Checks:
     def _look_at_operation(self, checker: Checker, call: Call | None, observed: ObservedCall, result: Any) -> None:
         place = _place("forward", call, observed.operation.layer_type, observed.first)
         place = place._replace(code=observed.code, instruction=observed.instruction)
-        inputs = Inputs(observed.args, observed.kwargs, observed.references)
-        for number, (_, tensor) in enumerate(plain_tensors(result)):
+        address_of = self._ledger.modules.address_of_parameter
+        inputs = Inputs(observed.args, observed.kwargs, observed.references, observed.first, address_of)
+        made = [tensor for _, tensor in plain_tensors(result)]
+        for number, tensor in enumerate(made or observed.written):  # `x[i] = v` returns nothing
             if not tensor.is_meta:
                 checker.on_value(place._replace(entry=observed.first + number) if number else place, tensor, inputs)
 
@@ -91,7 +115,8 @@ class Checks:
             return
         if info.parameter is None:
             key = info.sequence
-            self._arriving[key] = gradients
+            self._num_nodes += 1
+            self._arriving[key] = gradients, self._num_nodes
         else:
             key = -1 - info.parameter
         is_parameter = self._checking is Checking.EVERYTHING and info.parameter in self._ledger.modules.parameters
@@ -117,20 +142,22 @@ class Checks:
         """A node has made gradients."""
         if self._checking is Checking.NOTHING or info.parameter is not None:
             return
-        arrived = self._arriving.pop(info.sequence, ())
+        arrived, number = self._arriving.pop(info.sequence, ((), self._num_nodes))
+        made_of = GradientSources(arrived, list, number != self._num_nodes)
         call = self._ledger.owners.of(info.sequence)
         if call is not None:
-            self._show(self._look_at_made, call, info, gradients, arrived)
+            self._show(self._look_at_made, call, info, gradients, made_of)
 
     def _look_at_made(
-        self, checker: Checker, call: Call, info: NodeInfo, gradients: tuple[Any, ...], arrived: tuple[Any, ...]
+        self, checker: Checker, call: Call, info: NodeInfo, gradients: tuple[Any, ...], made_of: GradientSources
     ) -> None:
         place = _place("backward", call, info.name)
         found = self._ledger.operation_at(info.sequence)
         if found is not None:
             place = place._replace(entry=found.mark.first, code=found.code, instruction=found.instruction)
+            made_of = made_of._replace(read=partial(_entries, found.references))
         for gradient in _values(gradients):
-            checker.on_gradient(place, gradient, arrived)
+            checker.on_gradient(place, gradient, made_of)
 
     def let_go(self) -> None:
         """A step is over: a node that failed may have left its gradients."""
@@ -163,6 +190,11 @@ def _register(calls: dict[int, list[Call]], call: Call, seen: TensorFacts) -> No
     for key in seen.gradient_keys:
         if key is not None:
             calls.setdefault(key, []).append(call)
+
+
+def _entries(references: References) -> list[int]:
+    numbers = references.values() if isinstance(references, dict) else references
+    return [number for number in numbers if number is not None and number >= 0]
 
 
 def _values(gradients: tuple[Any, ...]) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """The modules of a model and their parameters, by identity."""
 
+from collections.abc import Container
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import torch
 from torchlens.capture.current import CURRENT
 from torchlens.capture.parts import named_modules
 from torchlens.capture.sharding import parameter_pairs
+from torchlens.profiling.checking import Held
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.measuring.kept_tensors import storage_key
 
@@ -64,6 +66,22 @@ class ModelModules:
                 self._owners[id(whole)] = self._owners[id(parameter)]
                 self.parameters[id(whole)] = self.parameters[id(parameter)][0], whole
                 self.storages.add(storage_key(whole))
+
+    def address_of_parameter(self, parameter: torch.Tensor) -> str | None:
+        """The address of a parameter; None if it is none of the model's."""
+        return self.parameters[id(parameter)][0] if id(parameter) in self.parameters else None
+
+    def held_by(self, address: str, called: Container[str]) -> list[Held]:
+        """The parameters and buffers that a module may read itself: its own, and those of modules inside not `called`."""
+        prefix = f"{address}." if address else ""
+        found = []
+        for named in self.modules.values():
+            if named.address == address or (named.address.startswith(prefix) and named.address not in called):
+                start = f"{named.address}." if named.address else ""
+                parameters, buffers = named.module._parameters, named.module._buffers
+                found += [Held(f"{start}{name}", own, True) for name, own in parameters.items() if own is not None]
+                found += [Held(f"{start}{name}", own, False) for name, own in buffers.items() if own is not None]
+        return found
 
     def parameter_of(self, leaf: int) -> int:
         """The parameter that a leaf, by its id, stands for."""

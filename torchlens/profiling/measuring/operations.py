@@ -18,7 +18,7 @@ class Operation:
 
     __slots__ = (
         "backward_seconds", "code", "flops", "flops_backward", "instruction", "layer_type", "mark", "memory", "num_bytes",
-        "num_events", "seconds", "shape", "step",
+        "num_events", "references", "seconds", "shape", "step",
     )  # fmt: skip
 
     def __init__(self, step: Step, mark: Mark, recording: Recording) -> None:
@@ -28,6 +28,7 @@ class Operation:
         self.layer_type = row.operation.layer_type
         self.shape = tuple(row.shape)
         self.num_bytes = sum(_num_bytes(recording.rows[number]) for number in range(mark.first, mark.last))
+        self.references = row.references  # what it read, as in Row
         self.seconds = row.seconds
         self.code: CodeType | None = row.code
         self.instruction = row.instruction

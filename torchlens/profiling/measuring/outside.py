@@ -12,6 +12,7 @@ from time import time_ns
 from typing import Any, NamedTuple
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import optimizer as optimizers
 from torch.utils import checkpoint
 from torch.utils.data import dataloader
@@ -20,7 +21,7 @@ __all__ = ["OutsideSpan", "OutsideWatch"]
 
 
 class OutsideSpan(NamedTuple):
-    """Something that ran outside the model: 'backward', 'optimizer' or 'data'."""
+    """Something that ran outside the model: 'backward', 'optimizer' or 'data'; 'skip' is an optimizer's step left out."""
 
     kind: str
     start_ns: int
@@ -94,6 +95,7 @@ def _set_up() -> None:
         (torch.autograd, "backward", partial(_telling, "backward")),
         (dataloader._BaseDataLoaderIter, "__next__", partial(_telling, "data")),
         (checkpoint, "_checkpoint_without_reentrant_generator", _keeping),
+        (GradScaler, "_maybe_opt_step", _telling_skips),
     ):
         original = getattr(owner, name, None)
         if original is not None:
@@ -121,6 +123,23 @@ def _telling(kind: str, original: Callable[..., Any]) -> Callable[..., Any]:
             _tell(kind, start_ns)
 
     return telling
+
+
+def _telling_skips(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def telling(*args: Any, **kwargs: Any) -> Any:
+        start_ns = time_ns()
+        numbers = [_num_steps(watch) for watch in _current()]
+        result = original(*args, **kwargs)
+        if numbers == [_num_steps(watch) for watch in _current()]:
+            _tell("skip", start_ns)
+        return result
+
+    return telling
+
+
+def _num_steps(watch: OutsideWatch) -> int:
+    return sum(span.kind == "optimizer" for span in watch.spans)
 
 
 def _keeping(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -70,18 +70,25 @@ def agreeing_times(calls: Sequence[Call], times: Sequence[CallTimes], steps: Seq
     """The same, those of detailed steps charged so that they agree with steps of their kind that were timed.
 
     `steps` are those that count. What a module does itself in one of its calls takes as long on average, forward and
-    backward; how that differs from step to step stays.
+    backward; how that differs from step to step stays. No call is charged with more than it took with us: then it is the
+    timed step that was disturbed.
     """
     forward = [each.forward_self for each in times]
     backward = [each.backward_self for each in times]
+    spans = [max(call.end - call.start, 0.0) for call in calls]
+    for call in calls:
+        if call.parent is not None:
+            spans[call.parent.index] -= max(call.end - call.start, 0.0)
     for alike in by_kind(list(steps)).values():
         typical = TypicalSteps.of(alike)
         detailed = {step.number for step in alike} - typical.timed
         if detailed:
             own = [call for call in calls if call.original is None]
-            _bring_together(forward, own, typical.forward, detailed)
+            _bring_together(forward, own, typical.forward, detailed, spans)
             have_backward = [call for call in own if call.backward_self is not None]
-            _bring_together(backward, have_backward, typical.backward, detailed)
+            _bring_together(
+                backward, have_backward, typical.backward, detailed, [call.backward_self or 0.0 for call in calls]
+            )
     whole_forward, whole_backward = _added_up(calls, forward), _added_up(calls, backward)
     return [
         before._replace(
@@ -105,8 +112,17 @@ def _added_up(calls: Sequence[Call], seconds: Sequence[float]) -> list[float]:
     return found
 
 
-def _bring_together(seconds: list[float], calls: Sequence[Call], timed: Collection[int], detailed: Collection[int]) -> None:
-    """Changes the seconds of calls in detailed steps so that their mean is that of the same calls in timed ones."""
+def _bring_together(
+    seconds: list[float],
+    calls: Sequence[Call],
+    timed: Collection[int],
+    detailed: Collection[int],
+    most: Sequence[float],
+) -> None:
+    """Changes the seconds of calls in detailed steps so that their mean is that of the same calls in timed ones.
+
+    `most` is what each call, by its index, took at most.
+    """
     means = _means(seconds, [call for call in calls if call.step.number in timed])
     in_detail = [call for call in calls if call.step.number in detailed]
     before = _means(seconds, in_detail)
@@ -116,7 +132,8 @@ def _bring_together(seconds: list[float], calls: Sequence[Call], timed: Collecti
         if mean is not None:
             factor = mean / before[key] if before[key] else 0.0
             is_near = 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR
-            seconds[call.index] = seconds[call.index] * factor if is_near else mean
+            charged = seconds[call.index] * factor if is_near else mean
+            seconds[call.index] = min(charged, max(most[call.index], seconds[call.index]))
 
 
 def _means(seconds: Sequence[float], calls: Sequence[Call]) -> dict[tuple[str, int], float]:

@@ -15,6 +15,7 @@ import torch
 
 from torchlens.capture.arguments import shape_of
 from torchlens.capture.backward import BackwardWatch, NodeInfo, next_sequence, node_of
+from torchlens.capture.collector import pause_collector, resume_collector
 from torchlens.capture.current import add_watcher, remove_watcher
 from torchlens.capture.patching import apply_patches, undo_patches
 from torchlens.capture.trees import named_tensors, plain_tensors
@@ -108,10 +109,18 @@ class Watcher:
         try:
             is_wanted = self._begin_call(address, module, args, kwargs)
             result = self.logged.run(module, args, kwargs) if is_wanted else NO_RESULT
+            if result is not NO_RESULT:
+                return result
+            # In which module it would run is chance, and it would run more often than without what we write down.
+            pause_collector(self)
             # Not `module(...)`: a class may have a `__call__` of its own, which has been through this.
-            return module._wrapped_call_impl(*args, **kwargs) if result is NO_RESULT else result
+            return module._wrapped_call_impl(*args, **kwargs)
         finally:
             self._is_inside, self._step, self.ledger.current = False, None, None
+            try:
+                resume_collector(self)
+            finally:  # once more, for an interrupt may cut the first short
+                resume_collector(self)
 
     def _begin_call(self, address: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Finds the step that the call belongs to. Returns whether it is to run in a capture session."""
@@ -165,6 +174,8 @@ class Watcher:
             if named is not None:
                 try:
                     call = self._enter(named, args, kwargs)
+                except NonFiniteError:  # of what goes in
+                    raise
                 except Exception as error:
                     self._give_up(error)
         own = self._own_time
@@ -225,7 +236,7 @@ class Watcher:
             call.pass_num = step.passes[address] = step.passes.get(address, 0) + 1
         with torch._C.DisableTorchFunction():
             note_tensors(call.inputs, _tensors_in(args, kwargs), not self._is_deep(step))
-        self.checks.entered(call)
+            self.checks.entered(call, args, kwargs)
         self.ledger.calls.append(call)
         step.calls.append(call)
         return call
