@@ -123,7 +123,7 @@ class Recurrent(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         values, _ = self.whole(x)
-        state = None
+        state: Any = None
         for value in values.unbind(1):
             state = self.cell(value, state)
         return self.head(state[0])
@@ -289,12 +289,12 @@ def run_profiled(model: nn.Module, inputs: list[tuple[Any, ...]], options: dict[
         if step.backward_seconds is not None and step.number in timed:
             found.setdefault((BACKWARD, number), []).append(step.backward_seconds)
     for address, record in profile.modules.items():
-        for step, seconds in record.by_step("forward_seconds").items():
-            if step in timed:
-                found.setdefault((address, step - 1), []).append(seconds)
-        for step, seconds in record.by_step("backward_seconds").items() if address else ():
-            if step in timed:
-                found.setdefault((f"{OF_MODULE}{address}", step - 1), []).append(seconds)
+        for step_number, seconds in record.by_step("forward_seconds").items():
+            if step_number in timed:
+                found.setdefault((address, step_number - 1), []).append(seconds)
+        for step_number, seconds in record.by_step("backward_seconds").items() if address else ():
+            if step_number in timed:
+                found.setdefault((f"{OF_MODULE}{address}", step_number - 1), []).append(seconds)
     return profile
 
 
