@@ -1,7 +1,7 @@
 """Whether logs come back from their files as they went in: `python -m benchmarks.round_trips [NAME ...]`.
 
-The models are some of torchvision, timm, transformers and torch_geometric, from the zoo; names choose others. Every field of
-a history and of its entries is compared with that of the loaded one: values, tables, JSON, drawings, the page.
+The models are some of torchvision, timm, transformers and torch_geometric, from the zoo; names choose others. Every field
+of a history and of its entries is compared with that of the loaded one: values, tables, JSON, drawings, the page.
 """
 
 import argparse
