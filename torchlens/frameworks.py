@@ -50,7 +50,7 @@ def is_for_jax(model: Any, *inputs: Any) -> bool:
         return False
     if not callable(model) and not _holds_layers(model):
         return False
-    leaves = list(_leaves(inputs))
+    leaves = [part for leaf in _leaves(inputs) for part in _registered_parts(leaf, jax)]
     if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return False
     return any(isinstance(leaf, jax.Array) for leaf in leaves) or _is_of_jax(model, jax, 0)
@@ -70,9 +70,10 @@ def _is_of_jax(model: Any, jax: Any, depth: int) -> bool:
     elif isinstance(model, MethodType):
         parts = [model.__self__, model.__func__]
     elif isinstance(model, FunctionType):
-        if any(_is_jax_name(_module_of(value)) for value in _named_in(model)):
+        named = list(_named_in(model))
+        if any(_is_jax_name(_module_of(value)) or _is_jax_name(type(value).__module__) for value in named):
             return True
-        parts = [getattr(model, "__wrapped__", None)]
+        parts = [getattr(model, "__wrapped__", None), *(value for value in named if isinstance(value, FunctionType))]
     elif not isinstance(model, type | ModuleType):
         parts = [*getattr(model, "__dict__", {}).values(), inspect.getattr_static(type(model), "__call__", None)]
     return any(_is_of_jax(part, jax, depth + 1) for part in parts if part is not None)
@@ -115,6 +116,15 @@ def _leaves(tree: Any, depth: int = 0) -> Iterator[Any]:
             yield from _leaves(item, depth + 1)
     else:
         yield tree
+
+
+def _registered_parts(leaf: Any, jax: Any) -> list[Any]:
+    """What is in an object of a class that its owner registered with JAX; any other object alone."""
+    try:
+        found: list[Any] = jax.tree_util.tree_leaves(leaf)
+    except (TypeError, ValueError):  # dicts in it, with keys that cannot be sorted
+        return [leaf]
+    return found or [leaf]
 
 
 def title_of(model: Any) -> str:

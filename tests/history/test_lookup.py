@@ -120,3 +120,30 @@ def test_a_full_label_wins_over_a_module_of_the_same_name() -> None:
     model.add_module("other", nn.ReLU())
     history = tl.log_forward_pass(model, torch.rand(3))
     assert history["relu_1_2"].layer_label == "relu_1_2"
+
+
+@pytest.mark.parametrize("model", [MLP(), Residual(), Recurrent(), nn.LSTM(4, 4)])
+def test_a_label_means_what_the_table_of_all_keys_says(model: nn.Module) -> None:
+    lookup = tl.log_forward_pass(model, torch.rand(2, 4))._lookup
+    found = {key: lookup._labelled(key) for key in lookup._table()}
+    assert sum(entry is not None for entry in found.values()) >= len(lookup._log.visible)
+    for key, entries in lookup._table().items():
+        assert found[key] is None or entries == [found[key]], key
+
+
+def test_an_address_that_looks_like_a_label_is_found_beside_it() -> None:
+    model = Model(lambda self, x: (x + self.sin_1_2).sin())
+    model.register_buffer("sin_1_2", torch.ones(1))
+    history = tl.log_forward_pass(model, torch.rand(3))
+    assert "sin_1_2" in history.layer_labels
+    with pytest.raises(KeyError, match="say which"):
+        history["sin_1_2"]
+
+
+def test_labels_are_found_without_the_table_of_all_keys() -> None:
+    history = tl.log_forward_pass(Recurrent(), torch.rand(2, 4))
+    for label in (*history.layer_labels, *history.layer_labels_w_pass):
+        assert history[label].layer_label_w_pass.startswith(label)
+    assert "_entries" not in vars(history._lookup)
+    assert "linear_1_1:9" not in history
+    assert "linear_1_1:02" not in history

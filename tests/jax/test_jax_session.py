@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import torchlens as tl
 from tests.jax.models import Block, Linear, X, blocks, dense, layers
+from torchlens.frameworks import is_for_jax
 from torchlens.jax import internals
 
 
@@ -105,6 +106,75 @@ def test_what_runs_on_each_device_is_one_operation_also_where_it_is_differentiat
     history = tl.log_forward_pass(jax.grad(lambda x: spread(x).sum()), X)
     assert np.allclose(history[-1].tensor_contents, jnp.cos(X), atol=1e-6)
     assert not jax.config.jax_disable_jit
+
+
+@jax.tree_util.register_pytree_node_class
+class Pair:
+    """Of nobody's library, and nowhere is it written that it holds arrays of JAX."""
+
+    def __init__(self, left: Any, right: Any) -> None:
+        self.left, self.right = left, right
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        return (self.left, self.right), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, parts: Any) -> "Pair":
+        return cls(*parts)
+
+
+def swapped(pair: Pair) -> Pair:
+    return Pair(pair.right, pair.left * pair.right)
+
+
+def test_a_function_of_a_class_that_is_registered_with_jax_is_one_of_jax():
+    history = tl.log_forward_pass(swapped, Pair(X, X + 1))
+    assert history.layer_labels == ["input_1_0", "input_2_0", "mul_1_1", "output_1_2", "output_2_3"]
+    assert tl.validate_forward_pass(swapped, Pair(X, X + 1))
+
+
+jitted = jax.jit(lambda x: x * 2)
+
+
+def calls_jitted(x: Any) -> Any:
+    return jitted(x) + 1
+
+
+@pytest.mark.parametrize("function", [calls_jitted, lambda x: calls_jitted(x)])
+def test_a_function_that_calls_a_jitted_one_is_one_of_jax(function):
+    assert is_for_jax(function)
+
+
+@jax.jit
+def scaled(batch: Any, weight: Any) -> Any:
+    return batch[0] / 255 @ weight
+
+
+def test_a_jitted_function_gets_arrays_of_jax_in_place_of_numpys(tmp_path):
+    batch, weight = [np.arange(6).reshape(2, 3)], jnp.ones((3, 2))
+    history = tl.log_forward_pass(scaled, [batch, weight])
+    image = history[history["convertelementtype_1_1"].parent_layers[0]]
+    assert image.is_input_layer
+    assert image.tensor_dtype is torch.int32
+    assert "div_1_2" in history["dotgeneral_1_3"].parent_layers
+    np.testing.assert_allclose(history[-1].tensor_contents, scaled(batch, weight), rtol=1e-6)
+    batch[0][:] = 0
+    assert image.tensor_contents.sum() == 15
+    assert tl.validate_forward_pass(scaled, [batch, weight])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jax.random.uniform(jax.random.PRNGKey(0), x.shape) + x,  # whose arguments are functions
+        lambda x: jnp.linalg.solve(x @ x.T + jnp.eye(len(x)), x),  # whose arguments are long programs
+    ],
+)
+def test_the_json_of_a_log_is_that_of_the_file_and_tells_of_no_place_in_memory(function, tmp_path):
+    history = tl.log_forward_pass(function, X)
+    history.save(tmp_path / "log.safetensors")
+    assert history.to_json() == tl.load(tmp_path / "log.safetensors").to_json()
+    assert " at 0x" not in history.to_json()
 
 
 @pytest.mark.parametrize("name", ["EvalTrace", "name_scope", "ShardMapPrimitive"])

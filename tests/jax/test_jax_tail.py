@@ -55,6 +55,40 @@ def test_modules_alone_can_be_chosen(tmp_path):
     assert names == [f"{call}/{name}/add" for call in (1, 3) for name in ("blocks.0", "blocks.1", "blocks.0:2")]
 
 
+@jax.jit
+def steps(x: Any) -> Any:
+    return jnp.tanh(x * 2 + 1).sum() + jnp.tanh(x).mean()
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("tanh", ["1/tanh"]),
+        ("tanh*", ["1/tanh", "1/tanh:2"]),
+        ("tanh_2", ["1/tanh:2"]),
+        ("tanh_1_3", ["1/tanh"]),
+        ("tanh_1_3:1", ["1/tanh"]),
+        ("/tanh", ["1/tanh"]),
+        ("*/tanh*", ["1/tanh", "1/tanh:2"]),
+        (["input*", "tanh"], ["1/input.x", "1/tanh"]),
+    ],
+)
+@pytest.mark.parametrize("function", [steps, lambda x: steps(x)], ids=["jitted", "not jitted"])
+def test_an_operation_outside_any_module_can_be_chosen(function: Any, key: Any, names: list[str], tmp_path):
+    path = tmp_path / "trace.safetensors"
+    with tl.tail(function, path, layers=key) as run:
+        run(X)
+    assert list(tl.read_trace(path)) == names
+
+
+def test_a_key_that_fits_nothing_is_told_of(tmp_path):
+    with (
+        pytest.warns(UserWarning, match="layers names 'cosh', and steps calls no such module or operation"),
+        tl.tail(steps, tmp_path / "trace.safetensors", layers="cosh") as run,
+    ):
+        run(X)
+
+
 def test_what_is_not_jitted_is_logged_and_what_is_traced_is_told_of(tmp_path):
     with tl.tail(layers(), tmp_path / "a.safetensors") as run:
         run(X)

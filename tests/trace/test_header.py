@@ -70,6 +70,21 @@ def test_both_ways_agree_on_headers_changed_at_random(seed: int):
     assert num_read > 50
 
 
+@pytest.mark.parametrize(
+    "spans",
+    [
+        "[0,8]},[8,16]}", "[0]},8,[8,16]}", "[0,8]},[8,016]}", "[0,8]},[08,6]}", "[,08]},[8,16]}", "[0,8]},[+8,16]}",
+        "[0,8]},[8.,16]}", "[0,8},][8,16]}", "[0,8],[8,16]}}", "[0,8]},[8,18446744073709551632]}",
+    ],
+)  # fmt: skip
+def test_only_offsets_that_are_written_as_usual_are_read_by_columns(spans: str):
+    first, second = spans.rsplit("[", 1)
+    kind = '":{"dtype":"F32","shape":[2],"data_offsets":'
+    content = f'{{"a{kind}{first.removesuffix(",")},"b{kind}[{second}}}'.encode()
+    found = header._header_by_columns(content, 16)
+    assert (found is not None) == (spans == "[0,8]},[8,16]}")
+
+
 def test_a_file_of_the_stock_library_is_read_by_columns():
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors.torch")

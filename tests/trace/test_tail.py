@@ -135,7 +135,7 @@ FILTERS: dict[str, tuple[Any, set[str]]] = {
     "by path": (lambda path, node: "1" in path, {"1/relu"}),
     "by node": (lambda path, node: isinstance(node, nn.Linear), {"0/linear", "2/linear"}),
     "names": ("*/relu", {"1/relu"}),
-    "names of the model's ends": (["input*/", "/output", "*/linear"], {"0/linear", "2/linear"}),
+    "names of the model's ends": (["/output", "*/linear"], {"0/linear", "2/linear", "output"}),
 }
 
 

@@ -8,10 +8,12 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from torchlens.capture.collector import without_collector
+from torchlens.capture.functions import reference_to
 from torchlens.capture.operations import BUFFER, INPUT, OUTPUT
 from torchlens.history import columns
 from torchlens.history.json_text import Columns, Lists, records_of, write_json
 from torchlens.history.log import Log
+from torchlens.history.portable import FUNCTIONS, text_of
 
 if TYPE_CHECKING:
     from torchlens.graph.labels import Layer
@@ -188,14 +190,17 @@ def _failure(log: Log) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can say of a value: itself, or how Python prints it (a symbolic size is its expression)."""
+    """What JSON can say of a value: itself, or how Python prints it (a symbolic size is its expression).
+
+    A function goes by its name, since Python prints where in memory it is. Long text is cut, as in a file of `save`.
+    """
     if type(value) is float:
         return value if math.isfinite(value) else repr(value)
     if type(value) in _ITSELF or isinstance(value, str):
         return value
     if isinstance(value, list | tuple):
         return [item if type(item) in _ITSELF else _plain(item) for item in value]
-    return repr(value)
+    return reference_to(value).text if isinstance(value, FUNCTIONS) else text_of(value)
 
 
 def _plain_lists(values: Sequence[Sequence[Any]]) -> list[list[Any]]:

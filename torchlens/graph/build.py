@@ -16,6 +16,8 @@ from torchlens.graph.order import order_of_rows
 
 __all__ = ["Decisions", "Graph", "assemble_graph", "build_graph", "decided", "key_of"]
 
+_BOUNDARIES = (INPUT, BUFFER, OUTPUT)
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:
@@ -91,17 +93,14 @@ def decided(graph: Graph) -> Decisions:
 def assemble_graph(recording: Recording, decisions: Decisions, params: list[tuple[int, ...]] | None = None) -> Graph:
     """The graph that follows from what was decided. `params`, by entry, where they are known already."""
     recorded = decisions.recorded
-    entry_of = {number: entry for entry, number in enumerate(recorded)}
+    entry_of = dict(zip(recorded, range(len(recorded)), strict=True))
     parents = [read if len(read) < 2 else tuple(dict.fromkeys(read)) for read in decisions.reads]
-    rows = [recording.rows[number] for number in recorded]
+    rows = list(map(recording.rows.__getitem__, recorded))
     kinds = [row.operation for row in rows]
-    inputs = [entry for entry, kind in enumerate(kinds) if kind is INPUT]
-    buffers = [entry for entry, kind in enumerate(kinds) if kind is BUFFER]
-    outputs = [entry for entry, kind in enumerate(kinds) if kind is OUTPUT]
-    num_before = len(inputs) + len(buffers)
-    types = [row.operation.layer_type for row in rows]
-    is_before = [entry < num_before for entry in range(len(rows))]
-    layers, layer_of = number_layers(types, decisions.first_of_layer, is_before)
+    boundaries = [entry for entry, kind in enumerate(kinds) if kind in _BOUNDARIES]
+    inputs, buffers, outputs = ([entry for entry in boundaries if kinds[entry] is kind] for kind in _BOUNDARIES)
+    types = [kind.layer_type for kind in kinds]
+    layers, layer_of = number_layers(types, decisions.first_of_layer, len(inputs) + len(buffers))
     pass_of = [1] * len(rows)
     for layer in layers:
         if len(layer.entries) > 1:
@@ -137,11 +136,15 @@ def assemble_graph(recording: Recording, decisions: Decisions, params: list[tupl
         modules_entered=_by_entry(recording.module_entries, entry_of),
         modules_exited=_by_entry(recording.module_exits, entry_of),
         first_exit=_first_exits(recording.module_exits, entry_of),
-        num_left_out=sum(
-            row.operation is not BUFFER for number, row in enumerate(recording.rows) if number not in entry_of
-        ),
+        num_left_out=_num_left_out(recording.rows, entry_of),
         is_exact=decisions.is_exact,
     )
+
+
+def _num_left_out(rows: Sequence[Row], entry_of: dict[int, int]) -> int:
+    if len(entry_of) == len(rows):
+        return 0
+    return sum(row.operation is not BUFFER for number, row in enumerate(rows) if number not in entry_of)
 
 
 def _choose_entries(recording: Recording, parents: Sequence[Sequence[int]]) -> list[int]:

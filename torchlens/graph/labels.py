@@ -24,26 +24,24 @@ class Layer:
         return f"{self.type}_{self.type_num}_{self.total_num}"
 
 
-def number_layers(
-    types: Sequence[str], first_of_layer: Sequence[int], is_before: Sequence[bool]
-) -> tuple[list[Layer], list[int]]:
+def number_layers(types: Sequence[str], first_of_layer: Sequence[int], num_before: int) -> tuple[list[Layer], list[int]]:
     """The layers in order of first execution, and the layer of each entry.
 
-    Entries that come before all operations (inputs, buffers) have the overall number 0.
+    The first `num_before` entries come before all operations (inputs, buffers) and have the overall number 0.
     """
-    passes: dict[int, list[int]] = {}
-    for entry, first in enumerate(first_of_layer):
-        passes.setdefault(first, []).append(entry)
+    firsts = list(dict.fromkeys(first_of_layer))
+    number_of = dict(zip(firsts, range(len(firsts)), strict=True))
+    layer_of = list(map(number_of.__getitem__, first_of_layer))
+    passes: list[list[int]] = [[] for _ in firsts]
+    for entry, number in enumerate(layer_of):
+        passes[number].append(entry)
     layers: list[Layer] = []
-    layer_of = [0] * len(types)
     type_counts: dict[str, int] = {}
     total = 0
-    for first, entries in passes.items():
+    for first, entries in zip(firsts, passes, strict=True):
         kind = types[first]
         type_counts[kind] = type_counts.get(kind, 0) + 1
-        if not is_before[first]:
+        if first >= num_before:
             total += 1
-        for entry in entries:
-            layer_of[entry] = len(layers)
-        layers.append(Layer(kind, type_counts[kind], 0 if is_before[first] else total, tuple(entries)))
+        layers.append(Layer(kind, type_counts[kind], total if first >= num_before else 0, tuple(entries)))
     return layers, layer_of

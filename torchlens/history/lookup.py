@@ -3,7 +3,10 @@
 import difflib
 from bisect import bisect_left
 from collections.abc import Iterable
+from functools import cached_property
+from itertools import chain
 
+from torchlens.capture.collector import without_collector
 from torchlens.history.log import Log
 from torchlens.wording import got, is_whole
 
@@ -29,35 +32,62 @@ def lookup_keys(log: Log, entry: int) -> list[int | str]:
 
 
 class Lookup:
-    """All the keys of a log."""
+    """All the keys of a log. They are many: the table of them is made when a key is no plain label."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._entries: dict[str, list[int]] = {}
+
+    @cached_property
+    def _entries(self) -> dict[str, list[int]]:
+        return without_collector(self._table)
+
+    def _table(self) -> dict[str, list[int]]:
+        """Every key, and the entries that it means."""
+        log, table = self._log, dict[str, list[int]]()
         visible = set(log.visible)
         for layer in log.graph.layers:
             passes = [(number, entry) for number, entry in enumerate(layer.entries, start=1) if entry in visible]
             for label in (layer.label, layer.label_short) if passes else ():
-                known = self._entries.setdefault(label, [])
+                known = table.setdefault(label, [])
                 known += [entry for _, entry in passes if entry not in known[-1:]]
                 for number, entry in passes:
-                    found = self._entries.setdefault(f"{label}:{number}", [entry])
+                    found = table.setdefault(f"{label}:{number}", [entry])
                     if found[-1] != entry:  # it is the label of another layer as well
                         found.append(entry)
-        labels = set(self._entries)
-        for call, entry in log.graph.first_exit.items():
-            for key in (log.recording.module_calls[call].address, log.module_pass(call)):
-                if key not in labels:  # a label wins over a module that is called like one
-                    self._add(key, entry, visible)
-        for entry, addresses in log.boundary_addresses.items():
-            for address in addresses:
-                self._add(address, entry, visible)
-
-    def _add(self, key: str, entry: int, visible: set[int]) -> None:
-        if entry in visible:
-            found = self._entries.setdefault(key, [])
+        labels = set(table)
+        others = [
+            (key, entry)
+            for call, entry in log.graph.first_exit.items()
+            for key in (log.recording.module_calls[call].address, log.module_pass(call))
+            if key not in labels  # a label wins over a module that is called like one
+        ]
+        others += [(address, entry) for entry, addresses in log.boundary_addresses.items() for address in addresses]
+        for key, entry in others:
+            found = table.setdefault(key, []) if entry in visible else [entry]
             if entry not in found[-1:]:
                 found.append(entry)
+        return table
+
+    @cached_property
+    def _layers(self) -> dict[str, int]:
+        """The layers by the labels that mean nothing else."""
+        full = {label: number for number, label in enumerate(self._log.layer_labels)}
+        short = {layer.label_short: number for number, layer in enumerate(self._log.graph.layers)}
+        found = full | short
+        addresses = list(chain.from_iterable(self._log.boundary_addresses.values()))
+        for label in [*(full.keys() & short.keys()), *addresses, *(one.rpartition(":")[0] for one in addresses)]:
+            found.pop(label, None)
+        return found
+
+    def _labelled(self, key: str) -> int | None:
+        """The entry with this label, if that is all that the key can mean."""
+        label, colon, pass_num = key.rpartition(":") if ":" in key else (key, "", "1")
+        layer = self._layers.get(label)
+        if layer is None or not (pass_num.isdecimal() and pass_num.isascii() and len(pass_num) < 10):
+            return None
+        number, entries = int(pass_num), self._log.graph.layers[layer].entries
+        is_one = 0 < number <= len(entries) and str(number) == pass_num and (bool(colon) or len(entries) == 1)
+        return entries[number - 1] if is_one and entries[number - 1] in self._log.visible else None
 
     def one(self, key: int | str) -> int:
         """The entry that `key` means."""
@@ -68,6 +98,9 @@ class Lookup:
             if isinstance(key, slice):
                 cure = "For several entries at once: history.layer_list[1:3]."
             raise TypeError(f"The key of a layer must be a name or a number, got {got(key)}. {cure}")
+        labelled = self._labelled(key)
+        if labelled is not None:
+            return labelled
         found = self._entries.get(key)
         if found is None:
             found = self._labels_with(key)

@@ -32,13 +32,13 @@ from torchlens.capture.symbolic import SymbolicInt, inert, inert_sizes
 from torchlens.capture.user_code import code_of_line, line_of_code
 from torchlens.capture.wrappers import copy_of
 
-__all__ = ["Packer", "text_of"]
+__all__ = ["FUNCTIONS", "Packer", "text_of"]
 
 _ATOMS = frozenset({
     int, float, bool, complex, str, bytes, type(None), type(Ellipsis), range, torch.dtype, torch.device, torch.layout,
     torch.memory_format, SymbolicInt,
 })  # fmt: skip
-_FUNCTIONS = (
+FUNCTIONS = (
     FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType, type,
     torch._ops.OpOverload, torch._ops.OpOverloadPacket,
 )  # fmt: skip
@@ -84,7 +84,7 @@ class Packer:
         if isinstance(value, Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return self._pack_tensor(value)
-        if isinstance(value, _FUNCTIONS):
+        if isinstance(value, FUNCTIONS):
             return _Function(value)
         if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             return value

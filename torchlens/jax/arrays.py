@@ -15,7 +15,17 @@ from torch.utils.dlpack import from_dlpack
 
 from torchlens.capture.host_memory import bytes_of
 
-__all__ = ["as_known_type", "host_bytes", "is_array", "is_key", "number_of", "shape_and_dtype", "to_jax", "to_torch"]
+__all__ = [
+    "as_known_type",
+    "host_bytes",
+    "is_array",
+    "is_key",
+    "number_of",
+    "shape_and_dtype",
+    "to_jax",
+    "to_torch",
+    "with_jax_arrays",
+]
 
 # numpy's name of a type → torch's. Those that torch lacks come below.
 _SAME = {
@@ -48,6 +58,16 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray | np.generic) or (
         isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     )
+
+
+def with_jax_arrays(tree: Any) -> Any:
+    """The same arguments with arrays of JAX in place of numpy's, of the type that JAX gives them."""
+    if type(tree) in (list, tuple):
+        return type(tree)(map(with_jax_arrays, tree))
+    if type(tree) is dict:
+        return {key: with_jax_arrays(item) for key, item in tree.items()}
+    is_own = type(tree) is np.ndarray and tree.dtype.kind not in "OSUMm" and tree.dtype != jax.dtypes.float0
+    return jax.numpy.array(tree) if is_own else tree
 
 
 def is_key(value: Any) -> bool:

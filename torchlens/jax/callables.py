@@ -10,10 +10,22 @@ from typing import Any, NamedTuple
 import jax
 
 from torchlens.capture.trees import Path
+from torchlens.jax.internals import is_pmapped
 from torchlens.jax.recorder import CURRENT
 from torchlens.jax.trees import parts_of
 
-__all__ = ["Holder", "Layers", "argument_paths", "called", "holders_in", "linen_module", "name_of", "signature_of"]
+__all__ = [
+    "Holder",
+    "Layers",
+    "argument_paths",
+    "called",
+    "holders_in",
+    "is_jitted",
+    "linen_module",
+    "name_of",
+    "signature_of",
+    "unjitted",
+]
 
 _MAX_CLOSURES = 6
 
@@ -56,6 +68,17 @@ def called(model: Any) -> Any:
             "Give the function itself, or the jitted function before lower() and compile()."
         )
     return model if callable(model) else Layers(model)
+
+
+def unjitted(model: Any) -> Any:
+    """What a jitted function (JAX's, Equinox's) compiles; the same object where nobody jits it."""
+    while hasattr(model, "lower") and hasattr(model, "__wrapped__") and not is_pmapped(model):
+        model = model.__wrapped__
+    return model
+
+
+def is_jitted(model: Any) -> bool:
+    return unjitted(model) is not model
 
 
 def _core(model: Any) -> Any:

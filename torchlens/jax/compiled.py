@@ -20,7 +20,8 @@ from torchlens.capture.session import CaptureOptions
 from torchlens.capture.trees import Path
 from torchlens.jax.arrays import as_known_type, host_bytes, is_array, shape_and_dtype, to_torch
 from torchlens.jax.call_trees import CallTrees, trees_of
-from torchlens.jax.internals import concrete, is_pmapped
+from torchlens.jax.callables import unjitted
+from torchlens.jax.internals import concrete
 from torchlens.jax.jaxprs import walk_program
 from torchlens.jax.module_calls import fill_in, order_of_leaving, settled_calls, unused_calls
 from torchlens.jax.modules import ModuleTracker
@@ -29,16 +30,9 @@ from torchlens.jax.taps import tapped
 from torchlens.jax.traced_rows import Number, Source, TracedRows
 from torchlens.jax.trees import key_word
 
-__all__ = ["CompiledCall", "CompiledRun", "Program", "unjitted"]
+__all__ = ["CompiledCall", "CompiledRun", "Program"]
 
 Choice = Callable[[Recording], Iterable[int]]
-
-
-def unjitted(model: Any) -> Any:
-    """What a jitted function (JAX's, Equinox's) compiles; the same object where nobody jits it."""
-    while hasattr(model, "lower") and hasattr(model, "__wrapped__") and not is_pmapped(model):
-        model = model.__wrapped__
-    return model
 
 
 class CompiledRun:

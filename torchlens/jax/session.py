@@ -15,7 +15,8 @@ from torchlens.capture.recording import Failure, Recording
 from torchlens.capture.session import CaptureOptions, seed_generators
 from torchlens.capture.trees import Path
 from torchlens.errors import NestedLogError, TorchLensError
-from torchlens.jax.arrays import to_torch
+from torchlens.jax.arrays import to_torch, with_jax_arrays
+from torchlens.jax.callables import is_jitted
 from torchlens.jax.internals import check_internals
 from torchlens.jax.module_calls import fill_in, settled_calls, unused_calls
 from torchlens.jax.modules import ModuleTracker
@@ -60,6 +61,8 @@ class JaxSession:
         if self.options.random_seed is not None:
             seed_generators(self.options.random_seed)
         recorder = self.recorder
+        if is_jitted(self.model):  # to which each array is one of JAX; with jit off it would get them as they are
+            args, kwargs = with_jax_arrays(args), with_jax_arrays(kwargs)
         self.prepare(args, kwargs)
         try:
             result = self._run_logged(args, kwargs, start)

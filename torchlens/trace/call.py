@@ -18,9 +18,11 @@ from torchlens.history.pickling import CHANGED, changed_entries
 from torchlens.options import Transform
 from torchlens.trace.columns import numbers_form
 from torchlens.trace.damage import told_as_damage
+from torchlens.trace.files import TraceFiles
 from torchlens.trace.names import param_name
 from torchlens.trace.plain_text import shown
 from torchlens.trace.python_values import PythonReader, PythonWriter
+from torchlens.trace.stored_tensors import stored_tensor, stored_tensors
 from torchlens.trace.tensors import Note, Tensors
 
 __all__ = ["StoredGradients", "call_document", "fill_recording", "options_form", "options_of", "value_form"]
@@ -147,16 +149,15 @@ class _Decoded(StoredValue):
             return self._make()
 
 
-def fill_recording(
-    recording: Recording, document: dict[str, Any], path: Path, tensor: Callable[[Any], Any], reader: PythonReader
-) -> None:
-    """Puts what one call left behind into its recording. `tensor` makes of a note what stands for the tensor."""
+def fill_recording(recording: Recording, document: dict[str, Any], files: TraceFiles, reader: PythonReader) -> None:
+    """Puts what one call left behind into its recording."""
+    path, tensor = files.path, partial(stored_tensor, files)
     count = len(recording.rows)
     values = document["values"]
     if len(values) != count:
         raise TraceError("A call must have a value, or none, for each row of its graph.")
     if set(map(type, values)) == {str}:
-        recording.values = list(map(tensor, values))
+        recording.values = stored_tensors(files, values)
     else:
         recording.values = [_value_of(form, path, tensor, reader) for form in values]
     for number in document["changed"]:

@@ -4,9 +4,8 @@ A file may come from a stranger: whatever is a number of something is compared w
 to what comes after it, so that no graph goes round in a circle.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
-from math import isfinite
 from types import CodeType
 from typing import Any
 
@@ -19,7 +18,7 @@ from torchlens.capture.recording import Failure, ModuleCall, Recording, Referenc
 from torchlens.capture.user_code import code_of_line
 from torchlens.errors import TraceError
 from torchlens.graph.build import Decisions
-from torchlens.trace.columns import lists_of, numbers_of
+from torchlens.trace.columns import check_numbers, lists_of, numbers_of, refer_back, times_of, whole_numbers_of
 from torchlens.trace.format import dtype_named
 from torchlens.trace.plain_text import printable, shown
 from torchlens.trace.python_values import PythonReader, function_of
@@ -37,52 +36,53 @@ def recording_of(document: dict[str, Any], seconds: Any, reader: PythonReader) -
     """The recording, without values. `seconds` is the column of the times of its rows."""
     operations = [_operation_of(form) for form in document["operations"]]
     arguments = [_arguments_of(form, reader) for form in document["arguments"]]
-    codes = [(None, 0), *map(_code_of, document["places"])]  # the first is for -1: nowhere
+    codes = list(map(_code_of, document["places"]))
     shapes = [shape_of_form(reader.read(form)) for form in document["shapes"]]
     words = document["words"]
     _check_words(words)
     calls = [
-        ModuleCall(str(address), pass_num, parent, *_at(codes, place + 1))
+        ModuleCall(str(address), pass_num, parent, *_code_at(codes, place))
         for address, pass_num, parent, place in document["module_calls"]
     ]
-    _check_numbers([call.pass_num for call in calls], _FAR)
-    _check_numbers([call.parent for call in calls], len(calls), -1)
+    check_numbers([call.pass_num for call in calls], _FAR)
+    check_numbers([call.parent for call in calls], len(calls), -1)
     if any(bool(call.address) != bool(number) for number, call in enumerate(calls)):
         raise TraceError("Each module but the model itself must have an address.")
     if not calls or any(not 0 <= call.parent < number for number, call in enumerate(calls) if number):
         raise TraceError("A call of a module must be inside one that came before it.")
-    columns = {name: numbers_of(form) for name, form in document["rows"].items() if name != "references"}
-    count = len(columns["operation"])
-    references = _all_references(lists_of(document["rows"]["references"]))
-    storages, seconds = numbers_of(document["storages"]), numbers_of(seconds)
-    if any(len(arguments[argument][0]) < given for argument, given in _argument_counts(columns["argument"], references)):
-        raise TraceError("An operation was given more tensors than it has arguments.")
-    _check_numbers(columns["module_call"], len(calls))
-    _check_numbers([index for index in columns["output_index"] if index is not None], _FAR)
-    if set(map(type, seconds)) - {int, float} or not all(map(isfinite, seconds)):
-        raise TraceError("The times of a call must be numbers.")
-    rows = [
-        make_row((operation, args, kwargs, refers, call, code, instruction, time, index, shape, dtype, gradfunc))
-        for operation, (args, kwargs), refers, call, (code, instruction), time, index, shape, dtype, gradfunc in zip(
-            _picked(operations, columns["operation"]),
-            _picked([*arguments, ((), None)], columns["argument"], -1),
-            references,
-            columns["module_call"],
-            _picked([*codes[1:], codes[0]], columns["place"], -1),
-            seconds,
-            columns["output_index"],
-            _picked(shapes, columns["shape"]),
-            map({number: dtype_named(words[number]) for number in set(columns["dtype"])}.__getitem__, columns["dtype"]),
-            _picked([*map(printable, words), None], columns["gradfunc"], -1),
-            strict=True,
-        )
-    ]
-    _check_numbers(storages, _FAR, -_FAR)
+    columns = document["rows"]
+    operation_of = whole_numbers_of(columns["operation"], len(operations))
+    argument_of = whole_numbers_of(columns["argument"], len(arguments), -1)
+    dtype_of = whole_numbers_of(columns["dtype"], len(words))
+    index_of = numbers_of(columns["output_index"])
+    references = _all_references(columns["references"])
+    count = len(operation_of)
+    storages, seconds = whole_numbers_of(document["storages"], _FAR, -_FAR), times_of(seconds)
+    _check_counts(arguments, argument_of, references)
+    check_numbers([index for index in index_of if index is not None], _FAR)
+    all_args, all_kwargs = zip(*arguments, ((), None), strict=True)  # the last is for -1
+    all_codes, all_instructions = zip(*codes, (None, 0), strict=True)
+    place_of = whole_numbers_of(columns["place"], len(codes), -1)
+    columns_of_rows = (
+        map(operations.__getitem__, operation_of),
+        map(all_args.__getitem__, argument_of),
+        map(all_kwargs.__getitem__, argument_of),
+        references,
+        whole_numbers_of(columns["module_call"], len(calls)),
+        map(all_codes.__getitem__, place_of),
+        map(all_instructions.__getitem__, place_of),
+        seconds,
+        index_of,
+        map(shapes.__getitem__, whole_numbers_of(columns["shape"], len(shapes))),
+        map({number: dtype_named(words[number]) for number in set(dtype_of)}.__getitem__, dtype_of),
+        map([*map(printable, words), None].__getitem__, whole_numbers_of(columns["gradfunc"], len(words), -1)),
+    )
+    rows = list(map(make_row, zip(*columns_of_rows, strict=True)))
     if len(storages) != count:
         raise TraceError("There must be as many numbers of memory as there are rows.")
     named = {word: {number for _, number in document[word]} for word in _NAMED.values()}
     boundaries = {place for place, operation in enumerate(operations) if operation in _NAMED}
-    for number in [number for number, place in enumerate(columns["operation"]) if place in boundaries]:
+    for number in [number for number, place in enumerate(operation_of) if place in boundaries]:
         word = _NAMED[rows[number].operation]
         if number not in named[word]:
             raise TraceError(f"One of the {word} has no name.")
@@ -125,25 +125,24 @@ def recording_of(document: dict[str, Any], seconds: Any, reader: PythonReader) -
     )
 
 
-def decisions_of(document: dict[str, Any]) -> Decisions:
-    """What was decided about the graph."""
-    form, count = document["graph"], len(numbers_of(document["rows"]["operation"]))
-    recorded = _checked(numbers_of(form["recorded"]), count)
+def decisions_of(document: dict[str, Any], count: int) -> Decisions:
+    """What was decided about the graph of a recording with that many rows."""
+    form = document["graph"]
+    recorded = whole_numbers_of(form["recorded"], count)
     reads = list(map(tuple, lists_of(form["reads"])))
-    if not _all_come_before(reads, 1, {int}):
+    if not refer_back(form["reads"], reads, 0):
         if not set(map(type, chain.from_iterable(reads))) <= {int}:
             raise TraceError("What an entry reads must be given as numbers.")
         for entry, own in enumerate(reads):
             if own and not (min(own) >= 0 and max(own) < entry):
                 raise TraceError(f"Entry {entry} reads {shown(own)}, which does not come before it.")
-    firsts = numbers_of(form["first_of_layer"])
-    if len(set(recorded)) != len(recorded) or not len(recorded) == len(reads) == len(firsts):
+    firsts = whole_numbers_of(form["first_of_layer"], max(len(recorded), 1))
+    entry_of = set(recorded)
+    if len(entry_of) != len(recorded) or not len(recorded) == len(reads) == len(firsts):
         raise TraceError("Each entry of a graph must be one row, with what it reads and its layer.")
-    _check_numbers(firsts, max(len(firsts), 1))
     first = np.array(firsts, np.int64)
     if not np.all((first <= np.arange(len(first))) & (first[first] == first)):
         raise TraceError("A layer must begin with its first entry.")
-    entry_of = set(recorded)
     located_reads = {
         number: [(_place_of(at), read) for at, read in own if _is_read(read, entry_of)]
         for number, own in form["located_reads"]
@@ -197,7 +196,7 @@ def _arguments_of(form: Any, reader: PythonReader) -> tuple[tuple[Any, ...], dic
 
 def _code_of(form: Any) -> tuple[CodeType, int]:
     file, line, function, text, instruction = form
-    _check_numbers([line, instruction], 1 << 31)
+    check_numbers([line, instruction], 1 << 31)
     return code_of_line(printable(str(file)), line, printable(str(function)), str(text)), instruction
 
 
@@ -247,20 +246,20 @@ def _paths(form: Any, reader: PythonReader, count: int) -> list[tuple[Any, int]]
 
 
 def _pairs(form: Any, count: int) -> list[tuple[Any, int]]:
-    _check_numbers([number for _, number in form], count)
+    check_numbers([number for _, number in form], count)
     return form
 
 
 def _of_calls(form: Any, num_calls: int, count: int) -> list[tuple[int, list[int]]]:
-    _check_numbers([call for call, _ in form], num_calls, 1)  # the model itself has no such record
-    _check_numbers([number for _, numbers in form for number in numbers], count, -_FAR)
+    check_numbers([call for call, _ in form], num_calls, 1)  # the model itself has no such record
+    check_numbers([number for _, numbers in form for number in numbers], count, -_FAR)
     return [(call, numbers) for call, numbers in form]
 
 
 def _failure_of(form: Any, operations: list[Operation], codes: list[Any], num_calls: int, count: int) -> Failure:
     message, call, place, operation, arguments, references = form
-    _check_numbers([call], num_calls)
-    code, instruction = _at(codes, place + 1)
+    check_numbers([call], num_calls)
+    code, instruction = _code_at(codes, place)
     return Failure(
         str(message),
         call,
@@ -280,49 +279,36 @@ def references_of(form: Any, number: int) -> References:
                 raise TraceError(f"Row {number} refers to {shown(one)}, which does not come before it.")
         return tuple(form)
     given = {_place_of(place): one for place, one in form["at"]}
-    _check_numbers(list(given.values()), number, -_FAR)
+    check_numbers(list(given.values()), number, -_FAR)
     return given
 
 
-def _all_references(forms: Sequence[Any]) -> list[References]:
+def _all_references(form: Any) -> list[References]:
     """What each row was given; mostly a few numbers, and these are looked at all at once."""
-    if set(map(type, forms)) <= {list, tuple} and _all_come_before(forms, _FAR, {int, type(None)}):
-        return list(map(tuple, forms))
-    return [references_of(form, number) for number, form in enumerate(forms)]
+    lists = lists_of(form)
+    if set(map(type, lists)) <= {list, tuple} and refer_back(form, lists, 1 - _FAR, may_be_none=True):
+        return list(map(tuple, lists))
+    return [references_of(own, number) for number, own in enumerate(lists)]
 
 
-def _argument_counts(arguments: Sequence[Any], references: Sequence[References]) -> Iterable[tuple[int, int]]:
-    """Which arguments operations have, and how many tensors they were given in their places; each such pair once."""
-    pairs = zip(arguments, references, strict=True)
-    found = {(argument, len(given) if type(given) is tuple else 0) for argument, given in pairs}
-    return [(argument, given) for argument, given in found if argument >= 0]
-
-
-def _all_come_before(lists: Sequence[Sequence[Any]], far: int, types: set[type]) -> bool:
-    """Whether each list has only numbers less than its place, or None; `far` is one more than what they may be below 0."""
-    flat = list(chain.from_iterable(lists))
-    found = set(map(type, flat))
-    if not found <= types:
-        return False
-    try:
-        numbers = np.array(flat if found <= {int} else [-1 if one is None else one for one in flat], np.int64)
-    except OverflowError:
-        return False
-    places = np.repeat(np.arange(len(lists)), list(map(len, lists)))
-    return bool(np.all((numbers < places) & (numbers > -far)))
-
-
-def _picked(things: list[Any], numbers: Sequence[Any], least: int = 0) -> Iterable[Any]:
-    """The things with these numbers, or an IndexError; -1 is the last of them, if the least is."""
-    if min(numbers, default=least) < least or max(numbers, default=least) >= len(things) + least:
-        raise TraceError(f"There are {len(things) + least} things to refer to, not {shown(list(numbers))}.")
-    return map(things.__getitem__, numbers)
+def _check_counts(arguments: Sequence[Any], argument_of: Sequence[int], references: Sequence[References]) -> None:
+    """Sees that no operation was given more tensors than it has arguments."""
+    given = [len(own) if type(own) is tuple else 0 for own in references]
+    if max(given, default=0) <= min((len(args) for args, _ in arguments), default=0):
+        return
+    pairs = set(zip(argument_of, given, strict=True))
+    if any(len(arguments[argument][0]) < count for argument, count in pairs if argument >= 0):
+        raise TraceError("An operation was given more tensors than it has arguments.")
 
 
 def _place_of(form: Any) -> Any:
     place = tuple(form) if type(form) is list else form
     hash(place)
     return place
+
+
+def _code_at(codes: Sequence[tuple[CodeType, int]], place: Any) -> tuple[CodeType | None, int]:
+    return _at(codes, place) or (None, 0)
 
 
 def _at(things: Sequence[Any], number: Any) -> Any:
@@ -333,12 +319,5 @@ def _at(things: Sequence[Any], number: Any) -> Any:
 
 
 def _checked(numbers: Any, end: int, start: int = 0) -> list[int]:
-    _check_numbers(numbers, end, start)
+    check_numbers(numbers, end, start)
     return list(numbers)
-
-
-def _check_numbers(numbers: Sequence[Any], end: int, start: int = 0) -> None:
-    if not numbers:
-        return
-    if set(map(type, numbers)) != {int} or min(numbers) < start or max(numbers) >= end:
-        raise TraceError(f"Numbers must be from {start} to {end - 1}, not {shown(list(numbers))}.")

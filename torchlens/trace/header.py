@@ -19,13 +19,11 @@ from torchlens.trace.plain_text import shown
 __all__ = ["Header", "header_of_places", "parse_header"]
 
 _METADATA = '{"__metadata__":'
-_BETWEEN = len('"":{,"data_offsets":[]},')
+_SPAN = '"data_offsets":['
+_NUM_QUOTES = 10  # of an entry: those around its name, its dtype, and the three words of the format
 _NUMBER = "(?:0|[1-9][0-9]{0,18})"
-_ENTRY = re.compile(
-    r'"([^"\\\x00-\x1f]*)":\{'
-    rf'("dtype":"[A-Z0-9_]+","shape":\[(?:{_NUMBER}(?:,{_NUMBER})*)?\]),'
-    rf'"data_offsets":\[({_NUMBER},{_NUMBER})\]\}}[,}}]'
-)
+_KIND = re.compile(rf':\{{("dtype":"[A-Z0-9_]+","shape":\[(?:{_NUMBER}(?:,{_NUMBER})*)?\]),')
+_POWERS = 10 ** np.arange(1, 19, dtype=np.int64)
 
 
 class Header:
@@ -87,20 +85,38 @@ def _header_by_columns(content: bytes, data_bytes: int) -> Header | None:
     try:
         text = content.decode().rstrip(" ")
         metadata, start = _metadata_at_start(text)
-        names, described, offsets = zip(*_ENTRY.findall(text, start), strict=True)
-        if len(text) - start != sum(map(len, map("".join, (names, described, offsets)))) + _BETWEEN * len(names):
-            return None  # there is something else between the entries
+        letters = np.frombuffer(text.encode("utf-32-le"), np.uint32)[start:]
+        if letters.min() < ord(" ") or text.find("\\", start) >= 0:
+            return None
+        quotes = np.flatnonzero(letters == ord('"')).reshape(-1, _NUM_QUOTES) + start
+        # An entry is  "name":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},  and what is in it lies between quotes.
+        begins, name_ends, spans = (quotes[:, column].tolist() for column in (0, 1, 8))
+        names = [text[begin + 1 : end] for begin, end in zip(begins, name_ends, strict=True)]
+        described = [text[end + 1 : span] for end, span in zip(name_ends, spans, strict=True)]
         known = {text: _checked_kind(text) for text in set(described)}
-        kinds = [known[text] for text in described]
-        spans = np.fromstring(",".join(offsets), np.int64, sep=",").reshape(-1, 2)
+        kinds = list(map(known.__getitem__, described))
         ends = np.cumsum(np.array([num_bytes for _, _, num_bytes in kinds], np.int64))
-    except (ValueError, TypeError, OverflowError, RecursionError, TraceError):  # a UnicodeDecodeError is a ValueError too
+        where = "".join([text[span:end] for span, end in zip(spans, [*begins[1:], len(text)], strict=True)])
+    except (ValueError, TypeError, OverflowError, RecursionError, TraceError):
         return None
-    is_in_order = spans[0, 0] == 0 and np.array_equal(spans[1:, 0], ends[:-1]) and np.array_equal(spans[:, 1], ends)
-    if not text.endswith("}}") or ends[-1] != data_bytes or not is_in_order or max(map(len, names)) > LONGEST_NAME:
+    is_whole = len(begins) and begins[0] == start and text.endswith("]}}") and ends[-1] == data_bytes
+    if not is_whole or not _are_spans(where[:-1], ends) or max(map(len, names)) > LONGEST_NAME:
         return None
     found = Header(names, kinds, ends, metadata, len(content) + 8)
     return found if len(found.names) == len(names) and "__metadata__" not in found else None  # none of them twice
+
+
+def _are_spans(text: str, ends: "np.ndarray[Any, np.dtype[np.int64]]") -> bool:
+    """Whether a text is  "data_offsets":[0,16]},"data_offsets":[16,32]}  and so on, as the tensors end."""
+    spans = text.removeprefix(_SPAN).removesuffix("]}").replace(f"]}},{_SPAN}", ";").encode()
+    if spans.translate(None, b"0123456789") != b",;" * (len(ends) - 1) + b",":
+        return False
+    numbers = spans.replace(b";", b",")
+    expected = np.append(0, np.repeat(ends, 2)[:-1])
+    num_digits = len(expected) + int(np.searchsorted(_POWERS, expected, "right").sum())
+    if len(numbers) != num_digits + len(expected) - 1 or b",," in b",%b," % numbers:
+        return False  # zeros in front of a number, or none at all
+    return np.array_equal(np.fromstring(numbers.decode(), np.int64, sep=","), expected)
 
 
 def _metadata_at_start(text: str) -> tuple[dict[str, str], int]:
@@ -114,9 +130,11 @@ def _metadata_at_start(text: str) -> tuple[dict[str, str], int]:
 
 
 def _checked_kind(text: str) -> tuple[str, tuple[int, ...], int]:
-    """The dtype, the shape, and the bytes of a tensor that is described so."""
-    entry = json.loads(f"{{{text}}}")
-    place = checked_place("", entry)
+    """The dtype, the shape, and the bytes of a tensor that is described so, from behind its name up to where it lies."""
+    found = _KIND.fullmatch(text)
+    if found is None:
+        raise ValueError("It is written in another way.")
+    place = checked_place("", json.loads(f"{{{found[1]}}}"))
     return place.dtype, place.shape, place.end
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from torchlens.capture.recording import Recording
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.user_code import warn_caller
-from torchlens.jax.compiled import CompiledRun, unjitted
+from torchlens.jax.callables import is_jitted
+from torchlens.jax.compiled import CompiledRun
 from torchlens.jax.internals import is_traced
-from torchlens.trace.layer_keys import checked_keys, is_named, modules_named, names_operations
+from torchlens.trace.layer_keys import checked_keys, is_named, modules_named, names_operations, rows_labelled
 from torchlens.trace.names import names_of_rows
 from torchlens.trace.scribe import Scribe
 
@@ -51,8 +52,7 @@ class JaxTail:
         self._scribe: Scribe | None = None
         self._num_seen = 0
         self._num_traced = 0
-        is_jitted = unjitted(model.forward) is not model.forward
-        self._compiled = CompiledRun(model.forward, model.name, self._choose, params) if is_jitted else None
+        self._compiled = CompiledRun(model.forward, model.name, self._choose, params) if is_jitted(model.forward) else None
 
     def __repr__(self) -> str:
         return f"<JaxTail of {self._model.name} into {self.path}: {self.num_calls} calls, {self.num_dropped} dropped>"
@@ -127,7 +127,18 @@ class JaxTail:
             return _outputs_of(recording, {address for address in modules if layers(address.split("."), modules[address])})
         if names_operations(layers):
             return [row for row, name in enumerate(names_of_rows(recording, 1)) if is_named(name, layers)]
-        return _outputs_of(recording, modules_named(layers, addresses, f"{self._model.name} calls"))
+        return [row for key in layers for row in self._rows_of(key, recording, addresses)]
+
+    def _rows_of(self, key: str, recording: Recording, addresses: Iterable[str]) -> list[int]:
+        """What a module returns; where no module is called so, an operation."""
+        try:
+            says = f"{self._model.name} calls"
+            return _outputs_of(recording, modules_named([key], addresses, says, "module or operation"))
+        except ValueError:
+            found = rows_labelled(key, recording)
+            if not found:
+                raise
+            return found
 
 
 def _outputs_of(recording: Recording, addresses: set[str]) -> list[int]:

@@ -1,6 +1,7 @@
 """A history out of a file, value by value as they are asked for."""
 
 from functools import partial
+from itertools import compress, repeat
 from typing import TypeVar
 
 from torchlens.capture.recording import Recording
@@ -38,7 +39,8 @@ def calls_of(files: TraceFiles) -> list[int]:
             f"format {FORMAT}. Load it with the version that wrote it, or log the model again."
         )
     start = f"{OWN_PREFIX}call/"
-    words = [name.removeprefix(start) for name in files.names if name.startswith(start)]
+    names = files.names
+    words = [name.removeprefix(start) for name in compress(names, map(str.startswith, names, repeat(start)))]
     found = sorted(int(word) for word in words if word.isdigit() and word.isascii() and len(word) < 10)
     found = sorted({*found, *files.unfinished})
     if not found:
@@ -57,11 +59,10 @@ def _load_call(files: TraceFiles, number: int, kind: type[_History]) -> _History
         return kind(Log(recording_of_journal(files, number)), CaptureOptions())
     document = files.text(f"{OWN_PREFIX}call/{number}")
     graph = files.text(f"{OWN_PREFIX}graph/{document['graph']}")
-    tensor = partial(stored_tensor, files)
-    reader = PythonReader(tensor)
+    reader = PythonReader(partial(stored_tensor, files))
     recording = recording_of(graph, document["seconds"], reader)
-    fill_recording(recording, document, files.path, tensor, reader)
-    decisions = decisions_of(graph)
+    fill_recording(recording, document, files, reader)
+    decisions = decisions_of(graph, len(recording.rows))
     check_reads(recording, decisions)
 
     def make_graph(own: Recording) -> Graph:

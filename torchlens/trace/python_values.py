@@ -9,7 +9,6 @@ import base64
 import math
 from collections import namedtuple
 from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torchlens.capture.functions import Reference, StandIn, reference_to
 from torchlens.capture.stored import opened
 from torchlens.capture.symbolic import SymbolicInt, inert
 from torchlens.errors import TraceError
-from torchlens.history.portable import text_of
+from torchlens.history.portable import FUNCTIONS, text_of
 from torchlens.trace.format import dtype_named
 from torchlens.trace.plain_text import shown
 from torchlens.trace.tensors import Note, word_of
@@ -29,10 +28,6 @@ __all__ = ["FunctionStandIn", "PythonReader", "PythonWriter", "function_of", "re
 
 _DEEPEST = 100
 _PLAIN = frozenset({bool, str, type(None)})
-_FUNCTIONS = (
-    StandIn, FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType, type,
-    torch._ops.OpOverload, torch._ops.OpOverloadPacket,
-)  # fmt: skip
 _LIVE = "functions are live things, and a file holds no more than their name; ask for it in a history of the model itself."
 
 
@@ -75,7 +70,7 @@ class PythonWriter:
             return self._array(value, name)
         if isinstance(value, torch.SymInt):
             return self.write(inert(value), name, depth)
-        if isinstance(value, _FUNCTIONS):
+        if isinstance(value, (StandIn, *FUNCTIONS)):
             return self.function(value)
         return {"object": text_of(value), "why": f"it is {_a_kind(value)}, and a file holds no objects."}
 

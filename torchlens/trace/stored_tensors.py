@@ -3,6 +3,7 @@
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -20,11 +21,16 @@ from torchlens.trace.format import DTYPES, dtype_named
 from torchlens.trace.plain_text import shown
 from torchlens.trace.tensors import Note
 
-__all__ = ["StoredTensor", "stored_tensor"]
+__all__ = ["StoredTensor", "stored_tensor", "stored_tensors"]
 
 _MOST_GAPS = 4  # times the size of what is in it
 _MOST_BYTES = 1 << 62  # of what a view pretends to have: torch counts in 64 bits
 _DTYPES_OF_QUANTIZED = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
+
+
+def stored_tensors(files: TraceFiles, names: Sequence[str]) -> list[Any]:
+    """What stands for tensors of which no more is to be said than their names."""
+    return list(map(StoredTensor, repeat(files), names))
 
 
 def stored_tensor(files: TraceFiles, note: Note | str) -> Any:
