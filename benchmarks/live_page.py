@@ -2,8 +2,8 @@
 
 Makes a run through the monitor's own writer, serves it by `torchlens serve`, opens it in Chromium, and does what readers
 do, while steps come in. For each: milliseconds until the change is painted (the longest of several), and how long the page
-was busy without a pause (the longest task, where that is over 50 ms); for a step that comes in, the seconds from the file to
-the screen. At last the memory of the server and of the page.
+was busy without a pause (the longest task, where that is over 50 ms); for a step that comes in, the seconds from the file
+to the screen. At last the memory of the server and of the page.
 """
 
 import argparse
@@ -111,6 +111,21 @@ def _until(page: Page, fact: str) -> None:
         page.wait_for_timeout(5)
 
 
+def _arrivals(page: Page, add: Callable[[], None], repeats: int) -> dict[str, float]:
+    """Steps that come in while the page follows: seconds until they are on the screen, and the longest task."""
+    seconds = []
+    page.evaluate("(() => { torchlens.isFollowing = true; tasks.length = 0; })()")
+    for _ in range(repeats):
+        last = page.evaluate("torchlens.active.steps[torchlens.active.count - 1]")
+        begun = time.monotonic()
+        add()
+        _until(page, f"torchlens.active.steps[torchlens.active.count - 1] > {last}")
+        page.evaluate("settled()")
+        seconds.append(time.monotonic() - begun)
+    task = page.evaluate("new Promise(done => setTimeout(() => done(Math.max(0, ...tasks)), 100))")
+    return {"seconds": round(max(seconds), 2), "task": round(task)}
+
+
 def measure(page: Page, add: Callable[[], None], repeats: int = 8) -> dict[str, Any]:
     """Milliseconds, by what was done."""
     found: dict[str, Any] = {}
@@ -123,18 +138,9 @@ def measure(page: Page, add: Callable[[], None], repeats: int = 8) -> dict[str, 
         for name, action in _ACTIONS.items():
             page.evaluate(f"timing(() => {action % 1})")  # the numbers come from the server once
             tell(f"{name}, {tab}", [page.evaluate(f"timing(() => {action % number})") for number in range(2, 2 + repeats)])
-        page.evaluate("document.getElementById('view-graph').click()")
-        seconds = []
-        page.evaluate("(() => { torchlens.isFollowing = true; tasks.length = 0; })()")
-        for _ in range(repeats):
-            count = page.evaluate("torchlens.active.steps[torchlens.active.count - 1]")
-            begun = time.monotonic()
-            add()
-            _until(page, f"torchlens.active.steps[torchlens.active.count - 1] > {count}")
-            page.evaluate("settled()")
-            seconds.append(time.monotonic() - begun)
-        task = page.evaluate("new Promise(done => setTimeout(() => done(Math.max(0, ...tasks)), 100))")
-        found[f"new step, {tab}"] = {"seconds": round(max(seconds), 2), "task": round(task)}
+        for view in ("modules", "graph"):
+            page.evaluate(f"timing(() => document.getElementById('view-{view}').click())")
+            found[f"new step, {tab}, {view}"] = _arrivals(page, add, repeats)
     return found
 
 
