@@ -50,6 +50,7 @@ class SegmentWriter:
         self._file = -1
         self._has_name = False
         self._size = 0
+        self._largest = 0  # bytes that were written at once
 
     def open(self) -> None:
         """Begins the first segment, after those that earlier processes left."""
@@ -77,12 +78,16 @@ class SegmentWriter:
         if self._file < 0:
             self._begin()
         self._append(frames)
+        self._largest = max(self._largest, len(frames))
 
     def keep_budget(self) -> bool:
         """Merges what is oldest until the files take no more than they may. False if nothing is left to merge."""
-        while self.total_bytes > self._budget:
+        # There is room for a step, which is written before anything is merged, and for a segment with one step more: it is
+        # written before those that it was merged from are removed. The process may be killed in between.
+        room = self._segment_bytes + 2 * self._largest
+        while self.total_bytes > self._budget - room:
             if not self._merge_once():
-                return False
+                return self.total_bytes <= self._budget
         return True
 
     def close(self) -> None:
