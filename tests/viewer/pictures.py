@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from playwright.sync_api import Browser, sync_playwright
@@ -89,7 +89,7 @@ RUN_PICTURES: dict[str, tuple[str, str, list[str]]] = {
 
 def _write_runs(folder: Path) -> None:
     """Of the example in which a layer dies, and of the same training without the accident."""
-    dying_layer = import_module("examples.dying_layer")
+    dying_layer: Any = import_module("examples.dying_layer")
     dying_layer.main(folder)
     dying_layer.ACCIDENT, accident = -1, dying_layer.ACCIDENT
     try:
