@@ -2,11 +2,13 @@
 
 import sys
 import tempfile
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 import torchlens as tl
 from benchmarks.pages import MODELS
@@ -77,10 +79,55 @@ def _write_two(path: Path) -> None:
     explore_together(logs[0], logs[1], path, names=("ResNet-18", "stride 1 in layer2"))
 
 
+_DYING = ["torchlens.goToFinding(torchlens.active, torchlens.active.findings.find(each => each.kind === 'dead units'))"]
+# Pages of runs: which one, what is chosen in it, and what is done.
+RUN_PICTURES: dict[str, tuple[str, str, list[str]]] = {
+    "findings": ("dying", "by=outputs/zero", _DYING),
+    "modules": ("both", "view=modules&by=outputs/rms&tab=module&shape=ridge&module=3.0", []),
+}
+
+
+def _write_runs(folder: Path) -> None:
+    """Of the example in which a layer dies, and of the same training without the accident."""
+    dying_layer: Any = import_module("examples.dying_layer")
+    dying_layer.main(folder)
+    dying_layer.ACCIDENT, accident = -1, dying_layer.ACCIDENT
+    try:
+        dying_layer.main(folder / "well")
+    finally:
+        dying_layer.ACCIDENT = accident
+    (folder / "well" / "dying").rename(folder / "well" / "well")
+    tl.open_run(folder / "dying").explore(folder / "both.html", compare=[folder / "well" / "well"], title="two runs")
+
+
+def take_runs(browser: Browser, folder: Path, names: Sequence[str]) -> None:
+    """Pictures of runs."""
+    _write_runs(folder)
+    for name in names:
+        file, chosen, steps = RUN_PICTURES[name]
+        page = browser.new_page(viewport={"width": 1500, "height": 900})
+        tab = Tab(page, folder / f"{file}.html")
+        page.goto(f"{tab.path.as_uri()}#{chosen}")
+        tab.until("window.torchlens && torchlens.isReady === true")
+        for step in steps:
+            tab.run(step)
+        tab.until("!torchlens.isShowing")
+        page.wait_for_timeout(300)
+        page.screenshot(path=IMAGES / f"runs-{name}.png")
+        page.close()
+        assert tab.complaints == [], tab.complaints
+
+
 def main() -> None:
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=chromium(), args=_FLAGS)
-        for name in sys.argv[1:] or PICTURES:
+        asked = sys.argv[1:] or [*PICTURES, *(f"runs-{name}" for name in RUN_PICTURES)]
+        of_runs = [name.removeprefix("runs-") for name in asked if name.startswith("runs-")]
+        if of_runs:
+            take_runs(browser, Path(folder), of_runs)
+        for name in asked:
+            if name.startswith("runs-"):
+                continue
             model, scheme, steps = PICTURES[name]
             path = Path(folder) / f"{model}.html"
             if model == "together":

@@ -297,6 +297,18 @@ def test_a_change_in_the_folder_comes_onto_the_screen(browser, tmp_path: Path) -
             until("torchlens.graphs.get(torchlens.active) && torchlens.graphs.get(torchlens.active).page !== undefined")
             train(folder / "a", 2)
             until("torchlens.active.count === 5 && document.getElementById('step').innerText === 'step 4'")
+            rows = "[...torchlens.active.tables.get('outputs/rms').value.rows.values()]"
+            until(f"!torchlens.isShowing && {rows}[0].length === 5")
+            recorded = tl.open_run(folder / "a")
+            for module in recorded.modules:
+                number = f"torchlens.active.modules.get('{module}').outputs[0].number"
+                shown = page.evaluate(f"[...torchlens.active.tables.get('outputs/rms').value.rows.get({number})]")
+                assert shown == pytest.approx(recorded[module].outputs.rms.tolist(), rel=2**-7)
+            # A step more is written behind the others: what was there is not copied.
+            page.evaluate(f"window.before = {rows}")
+            train(folder / "a", 1)
+            until(f"!torchlens.isShowing && {rows}[0].length === 6")
+            assert page.evaluate(f"{rows}.every((row, k) => row.buffer === before[k].buffer)")
             train(folder / "b", 2)
             until("document.querySelectorAll('.chip').length === 2")
             assert complaints == []

@@ -48,7 +48,9 @@ class SegmentWriter:
         self._closed: list[_Closed] = []
         self._number = 0
         self._file = -1
+        self._has_name = False
         self._size = 0
+        self._largest = 0  # bytes that were written at once
 
     def open(self) -> None:
         """Begins the first segment, after those that earlier processes left."""
@@ -68,17 +70,24 @@ class SegmentWriter:
         return self._size + sum(each.size for each in self._closed)
 
     def write(self, frames: bytes) -> None:
-        """Appends frames, and begins a new segment if this one is large enough."""
-        if self._size > self._segment_bytes:
+        """Appends frames, and begins a new segment if this one is large enough, or is gone."""
+        if self._file >= 0 and self._is_removed():
+            self.close()
+        elif self._file >= 0 and self._size > self._segment_bytes:
             self._end()
+        if self._file < 0:
             self._begin()
         self._append(frames)
+        self._largest = max(self._largest, len(frames))
 
     def keep_budget(self) -> bool:
         """Merges what is oldest until the files take no more than they may. False if nothing is left to merge."""
-        while self.total_bytes > self._budget:
+        # There is room for a step, which is written before anything is merged, and for a segment with one step more: it is
+        # written before those that it was merged from are removed. The process may be killed in between.
+        room = self._segment_bytes + 2 * self._largest
+        while self.total_bytes > self._budget - room:
             if not self._merge_once():
-                return False
+                return self.total_bytes <= self._budget
         return True
 
     def close(self) -> None:
@@ -88,28 +97,47 @@ class SegmentWriter:
             self._file = -1
 
     def _begin(self) -> None:
+        number = self._number
         while True:  # somebody else may have begun one meanwhile
-            self._number += 1
-            path = segment_path(self.folder, self.rank, self._number, self._number)
+            number += 1
+            path = segment_path(self.folder, self.rank, number, number)
             try:
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
                 break
             except FileExistsError:
                 continue
         self._size = 0
-        head = _segment_frame(self.rank, self._number, self._number, 0, self.session)
-        self._append(head + json_frame(Kind.NAMES, list(self._names())))
+        head = _segment_frame(self.rank, number, number, 0, self.session)
+        try:
+            self._append(head + json_frame(Kind.NAMES, list(self._names())))
+        except OSError:  # frames without those before them mean nothing
+            self.close()
+            path.unlink(missing_ok=True)
+            raise
+        self._number = number
+        self._has_name = os.fstat(self._file).st_nlink > 0  # there are file systems that do not count them
+
+    def _is_removed(self) -> bool:
+        """Whether somebody removed the file: what is written to it, nobody would ever read."""
+        return self._has_name and os.fstat(self._file).st_nlink == 0
 
     def _end(self) -> None:
         self.close()
         self._closed.append(_Closed(self._number, self._number, 0, self.session, self._size))
 
     def _append(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            written = os.write(self._file, view)
-            self._size += written
-            view = view[written:]
+        """Writes all of it or, where the disk is full, nothing: after a part of a frame no other could be read."""
+        view, start = memoryview(data), self._size
+        try:
+            while view:
+                written = os.write(self._file, view)
+                self._size += written
+                view = view[written:]
+        except OSError:
+            if self._size > start:
+                os.ftruncate(self._file, start)
+                self._size = start
+            raise
 
     # -- the budget ----------------------------------------------------------------------------------------------------
 
@@ -150,8 +178,12 @@ class SegmentWriter:
         data = _segment_frame(self.rank, first, number, level, session, before) + merged
         target = segment_path(self.folder, self.rank, first, number)
         beside = target.with_name(f"{target.name}.tmp")
-        beside.write_bytes(data)
-        beside.replace(target)
+        try:
+            beside.write_bytes(data)
+            beside.replace(target)
+        except OSError:  # on a full disk, a part of it is in the way
+            beside.unlink(missing_ok=True)
+            raise
         for path in paths:
             if path != target:
                 path.unlink(missing_ok=True)

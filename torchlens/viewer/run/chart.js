@@ -10,6 +10,15 @@ export function timed(name, act) {
   return found;
 }
 
+/* How wide what stands in an element is. The browser works that out anew after every change: it is asked once for all charts of a frame. */
+let widths = null;
+function widthIn(element) {
+  if (!widths) { widths = new Map(); requestAnimationFrame(() => { widths = null; }); }
+  const host = element.parentElement;
+  if (!widths.has(host)) widths.set(host, element.clientWidth);
+  return widths.get(host);
+}
+
 /* `span` is [first step, last step]; `act.onStep` hears of clicks. `left` is the room for numbers at the left. */
 export class Chart {
   constructor({ height, left = 46, right = 6, label, onStep }) {
@@ -33,10 +42,10 @@ export class Chart {
   /* The canvas, cleared, at the size that it has now. */
   ink() {
     const ratio = window.devicePixelRatio || 1;
-    this.width = this.element.clientWidth || 300;
-    this.canvas.width = Math.round(this.width * ratio);
-    this.canvas.height = Math.round(this.height * ratio);
-    const ink = this.canvas.getContext("2d");
+    this.width = widthIn(this.element) || 300;
+    const width = Math.round(this.width * ratio), height = Math.round(this.height * ratio), ink = this.canvas.getContext("2d");
+    if (this.canvas.width === width && this.canvas.height === height && ink.reset) ink.reset();
+    else { this.canvas.width = width; this.canvas.height = height; }
     ink.setTransform(ratio, 0, 0, ratio, 0, 0);
     ink.font = "11px " + getComputedStyle(document.body).fontFamily;
     return ink;

@@ -4,13 +4,20 @@ import { html } from "../page/elements.js";
 import { clip } from "../page/numbers.js";
 import { colourAt } from "../page/scale.js";
 import { paint, ticks, timed } from "./chart.js";
+import { channels } from "./distributions.js";
 import { STATISTICS, placeOn } from "./statistics.js";
 
 const AXIS = 18, GAP = 8;
 const LADDER = (() => { const out = new Uint8ClampedArray(256 * 3); for (let i = 0; i < 256; i++) out.set(colourAt(1 - i / 255), i * 3); return out; })();  // darkest is most, as in the graph
 
 /* The colour (a pixel) of every number, by the upper half of its bits: more than that is not sent, nor seen. Looking it up takes a tenth of working it out. */
+let ladder = { key: "" };
 function coloursOf(range, bad) {
+  const key = JSON.stringify([range, bad]);
+  if (ladder.key !== key) ladder = { key, colours: computedColours(range, bad) };
+  return ladder.colours;
+}
+function computedColours(range, bad) {
   const values = new Float32Array(1 << 16), bits = new Uint32Array(values.buffer), out = new Uint32Array(1 << 16), bytes = new Uint8Array(out.buffer);
   for (let i = 0; i < 1 << 16; i++) bits[i] = i << 16;
   const { isLog } = range, low = isLog ? Math.log(range.least) : range.min, size = isLog ? Math.log(range.max) - low : range.max - range.min;
@@ -75,9 +82,7 @@ export class Matrix {
   /* One pixel for each module and column. */
   picture() {
     const width = Math.max(...this.rows.map(row => row.values.length)), height = this.rows.length, canvas = new OffscreenCanvas(width, height), ink = canvas.getContext("2d"), image = ink.createImageData(width, height), pixels = new Uint32Array(image.data.buffer);
-    ink.fillStyle = paint("--danger");
-    ink.fillRect(0, 0, 1, 1);
-    const colours = coloursOf(this.range, new Uint32Array(ink.getImageData(0, 0, 1, 1).data.buffer)[0]);
+    const colours = coloursOf(this.range, new Uint32Array(channels(paint("--danger")).buffer)[0]);
     for (let r = 0; r < height; r++) {
       const { values } = this.rows[r], bits = new Uint32Array(values.buffer, values.byteOffset, values.length);
       for (let c = 0, at = r * width; c < bits.length; c++) pixels[at++] = colours[bits[c] >>> 16];

@@ -1,10 +1,8 @@
 /* Runs: what is known of each, and its numbers as they come. */
 
-import { source } from "./source.js";
+import { isLive, source } from "./source.js";
 
 export const KINDS = { outputs: "Outputs", inputs: "Inputs", gradients: "Gradients of outputs", parameters: "Parameters", parameter_gradients: "Gradients of parameters", updates: "Updates", watched: "Watched" };
-
-
 
 /* Numbers over places that grow at the end. `valid` is the number of places that are known and still so. */
 class Growing {
@@ -36,14 +34,21 @@ function appended(old, kept, fresh) {
   out.set(fresh, kept);
   return out;
 }
+/* The rows of a table lie in memory with room for more: a step that comes in is written behind the others, and nothing is copied. */
 function joinTable(old, { head, body }) {
-  const all = floats(body), rows = new Map(), kept = head.from / head.stride, { columns } = head;
+  const all = floats(body), rows = new Map(), stores = new Map(), kept = head.from / head.stride, { columns } = head, count = kept + columns;
   head.series.forEach((number, k) => {
-    let before = old ? old.rows.get(number) : null;
-    if (!before && kept) before = new Float32Array(kept).fill(NaN);
-    rows.set(number, appended(before, kept, all.subarray(k * columns, (k + 1) * columns)));
+    let store = old ? old.stores.get(number) : null;
+    if (!store || store.length < count) {
+      const before = store;
+      store = new Float32Array(count + (kept ? Math.max(64, count >> 1) : isLive ? 64 : 0));
+      if (before) store.set(before.subarray(0, kept)); else store.fill(NaN, 0, kept);
+    }
+    store.set(all.subarray(k * columns, (k + 1) * columns), kept);
+    stores.set(number, store);
+    rows.set(number, store.subarray(0, count));
   });
-  return { stride: head.stride, columns: kept + columns, rows };
+  return { stride: head.stride, columns: count, rows, stores, ends: old && old.ends && old.rows.size === rows.size ? old.ends.slice(0, kept) : [] };
 }
 function joinHistograms(old, { head, body }) {
   const kept = head.from / head.stride, { columns, levels } = head, codes = new Map();

@@ -24,6 +24,7 @@ const page = {
   all: [], isLive, active: null, step: 0, isFollowing: true, tab: "scalars", module: null, view: "graph", kind: "outputs", statistic: "rms",
   look: { shape: "heat", axis: "linear" }, graphs: new Map(), timings,
   get runs() { return this.all.filter(run => run.isShown); },
+  get isShowing() { return isShowing; },
   scalarNames() { return [...new Set(this.runs.flatMap(run => Object.keys(run.scalars)))]; },
   kindsKey() { return this.runs.map(run => Object.values(run.modules.get(this.module) || {}).map(list => list.length).join()).join("/"); },
   typeOf(name) { const graph = this.graphs.get(this.active); const data = graph && graph.data; if (!data) return ""; const at = (graph.partsOf && graph.partsOf.get(name) || [])[0]; return at ? data.strings[data.parts.type[at]] : ""; },

@@ -44,22 +44,25 @@ export async function statisticTable(run, kind, name) {
   return known[name] = { stride: table.stride, columns: table.columns, rows, others };
 }
 
-/* The ends of each table, found once: a table that has changed is another one. */
-const ends = new WeakMap();
+/* The ends of each table, found once: a table that has changed is another one. Of its columns, only new ones are looked at. */
+const endsFound = new WeakMap();
 function endsOf(table) {
-  if (ends.has(table)) return ends.get(table);
-  let min = Infinity, max = -Infinity, least = Infinity, hasBad = false;
-  for (const row of table.rows.values()) for (let k = 0; k < row.length; k++) {
-    const v = row[k];
+  if (endsFound.has(table)) return endsFound.get(table);
+  const ends = table.ends || [], first = ends.length;  // [smallest, largest, smallest above zero, whether something is not finite]
+  for (let c = first; c < table.columns; c++) ends.push([Infinity, -Infinity, Infinity, false]);
+  for (const row of table.rows.values()) for (let c = first; c < row.length; c++) {
+    const v = row[c], own = ends[c];
     if (v !== v) continue;
-    if (v === Infinity || v === -Infinity) { hasBad = true; continue; }
-    if (v < min) min = v;
-    if (v > max) max = v;
-    if (v > 0 && v < least) least = v;
+    if (v === Infinity || v === -Infinity) { own[3] = true; continue; }
+    if (v < own[0]) own[0] = v;
+    if (v > own[1]) own[1] = v;
+    if (v > 0 && v < own[2]) own[2] = v;
   }
-  const found = { min, max, least, hasBad };
-  ends.set(table, found);
-  return found;
+  let min = Infinity, max = -Infinity, least = Infinity, hasBad = false;
+  for (const own of ends) { min = Math.min(min, own[0]); max = Math.max(max, own[1]); least = Math.min(least, own[2]); hasBad = hasBad || own[3]; }
+  const all = { min, max, least, hasBad };
+  endsFound.set(table, all);
+  return all;
 }
 /* The ends of the scale, over all steps and modules, so that a colour means the same at each step. `hasBad` says whether there is anything that is not finite. */
 export function rangeOf(statistic, tables) {
