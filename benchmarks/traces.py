@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -105,17 +106,19 @@ def large_trace(folder: Path, gigabytes: float) -> dict[str, float]:
 
     seconds: dict[str, list[float]] = {"raw": [], "traced": []}
     extra = 0
-    for _ in range(2):
-        for name, run in (("raw", raw), ("traced", traced)):
-            start = time.process_time()
-            with Peak() as peak:
+    written = 0
+    for turn in range(5):
+        for name, path, run in (("raw", folder / "raw", raw), ("traced", folder / "large.safetensors", traced)):
+            with Peak() if turn == 0 else nullcontext() as peak:  # which takes time of its own
+                start = time.process_time()
                 run()
-            seconds[name].append(time.process_time() - start)
-            os.sync()  # so that the one does not pay for the other
-            extra = max(extra, peak.extra if name == "traced" else 0)
-    (folder / "raw").unlink()
-    written = (folder / "large.safetensors").stat().st_size
-    (folder / "large.safetensors").unlink()
+                if peak is None:
+                    seconds[name].append(time.process_time() - start)
+            if peak is not None and name == "traced":
+                extra = peak.extra
+            written = path.stat().st_size
+            path.unlink()  # so that the one does not pay for the other, nor for freeing what was there
+            os.sync()
     best = {name: min(own) for name, own in seconds.items()}
     return {"bytes": written, "extra": extra, "ratio": best["traced"] / best["raw"], **best}
 

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import torchlens
 from tests.profiling.profile_records import MS, call, made_up, module, operations
 from torchlens.profiling.output.data_frames import to_pandas
 from torchlens.profiling.output.json_form import profile_data
@@ -87,6 +90,44 @@ def test_the_table_says_what_was_not_measured():
     text = str(summary(made_up(flops_not_counted={"fft": 2, "svd": 5}), width=120))
     assert "FLOPs of these are not counted (calls in a step): svd (5), fft (2)." in text
     assert "Modules with parameters that were not called: spare." in text
+
+
+class Caller(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class Listing(nn.Module):
+    def __init__(self, parts: nn.ModuleList) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in self.parts:
+            x = part(part(x))
+        return x
+
+
+@pytest.mark.parametrize("level", ["module", "operation"])
+def test_the_table_names_the_rows_that_count_calls_from_elsewhere(level):
+    note = "Called by several modules, each with all its calls in one row: {}."
+    shared = nn.Linear(4, 4)
+    for model, is_noted in (
+        (nn.Sequential(Caller(shared), shared), True),
+        (Listing(nn.ModuleList([Caller(shared), shared])), True),
+        (nn.Sequential(Caller(shared), nn.Sequential(nn.Sequential(shared))), True),
+        (nn.Sequential(Caller(shared), Caller(nn.Linear(4, 4))), False),
+        (nn.Sequential(Caller(nn.Sequential(shared, shared))), False),
+        (Listing(nn.ModuleList([Caller(nn.Linear(4, 4)), nn.ReLU()])), False),
+    ):
+        with torchlens.profile(model, level=level) as profile:
+            model(torch.rand(2, 4))
+        names = [name for name in ("0.inner", "parts.0.inner") if note.format(name) in str(profile.summary(width=200))]
+        assert len(names) == is_noted, model
 
 
 def test_the_table_says_that_flops_are_without_what_checkpointing_runs_again():

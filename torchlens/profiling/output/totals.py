@@ -174,13 +174,29 @@ def not_measured(measurements: Measurements) -> list[str]:
         listed = ", ".join(f"{kind} ({number})" for kind, number in kinds[:8])
         more = f" and {len(kinds) - 8} more" if len(kinds) > 8 else ""
         notes.append(f"FLOPs of these are not counted (calls in a step): {listed}{more}.")
+    shared = _called_from_elsewhere(measurements)
+    if shared:
+        notes.append(f"Called by several modules, each with all its calls in one row: {_listed(shared, measurements)}.")
     uncalled = [record for record in measurements.root.walk() if record.address and not record.calls]
     unused = [record for record in uncalled if record.own_num_parameters]
     if unused:
-        names = ", ".join(record.address for record in unused[:6])
-        more = f" and {len(unused) - 6} more" if len(unused) > 6 else ""
-        notes.append(f"Modules with parameters that were not called: {names}{more}.")
+        notes.append(f"Modules with parameters that were not called: {_listed(unused, measurements)}.")
     raised = sorted({step.raised for step in steps if step.raised})
     if raised:
         notes.append(f"A step ended with {', '.join(raised)}.")
     return notes
+
+
+def _called_from_elsewhere(measurements: Measurements) -> list[ModuleRecord]:
+    """Modules that are also called by another than the one whose rows they are among: these may add up to more than it."""
+    by_index = {call.index: call for call in measurements.calls}
+    found: list[ModuleRecord] = []
+    pending = [(measurements.root, "")]  # each with the innermost module around it that is called itself
+    while pending:
+        record, address = pending.pop()
+        callers = {by_index[call.parent].address for call in record.measured_calls if call.parent in by_index}
+        if not callers <= {address}:
+            found.append(record)
+        inner = record.address if record.calls else address
+        pending += [(child, inner) for child in reversed(record.children)]
+    return found
