@@ -84,7 +84,9 @@ def measure(tool: str, *arguments: str, script: str = "benchmarks.measure", time
         lines = [line for line in done.stderr.strip().splitlines() if re.match(r"\w*(Error|Exception)", line)]
         print(done.stderr[-2000:], file=sys.stderr)
         return f"fails ({lines[-1].split(':')[0]})" if lines else "fails"
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    print(f"  {figures}", file=sys.stderr, flush=True)  # so that they are there if the run is broken off
+    return figures
 
 
 def ratio(result: dict[str, float] | str) -> str:
