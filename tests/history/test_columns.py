@@ -19,7 +19,7 @@ from tests.networks import Conditional, ConvNet, Model, Recurrent, Residual
 from tests.work import lines_run
 from torchlens.export import json_graph
 from torchlens.history import columns, log
-from torchlens.history.tables import COLUMNS, with_symbols
+from torchlens.history.tables import COLUMNS, Cells, with_symbols
 
 
 def check_agreement(history: Any) -> None:
@@ -28,6 +28,9 @@ def check_agreement(history: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log, "_ENTRIES_PER_PART", 3)
         pandas.testing.assert_frame_equal(history.to_pandas(), table)
+    for name in COLUMNS:
+        own = with_symbols(getattr(columns, name)(history._log, history._log.visible))
+        pandas.testing.assert_series_equal(table[name], own, check_names=False)
     everything = [tl.LayerEntry(history._log, number) for number in range(history.num_tensors_total)]
     for entry, cells in zip(history, table.to_dict("records"), strict=True):
         assert same(cells.pop("source"), source_of(entry))
@@ -183,8 +186,14 @@ def test_lists_belong_to_who_asked_for_them():
 
 
 def test_a_column_has_the_type_that_pandas_finds():
-    for cells in ([1, 2], [2**63], [2**70, 1], [-(2**63)], [-(2**63) - 1], [1, None], [True, False], [1, 2.5], [], [None]):
-        pandas.testing.assert_series_equal(with_symbols(cells), pandas.Series(cells))
+    cases: list[list[list[Any]]] = [
+        [[1, 2], [3]], [[2**63]], [[1], [2**70, 1]], [[-(2**63)]], [[-(2**63) - 1], [1]], [[1, 2], [1, 2.5]], []
+    ]  # fmt: skip
+    for parts in cases:
+        cells = Cells(int)
+        for part in parts:
+            cells.add(part)
+        pandas.testing.assert_series_equal(cells.series(), pandas.Series([value for part in parts for value in part]))
 
 
 # -- and cost little -----------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ Columns: TypeAlias = "Mapping[str, Sequence[Any] | Lists]"
 
 _FIRST = 400
 _BY_VALUE = 2  # the newest way of `marshal` by which equal values become equal bytes
+_LIKE_NOTHING_ELSE = (str, type(None))  # equal to no value that reads differently, as 1, 1.0 and True are
 _SCALARS: dict[type, Callable[[Any], str]] = {
     str: encode_basestring,
     int: int.__repr__,
@@ -131,9 +132,11 @@ class _Writer:
         if isinstance(values, Lists):
             members = self.records(values.members, depth + 1) if any(values.sizes) else []
             return self._gathered("[", members, values.sizes, "]", depth)
-        types = set(map(type, values))
-        if not types:
+        if not values:
             return []
+        if type(values[0]) in _LIKE_NOTHING_ELSE and values.count(values[0]) == len(values):
+            return [_SCALARS[type(values[0])](values[0])] * len(values)
+        types = set(map(type, values))
         if len(types) != 1:
             parts = {own: iter(self.texts([value for value in values if type(value) is own], depth)) for own in types}
             return [next(parts[type(value)]) for value in values]

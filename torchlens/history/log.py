@@ -60,6 +60,8 @@ class Log:
         self._make_graph = make_graph
         self._visible: Sequence[int] | None = None
         self._part: tuple[Sequence[int], RowFields] | None = None
+        self._is_all_in_parts = False
+        self._every_label: list[str] | None = None
         self.marks_distances = marks_distances
         # The history that holds it, which may be gone, and how to make another; for those who come from an entry.
         self.history: Callable[[], Any] = lambda: None
@@ -178,11 +180,15 @@ class Log:
 
     def parts(self, entries: Sequence[int]) -> Iterator[Sequence[int]]:
         """Some of the entries at a time, for whoever wants many columns: what one reads is still at hand for the next."""
-        for start in range(0, len(entries), _ENTRIES_PER_PART):
-            part = entries[start : start + _ENTRIES_PER_PART]
-            self._part = part, RowFields.of(self.rows(part))
-            yield part
-        self._part = None
+        self._is_all_in_parts = len(entries) == len(self.graph.recorded)
+        try:
+            for start in range(0, len(entries), _ENTRIES_PER_PART):
+                part = entries[start : start + _ENTRIES_PER_PART]
+                self._part = part, RowFields.of(self.rows(part))
+                yield part
+        finally:
+            self._part = self._every_label = None
+            self._is_all_in_parts = False
 
     # -- labels ----------------------------------------------------------------------------------------------------
 
@@ -197,6 +203,13 @@ class Log:
 
     def labels(self, entries: Sequence[int]) -> list[str]:
         """With the pass where the layer has several."""
+        if not self._is_all_in_parts:
+            return self._labels(entries)
+        if self._every_label is None:  # each is wanted for its entry, its parents and its children
+            self._every_label = self._labels(range(len(self.graph.recorded)))
+        return picked(self._every_label, entries)
+
+    def _labels(self, entries: Sequence[int]) -> list[str]:
         layers, passes = picked(self.graph.layer_of, entries), picked(self.graph.pass_of, entries)
         names, repeats = self.layer_labels, self.repeats
         return [

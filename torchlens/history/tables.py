@@ -1,8 +1,9 @@
 """A history as a pandas table."""
 
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+
+import numpy
 
 from torchlens.capture.collector import without_collector
 from torchlens.capture.symbolic import SymbolicInt
@@ -12,7 +13,7 @@ from torchlens.history.log import Log
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["COLUMNS", "entries_to_pandas"]
+__all__ = ["COLUMNS", "Cells", "entries_to_pandas", "with_symbols"]
 
 # One column per field that is a fact rather than a tensor, in the order a reader wants them.
 COLUMNS = (
@@ -34,8 +35,9 @@ COLUMNS = (
     "source",
 )  # fmt: skip
 
-# What pandas makes of a column with values of one type. It finds that by itself, too, in three times the time.
+# What pandas makes of a column with values of one type. It finds that by itself, too, in three to five times the time.
 _DTYPES: dict[type, Any] = {int: "int64", float: "float64", bool: "bool", list: object, tuple: object, dict: object}
+_NUMBERS = (int, float)
 
 
 def entries_to_pandas(log: Log, entries: Sequence[int]) -> "pandas.DataFrame":
@@ -43,30 +45,58 @@ def entries_to_pandas(log: Log, entries: Sequence[int]) -> "pandas.DataFrame":
     import pandas  # slow to import, so imported by those who want a table
 
     def table() -> pandas.DataFrame:
-        cells: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-        types: dict[str, set[type]] = {name: set() for name in COLUMNS}
+        makers = {name: getattr(columns, name) for name in COLUMNS}
+        cells = {name: Cells(_kind(make)) for name, make in makers.items()}
         for part in log.parts(entries):
-            for name in COLUMNS:
-                own = getattr(columns, name)(log, part)
-                cells[name] += own
-                types[name].update(map(type, own))
-        return pandas.DataFrame({name: _series(cells.pop(name), types[name]) for name in COLUMNS})
+            for name, make in makers.items():
+                cells[name].add(make(log, part))
+        # Copied, they would be put together by dtype, for which pandas touches every list of a million again.
+        return pandas.DataFrame({name: cells.pop(name).series() for name in COLUMNS}, copy=False)
 
     return without_collector(table)
 
 
+def _kind(make: Callable[..., Any]) -> type | None:
+    """What a column says to hold: `list` where it returns `list[list[str]]`; None where it holds several kinds."""
+    (kind,) = get_args(get_type_hints(make)["return"])
+    kind = get_origin(kind) or kind
+    return kind if kind in _DTYPES else None
+
+
+class Cells:
+    """A column that comes in parts; numbers and lists are an array as soon as they come, while they are at hand."""
+
+    def __init__(self, kind: type | None) -> None:
+        self._kind = kind
+        self._parts: list[Any] = []
+
+    def add(self, values: list[Any]) -> None:
+        self._parts.append(self._array(values))
+
+    def _array(self, values: list[Any]) -> Any:
+        if self._kind is None or (self._kind in _NUMBERS and set(map(type, values)) != {self._kind}):
+            return values
+        try:
+            return numpy.fromiter(values, _DTYPES[self._kind], len(values))
+        except OverflowError:  # beyond 64 bits: pandas knows what to do
+            return values
+
+    def series(self) -> "pandas.Series[Any]":
+        import pandas
+
+        if self._parts and all(isinstance(part, numpy.ndarray) for part in self._parts):
+            return pandas.Series(numpy.concatenate(self._parts), copy=False)
+        return with_symbols([value for part in self._parts for value in _listed(part)])
+
+
+def _listed(part: Any) -> list[Any]:
+    return part.tolist() if isinstance(part, numpy.ndarray) else part
+
+
 def with_symbols(cells: list[Any]) -> "pandas.Series[Any]":
     """A column; one with symbolic numbers stays as it is, and is not made one of plain numbers."""
-    return _series(cells, set(map(type, cells)))
-
-
-def _series(cells: list[Any], types: set[type]) -> "pandas.Series[Any]":
     import pandas
 
-    dtype = _DTYPES.get(next(iter(types))) if len(types) == 1 else None
-    if dtype is not None:
-        with suppress(OverflowError):  # beyond 64 bits: pandas knows what to do
-            return pandas.Series(cells, dtype=dtype)
     column = pandas.Series(cells)
-    has_symbols = column.dtype.kind in "if" and SymbolicInt in types
+    has_symbols = column.dtype.kind in "if" and SymbolicInt in set(map(type, cells))
     return pandas.Series(cells, dtype=object) if has_symbols else column
