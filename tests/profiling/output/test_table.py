@@ -113,8 +113,8 @@ class Listing(nn.Module):
 
 
 @pytest.mark.parametrize("level", ["module", "operation"])
-def test_the_table_names_the_rows_that_count_calls_from_elsewhere(level):
-    note = "Called by several modules, each with all its calls in one row: {}."
+def test_the_table_names_the_modules_that_have_several_rows(level):
+    note = "Called by several modules, each with a row below every one of them: {}."
     shared = nn.Linear(4, 4)
     for model, is_noted in (
         (nn.Sequential(Caller(shared), shared), True),
@@ -254,7 +254,7 @@ def test_what_is_outside_the_model_is_told_of_the_steps_that_the_rows_are_of():
 def test_names_are_whole_as_long_as_there_is_another_column_to_leave_out():
     calls = [call(step, "transformer", forward_seconds=1.0, backward_seconds=2.0) for step in (2, 3)]
     inner = module("transformer", "GPT2ForConditionalGeneration", calls, [])
-    long = module("transformer.resid_dropout_of_attention", "NewGELUActivation", calls, [])
+    long = module("resid_dropout_of_attention", "NewGELUActivation", calls, [])
     root = module("", "Net", calls, [inner, long])
     for width in (80, 100, 160):
         text = str(summary(made_up(root=root), width=width))

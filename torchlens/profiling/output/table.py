@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from torchlens.history.grid import Column, laid_out
+from torchlens.profiling.output.places import called_from_elsewhere, named_rows, placed
 from torchlens.profiling.output.quantities import (
     QUANTITIES,
     Quantity,
@@ -19,7 +20,7 @@ from torchlens.profiling.output.quantities import (
     operation_values,
     own_value,
 )
-from torchlens.profiling.output.totals import headline, not_measured, totals, what_looking_took
+from torchlens.profiling.output.totals import headline, listed, not_measured, totals, what_looking_took
 from torchlens.profiling.output.units import shapes_text, text_of
 from torchlens.profiling.records import Measurements, ModuleRecord
 from torchlens.wording import check_choice, check_count
@@ -221,15 +222,29 @@ def _module_rows(
     times: str,
     notes: list[str],
 ) -> list[_Row]:
-    records = list(measurements.root.walk())
-    deepest = max(record.depth for record in records)
+    shared = called_from_elsewhere(measurements)
+    if is_flat:
+        rows = [(record, record.address) for record in measurements.root.walk()]
+        where = "each with all its calls in one row"
+    else:
+        rows = named_rows(placed(measurements) if shared else measurements.root)
+        where = "each with a row below every one of them"
+    deepest = max(record.depth for record, _ in rows)
     if depth is None and not is_flat:
-        depth = _fitting_depth(records, deepest)
+        depth = _fitting_depth([record for record, _ in rows], deepest)
         if depth < deepest:
             notes.append(f"Shown to depth {depth} of {deepest}; summary(depth={deepest}) shows all.")
+    if shared:
+        notes.append(f"Called by several modules, {where}: {listed(shared, measurements)}.")
     return [
-        _module_row(measurements, record, columns, is_flat, times)
-        for record in records
+        _module_row(
+            measurements,
+            record,
+            ("" if is_flat else "  " * record.depth) + (name or measurements.model_name),
+            columns,
+            times,
+        )
+        for record, name in rows
         if depth is None or record.depth <= depth
     ]
 
@@ -242,7 +257,7 @@ def _fitting_depth(records: list[ModuleRecord], deepest: int) -> int:
 
 
 def _module_row(
-    measurements: Measurements, record: ModuleRecord, columns: Sequence[_Column], is_flat: bool, times: str
+    measurements: Measurements, record: ModuleRecord, name: str, columns: Sequence[_Column], times: str
 ) -> _Row:
     calls = record.measured_calls
     texts: dict[int, str] = {}
@@ -255,9 +270,7 @@ def _module_row(
             texts[number] = _share_text(module_value(record, _TOTAL, times), module_value(measurements.root, _TOTAL, times))
         else:
             _add_value(texts, values, number, column, module_value(record, QUANTITIES[column.quantity], times))
-    name = record.address if is_flat or not record.address else record.address.rpartition(".")[2]
-    indent = "" if is_flat else "  " * record.depth
-    return _Row(indent + (name or measurements.model_name), texts, values)
+    return _Row(name, texts, values)
 
 
 def _type_rows(measurements: Measurements, columns: Sequence[_Column], times: str) -> list[_Row]:

@@ -16,7 +16,7 @@ _PARTS = (
     ("other", "other"),
 )
 
-__all__ = ["headline", "not_measured", "totals", "what_looking_took"]
+__all__ = ["headline", "listed", "not_measured", "totals", "what_looking_took"]
 
 # A share of the forward pass from which on something is worth a word.
 _NOTABLE = 0.05
@@ -109,12 +109,12 @@ def what_looking_took(measurements: Measurements) -> list[str]:
             cure = "" if has_timed else " More steps, without stop=True, say it better: some are then timed without a log."
             notes.append(
                 "Rough, as what was taken off by estimate, for many small operations, is over 30 % of what is left: "
-                f"{_listed(rough, measurements)}.{cure}"
+                f"{listed(rough, measurements)}.{cure}"
             )
     rough = _rough(root, "backward_seconds", "backward_estimated_seconds")
     if rough:
         notes.append(
-            f"Rough, as over 30 % of what is left was taken off, the backward times of {_listed(rough, measurements)}."
+            f"Rough, as over 30 % of what is left was taken off, the backward times of {listed(rough, measurements)}."
         )
     return notes
 
@@ -130,7 +130,8 @@ def _rough(root: ModuleRecord, left_field: str, estimated_field: str) -> list[Mo
     return found
 
 
-def _listed(records: list[ModuleRecord], measurements: Measurements) -> str:
+def listed(records: list[ModuleRecord], measurements: Measurements) -> str:
+    """The first of some modules, by name."""
     names = ", ".join(record.address or measurements.model_name for record in records[:6])
     return f"{names} and {len(records) - 6} more" if len(records) > 6 else names
 
@@ -171,32 +172,14 @@ def not_measured(measurements: Measurements) -> list[str]:
         notes.append("What checkpointing ran again is in the backward time and in no FLOPs.")
     if measurements.flops_not_counted:
         kinds = sorted(measurements.flops_not_counted.items(), key=lambda item: -item[1])
-        listed = ", ".join(f"{kind} ({number})" for kind, number in kinds[:8])
+        first = ", ".join(f"{kind} ({number})" for kind, number in kinds[:8])
         more = f" and {len(kinds) - 8} more" if len(kinds) > 8 else ""
-        notes.append(f"FLOPs of these are not counted (calls in a step): {listed}{more}.")
-    shared = _called_from_elsewhere(measurements)
-    if shared:
-        notes.append(f"Called by several modules, each with all its calls in one row: {_listed(shared, measurements)}.")
+        notes.append(f"FLOPs of these are not counted (calls in a step): {first}{more}.")
     uncalled = [record for record in measurements.root.walk() if record.address and not record.calls]
     unused = [record for record in uncalled if record.own_num_parameters]
     if unused:
-        notes.append(f"Modules with parameters that were not called: {_listed(unused, measurements)}.")
+        notes.append(f"Modules with parameters that were not called: {listed(unused, measurements)}.")
     raised = sorted({step.raised for step in steps if step.raised})
     if raised:
         notes.append(f"A step ended with {', '.join(raised)}.")
     return notes
-
-
-def _called_from_elsewhere(measurements: Measurements) -> list[ModuleRecord]:
-    """Modules that are also called by another than the one whose rows they are among: these may add up to more than it."""
-    by_index = {call.index: call for call in measurements.calls}
-    found: list[ModuleRecord] = []
-    pending = [(measurements.root, "")]  # each with the innermost module around it that is called itself
-    while pending:
-        record, address = pending.pop()
-        callers = {by_index[call.parent].address for call in record.measured_calls if call.parent in by_index}
-        if not callers <= {address}:
-            found.append(record)
-        inner = record.address if record.calls else address
-        pending += [(child, inner) for child in reversed(record.children)]
-    return found

@@ -1,0 +1,102 @@
+"""Where the calls of a module have their row: below the module that made them.
+
+A module stands where the model has it. If another one calls it, too, the calls of that one are a row of their own below it,
+so that the rows below a row never add up to more than it does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord
+
+__all__ = ["called_from_elsewhere", "named_rows", "placed"]
+
+# Of a module that calls itself, so deep: what is deeper is in the rows above. Python's own stack ends not far beyond.
+_DEEPEST = 100
+_NO_PARAMETERS = dict.fromkeys(
+    (
+        f"{own}{what}"
+        for own in ("", "own_")
+        for what in ("num_parameters", "num_learnable", "param_bytes", "gradient_bytes")
+    ),
+    0,
+)
+
+
+def placed(measurements: Measurements) -> ModuleRecord:
+    """The modules as a tree of rows. Parameters count where the model has them."""
+    made: dict[int | None, list[CallRecord]] = {}
+    for call in measurements.calls:
+        if not call.is_recomputed:
+            made.setdefault(call.parent, []).append(call)
+    root = measurements.root
+    return _Places(made, measurements.modules).row(root, root.calls, root.depth, set(), is_home=True)
+
+
+def named_rows(root: ModuleRecord) -> list[tuple[ModuleRecord, str]]:
+    """Each row with its name: the address, less that of the row above it."""
+
+    def named(record: ModuleRecord) -> Iterator[tuple[ModuleRecord, str]]:
+        above = f"{record.address}." if record.address else ""
+        for child in record.children:
+            yield child, child.address.removeprefix(above)
+            yield from named(child)
+
+    return [(root, root.address), *named(root)]
+
+
+def called_from_elsewhere(measurements: Measurements) -> list[ModuleRecord]:
+    """Modules that are also called by another than the one whose row is above theirs."""
+    by_index = {call.index: call for call in measurements.calls}
+    found: list[ModuleRecord] = []
+    pending = [(measurements.root, "")]  # each with the innermost module around it that is called itself
+    while pending:
+        record, address = pending.pop()
+        callers = {by_index[call.parent].address for call in record.measured_calls if call.parent in by_index}
+        if not callers <= {address}:
+            found.append(record)
+        inner = record.address if record.calls else address
+        pending += [(child, inner) for child in reversed(record.children)]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    made: dict[int | None, list[CallRecord]]  # which calls each call made
+    modules: dict[str, ModuleRecord]
+
+    def row(
+        self, record: ModuleRecord, calls: list[CallRecord], depth: int, around: set[int], is_home: bool
+    ) -> ModuleRecord:
+        """A module with some of its calls. `around` are the calls of the innermost module around it that is called."""
+        callers = {call.index for call in calls} if record.calls else around
+        children = []
+        for child in record.children:
+            own = [call for call in child.calls if call.parent in callers or (is_home and _is_stray(call))]
+            if is_home or own or not child.calls:
+                children.append(self.row(child, own, depth + 1, callers, is_home))
+        if record.calls and depth < _DEEPEST:
+            expected = {child.address for child in _called_first(record)}
+            guests: dict[str, list[CallRecord]] = {}
+            for call in calls:
+                for inner in self.made.get(call.index, ()):
+                    if inner.address not in expected:
+                        guests.setdefault(inner.address, []).append(inner)
+            for address, own in guests.items():
+                children.append(self.row(self.modules[address], own, depth + 1, set(), is_home=False))
+        parameters = {} if is_home else _NO_PARAMETERS
+        return replace(record, calls=calls, children=children, depth=depth, **parameters)
+
+
+def _is_stray(call: CallRecord) -> bool:
+    """Whether no module made it: the user did, or checkpointing."""
+    return call.parent is None or call.is_recomputed
+
+
+def _called_first(record: ModuleRecord) -> Iterator[ModuleRecord]:
+    """The modules inside that are called, but not those inside these."""
+    for child in record.children:
+        if child.calls:
+            yield child
+        else:
+            yield from _called_first(child)
