@@ -34,21 +34,22 @@ function appended(old, kept, fresh) {
   out.set(fresh, kept);
   return out;
 }
-/* The rows of a table lie in memory with room for more: a step that comes in is written behind the others, and nothing is copied. */
+/* The rows of a table lie in one piece of memory, each with room for more: a step that comes in is written behind the others, and nothing is copied. */
 function joinTable(old, { head, body }) {
-  const all = floats(body), rows = new Map(), stores = new Map(), kept = head.from / head.stride, { columns } = head, count = kept + columns;
-  head.series.forEach((number, k) => {
-    let store = old ? old.stores.get(number) : null;
-    if (!store || store.length < count) {
-      const before = store;
-      store = new Float32Array(count + (kept ? Math.max(64, count >> 1) : isLive ? 64 : 0));
-      if (before) store.set(before.subarray(0, kept)); else store.fill(NaN, 0, kept);
-    }
-    store.set(all.subarray(k * columns, (k + 1) * columns), kept);
-    stores.set(number, store);
-    rows.set(number, store.subarray(0, count));
+  const all = floats(body), kept = head.from / head.stride, { columns, series } = head, count = kept + columns;
+  const isSame = old && old.series.length === series.length && series.every((number, k) => number === old.series[k]);
+  let store = old && old.store, { room } = old || {};
+  if (!isSame || room < count) {
+    room = count + (kept ? Math.max(64, count >> 1) : isLive ? 64 : 0);
+    store = new Float32Array(series.length * room);
+    if (kept) series.forEach((number, k) => { const before = old && old.rows.get(number), own = store.subarray(k * room, k * room + kept); if (before) own.set(before.subarray(0, kept)); else own.fill(NaN); });
+  }
+  const rows = new Map();
+  series.forEach((number, k) => {
+    store.set(all.subarray(k * columns, (k + 1) * columns), k * room + kept);
+    rows.set(number, store.subarray(k * room, k * room + count));
   });
-  return { stride: head.stride, columns: count, rows, stores, ends: old && old.ends && old.rows.size === rows.size ? old.ends.slice(0, kept) : [] };
+  return { stride: head.stride, columns: count, series, rows, store, room, ends: old && old.ends && old.rows.size === rows.size ? old.ends.slice(0, kept) : [] };
 }
 function joinHistograms(old, { head, body }) {
   const kept = head.from / head.stride, { columns, levels } = head, codes = new Map();
