@@ -2,8 +2,8 @@
 
 The same inputs run with hooks on every module and under the profile, in turns, many times. For each module and input the
 times are compared by a low quantile, which a busy machine disturbs least; those of the steps that the table takes its
-times from, so of light ones wherever there are such. A module's time under the hooks has the hooks of
-the modules inside it in it: they are short, and the profile is held against them all the same.
+times from, so of light ones wherever there are such. Hooks on the modules inside a module would be in its time, and those of a
+MobileNet are short: so each depth of the model has its hooks in runs of its own.
 
 With `--train`, each step has a backward pass. A module's backward pass lasts from when the gradient of its output arrives
 until that of its input is there (hooks on these tensors, in runs of their own). Modules whose input needs no gradient
@@ -195,6 +195,17 @@ Times = dict[tuple[str, int], list[float]]
 
 
 def run_with_hooks(model: nn.Module, inputs: list[tuple[Any, ...]], found: Times) -> None:
+    """At all depths, one after the other."""
+    by_depth: dict[int, list[tuple[str, nn.Module]]] = {}
+    for address, module in model.named_modules():
+        by_depth.setdefault(len(address.split(".")) if address else 0, []).append((address, module))
+    for modules in by_depth.values():
+        run_with_hooks_on(modules, model, inputs, found)
+
+
+def run_with_hooks_on(
+    modules: list[tuple[str, nn.Module]], model: nn.Module, inputs: list[tuple[Any, ...]], found: Times
+) -> None:
     started: list[float] = []
     current = [0]
     sums: dict[str, float] = {}
@@ -209,13 +220,13 @@ def run_with_hooks(model: nn.Module, inputs: list[tuple[Any, ...]], found: Times
         return hook
 
     handles = []
-    for address, module in model.named_modules():
+    for address, module in modules:
         handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after(address))]
     gc.disable()  # as a logged step does: where it would run is chance
     for current[0], args in enumerate(inputs):
         sums.clear()
         seconds = run(model, args)
-        if seconds:
+        if seconds and "" in sums:
             found.setdefault((BACKWARD, current[0]), []).append(seconds)
         for address, seconds in sums.items():
             found.setdefault((address, current[0]), []).append(seconds)
