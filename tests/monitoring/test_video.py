@@ -14,6 +14,7 @@ from torch import nn
 import torchlens as tl
 from torchlens.monitoring.pictures import Painter, shown_as
 from torchlens.monitoring.projection import NeighbourEmbedding, PrincipalComponents
+from torchlens.monitoring.worker import Worker
 
 
 def decoded(path: Path) -> list[np.ndarray]:
@@ -34,6 +35,27 @@ def assert_same(found: list[np.ndarray], painted: list[np.ndarray]) -> None:
 def pictures(how: str, arrays: list[np.ndarray], steps: list[int], size: tuple[int, int] = (160, 120)) -> list[np.ndarray]:
     painter = Painter(how, *size)
     return [painter.picture(step, array) for step, array in zip(steps, arrays, strict=True)]
+
+
+def test_of_images_only_what_is_shown_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: dict[str, tuple[int, ...]] = {}
+
+    def send(self: Worker, job: str, name: str, step: int, array: np.ndarray, options: object) -> bool:
+        sent[Path(name).name] = array.shape
+        self.add_dropped(1)
+        return False
+
+    monkeypatch.setattr(Worker, "send", send)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    with tl.monitor(model, tmp_path / "a") as run:
+        run.video("0", tmp_path / "images.mp4")
+        run.video("0", tmp_path / "bars.mp4", show="histogram")
+        run.video("1", tmp_path / "points.mp4")  # nothing that could be seen as an image
+        run.video("3", tmp_path / "rows.mp4", show="pca")
+        model(torch.rand(9, 1, 8, 8))
+        run.step()
+    assert sent == {"images.mp4": (1, 4, 6, 6), "bars.mp4": (9, 4, 6, 6), "points.mp4": (9, 4, 1, 1), "rows.mp4": (9, 3)}
+    assert "4 of 4 pictures or projections dropped" in repr(run)
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ class Collector:
             name = options.get("path") or options.get("name") or address
             own = local_value(tensor)
             if len(self.captures) < _MOST_CAPTURES and has_numbers(own) and own.layout is torch.strided and own.dim():
-                part = own.detach()[: track.rows].to(torch.float32, copy=True)
+                part = own.detach()[: track.rows_of(address, own.shape)].to(torch.float32, copy=True)
                 if part.numel() > _MOST_CAPTURED:
                     part = part[: max(_MOST_CAPTURED // max(part[0].numel(), 1), 1)]
                 self.captures.append(Capture(track.job, name, options, part))

@@ -186,6 +186,8 @@ class Run:
         counts = self.counts
         state = "finished" if self.is_finished else "recording" if self._steps.is_on else "paused"
         numbers = f"{counts.recorded:,} tensors recorded, {counts.dropped:,} dropped"
+        if self.work_counts.dropped:
+            numbers += f"; {self.work_counts.dropped:,} of {self.work_counts.offered:,} pictures or projections dropped"
         return f"<Run {str(self.folder)!r}, {state}, step {self._steps.clock.step}: {numbers}>"
 
     # -- what the user tells -------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, TypeAlias, get_args
@@ -76,6 +76,11 @@ class Track:
         self._last[address] = step
         self.num_taken += 1
         return True
+
+    def rows_of(self, address: str, shape: Sequence[int]) -> int:
+        """How many rows of a tensor are wanted: of images, the channels of the first are shown (see pictures.py)."""
+        is_image = len(shape) >= 4 and min(shape[-2:]) > 1 and self.options[address].get("show") in ("auto", "images")
+        return 1 if is_image else self.rows
 
     def __repr__(self) -> str:
         state = "stopped" if self._is_stopped else "on" if self.is_on else "off"
