@@ -129,3 +129,13 @@ def test_a_module_that_calls_itself_often_can_be_printed():
     assert "Called by several modules, each with a row below every one of them: 0.\n" in text
     assert len(text.splitlines()) < 80
     assert len(str(profile.summary(width=200, depth=1000)).splitlines()) > 200
+
+
+def test_a_shared_module_that_was_taken_out_of_the_model_has_no_row():
+    shared = nn.Linear(8, 8)
+    model = nn.Sequential(Pair(shared, nn.Tanh()), Pair(nn.Tanh(), shared))
+    with torchlens.profile(model) as profile:
+        model(torch.rand(2, 8))
+        model[0], model[1].second = nn.ReLU(), nn.ReLU()
+        model(torch.rand(2, 8))
+    assert "Linear" not in str(profile.summary(width=200))

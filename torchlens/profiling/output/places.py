@@ -6,6 +6,7 @@ so that the rows below a row never add up to more than it does.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord
 
@@ -13,7 +14,7 @@ __all__ = ["called_from_elsewhere", "named_rows", "placed"]
 
 # Of a module that calls itself, so deep: what is deeper is in the rows above. Python's own stack ends not far beyond.
 _DEEPEST = 100
-_NO_PARAMETERS = dict.fromkeys(
+_NO_PARAMETERS: dict[str, Any] = dict.fromkeys(
     (
         f"{own}{what}"
         for own in ("", "own_")
@@ -80,12 +81,12 @@ class _Places:
             guests: dict[str, list[CallRecord]] = {}
             for call in calls:
                 for inner in self.made.get(call.index, ()):
-                    if inner.address not in expected:
+                    if inner.address not in expected and inner.address in self.modules:  # not taken out of the model since
                         guests.setdefault(inner.address, []).append(inner)
             for address, own in guests.items():
                 children.append(self.row(self.modules[address], own, depth + 1, set(), is_home=False))
-        parameters = {} if is_home else _NO_PARAMETERS
-        return replace(record, calls=calls, children=children, depth=depth, **parameters)
+        placed = replace(record, calls=calls, children=children, depth=depth)
+        return placed if is_home else replace(placed, **_NO_PARAMETERS)
 
 
 def _is_stray(call: CallRecord) -> bool:
