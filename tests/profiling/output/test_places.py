@@ -132,10 +132,12 @@ def test_a_module_that_calls_itself_often_can_be_printed():
 
 
 def test_a_shared_module_that_was_taken_out_of_the_model_has_no_row():
-    shared = nn.Linear(8, 8)
-    model = nn.Sequential(Pair(shared, nn.Tanh()), Pair(nn.Tanh(), shared))
+    gone, shared = nn.Linear(8, 8), nn.Sigmoid()
+    model = nn.Sequential(Pair(gone, nn.Tanh()), Pair(shared, gone), shared)
     with torchlens.profile(model) as profile:
         model(torch.rand(2, 8))
         model[0], model[1].second = nn.ReLU(), nn.ReLU()
         model(torch.rand(2, 8))
-    assert "Linear" not in str(profile.summary(width=200))
+    text = str(profile.summary(width=200))
+    assert "Linear" not in text
+    assert "each with a row below every one of them: 1.first." in text
