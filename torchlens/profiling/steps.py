@@ -51,6 +51,7 @@ class StepRecord:
     input_shapes: tuple[Shape, ...] = ()
     has_flops: bool = False  # whether its FLOPs were counted: at module level those of the first step of each kind are
     details: int = 0  # what was measured that makes it take longer: 1 for memory, 2 for operations or FLOPs, 3 for both
+    is_cold: bool = False  # nothing was, but in the step just before it: Python has to learn anew where it finds things
     position: int = 0  # which step of the loop it was, with those that a schedule lets pass; 1 = first
     start_ns: int = 0  # from the beginning of the profile
     end_ns: int = 0  # when the next step began, or the profile ended
@@ -68,6 +69,11 @@ class StepRecord:
     def is_light(self) -> bool:
         """Whether it was watched for its times alone: no memory was measured, no operation recorded, no FLOPs counted."""
         return not self.details
+
+    @property
+    def disturbance(self) -> tuple[int, bool]:
+        """How much its times are to be trusted: the less, the more."""
+        return self.details, self.is_cold
 
     @property
     def kind(self) -> Kind:
@@ -138,7 +144,7 @@ class TypicalSteps:
     """The steps that times are the mean of: the timed ones without the quickest and the slowest quarter.
 
     They are the same for all modules, for forward and backward and for what is outside the model, so that times add up.
-    Timed are the light steps; of a kind without any, those in which the least was measured beside times.
+    Timed are the light steps that do not follow a detailed one; of a kind without any, those that were disturbed least.
     """
 
     forward: frozenset[int] = frozenset()
@@ -150,8 +156,8 @@ class TypicalSteps:
         """Of the measured steps."""
         timed = []
         for alike in by_kind(steps).values():
-            least = min(step.details for step in alike)
-            timed += [step for step in alike if step.details == least]
+            least = min(step.disturbance for step in alike)
+            timed += [step for step in alike if step.disturbance == least]
         whole = [(step.number, step.forward_seconds, step.backward_seconds) for step in timed]
         backward = _middle_half([(forward + after, number) for number, forward, after in whole if after is not None])
         others = _middle_half([(forward, number) for number, forward, after in whole if after is None])

@@ -258,7 +258,7 @@ def test_flops_of_a_step_are_its_own_even_if_all_results_have_the_same_shapes(ki
     with tl.profile(model, level="operation") as p, torch.no_grad():
         for odd[0] in steps:
             model(torch.rand(1, 2, 8, 8))
-    for step, odd[0] in zip(p.root.calls[::2], steps[::2], strict=True):  # those between them are timed
+    for step, odd[0] in zip(p.root.calls[:5:2], steps[:5:2], strict=True):  # those between them are timed
         assert step.flops == tl.get_model_metadata(model, torch.rand(1, 2, 8, 8)).total_flops
 
 

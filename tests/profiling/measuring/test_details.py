@@ -38,27 +38,41 @@ def plan(sizes: list[int], is_compiled: bool = False, lost: tuple[int, ...] = ()
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, "btbtbttttttttt"),
-        ({"memory": False}, "bttttttttttttt"),
-        ({"check": "health", "level": "module"}, "btbtbttttttttt"),
-        ({"level": "operation"}, "btbtbtltltllll"),
-        ({"check": "nonfinite"}, "btbtbtltltllll"),
-        ({"check": "health"}, "btbtbtltltllll"),
-        ({"check": "health", "stop": True}, "bbblllllllllll"),
+        ({}, "btbtb" + "t" * 17),
+        ({"memory": False}, "b" + "t" * 21),
+        ({"check": "health", "level": "module"}, "btbtb" + "t" * 17),
+        ({"level": "operation"}, "btbtb" + "ttl" * 5 + "ll"),
+        ({"check": "nonfinite"}, "btbtb" + "ttl" * 5 + "ll"),
+        ({"check": "health"}, "btbtb" + "ttl" * 5 + "ll"),
+        ({"check": "health", "stop": True}, "bbb" + "l" * 19),
     ],
     ids=str,
 )
 def test_detailed_and_timed_steps_take_turns(options, expected):
-    assert plan([2] * 14, **options) == expected
+    """The step after a detailed one counts less: Python has to learn anew what the log had changed."""
+    assert plan([2] * 22, **options) == expected
     # Each kind by itself, as long as there are few.
-    both = plan([2, 5] * 14, **options)
-    assert (both[::2], both[1::2]) == (expected, expected)
+    both = plan([2, 5] * 22, **options)
+    for own in (both[::2], both[1::2]):
+        assert own[:5] == expected[:5]
+        assert own.count("b") == expected.count("b")
 
 
-def test_with_many_kinds_no_two_detailed_steps_follow_each_other():
-    assert plan(list(range(1, 21))) == "bbbb" + "tb" * 8
+@pytest.mark.parametrize("sizes", [[2], [2, 5], [2, 2, 5], [2, 5, 7], [2, 5, 7, 9, 11, 13]], ids=str)
+@pytest.mark.parametrize("level", ["module", "operation"])
+def test_there_are_timed_steps_that_do_not_follow_a_detailed_one(sizes, level):
+    steps = sizes * 20
+    found = plan(steps, level=level)
+    warm = [size for size, own, before in zip(steps[1:], found[1:], found, strict=False) if own == before == "t"]
+    assert len(warm) >= 5
+    if len(set(sizes)) < 4:
+        assert set(warm) == set(sizes)
+
+
+def test_with_many_kinds_two_other_steps_follow_each_detailed_one():
+    assert plan(list(range(1, 23))) == "bbbb" + "ttb" * 6
     # At operation level, five of all kinds together are timed.
-    assert plan(list(range(1, 21)), level="operation") == "bbbb" + "tbtbtbtbtb" + "b" * 6
+    assert plan(list(range(1, 25)), level="operation") == "bbbb" + "ttb" * 5 + "b" * 5
     # Where the same four come again and again, each has both.
     four = plan([1, 2, 3, 4] * 6, level="operation")
     for number in range(4):
@@ -105,7 +119,7 @@ def test_in_a_timed_step_no_operation_is_logged_and_no_memory_measured(monkeypat
             model(torch.rand(2, 4)).sum().backward()
             num_sessions.append(len(sessions))
     assert num_sessions == [1, 1, 2, 2]
-    assert [step.is_light for step in p.steps] == [False, True, False, True]
+    assert [step.is_light for step in p.steps] == [step.is_cold for step in p.steps] == [False, True, False, True]
     assert [step.peak_bytes is None for step in p.steps] == [False, True, False, True]
     assert [step.has_flops for step in p.steps] == [True, False, True, False]
     assert {operation.step for operation in p.operations} == {1, 3}

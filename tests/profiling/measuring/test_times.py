@@ -353,15 +353,30 @@ def test_with_inputs_of_ever_new_shapes_some_steps_are_for_their_times_alone():
     with tl.profile(model) as p:
         for size in range(1, 10):
             model(torch.rand(size, 3))
-    assert [step.number for step in p.steps if step.is_light] == [5, 7, 9]
+    assert [step.number for step in p.steps if step.is_light] == [5, 6, 8, 9]
     assert [step.has_flops for step in p.steps] == [not step.is_light for step in p.steps]
-    assert p.root.typical_steps.timed == {5, 7, 9}
+    assert p.root.typical_steps.timed == {6, 9}
     with tl.profile(model, level="operation") as p:
         for size in range(1, 10):
             model(torch.rand(size, 3))
-    assert [step.number for step in p.steps if step.is_light] == [5, 7, 9]
+    assert [step.number for step in p.steps if step.is_light] == [5, 6, 8, 9]
     assert [step.has_flops for step in p.steps] == [not step.is_light for step in p.steps]
-    assert {operation.step for operation in p.operations} == {1, 2, 3, 4, 6, 8}
+    assert {operation.step for operation in p.operations} == {1, 2, 3, 4, 7}
+    assert p.root.typical_steps.timed == {6, 9}
+
+
+def test_a_step_after_a_detailed_one_counts_only_if_there_is_no_better():
+    model = nn.Linear(3, 4)
+    with tl.profile(model) as p:
+        for _ in range(9):
+            model(torch.rand(2, 3))
+    assert [step.is_cold for step in p.steps] == [False, True, False, True, False, True, False, False, False]
+    assert p.root.typical_steps.timed == {7, 8, 9}
+    assert "Of 9 steps, times are those of 3, in which nothing else was measured" in " ".join(str(p).split())
+    with tl.profile(model, skip=1, measure=1, every=2, max_steps=9) as p:  # others lie between
+        for _ in range(12):
+            model(torch.rand(2, 3))
+    assert not any(step.is_cold for step in p.steps)
 
 
 def test_what_is_printed_adds_up():

@@ -77,7 +77,8 @@ def _step(ledger: Ledger, step: Step, times: list[CallTimes]) -> StepRecord:
         has_grad=has_grad,
         input_shapes=input_shapes,
         has_flops=has_flops,
-        details=(step.memory is not None) + 2 * step.has_log,
+        details=_details(step),
+        is_cold=_is_cold(ledger, step),
         is_warmup=step.is_warmup,
         position=step.position,
         start_ns=step.start_ns - begin,
@@ -92,6 +93,18 @@ def _step(ledger: Ledger, step: Step, times: list[CallTimes]) -> StepRecord:
         added_bytes=added,
         raised=next((call.raised for call in outermost if call.raised), None),
     )
+
+
+def _details(step: Step) -> int:
+    return (step.memory is not None) + 2 * step.has_log
+
+
+def _is_cold(ledger: Ledger, step: Step) -> bool:
+    """Whether it is no detailed step, but the one before it was. Of our own runs, the slowest count for nothing anyway."""
+    if step.number == 1 or _details(step) or ledger.options.has_inputs:
+        return False
+    before = ledger.steps[step.number - 2]
+    return before.position == step.position - 1 and _details(before) > 0
 
 
 def _calls(ledger: Ledger, times: list[CallTimes]) -> list[CallRecord]:

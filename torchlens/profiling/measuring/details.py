@@ -3,13 +3,16 @@
 Listening to the allocators makes a small operation half as slow again, a log makes it several times as slow, and no
 estimate of that is as good as a step without it. So steps are of two sorts: detailed ones, in which memory is measured,
 operations are recorded and values are checked; and timed ones, in which none of this runs and which times are taken from.
-Steps of one kind (training or not, with gradients or not, inputs of some shapes) take turns, a detailed one first:
+What is patched for a log makes Python learn anew where it finds the methods of tensors: the step after a detailed one is
+cold, takes up to a third longer, and counts only if there is no better one. Steps of one kind (training or not, with
+gradients or not, inputs of some shapes) take turns, a detailed one first:
 
 - at module level until memory was measured in three; from then on all are timed;
-- at operation level until five were timed; from then on all are detailed, as checks and counts are to miss few;
+- at operation level, too; from then on two follow each detailed one, until five were timed that are not cold; then all
+  are detailed, as checks and counts are to miss few;
 - not at all if the first NaN is to stop the training, because only a detailed step knows which operation made it.
 
-Where there are many kinds, as with inputs of ever new lengths, no two detailed steps follow each other.
+Where there are many kinds, as with inputs of ever new lengths, two others follow each detailed step.
 """
 
 from collections import Counter
@@ -25,6 +28,7 @@ __all__ = ["Details", "Wanted"]
 # The first step of a kind may leave behind what the others find there: gradients, the state of an optimizer.
 _NUM_LISTENED = 3
 _NUM_TIMED = 5  # at operation level
+_NUM_SPARED = 2
 
 
 class Wanted(NamedTuple):
@@ -45,9 +49,11 @@ class Details:
         self._num_listened: Counter[Signature] = Counter()
         self._num_logged: Counter[Signature] = Counter()
         self._num_detailed: Counter[Signature] = Counter()
-        self._num_timed: Counter[Signature] = Counter()
+        self._num_light: Counter[Signature] = Counter()
+        self._num_timed: Counter[Signature] = Counter()  # those of them that were not cold
         self._kinds: dict[tuple[bool, bool], set[Signature]] = {}  # with and without training and gradients
-        self._is_spared: set[tuple[bool, bool]] = set()  # whether the next step is, where there are many kinds
+        self._is_cold = False  # whether the last step was detailed
+        self._num_spared: Counter[tuple[bool, bool]] = Counter()  # how many of the next are, where there are many kinds
 
     def wanted(self, signature: Signature, is_warmup: bool, is_compiled: bool) -> Wanted:
         """Of a step that begins."""
@@ -64,10 +70,12 @@ class Details:
         """A step that is no warm-up is over. A log may not have been had, nor memory been measured."""
         self._num_logged[signature] += has_log
         self._num_listened[signature] += has_memory
+        was_cold, self._is_cold = self._is_cold, has_log or has_memory
         if has_log or (has_memory and not self._is_operation_level):
             self._num_detailed[signature] += 1
         else:
-            self._num_timed[signature] += 1
+            self._num_light[signature] += 1
+            self._num_timed[signature] += not (was_cold or self._is_cold)
 
     def _wanted_of_run(self, is_warmup: bool) -> Wanted:
         """Of one of our own runs. They are all alike: a check of some tells as much as one of all."""
@@ -82,8 +90,8 @@ class Details:
         kinds = self._kinds.setdefault(phase, set())
         kinds.add(signature)
         has_many = len(kinds) >= MOST_KINDS
-        is_spared = phase in self._is_spared
-        self._is_spared.discard(phase)
+        is_spared = self._num_spared[phase] > 0
+        self._num_spared[phase] -= is_spared
         lacks_log = not (is_compiled or self._num_logged[signature])
         is_needed = lacks_log or (self._options.memory and self._num_listened[signature] < _NUM_LISTENED)
         if self._is_operation_level:
@@ -91,11 +99,15 @@ class Details:
             if self._options.stop or is_compiled or self._has_timed_enough(kinds if has_many else {signature}):
                 return True
             is_needed = True
-        is_turn = lacks_log or self._num_detailed[signature] <= self._num_timed[signature]
+        num_detailed = self._num_detailed[signature]
+        if num_detailed < _NUM_LISTENED:
+            is_turn = lacks_log or num_detailed <= self._num_light[signature]
+        else:
+            is_turn = lacks_log or num_detailed - _NUM_LISTENED < self._num_timed[signature]
         if is_spared or not (is_needed and is_turn):
             return False
         if has_many:
-            self._is_spared.add(phase)
+            self._num_spared[phase] = _NUM_SPARED
         return True
 
     def _has_timed_enough(self, kinds: set[Signature]) -> bool:

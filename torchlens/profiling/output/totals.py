@@ -148,7 +148,8 @@ def _which_steps(measurements: Measurements) -> str:
     if measurements.level == "operation":
         parts.append(("operations, scaled to the times of their modules, are those", num_logged))
     texts = [f"{what} of {number}" for what, number in parts if 0 < number < len(steps)]
-    num_timed = sum(step.is_light for step in steps)
+    timed = measurements.root.typical_steps.timed
+    num_timed = sum(step.is_light and step.number in timed for step in steps)
     if 0 < num_timed < len(steps):
         texts.insert(0, f"times are those of {num_timed}, in which nothing else was measured")
     joined = ", ".join(texts)
