@@ -28,6 +28,8 @@ import torchlens
 from benchmarks.zoo.libraries import import_timm, import_torchvision, import_transformers
 from torchlens.capture.current import CURRENT
 
+# So many that some are timed that do not follow a logged one.
+NUM_STEPS = 8
 # Shorter modules are not compared.
 LEAST_SECONDS = 0.5e-3
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -73,11 +75,11 @@ class Both(nn.Module):
 
 
 def tiny_and_products() -> tuple[nn.Module, list[tuple[Any, ...]]]:
-    return Both(), [(torch.rand(8), torch.rand(256, 256))] * 5
+    return Both(), [(torch.rand(8), torch.rand(256, 256))] * NUM_STEPS
 
 
 def resnet() -> tuple[nn.Module, list[tuple[Any, ...]]]:
-    return import_torchvision().models.resnet18(), [(torch.rand(1, 3, 112, 112),)] * 5
+    return import_torchvision().models.resnet18(), [(torch.rand(1, 3, 112, 112),)] * NUM_STEPS
 
 
 def gpt2() -> tuple[nn.Module, list[tuple[Any, ...]]]:
@@ -86,7 +88,7 @@ def gpt2() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     model = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(n_layer=4, n_embd=384, n_head=6, vocab_size=4000, use_cache=False)
     )
-    return model.eval(), [(torch.randint(4000, (1, 64)),)] * 5
+    return model.eval(), [(torch.randint(4000, (1, 64)),)] * NUM_STEPS
 
 
 def llama() -> tuple[nn.Module, list[tuple[Any, ...]]]:
@@ -96,11 +98,11 @@ def llama() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     config = transformers.LlamaConfig(
         vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, use_cache=False
     )
-    return transformers.LlamaForCausalLM(config).eval(), [(torch.randint(1000, (1, length)),) for length in range(8, 72, 8)]
+    return transformers.LlamaForCausalLM(config).eval(), [(torch.randint(1000, (1, length)),) for length in range(8, 104, 8)]
 
 
 def mobilenet() -> tuple[nn.Module, list[tuple[Any, ...]]]:
-    return import_torchvision().models.mobilenet_v3_small().eval(), [(torch.rand(1, 3, 96, 96),)] * 5
+    return import_torchvision().models.mobilenet_v3_small().eval(), [(torch.rand(1, 3, 96, 96),)] * NUM_STEPS
 
 
 def mixtral() -> tuple[nn.Module, list[tuple[Any, ...]]]:
@@ -140,12 +142,12 @@ def mamba() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     config = transformers.MambaConfig(
         vocab_size=1000, hidden_size=64, state_size=8, num_hidden_layers=2, conv_kernel=4, use_cache=False
     )
-    return transformers.MambaForCausalLM(config).eval(), [(torch.randint(1000, (1, 16)),)] * 5
+    return transformers.MambaForCausalLM(config).eval(), [(torch.randint(1000, (1, 16)),)] * NUM_STEPS
 
 
 def vit() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     model = import_timm().create_model("vit_tiny_patch16_224", img_size=96, depth=4)
-    return model.eval(), [(torch.rand(1, 3, 96, 96),)] * 5
+    return model.eval(), [(torch.rand(1, 3, 96, 96),)] * NUM_STEPS
 
 
 CASES: dict[str, Callable[[], tuple[nn.Module, list[tuple[Any, ...]]]]] = {
