@@ -64,6 +64,8 @@ async function show() {
     say("The server does not answer: what is shown is what was there before.");
   } finally { isShowing = false; }
 }
+/* After the next frame, so that what is slow comes in two pieces; a page in the background has no frames. */
+const afterFrame = () => new Promise(done => { const timer = setTimeout(done, 100); requestAnimationFrame(() => setTimeout(() => { clearTimeout(timer); done(); })); });
 function say(text) { element("word").textContent = text; element("word").hidden = !text; }
 
 const matrices = new Map();
@@ -75,13 +77,14 @@ async function showStage() {
   const run = page.active;
   if (!run) return;
   chooseStatistic();
-  const isGraph = page.view !== "modules";
+  const isGraph = page.view !== "modules", isOther = element("panes").hidden === isGraph;
   element("panes").hidden = !isGraph;
   element("matrices").hidden = isGraph;
   const runs = page.runs.filter(each => each.kinds.includes(page.kind)), shown = runs.length ? runs : [];
   const tables = await Promise.all(shown.map(each => statisticTable(each, page.kind, page.statistic)));
   shownRange = rangeOf(page.statistic, tables);
   shownTables = new Map(shown.map((each, k) => [each, tables[k]]));
+  if (isOther && page.isReady) await afterFrame();  // the browser lays out everything anew: that, and then ours
   if (isGraph) await showGraphs(); else showMatrices(shown, tables);
   drawLegend();
   colour();
