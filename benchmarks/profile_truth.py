@@ -98,7 +98,8 @@ def llama() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     config = transformers.LlamaConfig(
         vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, use_cache=False
     )
-    return transformers.LlamaForCausalLM(config).eval(), [(torch.randint(1000, (1, length)),) for length in range(8, 104, 8)]
+    inputs = [(torch.randint(1000, (1, length)),) for length in range(8, 104, 8)]
+    return transformers.LlamaForCausalLM(config).eval(), inputs
 
 
 def mobilenet() -> tuple[nn.Module, list[tuple[Any, ...]]]:
