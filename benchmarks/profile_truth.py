@@ -2,8 +2,8 @@
 
 The same inputs run with hooks on every module and under the profile, in turns, many times. For each module and input the
 times are compared by a low quantile, which a busy machine disturbs least; those of the steps that the table takes its
-times from, so of light ones wherever there are such. Hooks on the modules inside a module would be in its time, and those
-of a MobileNet are short: so each depth of the model has its hooks in runs of its own.
+times from, so of light ones wherever there are such. Hooks on the modules inside a module would be in its time, which tells
+where modules are as short as those of a MobileNet: so each depth of the model has its hooks in runs of its own.
 
 With `--train`, each step has a backward pass. A module's backward pass lasts from when the gradient of its output arrives
 until that of its input is there (hooks on these tensors, in runs of their own). Modules whose input needs no gradient

@@ -60,8 +60,8 @@ class Log:
         self._make_graph = make_graph
         self._visible: Sequence[int] | None = None
         self._part: tuple[Sequence[int], RowFields] | None = None
-        self._is_all_in_parts = False
-        self._every_label: list[str] | None = None
+        # The labels of all entries, while all are read in parts; none of them until one is asked for.
+        self._kept_labels: list[str] | None = None
         self.marks_distances = marks_distances
         # The history that holds it, which may be gone, and how to make another; for those who come from an entry.
         self.history: Callable[[], Any] = lambda: None
@@ -174,21 +174,21 @@ class Log:
 
     def fields(self, entries: Sequence[int]) -> RowFields:
         """The rows of these entries, by field."""
-        if self._part is not None and entries is self._part[0]:
-            return self._part[1]
+        part = self._part  # another thread may be at it, too
+        if part is not None and entries is part[0]:
+            return part[1]
         return RowFields.of(self.rows(entries))
 
     def parts(self, entries: Sequence[int]) -> Iterator[Sequence[int]]:
         """Some of the entries at a time, for whoever wants many columns: what one reads is still at hand for the next."""
-        self._is_all_in_parts = len(entries) == len(self.graph.recorded)
+        self._kept_labels = [] if len(entries) == len(self.graph.recorded) else None
         try:
             for start in range(0, len(entries), _ENTRIES_PER_PART):
                 part = entries[start : start + _ENTRIES_PER_PART]
                 self._part = part, RowFields.of(self.rows(part))
                 yield part
         finally:
-            self._part = self._every_label = None
-            self._is_all_in_parts = False
+            self._part = self._kept_labels = None
 
     # -- labels ----------------------------------------------------------------------------------------------------
 
@@ -203,11 +203,12 @@ class Log:
 
     def labels(self, entries: Sequence[int]) -> list[str]:
         """With the pass where the layer has several."""
-        if not self._is_all_in_parts:
+        kept = self._kept_labels
+        if kept is None:
             return self._labels(entries)
-        if self._every_label is None:  # each is wanted for its entry, its parents and its children
-            self._every_label = self._labels(range(len(self.graph.recorded)))
-        return picked(self._every_label, entries)
+        if not kept:  # each is wanted for its entry, its parents and its children
+            kept += self._labels(range(len(self.graph.recorded)))
+        return picked(kept, entries)
 
     def _labels(self, entries: Sequence[int]) -> list[str]:
         layers, passes = picked(self.graph.layer_of, entries), picked(self.graph.pass_of, entries)

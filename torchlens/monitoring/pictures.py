@@ -4,7 +4,7 @@ A painter keeps the range that its pictures have shown so far, and only ever wid
 from one picture to the next, and a film of them does not flicker. The line above a picture says the step and the range.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -38,9 +38,9 @@ _GLYPHS = {
 SHOWN_AS = ("images", "histogram", "points")
 
 
-def shown_as(array: np.ndarray) -> str:
+def shown_as(shape: Sequence[int]) -> str:
     """How an array is best shown, if nobody says: what has two dimensions is an image."""
-    return "images" if array.ndim >= 2 and array.shape[-1] > 1 and array.shape[-2] > 1 else "histogram"
+    return "images" if len(shape) >= 2 and min(shape[-2:]) > 1 else "histogram"
 
 
 class Painter:

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal, TypeAlias, get_args
 
+from torchlens.monitoring.pictures import shown_as
 from torchlens.wording import check_choice, check_count, checked_file, did_you_mean, got
 
 __all__ = [
@@ -79,8 +80,9 @@ class Track:
 
     def rows_of(self, address: str, shape: Sequence[int]) -> int:
         """How many rows of a tensor are wanted: of images, the channels of the first are shown (see pictures.py)."""
-        is_image = len(shape) >= 4 and min(shape[-2:]) > 1 and self.options[address].get("show") in ("auto", "images")
-        return 1 if is_image else self.rows
+        show = self.options[address].get("show")
+        how = shown_as(shape) if show == "auto" else show
+        return 1 if how == "images" and len(shape) >= 4 else self.rows
 
     def __repr__(self) -> str:
         state = "stopped" if self._is_stopped else "on" if self.is_on else "off"

@@ -30,7 +30,9 @@ class Video:
         """Paints it, and appends it to the film, which begins with the first."""
         width, height = self._options["width"], self._options["height"]
         if self._file is None or self._painter is None:
-            show = shown_as(array) if self._show == "auto" else "points" if self._projector is not None else self._show
+            show = (
+                shown_as(array.shape) if self._show == "auto" else "points" if self._projector is not None else self._show
+            )
             self._painter = Painter(show, width, height)
             self._file = VideoFile(Path(self._options["path"]), width, height, self._options["fps"])
         shown = array if self._projector is None else self._projector.project(array)[0]

@@ -4,7 +4,7 @@ Listening to the allocators makes a small operation half as slow again, a log ma
 estimate of that is as good as a step without it. So steps are of two sorts: detailed ones, in which memory is measured,
 operations are recorded and values are checked; and timed ones, in which none of this runs and which times are taken from.
 What is patched for a log makes Python learn anew where it finds the methods of tensors: the step after a detailed one is
-cold, takes up to a third longer, and counts only if there is no better one. Steps of one kind (training or not, with
+cold, takes up to half as long again, and counts only if there is no better one. Steps of one kind (training or not, with
 gradients or not, inputs of some shapes) take turns, a detailed one first:
 
 - at module level until memory was measured in three; from then on all are timed;

@@ -49,7 +49,7 @@ function joinTable(old, { head, body }) {
     store.set(all.subarray(k * columns, (k + 1) * columns), k * room + kept);
     rows.set(number, store.subarray(k * room, k * room + count));
   });
-  return { stride: head.stride, columns: count, series, rows, store, room, ends: old && old.ends && old.rows.size === rows.size ? old.ends.slice(0, kept) : [] };
+  return { stride: head.stride, columns: count, series, rows, store, room, ends: isSame && old.ends ? old.ends.slice(0, kept) : [] };
 }
 function joinHistograms(old, { head, body }) {
   const kept = head.from / head.stride, { columns, levels } = head, codes = new Map();
