@@ -50,7 +50,8 @@ def opened(visit, runs):
 
 
 def settled(tab) -> None:
-    tab.run("new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
+    frame = "new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))"
+    tab.run(f"(async () => {{ do await {frame}; while (torchlens.isShowing); }})()")
 
 
 def text(tab, selector: str) -> str:
@@ -135,6 +136,24 @@ def test_all_modules_over_all_steps_side_by_side(opened) -> None:
     tab.until("torchlens.module !== null && torchlens.tab === 'module'")
     tab.page.locator(".chip input").nth(1).uncheck()
     tab.until("document.querySelectorAll('.matrix canvas').length === 1")
+
+
+def test_what_is_chosen_while_the_page_is_at_work_is_what_it_shows_at_last(opened) -> None:
+    tab = opened()
+    tab.run(
+        "(async () => { const name = [...torchlens.active.modules.keys()], click = id => document.getElementById(id).click(); "
+        "for (let k = 0; k < 40; k++) { "
+        "[() => click('view-modules'), () => torchlens.goToModule(name[k % name.length]), () => click('view-graph'), "
+        "() => click('tab-findings'), () => click('view-beside')][k % 5](); "
+        "for (let turns = k % 4; turns; turns--) await new Promise(done => setTimeout(done)); } "
+        "click('view-modules'); click('tab-scalars'); })()"
+    )
+    settled(tab)
+    shown = "id => !document.getElementById(id).hidden"
+    assert tab.run(f"['panes', 'matrices'].map({shown})") == [False, True]
+    assert tab.run("[...document.querySelectorAll('#panel h3')].map(h => h.firstChild.textContent)") == ["loss", "rate"]
+    assert inked(tab, ".matrix canvas") > 500
+    assert inked(tab, "#panel canvas") > 500
 
 
 def test_in_all_modules_the_line_of_the_step_ends_with_the_modules(opened) -> None:

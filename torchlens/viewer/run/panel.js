@@ -7,6 +7,7 @@ import { Curves } from "./curves.js";
 import { Distributions } from "./distributions.js";
 import { findingList, problemList } from "./findings.js";
 import { STATISTICS, statisticTable, valueIn } from "./statistics.js";
+import { turn } from "./turns.js";
 
 const panel = document.getElementById("panel");
 const NUMBERS = [["rms", "rms"], ["mean", "mean"], ["std", "std"], ["low", "smallest"], ["high", "largest"], ["zero", "zeros"], ["dead", "dead"], ["nonfinite", "not finite"]];
@@ -25,6 +26,7 @@ export async function showPanel(page) {
   if (key !== shownFor) { shownFor = key; panel.replaceChildren(); panel.scrollTop = 0; charts = []; blocks = []; ({ scalars: buildScalars, module: buildModule, findings: () => {} })[page.tab](page); }
   if (page.tab === "findings") showFindings(page);
   await Promise.all(blocks.map(block => block(page)));
+  await turn();
   setPanelStep(page);
 }
 export function setPanelStep(page) {
@@ -42,6 +44,7 @@ function buildScalars(page) {
     charts.push(curves.chart);
     const block = async () => {
       const own = page.runs.filter(run => name in run.scalars), all = await Promise.all(own.map(run => run.scalar(name)));
+      await turn();
       curves.setLines(all.map((line, k) => ({ ...line, colour: own[k].colour, name: own[k].name })), spanOf(all.map(line => line.steps)));
       const active = own.indexOf(page.active);
       block.line = active >= 0 ? all[active] : null;
@@ -102,8 +105,14 @@ function buildSeries(page, holders, module, kind, tensor) {
   const block = async () => {
     const span = stepsSpan(page.runs), statistic = page.statisticFor(kind);
     caption.textContent = STATISTICS[statistic].label;
-    await Promise.all(holders.map(async (run, k) => { if (drawn[k]) drawn[k].set(await run.histograms(own[k].number), { steps: run.steps, colour: run.colour, span, look: page.look }); }));
+    await Promise.all(holders.map(async (run, k) => {
+      if (!drawn[k]) return;
+      const histograms = await run.histograms(own[k].number);
+      await turn();
+      drawn[k].set(histograms, { steps: run.steps, colour: run.colour, span, look: page.look });
+    }));
     const tables = await Promise.all(holders.map(run => run.kinds.includes(kind) ? statisticTable(run, kind, statistic) : null));
+    await turn();
     curves.setLines(tables.map((table, k) => table && own[k] && table.rows.get(own[k].number) ? { values: table.rows.get(own[k].number), steps: reduced(holders[k].steps, table.stride), colour: holders[k].colour, name: holders[k].name } : null).filter(Boolean), span);
     const active = Math.max(0, holders.indexOf(page.active));
     if (own[active]) block.tables = await Promise.all(wanted.map(([name]) => statisticTable(holders[active], kind, name)));

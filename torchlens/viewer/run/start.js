@@ -12,6 +12,7 @@ import { paint, timed, timings } from "./chart.js";
 import { STATISTICS, rangeOf, statisticTable, statisticsOf } from "./statistics.js";
 import { findingsAt } from "./findings.js";
 import { forgetPanel, setPanelStep, showPanel, stepsSpan } from "./panel.js";
+import { afterFrame, turn } from "./turns.js";
 
 const element = id => document.getElementById(id);
 const COLOURS = 8;
@@ -55,6 +56,7 @@ async function show() {
       isStale = false;
       drawBar();
       drawTime();
+      if (turnStage() && page.isReady) await afterFrame();  // the browser lays out everything anew: that, and then ours
       await Promise.all([showStage(), showPanel(page)]);
       remember();
     } while (isStale);
@@ -64,8 +66,6 @@ async function show() {
     say("The server does not answer: what is shown is what was there before.");
   } finally { isShowing = false; }
 }
-/* After the next frame, so that what is slow comes in two pieces; a page in the background has no frames. */
-const afterFrame = () => new Promise(done => { const timer = setTimeout(done, 100); requestAnimationFrame(() => setTimeout(() => { clearTimeout(timer); done(); })); });
 function say(text) { element("word").textContent = text; element("word").hidden = !text; }
 
 const matrices = new Map();
@@ -73,19 +73,22 @@ let shownTables = new Map(), shownRange = null;
 /* As many graphs as fit beside each other: that of the run that is looked at first, and of others that are shown. */
 const MOST_BESIDE = 4;
 const graphRuns = () => page.view === "beside" ? [page.active, ...page.runs.filter(run => run !== page.active)].slice(0, MOST_BESIDE) : [page.active];
-async function showStage() {
-  const run = page.active;
-  if (!run) return;
-  chooseStatistic();
+/* Brings the view that is chosen to the front; says whether it was another one. */
+function turnStage() {
   const isGraph = page.view !== "modules", isOther = element("panes").hidden === isGraph;
   element("panes").hidden = !isGraph;
   element("matrices").hidden = isGraph;
+  return isOther;
+}
+async function showStage() {
+  chooseStatistic();
   const runs = page.runs.filter(each => each.kinds.includes(page.kind)), shown = runs.length ? runs : [];
   const tables = await Promise.all(shown.map(each => statisticTable(each, page.kind, page.statistic)));
   shownRange = rangeOf(page.statistic, tables);
   shownTables = new Map(shown.map((each, k) => [each, tables[k]]));
-  if (isOther && page.isReady) await afterFrame();  // the browser lays out everything anew: that, and then ours
-  if (isGraph) await showGraphs(); else showMatrices(shown, tables);
+  await turn();
+  if (element("matrices").hidden) await showGraphs(); else showMatrices(shown, tables);  // what is in front: another view may be chosen by now
+  await turn();
   drawLegend();
   colour();
 }
@@ -300,6 +303,7 @@ async function hear(revisions) {
   await Promise.all(changed.map(run => run.refresh()));
   if (!page.active && page.all.length) page.active = page.all[0];
   element("empty").hidden = page.all.length > 0;
+  await turn();
   await show();
 }
 function addRun(told) {
