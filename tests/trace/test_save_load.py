@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import get_overridable_functions
 
 import torchlens as tl
 from tests.history.facts import differences, facts_of
 from tests.history.test_pickling import HISTORIES, saved_grad
 from tests.networks import Model
-from torchlens.capture.functions import StandIn
+from torchlens.capture.functions import StandIn, argument_names
+from torchlens.trace.python_values import function_of, reference_parts
 
 
 def odd_types(self, x):
@@ -61,6 +63,11 @@ def several_passes(self, x):
     return x, x[0]
 
 
+def random_numbers(self, x):
+    """Functions of torch with an argument named `from`, which is no name for an argument in Python."""
+    return nn.Linear(4, 2)(x) + torch.empty(2).uniform_(0, 1) + torch.empty(2).random_(0, 5)
+
+
 MORE: dict[str, Callable[[], Any]] = {
     "odd types": lambda: tl.log_forward_pass(Model(odd_types), torch.rand(3, 4), save_function_args=True),
     "odd shapes": lambda: tl.log_forward_pass(Model(odd_shapes), torch.rand(3, 4), save_function_args=True),
@@ -74,6 +81,7 @@ MORE: dict[str, Callable[[], Any]] = {
     "transformer, trained": lambda: saved_grad(
         nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.rand(2, 5, 8), save_function_args=True
     ),
+    "random numbers": lambda: tl.log_forward_pass(Model(random_numbers), torch.rand(3, 4)),
     "keywords": lambda: tl.log_forward_pass(
         nn.MultiheadAttention(8, 2), [torch.rand(3, 1, 8)] * 3, {"need_weights": False, "attn_mask": None}
     ),
@@ -110,6 +118,13 @@ def test_a_loaded_history_is_the_same_in_every_field(name: str, tmp_path: Path):
         }
         changed = {fact: pair for fact, pair in changed.items() if repr(pair[0]) != plain[fact]}
     assert changed == {}
+
+
+@pytest.mark.filterwarnings("ignore")  # asking for some of torch's names warns that they are old
+def test_a_stand_in_of_every_function_of_torch_has_the_names_of_its_arguments():
+    for func in (func for functions in get_overridable_functions().values() for func in functions):
+        expected = [name for name in argument_names(func) if name.isidentifier()]
+        assert list(argument_names(function_of(reference_parts(func)))) == list(dict.fromkeys(expected)), func
 
 
 @pytest.mark.parametrize("change", ["cut off", "longer", "other bytes", "emptied"])

@@ -46,8 +46,8 @@ class StandIn:
         self._text = text
         self._reason = reason
         self._reference = reference  # by which yet another process may find it
-        names = () if reference is None else reference.argument_names
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = () if reference is None else dict.fromkeys(reference.argument_names)
+        kind = inspect.Parameter.POSITIONAL_ONLY  # only these may be named `from`, as torch's `uniform_` has one
         self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def __repr__(self) -> str:

@@ -173,7 +173,7 @@ def function_of(parts: Any) -> Any:
     operator = _operator_at(module, path)
     if operator is not None:
         return operator
-    known = tuple(dict.fromkeys(word for word in names if word.isidentifier()))
+    known = tuple(word for word in names if word.isidentifier())
     stand_in = FunctionStandIn(text, _LIVE, Reference(module, path, text, known))
     stand_in.__name__ = name
     return stand_in
