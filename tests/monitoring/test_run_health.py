@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -88,6 +89,24 @@ def test_exploding_gradients_are_found_in_the_weight_that_they_are_largest_besid
             model(torch.randn(64, 16)).square().sum().backward()
             optimizer.step()
     assert kinds(tmp_path)["exploding gradient"] in ((2, "0"), (2, "1"))
+
+
+def told(folder: Path, kind: str) -> list[tuple[int, bool]]:
+    return [(each.step, each.is_over) for each in tl.open_run(folder).findings if each.kind == kind]
+
+
+@pytest.mark.parametrize("kind", ["exploding gradient", "vanishing gradient"])
+def test_gradients_of_changing_weights_are_one_finding_that_ends_when_all_are_well(kind: str, tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    worst_first = {"exploding gradient": (1e7, 1e6), "vanishing gradient": (1e-7, 1e-6)}[kind]
+    with tl.monitor(model, tmp_path, graph="modules"):
+        for step in range(10):
+            for number, layer in enumerate(model):
+                worst, other = (1.0, 1.0) if step == 8 or number > 3 else worst_first
+                layer.weight.grad = torch.full((16, 16), worst if number == step % 4 else other)
+            optimizer.step()
+    assert told(tmp_path, kind) == [(2, False), (8, True)]
 
 
 def test_updates_that_are_too_small_are_found_and_told_together(tmp_path: Path) -> None:

@@ -22,8 +22,11 @@ __all__ = ["Health", "RunFinding"]
 # So many recorded steps in a row must show something before it is told; NaN is told at once, dead units were seen for long.
 _STEPS_IN_A_ROW = 3
 _AT_ONCE = frozenset({"non-finite values", "non-finite gradients", "dead units"})
-# What is told once for the whole model, by where it was first seen: NaN spreads, and is not over where it began.
-_OF_MODEL = frozenset({"non-finite values", "non-finite gradients"})
+# What is told once for the whole model, by where it was first seen: NaN spreads, and is not over where it began; and which
+# of the weights has the largest gradient changes from step to step.
+_OF_MODEL = frozenset(
+    {"non-finite values", "non-finite gradients", "vanishing gradient", "zero gradients", "exploding gradient"}
+)
 # What comes and goes is told so many times.
 _MOST_EPISODES = 3
 # What a finding is seen in: a step without that cannot end it.
