@@ -1,9 +1,10 @@
 """How true the times of a profile are, against forward hooks made by hand: `make profile-truth`.
 
-The same inputs run with hooks on every module and under the profile, in turns, many times. For each module and input the
-times are compared by a low quantile, which a busy machine disturbs least; those of the steps that the table takes its
-times from, so of light ones wherever there are such. Hooks on the modules inside a module would be in its time, which tells
-where modules are as short as those of a MobileNet: so each depth of the model has its hooks in runs of its own.
+The same inputs run with hooks on every module and under the profile, in turns, many times. What both say of a module is
+compared round by round, as a machine that is shared is fast at one time and slow at another, and the median of these ratios
+is told. What counts are the steps that the table takes its times from, so light ones wherever there are such. Hooks on the
+modules inside a module would be in its time, which tells where modules are as short as those of a MobileNet: so each depth
+of the model has its hooks in runs of its own.
 
 With `--train`, each step has a backward pass. A module's backward pass lasts from when the gradient of its output arrives
 until that of its input is there (hooks on these tensors, in runs of their own). Modules whose input needs no gradient
@@ -15,6 +16,7 @@ not disturbed by others, nor what a user sees.
 
 import argparse
 import gc
+import statistics
 import sys
 import types
 from collections.abc import Callable
@@ -193,8 +195,8 @@ def run(model: nn.Module, args: tuple[Any, ...]) -> float:
     return seconds
 
 
-# (address, number of the input) → seconds, one for each round
-Times = dict[tuple[str, int], list[float]]
+# (address, number of the input) → seconds, in one round
+Times = dict[tuple[str, int], float]
 
 
 def run_with_hooks(model: nn.Module, inputs: list[tuple[Any, ...]], found: Times) -> None:
@@ -230,9 +232,9 @@ def run_with_hooks_on(
         sums.clear()
         seconds = run(model, args)
         if seconds and "" in sums:
-            found.setdefault((BACKWARD, current[0]), []).append(seconds)
+            found[BACKWARD, current[0]] = seconds
         for address, seconds in sums.items():
-            found.setdefault((address, current[0]), []).append(seconds)
+            found[address, current[0]] = seconds
     gc.enable()
     for handle in handles:
         handle.remove()
@@ -283,7 +285,7 @@ def run_with_backward_hooks(model: nn.Module, inputs: list[tuple[Any, ...]], fou
         alive.clear()
         run(model, args)
         for address, seconds in sums.items():
-            found.setdefault((f"{OF_MODULE}{address}", number), []).append(seconds)
+            found[f"{OF_MODULE}{address}", number] = seconds
     gc.enable()
     for handle in handles:
         handle.remove()
@@ -301,23 +303,29 @@ def run_profiled(model: nn.Module, inputs: list[tuple[Any, ...]], options: dict[
     timed = profile.root.typical_steps.timed
     for number, step in enumerate(profile.steps):
         if step.backward_seconds is not None and step.number in timed:
-            found.setdefault((BACKWARD, number), []).append(step.backward_seconds)
+            found[BACKWARD, number] = step.backward_seconds
     for address, record in profile.modules.items():
         for step_number, seconds in record.by_step("forward_seconds").items():
             if step_number in timed:
-                found.setdefault((address, step_number - 1), []).append(seconds)
+                found[address, step_number - 1] = seconds
         for step_number, seconds in record.by_step("backward_seconds").items() if address else ():
             if step_number in timed:
-                found.setdefault((f"{OF_MODULE}{address}", step_number - 1), []).append(seconds)
+                found[f"{OF_MODULE}{address}", step_number - 1] = seconds
     return profile
 
 
-def totals(times: Times, quantile: float) -> dict[str, float]:
-    """Seconds of each module, over all inputs."""
+def totals(times: Times, inputs: set[tuple[str, int]]) -> dict[str, float]:
+    """Seconds of each module, over the inputs that both have."""
     found: dict[str, float] = {}
-    for (address, _), seconds in times.items():
-        found[address] = found.get(address, 0.0) + sorted(seconds)[int(quantile * (len(seconds) - 1))]
+    for address, number in inputs:
+        found[address] = found.get(address, 0.0) + times[address, number]
     return found
+
+
+def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Of each module, over all rounds that have it."""
+    addresses = {address for each in rounds for address in each}
+    return {address: statistics.median([each[address] for each in rounds if address in each]) for address in addresses}
 
 
 def misordered(hooks: dict[str, float], profile: dict[str, float]) -> list[str]:
@@ -341,34 +349,40 @@ def not_adding_up(profile: Any) -> list[str]:
     ]
 
 
-def compare(name: str, labels: list[str], rounds: int, quantile: float) -> bool:
+def compare(name: str, labels: list[str], rounds: int) -> bool:
     torch.manual_seed(0)
     model, inputs = CASES[name]()
     gc.collect()
     gc.freeze()  # so that reading all that was imported does not take up most of the time
     is_good = True
     for label, options in ((label, OPTIONS[label]) for label in labels):
-        hooked: Times = {}
-        profiled: Times = {}
-        run_profiled(model, inputs, options, {})
-        for _ in range(rounds):
-            gc.collect()
-            run_with_hooks(model, inputs, hooked)
-            if torch.is_grad_enabled():
+        hooks: list[dict[str, float]] = []  # seconds of a step, by module, in each round
+        quotients: list[dict[str, float]] = []
+        profile = run_profiled(model, inputs, options, {})
+        for number in range(rounds):
+            hooked: Times = {}
+            profiled: Times = {}
+            for has_hooks in (number % 2 == 0, number % 2 == 1):  # neither always comes first
                 gc.collect()
-                run_with_backward_hooks(model, inputs, hooked)
-            gc.collect()
-            profile = run_profiled(model, inputs, options, profiled)
-        compared = {key: seconds for key, seconds in hooked.items() if key in profiled}
-        truth, told = totals(compared, quantile), totals(profiled, quantile)
-        num_inputs = len({number for _, number in compared})
-        ratios = {
-            address: told[address] / truth[address] for address in truth if truth[address] / num_inputs > LEAST_SECONDS
-        }
+                if not has_hooks:
+                    profile = run_profiled(model, inputs, options, profiled)
+                    continue
+                run_with_hooks(model, inputs, hooked)
+                if torch.is_grad_enabled():
+                    gc.collect()
+                    run_with_backward_hooks(model, inputs, hooked)
+            both = set(hooked) & set(profiled)
+            true, told = totals(hooked, both), totals(profiled, both)
+            num_inputs = len({number for _, number in both})
+            hooks.append({address: seconds / num_inputs for address, seconds in true.items()})
+            quotients.append({address: told[address] / seconds for address, seconds in true.items() if seconds})
+        truth, found = medians(hooks), medians(quotients)
+        ratios = {address: ratio for address, ratio in found.items() if truth[address] > LEAST_SECONDS}
         backward, is_backward_good = _backward_text(ratios)
         highest, lowest = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
-        wrong = [*misordered({address: truth[address] for address in ratios}, told), *not_adding_up(profile)]
-        own = sum(step.own_seconds for step in profile.steps) / len(inputs) / (truth[""] / num_inputs)
+        shown = {address: truth[address] * ratio for address, ratio in ratios.items()}
+        wrong = [*misordered({address: truth[address] for address in ratios}, shown), *not_adding_up(profile)]
+        own = sum(step.own_seconds for step in profile.steps) / len(inputs) / truth[""]
         print(
             f"{name:<24} {label:<17} {len(ratios):3} modules   "
             f"{ratios[lowest]:.2f} ({lowest or 'the model'}) to {ratios[highest]:.2f} ({highest or 'the model'})   "
@@ -398,7 +412,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help=f"parts of names, of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--quantile", type=float, default=0.25)
     parser.add_argument("--options", nargs="*", choices=list(OPTIONS), default=list(OPTIONS), help="of the profile")
     parser.add_argument("--train", action="store_true", help="with gradients and backward passes")
     parser.add_argument("--cpu", action="store_true", help="read the time of the processor")
@@ -409,7 +422,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(options.train)
     chosen = [name for name in CASES if not options.cases or any(part in name for part in options.cases)]
-    results = [compare(name, options.options, options.rounds, options.quantile) for name in chosen]
+    results = [compare(name, options.options, options.rounds) for name in chosen]
     sys.exit(not all(results))
 
 

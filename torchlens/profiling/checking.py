@@ -106,10 +106,13 @@ class Checker(Protocol):
         """An input, buffer or output of a model (inputs alone if it is not logged); `node` is the entry of an output."""
 
     def on_entered(self, place: Place, inputs: Inputs) -> None:
-        """Before a module runs whose operations are not seen."""
+        """Before a module runs whose operations are not seen: the model, and any once something was not finite."""
 
     def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
-        """After an operation (at module level: a module) made `tensor` out of `inputs`."""
+        """After an operation (at module level: a module) made `tensor` out of `inputs`.
+
+        Where NONFINITE is checked, of modules that the model calls only if something that they return is not finite.
+        """
 
     def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
         """After the backward of an operation made the gradient of one of its arguments."""

@@ -147,6 +147,19 @@ def test_a_checker_sees_every_value_gradient_and_parameter(collector):
     assert shapes == [(2, 5)]
 
 
+def test_in_a_timed_step_a_checker_sees_what_the_model_returns_and_what_is_not_finite(collector):
+    model = MLP()
+    with tl.profile(model, check="nonfinite") as p, torch.no_grad():
+        for _ in range(3):
+            model(torch.rand(2, 4))
+        model.fc1.bias[0] = torch.inf
+        model(torch.rand(2, 4))
+    assert p.problems == []
+    assert [step.details > 0 for step in p.steps] == [True, False, True, False]
+    seen = [(place.step, place.address) for place, _, _ in collector.values if place.step in (2, 4)]
+    assert seen == [(2, ""), (4, "fc1"), (4, "act"), (4, "fc2"), (4, "")]
+
+
 def test_at_module_level_a_checker_sees_what_modules_return(collector):
     model = MLP()
     with tl.profile(model, check="health", level="module"):

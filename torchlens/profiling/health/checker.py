@@ -33,8 +33,6 @@ class Health:
         self, stop: bool, thresholds: Mapping[str, float], is_full: bool, sees_modules_alone: bool = False
     ) -> None:
         self.is_full = is_full
-        self.num_values = 0
-        self.num_gradients = 0
         # Parameter address → the norm of its gradient, for each that arrived.
         self.gradient_norms: dict[str, list[float]] = {}
         # Parameter address → the norm it had when its first gradient arrived.
@@ -76,13 +74,11 @@ class Health:
         self._origins.on_entered(place, inputs)
 
     def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
-        self.num_values += 1
         self._origins.on_value(place, tensor, inputs)
         if self.is_full and self._is_everything:
             self._activations.on_value(place, tensor, inputs)
 
     def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
-        self.num_gradients += 1
         self._origins.on_gradient(place, gradient, made_of)
 
     def on_parameter(self, place: Place, parameter: torch.Tensor, gradient: torch.Tensor) -> None:

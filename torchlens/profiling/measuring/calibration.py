@@ -34,6 +34,8 @@ from torchlens.profiling.measuring.calibration_work import (
     sum_up,
     sum_up_much,
 )
+from torchlens.profiling.measuring.calls import Signature
+from torchlens.profiling.measuring.details import Details, Wanted
 from torchlens.profiling.measuring.watcher import Watcher
 from torchlens.profiling.options import Level, ProfileOptions
 
@@ -69,6 +71,7 @@ class Residuals(NamedTuple):
     read: float = 0.0  # of `x.shape` and its like
     module: float = 0.0  # in the time of the module itself
     module_around: float = 0.0  # in that of the one that calls it
+    timed_module: float = 0.0  # both, in a step that is timed and not logged
     event: float = 0.0  # of an allocator
     node: float = 0.0  # of autograd's graph
     short_node_share: float = 0.0  # as of operations
@@ -94,6 +97,7 @@ def measure_residuals(level: Level, check: str | None, has_grad: bool) -> Residu
         return NOTHING
     # At module level, what is logged is not checked; gradients are, at either.
     found = _measure_forward(check if level == "operation" else None, has_grad)
+    found = found._replace(timed_module=_of_timed_modules(level, check, has_grad))
     return found._replace(**_measure_backward(check)._asdict()) if has_grad else found
 
 
@@ -305,6 +309,36 @@ def _unseen(function: Callable[[Tensor], Any], x: Tensor) -> Any:
 
 
 # -- what is looked at without a log -----------------------------------------------------------------------------------
+
+
+class _TimesAlone(Details):
+    """Has no step measured in detail."""
+
+    def wanted(self, signature: Signature, is_warmup: bool, is_compiled: bool) -> Wanted:
+        return self.of_timed
+
+
+@cache
+def _of_timed_modules(level: Level, check: str | None, has_grad: bool) -> float:
+    """Of a module: what it and the one around it find driven out of the caches by what we write down, and by checks."""
+    with torch.inference_mode(False), torch.set_grad_enabled(has_grad):
+        model, x, turns, num_modules, own = Layers(), _input(), _Turns(), 1, float("inf")
+        watcher = _watcher_of(model, level, check)
+        watcher.windows.details = _TimesAlone(watcher.ledger.options)
+        try:
+            watcher.start()
+            for _ in range(_TURNS):
+                plain = min(_seconds(_unseen, model.forward, x) for _ in range(_ROUNDS))
+                seen = float("inf")
+                for _ in range(_ROUNDS):
+                    model(x)
+                    whole = watcher.ledger.steps[-1].calls[0]
+                    num_modules, own = max(whole.clock.num_modules, 1), min(whole.clock.own_seconds, own)
+                    seen = min(whole.end - whole.start - whole.clock.own_seconds, seen)
+                turns.add(plain, seen, 0.0)
+        finally:
+            watcher.stop()
+        return min(turns.total / (2 * num_modules + 1), own / (2 * num_modules))  # more than we did is a disturbance
 
 
 def _of_events() -> float:

@@ -35,6 +35,7 @@ class Checks:
         self._arriving: dict[int, tuple[tuple[Any, ...], int]] = {}  # with how many nodes had begun by then
         self._num_nodes = 0
         self._checking = Checking.NOTHING  # of the step that has begun last
+        self._has_nonfinite = False  # whether something was not finite in it, as far as modules were looked at
 
     @property
     def is_on(self) -> bool:
@@ -44,6 +45,7 @@ class Checks:
     def begin(self, step: Step) -> None:
         """A step begins."""
         self._checking = Checking.NOTHING if self._checker is None else step.checking
+        self._has_nonfinite = False
         before = self._ledger.steps[-2].outside if len(self._ledger.steps) > 1 else ()
         has_stepped = any(span.kind == "optimizer" for span in before)
         self._show(lambda checker: checker.on_step(step.number, step.checking, step.has_grad, has_stepped))
@@ -54,7 +56,7 @@ class Checks:
         """A module was called."""
         if self._checking is not Checking.NOTHING:
             _register(self._inputs, call, call.inputs)
-            if not call.step.is_logged:
+            if not call.step.is_logged and (call.parent is None or self._has_nonfinite):
                 self._show(self._look_at_inputs, call, Inputs(args, kwargs))
 
     def _look_at_inputs(self, checker: Checker, call: Call, inputs: Inputs) -> None:
@@ -62,6 +64,7 @@ class Checks:
             place = Place("forward", call.step.number, -1, "", 1, "input")
             for _, tensor in plain_tensors((inputs.args, inputs.kwargs)):
                 if not tensor.is_meta:
+                    self._has_nonfinite = self._has_nonfinite or has_nonfinite(tensor)
                     checker.on_boundary(place, tensor, None)
         checker.on_entered(_place("forward", call, call.module_type), inputs)
 
@@ -69,10 +72,16 @@ class Checks:
         """A module returned."""
         if self._checking is not Checking.NOTHING:
             _register(self._outputs, call, call.outputs)
-            self._show(self._look_at_outputs, call, outputs, inputs)
+            # Times are taken from a step in which nothing but this is looked for. What looking takes is not in them, but it
+            # drives what the model needs out of the processor's caches: as long as all is well, it is as short as can be.
+            if self._checking is Checking.NONFINITE and call.parent is not None and _are_finite(outputs):
+                call.forward_nonfinite = False
+            else:
+                self._show(self._look_at_outputs, call, outputs, inputs)
 
     def _look_at_outputs(self, checker: Checker, call: Call, outputs: list[Tensor], inputs: Any) -> None:
         call.forward_nonfinite = any(has_nonfinite(tensor) for tensor in outputs)
+        self._has_nonfinite = self._has_nonfinite or call.forward_nonfinite
         if not call.step.is_logged:
             place, above = _place("forward", call, call.module_type), call.parent
             caller = None
@@ -184,6 +193,14 @@ class Checks:
             finally:  # once more, for an interrupt may cut the first short
                 torch._C._set_grad_enabled(has_grad)
             self._ledger.own_spans.append((start_ns, time_ns()))
+
+
+def _are_finite(tensors: list[Tensor]) -> bool:
+    """Whether all are. False also of those that cannot be looked at: whoever looks closer tells why."""
+    try:
+        return not any(map(has_nonfinite, tensors))
+    except Exception:
+        return False
 
 
 def _register(calls: dict[int, list[Call]], call: Call, seen: TensorFacts) -> None:

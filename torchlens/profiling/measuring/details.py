@@ -62,9 +62,13 @@ class Details:
         if is_warmup:
             return Wanted(memory=True, log=self._is_operation_level)
         if not self._is_detailed(signature, is_compiled):
-            checking = Checking.NONFINITE if self._is_operation_level else Checking.EVERYTHING
-            return Wanted(memory=False, log=False, checking=checking)
+            return self.of_timed
         return Wanted(memory=self._num_listened[signature] < _NUM_LISTENED, log=True)
+
+    @property
+    def of_timed(self) -> Wanted:
+        """Of a step that times are taken from."""
+        return Wanted(False, False, Checking.NONFINITE if self._is_operation_level else Checking.EVERYTHING)
 
     def has_run(self, signature: Signature, has_log: bool, has_memory: bool) -> None:
         """A step that is no warm-up is over. A log may not have been had, nor memory been measured."""

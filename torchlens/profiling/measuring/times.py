@@ -185,9 +185,12 @@ def _unseen(call: Call, residuals: Residuals) -> float:
         + clock.num_cells * residuals.cell
         + clock.num_reads * residuals.read
     )
+    if call.step.has_log:
+        of_modules = residuals.module + clock.num_modules * (residuals.module + residuals.module_around)
+    else:
+        of_modules = (1 + 2 * clock.num_modules) * residuals.timed_module
     return (
-        residuals.module
-        + clock.num_modules * (residuals.module + residuals.module_around)
+        of_modules
         + by_number * residuals.pace_of(clock.handling_seconds, clock.num_plain)
         + clock.short_seconds * residuals.short_operation_share
         + call.num_events * residuals.event

@@ -39,7 +39,7 @@ class Windows:
         self._memory = AllocatorWatch(time_ns)
         self._open: Window | None = None
         self._waiting: list[Window] = []
-        self._details = Details(ledger.options)
+        self.details = Details(ledger.options)
 
     @property
     def step(self) -> Step | None:
@@ -54,7 +54,7 @@ class Windows:
     def begin(self, signature: Signature, is_warmup: bool) -> Step:
         """Begins a step of some kind."""
         ledger, problems = self._ledger, self._ledger.problems
-        wanted = self._details.wanted(signature, is_warmup, ledger.modules.is_compiled)
+        wanted = self.details.wanted(signature, is_warmup, ledger.modules.is_compiled)
         step = Step(len(ledger.steps) + 1, signature, is_warmup, wanted.log, wanted.checking)
         ledger.steps.append(step)
         self.outside.take()  # what came before it
@@ -83,7 +83,7 @@ class Windows:
         step = window.step
         step.end_ns = time_ns()
         if not step.is_warmup:
-            self._details.has_run(step.signature, step.has_log, window.has_memory)
+            self.details.has_run(step.signature, step.has_log, window.has_memory)
         step.outside = self.outside.take()
         window.events = self._memory.stop()
         window.runs, self.backward.runs = self.backward.runs, []
