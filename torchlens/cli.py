@@ -4,7 +4,6 @@ Exit codes: 0 for success (or agreement), 1 if something differs, 2 if it could 
 """
 
 import argparse
-import os
 import sys
 import traceback
 import warnings
@@ -13,6 +12,8 @@ from importlib import import_module
 from typing import Any
 
 import torchlens
+from torchlens.commands.live import place_of
+from torchlens.commands.terminal import flush
 from torchlens.errors import TorchLensError
 from torchlens.trace import printable
 
@@ -44,13 +45,15 @@ def _run(command: Any, given: argparse.Namespace) -> int:
         warnings.showwarning = _say_warning
         try:
             code: int = command.run(given)
-            sys.stdout.flush()
+            flush()
             return code
-        except BrokenPipeError:  # whoever read the output has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
         except KeyboardInterrupt:
             return 130
+        except SystemExit as error:  # of the user's code, whatever code it has: nothing was logged or compared
+            given_code = "" if error.code is None else repr(error.code)
+            ended = f"the code that was to run called sys.exit({given_code}){place_of(error)} before there was a result."
+            print(f"torchlens {given.command}: {printable(ended)}", file=sys.stderr)  # noqa: T201
+            return 2
         except _EXPECTED as error:
             reason = error.args[0] if isinstance(error, LookupError) and error.args else error
             lines = str(reason).splitlines() or [type(error).__name__]

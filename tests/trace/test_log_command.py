@@ -1,5 +1,6 @@
 """The command `torchlens log`: a trace without a script."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import torchlens as tl
 from torchlens.cli import main
 
 CODE = """
+import sys
+
 import torch
 from torch import nn
 
@@ -42,6 +45,23 @@ class Failing(nn.Module):
 
 def failing():
     return Failing(), torch.ones(2, 4)
+
+def leaving():
+    sys.exit()
+
+class Leaving(nn.Module):
+    def forward(self, x):
+        sys.exit("enough")
+
+def leaving_later():
+    return Leaving(), torch.ones(2, 4)
+
+class Unplugged(nn.Module):
+    def forward(self, x):
+        raise BrokenPipeError("the other end is gone")
+
+def unplugged():
+    return Unplugged(), torch.ones(2, 4)
 """
 
 
@@ -121,3 +141,29 @@ def test_an_error_of_the_users_own_code_tells_where_and_is_never_the_code_for_a_
     assert "There is no module 'no_such_module'" in capsys.readouterr().err
     assert main(["diff", f"{file}:pair", f"{file}:pair", "--map", str(file.parent / "none.json")]) == 2
     assert "there is no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("leaving", "called sys.exit() (nets_of_a_test.py:"),
+        ("leaving_later", "called sys.exit('enough') (nets_of_a_test.py:"),
+        ("unplugged", "the other end is gone"),
+    ],
+)
+def test_code_that_ends_the_program_is_neither_success_nor_agreement(target: str, words: str, file: Path, capsys) -> None:
+    saved = file.with_suffix(".safetensors")
+    assert main(["log", f"{file}:{target}", "--save", str(saved)]) == 2
+    assert words in capsys.readouterr().err
+    assert not saved.exists()
+    assert main(["diff", f"{file}:pair", f"{file}:{target}"]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_reader_who_has_seen_enough_changes_no_exit_code(file: Path) -> None:
+    command = [sys.executable, "-m", "torchlens", "log", f"{file}:pair", "--save", str(file.with_suffix(".safetensors"))]
+    nobody, output = os.pipe()
+    os.close(nobody)
+    done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False, cwd=Path(tl.__file__).parents[1])
+    os.close(output)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -17,7 +17,7 @@ from torchlens.model_history import ModelHistory
 from torchlens.traces import load
 from torchlens.wording import did_you_mean, got
 
-__all__ = ["called", "history_of", "named_object"]
+__all__ = ["called", "history_of", "named_object", "place_of"]
 
 _ACCEPTED = "a history, (model, input), or a function without arguments that returns one of these"
 
@@ -43,11 +43,13 @@ def called(text: str, function: Callable[[], Any]) -> Any:
     except (TorchLensError, RuntimeError):  # tell enough themselves, or are shown whole
         raise
     except Exception as error:
-        place = next(
-            (frame for frame, _ in reversed(list(walk_tb(error.__traceback__))) if is_user_code(frame.f_code)), None
-        )
-        where = f" ({Path(place.f_code.co_filename).name}:{place.f_lineno})" if place is not None else ""
-        raise ValueError(f"{text} raised {type(error).__name__}: {error}{where}.") from error
+        raise ValueError(f"{text} raised {type(error).__name__}: {error}{place_of(error)}.") from error
+
+
+def place_of(error: BaseException) -> str:
+    """` (train.py:12)`, the last line of the user's own code on the way to an error; empty if there is none."""
+    lines = [(frame, line) for frame, line in walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
+    return f" ({Path(lines[-1][0].f_code.co_filename).name}:{lines[-1][1]})" if lines else ""
 
 
 def _is_name(text: str) -> bool:

@@ -1,11 +1,10 @@
 """`torchlens serve FOLDER`: a page in the browser that shows runs while they are recorded."""
 
-import sys
 import webbrowser
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from torchlens.commands.terminal import say
+from torchlens.commands.terminal import flush, say
 from torchlens.monitoring.server import RunServer
 from torchlens.trace import printable
 
@@ -28,7 +27,7 @@ def run(arguments: Namespace) -> int:
         found = f"{count} run{'' if count == 1 else 's'}" if count else "no run yet"
         say(f"{printable(str(arguments.folder))}: {found}. Only this machine can open the page; Ctrl-C ends it.")
         say(server.url)
-        sys.stdout.flush()
+        flush()
         if arguments.open:
             webbrowser.open(server.url)
         server.serve_forever()

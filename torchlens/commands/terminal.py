@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 
-__all__ = ["is_colored", "paint", "say", "width"]
+__all__ = ["flush", "is_colored", "paint", "say", "width"]
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -25,6 +25,21 @@ def is_colored() -> bool:
 
 
 def say(text: str) -> None:
-    """Prints, also where the terminal cannot show every letter."""
+    """Prints, also where the terminal cannot show every letter, or where whoever reads the output has seen enough."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+    try:
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+    except BrokenPipeError:
+        _say_no_more()
+
+
+def flush() -> None:
+    """Sees that all that was said is out."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _say_no_more()
+
+
+def _say_no_more() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
