@@ -42,7 +42,8 @@ class NonFinite:
         place = f", in module {self.module!r}" if self.module else ", in the model itself"
         made = "it arrived at " if self.is_from_outside else "made by "
         if self.operation in ("input", "buffer"):
-            made = kind = place = ""
+            made = kind = ""
+            place = f" of {self.module!r}" if self.module else ""
         step = "" if self.step is None else f" of step {self.step}"
         lines = [f"{what} in the {self.phase} pass{step}: {made}{name}{kind}{place}"]
         if self.source:

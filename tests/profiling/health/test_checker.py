@@ -153,6 +153,19 @@ def test_broken_data_is_told_once():
     assert "It came in like this: an input of the model." in finding.text
 
 
+@pytest.mark.parametrize("level", ["module", "operation"])
+def test_a_bad_input_of_a_part_that_is_called_by_itself_is_named_by_that_part(level):
+    model = nn.ModuleDict({"net": nn.Linear(4, 4), "head": nn.Linear(4, 2)})
+    x = torch.rand(3, 4)
+    x[1, 2] = torch.nan
+    with tl.profile(model, check="nonfinite", level=level) as p:
+        model["head"](model["net"](x))
+    found = p.first_nonfinite
+    assert found is not None
+    assert (found.operation, found.module) == ("input", "net")
+    assert str(found).splitlines()[0] == "NaN in the forward pass of step 1: input of 'net'"
+
+
 def live_and_logged(model: nn.Module, x: torch.Tensor) -> list[tuple[str, str | None]]:
     """What the profile and the history say of the same pass: phase and label."""
     p = profiled(model, x)

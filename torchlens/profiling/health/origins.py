@@ -101,7 +101,8 @@ class Origins:
             else:
                 node = place.entry
             state.places[node] = place
-            self._tell(state, state.rules.add_source(node, _INPUT if is_input else _BUFFER, tensor, is_input))
+            name = f"an input of {place.address!r}" if place.address else _INPUT  # of a part that is called by itself
+            self._tell(state, state.rules.add_source(node, name if is_input else _BUFFER, tensor, is_input))
 
     def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
         state = self._step

@@ -61,7 +61,7 @@ class Checks:
 
     def _look_at_inputs(self, checker: Checker, call: Call, inputs: Inputs) -> None:
         if call.parent is None:
-            place = Place("forward", call.step.number, -1, "", 1, "input")
+            place = Place("forward", call.step.number, -1, call.address, 1, "input")
             for _, tensor in plain_tensors((inputs.args, inputs.kwargs)):
                 if not tensor.is_meta:
                     self._has_nonfinite = self._has_nonfinite or has_nonfinite(tensor)
