@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from torchlens.monitoring.columns import QUANTILES
 
 
 class Net(nn.Module):
@@ -136,6 +137,40 @@ def test_a_watched_tensor_and_its_gradient(tmp_path: Path) -> None:
     assert r["latent"].watched.rms[0] == pytest.approx(z.square().mean().sqrt().item())
     assert r["latent"].gradients.low[0] == r["latent"].gradients.high[0] == 3
     assert r.graph["modules"][0]["type"] == "Linear"
+
+
+def test_a_sparse_gradient_is_read_as_the_dense_one(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(5_000, 4, sparse=True), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.monitor(model, tmp_path, graph="modules"):
+        model(torch.randint(0, 5_000, (8,)).repeat(16)).square().mean().backward()  # each token many times
+        gradient = model[0].weight.grad.to_dense()
+        optimizer.step()
+    found = tl.open_run(tmp_path)["0"].parameter_gradients["weight"]
+    assert found.num_elements[0] == 20_000
+    assert (found.low[0], found.high[0]) == (gradient.min().item(), gradient.max().item())
+    assert found.norm[0] == pytest.approx(gradient.norm().item(), rel=1e-5)
+    assert found.zero[0] == pytest.approx((gradient == 0).double().mean().item())
+    assert found.quantiles[0] == pytest.approx(gradient.flatten().quantile(torch.tensor(QUANTILES).float()).tolist())
+
+
+def test_the_range_of_a_slice_is_that_of_all_its_elements(tmp_path: Path) -> None:
+    class Slices(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.same = nn.Linear(16, 256), nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.same(self.linear(x)[:, ::2])
+            return found
+
+    model = Slices()
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        y = model(torch.randn(512, 16))
+        run.step()
+    found = tl.open_run(tmp_path)["same"].outputs
+    assert found.is_range_exact.all()
+    assert (found.low[0], found.high[0]) == (y.min().item(), y.max().item())
 
 
 def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 1,024 elements at fixed places, one from each of 1,024 equal stretches of the tensor's memory at a fixed distance from its
 beginning, and the smallest and largest of all elements. Nothing is waited for (on CUDA), no generator of random numbers is
 touched, no tensor of the user's is written to, and autograd sees nothing: callers switch it off.
+
+Of a sparse tensor, what is stored is sampled, after the entries of the same place were added up (`coalesce`, which takes
+longer, and for which CUDA waits); the rest is zero.
 """
 
 from dataclasses import dataclass
@@ -20,7 +23,8 @@ __all__ = ["PLAIN_TYPES", "SAMPLE_SIZE", "Plan", "Sample", "Sampler", "to_host"]
 SAMPLE_SIZE = 1024
 PLAIN_TYPES: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-# Tensors whose elements do not lie side by side are read ten times as slowly: of larger ones, the range is the sample's.
+# torch copies tensors whose elements do not lie side by side to find their range: of larger ones that numpy cannot read, the
+# range is the sample's.
 _MOST_STRIDED = 1 << 14
 _MOST_PLANS = 4096
 # What numpy reads where it lies, in half the time of torch's calls.
@@ -42,13 +46,16 @@ class Plan:
     strides: tuple[int, ...]
     num_elements: int
     places: torch.Tensor | None  # which elements; None: all
-    is_flat: bool  # the elements lie side by side in memory, though perhaps in another order
+    is_flat: bool  # the elements lie side by side in memory, though perhaps in another order; `places` are in its order
     is_contiguous: bool
     has_range: bool  # whether the range of all elements is asked for
     by_numpy: bool  # it lies in memory that numpy can read, with numbers that it knows
     item_size: int
     numpy_dtype: np.dtype[Any] | None = None
-    numpy_places: np.ndarray | None = None
+    numpy_places: np.ndarray | None = None  # as `places`, counted in memory
+    memory_size: int = 0  # how many elements of the memory the tensor reaches over
+    # Of elements that do not lie side by side: the shape without what is repeated, and the strides in bytes.
+    spread: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     units: np.ndarray | None = None  # which unit (channel, feature) each element of the sample belongs to, made on demand
     unit_sizes: np.ndarray | None = None  # how many elements of the sample each unit has, made with it
 
@@ -58,10 +65,7 @@ class Plan:
             return None
         axis = 1 if len(self.shape) >= 4 else len(self.shape) - 1
         if self.units is None or self.unit_sizes is None:
-            if self.places is None:
-                places = np.arange(self.num_elements)
-            else:
-                places = self.places.cpu().numpy() if self.numpy_places is None else self.numpy_places
+            places = np.arange(self.num_elements) if self.places is None else self.places.cpu().numpy()
             strides = self.strides if self.is_flat else _contiguous_strides(self.shape)
             self.units = places // max(strides[axis], 1) % self.shape[axis]
             self.unit_sizes = np.bincount(self.units, minlength=self.shape[axis])
@@ -73,15 +77,19 @@ _UNKNOWN = Plan((), (), 0, None, False, False, False, False, 0)
 
 
 class Sample:
-    """A few elements of a tensor, and the range of all (None if only the sample's own is known)."""
+    """A few elements of a tensor, and the range of all (None if only the sample's own is known).
 
-    __slots__ = ("high", "low", "plan", "values")
+    `num_absent` more elements are not stored (the tensor is sparse), and zero.
+    """
+
+    __slots__ = ("high", "low", "num_absent", "plan", "values")
 
     def __init__(self, values: Any, low: Any, high: Any, plan: Plan) -> None:
         self.values = values
         self.low = low
         self.high = high
         self.plan = plan
+        self.num_absent = 0
 
 
 class Sampler:
@@ -96,10 +104,7 @@ class Sampler:
     def take(self, tensor: torch.Tensor, wants_range: bool = True) -> Sample | None:
         """A sample; None if there are no numbers to look at. Nobody must be listening: see quiet.py."""
         if type(tensor) not in PLAIN_TYPES or tensor.layout is not _STRIDED or tensor.dtype not in _FLOATS:
-            plain = _plain(tensor)
-            if plain is None:
-                return None
-            tensor = plain
+            return self._take_of_stored(tensor, wants_range)
         key = (tensor.shape, tensor.stride(), tensor.dtype, None if tensor.is_cpu else tensor.device)
         plan = self._plans.get(key, _UNKNOWN)
         if plan is _UNKNOWN:
@@ -122,14 +127,27 @@ class Sampler:
             low, high = torch.aminmax(flat)
         return Sample(torch.take(flat, plan.places), low, high, plan)
 
+    def _take_of_stored(self, tensor: torch.Tensor, wants_range: bool) -> Sample | None:
+        found = _plain(tensor)
+        if found is None:
+            return None
+        plain, num_absent = found
+        sample = self.take(plain, wants_range)
+        if sample is not None:
+            sample.num_absent = num_absent
+        return sample
+
     def _take_by_numpy(self, tensor: torch.Tensor, address: int, plan: Plan, wants_range: bool) -> Sample:
-        flat: np.ndarray = np.ndarray(plan.num_elements, plan.numpy_dtype, memory_at(address))
+        flat: np.ndarray = np.ndarray(plan.memory_size, plan.numpy_dtype, memory_at(address))
         places = plan.numpy_places
         if places is None:
             return Sample(flat.copy(), None, None, plan)
         low = high = None
-        if wants_range:
-            if plan.num_elements > _MANY:
+        if wants_range and plan.places is not None:
+            if plan.spread is not None:
+                spread: np.ndarray = np.ndarray(plan.spread[0], plan.numpy_dtype, flat, strides=plan.spread[1])
+                low, high = _smallest(spread, axis=None), _largest(spread, axis=None)
+            elif plan.num_elements > _MANY:
                 own = tensor.detach()
                 low, high = torch.aminmax(own if plan.is_contiguous else own.as_strided((plan.num_elements,), (1,)))
             else:
@@ -137,24 +155,26 @@ class Sampler:
         return Sample(flat.take(places, mode="clip"), low, high, plan)  # all are there: "clip" does not look first
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What is to be sampled of a tensor that is not strided, not of the common types or not of the common numbers."""
+def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor, int] | None:
+    """What is to be sampled of a tensor that is not strided, not of the common types or not of the common numbers, and how
+    many elements of it are not stored."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or why_valueless(tensor) is not None:
         return None
-    tensor = local_value(tensor)
+    tensor = stored = local_value(tensor)
     if tensor.is_nested:
-        tensor = tensor.values() if tensor.layout is torch.jagged else tensor.view(-1)
+        stored = tensor.values() if tensor.layout is torch.jagged else tensor.view(-1)
     elif tensor.layout is torch.sparse_coo:
-        tensor = tensor._values()
+        stored = tensor.coalesce().values()
     elif tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        tensor = tensor.values()
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+        stored = tensor.values()
+    if stored.layout is not torch.strided or stored.is_quantized:
         return None
-    if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.dtype not in _FLOATS:  # numbers of 8 bits, which little can be done with
-        tensor = tensor.float()
-    return tensor.as_subclass(torch.Tensor)
+    num_absent = 0 if tensor.is_nested else tensor.numel() - stored.numel()
+    if stored.is_complex():
+        stored, num_absent = torch.view_as_real(stored.resolve_conj()), 2 * num_absent
+    if stored.dtype not in _FLOATS:  # numbers of 8 bits, which little can be done with
+        stored = stored.float()
+    return stored.as_subclass(torch.Tensor), num_absent
 
 
 def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan | None:
@@ -164,17 +184,32 @@ def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan | None:
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     is_contiguous = tensor.is_contiguous()
     is_flat = is_contiguous or _lies_side_by_side(shape, strides)
+    dtype = _NUMPY_FLOATS.get(tensor.dtype)
+    by_numpy = uses_numpy and tensor.is_cpu and dtype is not None
+    size = tensor.element_size()
     places = numpy_places = None
     if count > SAMPLE_SIZE:
         stretch = count / SAMPLE_SIZE
         numbers = ((np.arange(SAMPLE_SIZE) + _JITTER) * stretch).astype(np.int64)
         numpy_places = np.minimum(numbers, count - 1)
         places = torch.from_numpy(numpy_places).to(tensor.device)
-    has_range = is_flat or count <= _MOST_STRIDED
-    dtype = _NUMPY_FLOATS.get(tensor.dtype)
-    by_numpy = uses_numpy and tensor.is_cpu and is_flat and dtype is not None
-    size = tensor.element_size()
-    return Plan(shape, strides, count, places, is_flat, is_contiguous, has_range, by_numpy, size, dtype, numpy_places)
+    memory_size, spread = count, None
+    if not is_flat:
+        memory_size = 1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True))
+        numpy_places = _places_in_memory(np.arange(count) if numpy_places is None else numpy_places, shape, strides)
+        once = [(length, stride * size) for length, stride in zip(shape, strides, strict=True) if stride]
+        spread = tuple(length for length, _ in once), tuple(stride for _, stride in once)
+    has_range = is_flat or by_numpy or count <= _MOST_STRIDED
+    return Plan(
+        shape, strides, count, places, is_flat, is_contiguous, has_range, by_numpy, size, dtype, numpy_places, memory_size,
+        spread,
+    )  # fmt: skip
+
+
+def _places_in_memory(places: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """Where the elements lie that have these numbers, counted row by row."""
+    axes = np.unravel_index(places, shape)
+    return np.sum([axis * stride for axis, stride in zip(axes, strides, strict=True)], axis=0, dtype=np.int64)
 
 
 def _lies_side_by_side(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

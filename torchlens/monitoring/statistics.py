@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from torchlens.monitoring.bins import MINUS_INF, NAN, PLUS_INF, ZERO
-from torchlens.monitoring.columns import HAS_NAN, RANGE_IS_EXACT, Columns, merged
+from torchlens.monitoring.columns import HAS_NAN, QUANTILES, RANGE_IS_EXACT, Columns, merged
 from torchlens.monitoring.samples import Plan, Sample, value_of
 from torchlens.monitoring.stacks import Stack, stacked, statistics_of
 
@@ -72,7 +72,12 @@ def summarized(
     if not sources:
         return merged([])
     series = [number for number, _, _ in observations]
-    return merged([_fanned_out(series, np.array(place), _rows(sources), sources, limits, activity)])
+    found = _rows(sources)
+    columns = _fanned_out(series, np.array(place), found, sources, limits, activity)
+    absent = [number for number, row in enumerate(place) if sources[row][1].num_absent]
+    return merged(
+        [columns, *(_zeros(columns, number, found.values(place[number]), sources[place[number]]) for number in absent)]
+    )
 
 
 class _Rows(NamedTuple):
@@ -216,6 +221,44 @@ def _fanned_out(
         codes=rows.codes[chosen].astype("<u2"),
         counts=rows.counts[chosen].astype("<u8"),
     )
+
+
+def _zeros(columns: Columns, row: int, values: np.ndarray, source: Observation) -> Columns:
+    """A row for the elements of a sparse tensor that are not stored: so many zeros as belong to its sample. With it merged,
+    all is of the whole tensor."""
+    sample = source[1]
+    count = round(sample.num_absent * len(values) / sample.plan.num_elements)
+    columns.quantiles[row] = _quantiles_with_zeros(values, count)
+    return Columns(
+        series=columns.series[row : row + 1],
+        calls=np.zeros(1, "<u4"),
+        elements=np.array([sample.num_absent], "<u8"),
+        sampled=np.array([count], "<u8"),
+        flags=np.array([RANGE_IS_EXACT], np.uint8),
+        low=np.zeros(1),
+        high=np.zeros(1),
+        total=np.zeros(1),
+        squares=np.zeros(1),
+        dead=np.full(1, np.nan, np.float32),
+        saturated=np.full(1, np.nan, np.float32),
+        quantiles=columns.quantiles[row : row + 1],
+        num_bins=np.ones(1, "<u2"),
+        codes=np.array([ZERO], "<u2"),
+        counts=np.array([count], "<u8"),
+    )
+
+
+def _quantiles_with_zeros(values: np.ndarray, num_zeros: int) -> np.ndarray:
+    """Quantiles of what is finite, and so many zeros beside it."""
+    ordered = np.sort(values[np.isfinite(values)])
+    total = len(ordered) + num_zeros
+    if not total:
+        return np.full(len(QUANTILES), np.nan)
+    split = int(np.searchsorted(ordered, 0))
+    zeros = np.array([split, split + num_zeros - 1]) if num_zeros else np.zeros(0, np.int64)  # the first, and the last
+    places = np.concatenate([np.arange(split), zeros, np.arange(split + num_zeros, total)])
+    known = np.concatenate([ordered[:split], np.zeros(len(zeros)), ordered[split:]])
+    return np.interp(QUANTILES * (total - 1), places, known)
 
 
 def nonfinite_counts(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
