@@ -116,6 +116,24 @@ def test_what_is_no_target_or_no_input(file: Path, capsys: pytest.CaptureFixture
     assert "no_such_module" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ("1x4:int64<0", "an N of at least 1"),
+        ("1x4<3", "needs a dtype of whole numbers"),
+        ("1x4:qint8", "no random input '1x4:qint8'"),
+        ("99999999999x99999999999", "no random input '99999999999x99999999999'"),
+        ("99999999999999999999x4", "no random input"),
+        ("4:int64<99999999999999999999", "no random input"),
+    ],
+)
+def test_an_input_that_cannot_be_made_says_why(shape: str, words: str, file: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["log", f"{file}:Net", "--input", shape]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
 @pytest.mark.slow
 def test_as_a_program(file: Path):
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from torchlens.model_history import ModelHistory
 from torchlens.traces import load
 from torchlens.wording import did_you_mean, got
 
-__all__ = ["called", "history_of", "named_object", "place_of"]
+__all__ = ["called", "history_of", "is_pair", "named_object", "place_of"]
 
 _ACCEPTED = "a history, (model, input), or a function without arguments that returns one of these"
 
@@ -31,9 +31,14 @@ def history_of(text: str) -> ModelHistory:
         found = called(text, found)
     if isinstance(found, ModelHistory):
         return found
-    if isinstance(found, tuple | list) and len(found) in (2, 3) and callable(found[0]):
+    if is_pair(found):
         return log_forward_pass(*found)
     raise TypeError(f"{text} must lead to {_ACCEPTED}, got {got(found)}.")
+
+
+def is_pair(found: Any) -> bool:
+    """Whether it is a model, of whatever framework, with its inputs, and maybe its keyword inputs."""
+    return isinstance(found, tuple | list) and len(found) in (2, 3) and callable(found[0])
 
 
 def called(text: str, function: Callable[[], Any]) -> Any:

@@ -1,7 +1,8 @@
 """`torchlens log TARGET --save F`: run a model once and save its log, without writing a script.
 
 TARGET names something in a module or a file, `package.module:Model` or `train.py:build`: a model, a class of models that
-takes no arguments, or a function that returns a model, a pair of model and arguments, or a history.
+takes no arguments, or a function that returns a model, a pair of model and arguments, or a history. The model may be one of
+JAX.
 """
 
 import inspect
@@ -13,8 +14,9 @@ from typing import Any
 import torch
 
 from torchlens.api import log_forward_pass
-from torchlens.commands.live import called, named_object
+from torchlens.commands.live import called, is_pair, named_object
 from torchlens.commands.terminal import paint, say, width
+from torchlens.frameworks import OtherModel, as_model, is_for_jax
 from torchlens.model_history import ModelHistory
 from torchlens.trace import open_trace, overview, printable
 from torchlens.wording import got
@@ -60,17 +62,20 @@ def _history_of(found: Any, arguments: Namespace) -> ModelHistory:
         found = called(arguments.target, found)
     if isinstance(found, ModelHistory):
         return found
-    if isinstance(found, tuple):
+    if is_pair(found):
         found, given, *rest = found
         inputs, kwargs = given if inputs is None else inputs, rest[0] if rest else None
-    if not isinstance(found, torch.nn.Module):
+    if arguments.input and is_for_jax(found):
+        inputs = [tensor.numpy() for tensor in inputs]
+    model = as_model(found, inputs, kwargs)
+    if not isinstance(model, torch.nn.Module | OtherModel):
         raise TypeError(
             "TARGET must be a model, a class of models, or a function that returns a model, a pair of model and arguments, "
             f"or a history, got {got(found)}."
         )
-    if not arguments.train:
-        found.eval()
-    needed = [] if inputs is not None or kwargs else _needed_inputs(found)
+    if isinstance(model, torch.nn.Module) and not arguments.train:
+        model.eval()
+    needed = [] if inputs is not None or kwargs else _needed_inputs(model)
     if needed:
         raise ValueError(
             f"{arguments.target} needs inputs ({', '.join(needed)}): give --input SHAPE for each, such as "
@@ -80,7 +85,7 @@ def _history_of(found: Any, arguments: Namespace) -> ModelHistory:
         return log_forward_pass(found, inputs, kwargs)
 
 
-def _needed_inputs(model: torch.nn.Module) -> list[str]:
+def _needed_inputs(model: torch.nn.Module | OtherModel) -> list[str]:
     """The arguments that a model cannot do without."""
     try:
         parameters = inspect.signature(model.forward).parameters.values()
@@ -95,6 +100,15 @@ def _random_input(text: str) -> torch.Tensor:
     if known is None or not isinstance(dtype, torch.dtype):
         raise ValueError(f"--input must be a shape such as 1x3x224x224 or 2x12:int64<50, got {printable(text)!r}.")
     shape = [] if known["shape"] == "scalar" else [int(size) for size in known["shape"].split("x")]
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape).to(dtype)
-    return torch.randint(0, int(known["end"] or 2), shape).to(dtype)
+    is_whole = not dtype.is_floating_point and not dtype.is_complex
+    end = None if known["end"] is None else int(known["end"])
+    if end is not None and (end < 1 or not is_whole):
+        raise ValueError(
+            "--input SHAPE:DTYPE<N gives whole numbers from 0 up to N - 1, so it needs a dtype of whole numbers and an N of "
+            f"at least 1, such as 2x12:int64<50, got {printable(text)!r}."
+        )
+    try:
+        return (torch.randint(0, end or 2, shape) if is_whole else torch.randn(shape)).to(dtype)
+    except (RuntimeError, TypeError, ValueError) as error:  # larger than memory, or a dtype that random numbers cannot have
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"There can be no random input {printable(text)!r} here: {printable(reason)}") from error
