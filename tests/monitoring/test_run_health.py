@@ -1,5 +1,6 @@
 """Findings of a run: what began to be wrong, at which step and in which module; and nothing about what is well."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,62 @@ def test_dead_units_are_found_where_they_die_and_not_where_zeros_are_handed_on(t
     train(model, tmp_path, 4)
     assert kinds(tmp_path)["dead units"][1] == "1"
     assert tl.open_run(tmp_path)["1"].outputs.dead[-1] == 12 / 16
+
+
+class SharedReLU(nn.Module):
+    """One ReLU after several layers; the units of one of these are dead."""
+
+    def __init__(self, sizes: tuple[int, ...], dead: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(size, following) for size, following in pairwise((16, *sizes)))
+        self.relu, self.head = nn.ReLU(), nn.Linear(sizes[-1], 2)
+        with torch.no_grad():
+            self.layers[dead].bias.fill_(-1000.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.relu(layer(x))
+        found: torch.Tensor = self.head(x)
+        return found
+
+
+@pytest.mark.parametrize("sizes", [(16, 32), (16, 16, 16)])
+def test_dead_units_of_one_of_the_uses_of_a_module_are_found(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    train(SharedReLU(sizes, dead=len(sizes) - 1), tmp_path, 6)
+    assert kinds(tmp_path)["dead units"][1] == "relu"
+    assert tl.open_run(tmp_path)["relu"].outputs.dead[-1] == 1
+
+
+class Channels(nn.Module):
+    """12 of 16 channels are dead after a ReLU; `how` says what is before it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, last = how, nn.Conv1d(16, 2, 1)
+        self.layer: nn.Module = nn.Linear(3, 16) if how == "last axis" else nn.Conv1d(3, 16, 3, padding=1)
+        self.norm = nn.BatchNorm1d(16) if how == "norm" else nn.Identity()
+        self.relu, self.head = nn.ReLU(), nn.Linear(16, 2) if how == "last axis" else last
+        with torch.no_grad():
+            (self.norm if how == "norm" else self.layer).bias[:12] = -1000.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.layer(x))
+        found: torch.Tensor = self.head(self.relu(hidden + 0 if self.how == "added to" else hidden))
+        return found
+
+
+@pytest.mark.parametrize("how", ["convolution", "norm", "added to", "last axis"])
+def test_dead_channels_are_found_along_the_axis_that_the_modules_around_say(how: str, tmp_path: Path) -> None:
+    model = Channels(how)
+    shape = (4, 8, 8, 3) if how == "last axis" else (16, 3, 40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with tl.monitor(model, tmp_path, graph="modules"):
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(shape)).square().mean().backward()
+            optimizer.step()
+    assert tl.open_run(tmp_path)["relu"].outputs.dead[-1] == 12 / 16
+    assert kinds(tmp_path)["dead units"][1] == "relu"
 
 
 def test_saturation_is_found(tmp_path: Path) -> None:

@@ -107,10 +107,10 @@ def test_statistics_of_a_sparse_tensor_are_those_of_the_dense_one(num_rows: int,
     assert columns.counts.sum() == columns.sampled[0]
     is_whole = stored <= SAMPLE_SIZE
     assert (columns.sampled[0] == columns.elements[0]) == is_whole
-    close = {"rtol": 1e-6 if is_whole else 0.1}
-    np.testing.assert_allclose(np.sqrt(columns.squares[0] / columns.sampled[0]), np.sqrt(np.mean(dense**2)), **close)
+    close = 1e-6 if is_whole else 0.1
+    np.testing.assert_allclose(np.sqrt(columns.squares[0] / columns.sampled[0]), np.sqrt(np.mean(dense**2)), rtol=close)
     zeros = columns.counts[columns.codes == ZERO].sum() / columns.sampled[0]
-    np.testing.assert_allclose(zeros, np.mean(dense == 0), **close)
+    np.testing.assert_allclose(zeros, np.mean(dense == 0), rtol=close)
     np.testing.assert_allclose(columns.quantiles[0], np.quantile(dense, QUANTILES), atol=1e-6 if is_whole else 0.3)
 
 

@@ -23,8 +23,8 @@ __all__ = ["PLAIN_TYPES", "SAMPLE_SIZE", "Plan", "Sample", "Sampler", "to_host"]
 SAMPLE_SIZE = 1024
 PLAIN_TYPES: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter})
 _FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-# torch copies tensors whose elements do not lie side by side to find their range: of larger ones that numpy cannot read, the
-# range is the sample's.
+# torch copies tensors whose elements do not lie side by side to find their range: of larger ones that numpy cannot read,
+# the range is the sample's.
 _MOST_STRIDED = 1 << 14
 _MOST_PLANS = 4096
 # What numpy reads where it lies, in half the time of torch's calls.
@@ -56,20 +56,28 @@ class Plan:
     memory_size: int = 0  # how many elements of the memory the tensor reaches over
     # Of elements that do not lie side by side: the shape without what is repeated, and the strides in bytes.
     spread: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    units: np.ndarray | None = None  # which unit (channel, feature) each element of the sample belongs to, made on demand
-    unit_sizes: np.ndarray | None = None  # how many elements of the sample each unit has, made with it
+    # By axis, made on demand: which unit (channel, feature) each element of the sample belongs to, and how many each has.
+    units: dict[int, tuple[np.ndarray, np.ndarray]] | None = None
 
-    def units_of_sample(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The unit that each element of a sample belongs to, and how many elements each has: channels, or features."""
-        if len(self.shape) < 2:
+    def units_of_sample(self, axis: int | None = None) -> tuple[np.ndarray, np.ndarray] | None:
+        """The unit that each element of a sample belongs to, and how many elements each has: channels, or features.
+
+        If nobody says along which axis they lie, it is the second of four or more, otherwise the last.
+        """
+        num_axes = len(self.shape)
+        if num_axes < 2:
             return None
-        axis = 1 if len(self.shape) >= 4 else len(self.shape) - 1
-        if self.units is None or self.unit_sizes is None:
+        if axis is None or not -num_axes <= axis < num_axes:
+            axis = 1 if num_axes >= 4 else -1
+        axis %= num_axes
+        if self.units is None:
+            self.units = {}
+        if axis not in self.units:
             places = np.arange(self.num_elements) if self.places is None else self.places.cpu().numpy()
             strides = self.strides if self.is_flat else _contiguous_strides(self.shape)
-            self.units = places // max(strides[axis], 1) % self.shape[axis]
-            self.unit_sizes = np.bincount(self.units, minlength=self.shape[axis])
-        return self.units, self.unit_sizes
+            unit_of = places // max(strides[axis], 1) % self.shape[axis]
+            self.units[axis] = unit_of, np.bincount(unit_of, minlength=self.shape[axis])
+        return self.units[axis]
 
 
 # In place of a plan that was not made yet.
@@ -208,8 +216,10 @@ def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan | None:
 
 def _places_in_memory(places: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
     """Where the elements lie that have these numbers, counted row by row."""
-    axes = np.unravel_index(places, shape)
-    return np.sum([axis * stride for axis, stride in zip(axes, strides, strict=True)], axis=0, dtype=np.int64)
+    found = np.zeros(len(places), np.int64)
+    for axis, stride in zip(np.unravel_index(places, shape), strides, strict=True):
+        found += axis * stride
+    return found
 
 
 def _lies_side_by_side(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

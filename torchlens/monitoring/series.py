@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchlens.monitoring.units import Units
+
 __all__ = ["KINDS", "SeriesName", "SeriesNames"]
 
 # What may be asked for with `log=`, and beside them what `run.watch` adds.
@@ -28,9 +30,9 @@ class SeriesNames:
 
     def __init__(self) -> None:
         self.rows: list[SeriesName] = []
-        # Limits of bounded activations and series whose units are counted, for the statistics.
+        # Limits of bounded activations, and the units of what modules return, for the statistics.
         self.limits: dict[int, tuple[float, float]] = {}
-        self.counts_units: set[int] = set()
+        self.units: dict[int, Units] = {}
         self._numbers: dict[tuple[str, str, str], int] = {}
         self._lock = threading.Lock()
 

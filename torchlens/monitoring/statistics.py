@@ -1,6 +1,6 @@
 """Samples → columns: bins, ranges, sums and quantiles. Runs in a thread of its own, on numpy alone."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,52 +8,16 @@ import torch
 
 from torchlens.monitoring.bins import MINUS_INF, NAN, PLUS_INF, ZERO
 from torchlens.monitoring.columns import HAS_NAN, QUANTILES, RANGE_IS_EXACT, Columns, merged
-from torchlens.monitoring.samples import Plan, Sample, value_of
+from torchlens.monitoring.samples import Sample, value_of
 from torchlens.monitoring.stacks import Stack, stacked, statistics_of
+from torchlens.monitoring.units import UnitActivity
 
-__all__ = ["Observation", "UnitActivity", "nonfinite_counts", "summarized"]
+__all__ = ["Observation", "nonfinite_counts", "summarized"]
 
 
 _NUMBER_TYPES = frozenset({np.float32, np.float64})
 # One tensor that was looked at for a series (its number). With a second sample, the series is of the change since then.
 Observation = tuple[int, Sample, Sample | None]
-
-
-class UnitActivity:
-    """Which units of a series ever gave something other than zero, over as many steps as it takes to tell.
-
-    A sample has few elements of each unit. They are counted until `least` of each were seen; then it is known which units
-    are dead, and counting begins anew: a unit may die later.
-    """
-
-    def __init__(self, series: Collection[int], least: float) -> None:
-        self.series = series  # those that are counted; may grow
-        self._least = least
-        self._windows: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # how many elements of each unit were seen, which live
-        self._shares: dict[int, float] = {}
-
-    def dead_share(self, series: int, values: np.ndarray, plan: Plan, has_zeros: bool) -> float:
-        """The share of units that were dead when that was last known; NaN before. A series without any zero has no such."""
-        if not has_zeros and series not in self._windows and series not in self._shares:
-            return float("nan")
-        units = plan.units_of_sample()
-        if units is None:
-            return float("nan")
-        unit_of, sizes = units
-        count = len(sizes)
-        seen, alive = self._windows.get(series) or (np.zeros(count, np.int64), np.zeros(count, bool))
-        if len(seen) != count:  # the number of its units changed
-            seen, alive = np.zeros(count, np.int64), np.zeros(count, bool)
-        seen += sizes
-        if not alive.all():
-            alive[unit_of[values != 0]] = True
-        known = seen >= self._least
-        if np.count_nonzero(known) > 0.9 * count:  # of a few units the fixed places may have nothing
-            self._shares[series] = float(1 - alive[known].mean())
-            self._windows.pop(series, None)
-        else:
-            self._windows[series] = seen, alive
-        return self._shares.get(series, float("nan"))
 
 
 def summarized(
@@ -71,9 +35,8 @@ def summarized(
         place.append(row)
     if not sources:
         return merged([])
-    series = [number for number, _, _ in observations]
     found = _rows(sources)
-    columns = _fanned_out(series, np.array(place), found, sources, limits, activity)
+    columns = _fanned_out(observations, np.array(place), found, limits, activity)
     absent = [number for number, row in enumerate(place) if sources[row][1].num_absent]
     return merged(
         [columns, *(_zeros(columns, number, found.values(place[number]), sources[place[number]]) for number in absent)]
@@ -177,20 +140,18 @@ def _numbers(parts: list[Any]) -> np.ndarray:
 
 
 def _fanned_out(
-    series: list[int],
+    observations: Sequence[Observation],
     place: np.ndarray,
     rows: _Rows,
-    sources: list[Observation],
     limits: Mapping[int, tuple[float, float]],
     activity: UnitActivity | None,
 ) -> Columns:
+    series = [number for number, _, _ in observations]
     dead = np.full(len(series), np.nan, np.float32)
     saturated = np.full(len(series), np.nan, np.float32)
     if activity is not None:
-        has_zeros = rows.has_bin(ZERO).tolist()
-        for number, (own, row) in enumerate(zip(series, place.tolist(), strict=True)):
-            if own in activity.series:
-                dead[number] = activity.dead_share(own, rows.values(row), sources[row][1].plan, has_zeros[row])
+        has_zeros = rows.has_bin(ZERO)[place].tolist()
+        dead = activity.dead_shares(observations, lambda number: rows.values(place[number]), has_zeros)
     bounded: dict[tuple[int, tuple[float, float]], list[int]] = {}
     if limits:
         for number, own in enumerate(series):

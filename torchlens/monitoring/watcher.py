@@ -23,6 +23,7 @@ from torchlens.monitoring.graph import GraphMaker
 from torchlens.monitoring.options import MonitorOptions
 from torchlens.monitoring.quiet import is_quiet, quietly
 from torchlens.monitoring.samples import PLAIN_TYPES
+from torchlens.monitoring.units import Units, unit_axis
 
 __all__ = ["ModuleInfo", "ModuleWatcher"]
 
@@ -238,7 +239,7 @@ class ModuleWatcher:
         if number < 0:
             return
         names = self.collector.names
-        names.counts_units.add(number)
+        names.units[number] = Units(info.input_number, unit_axis(info.kind))
         if info.kind in _LIMITS:
             low, high = _LIMITS[info.kind]
             margin = self._margin * (high - low)

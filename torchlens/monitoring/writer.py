@@ -22,7 +22,8 @@ from torchlens.monitoring.options import MonitorOptions
 from torchlens.monitoring.samples import value_of
 from torchlens.monitoring.segments import SegmentWriter
 from torchlens.monitoring.series import SeriesNames
-from torchlens.monitoring.statistics import Observation, UnitActivity, summarized
+from torchlens.monitoring.statistics import Observation, summarized
+from torchlens.monitoring.units import UnitActivity
 from torchlens.monitoring.worker import Worker
 from torchlens.problems import Problems
 
@@ -81,7 +82,7 @@ class Writer:
         self.worker = Worker(folder, self.problems)
         self._names = names
         self._health = health
-        self._activity = UnitActivity(names.counts_units, THRESHOLDS["min_values"])
+        self._activity = UnitActivity(names.units, THRESHOLDS["min_values"])
         self._num_names = 0
         self._session = session
         self._segments = SegmentWriter(folder, rank, session["session"], options.budget, options.every, names.as_json)
