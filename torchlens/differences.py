@@ -43,7 +43,8 @@ class Diff(BaseDiff):
                 note, colour = culprit.reason or "computes something different from the same inputs", "#d9534f"
             shown.append(shown_pair(pair.reference, pair.candidate, note=note, error=pair.error, colour=colour))
         for (reference, candidate), culprit in notes.items():
-            shown.append(shown_pair(reference, candidate, note=culprit.reason, error=culprit.error, colour="#d9534f"))
+            ends = reference or None, candidate or None
+            shown.append(shown_pair(*ends, note=culprit.reason, error=culprit.error, colour="#d9534f"))
         names = (f"{self.reference_name} (reference)", f"{self.candidate_name} (candidate)")
         return explore_together(*self._histories, path, pairs=shown, names=names)
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -46,3 +47,15 @@ def test_the_port_may_be_the_reference(reference: Any) -> None:
     diff = tl.diff(port, history, isolate=True)
     assert [culprit.candidate_module for culprit in diff.culprits] == ["h.1.mlp.act"]
     assert "the exact gelu" in diff.culprits[0].reason
+
+
+def test_a_jitted_functions_outputs_are_those_of_the_function(tmp_path: Any) -> None:
+    def function(x: Any) -> Any:
+        return {"logits": jnp.sin(x), "auxiliary": jnp.cos(x)}
+
+    x = jnp.linspace(-1, 1, 6)
+    with tl.tail(jax.jit(function), tmp_path / "jitted.safetensors") as tailed:
+        tailed(x)
+    diff = tl.diff(tl.log_forward_pass(function, x), tmp_path / "jitted.safetensors")
+    assert diff.ok
+    assert diff.outputs.agree

@@ -2,20 +2,30 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 
 from torchlens.comparing.diff import BaseDiff, Divergence, Outputs, Pair, Unmatched
 from torchlens.comparing.distances import numbers
-from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, analyse
+from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Origin, analyse
 from torchlens.comparing.evidence import Evidence
 from torchlens.comparing.inputs import paired_inputs
-from torchlens.comparing.isolation import Origin, grouped, isolate
+from torchlens.comparing.isolation import grouped, isolate
 from torchlens.comparing.layouts import best_layout
 from torchlens.comparing.mapping import fixed_by_name
 from torchlens.comparing.matched import Matched
 from torchlens.comparing.matching import Pairing
+from torchlens.comparing.outputs import (
+    PairedOutputs,
+    distinct,
+    origins_at_outputs,
+    output_errors,
+    output_path,
+    paired_outputs,
+    shown_by,
+)
 from torchlens.comparing.own_error import own_error_in
 from torchlens.comparing.precision import OWN_ERRORS, dtype_name, own_errors, short_type
 from torchlens.comparing.reasons import reasons_for
@@ -50,8 +60,8 @@ def compare_histories(
     shared = sorted(_groups(weights.groups[0], used[0]) & _groups(weights.groups[1], used[1]))
     ours, theirs = (Subject(side, weights.groups[place], shared) for place, side in enumerate(sides))
     inputs = paired_inputs(ours, theirs)
-    outputs = _paired_outputs(ours, theirs)
-    fixed = [(ours.root[r], theirs.root[c]) for r, c in [*inputs, *named, *outputs]]
+    outputs = paired_outputs(ours, theirs)
+    fixed = [(ours.root[r], theirs.root[c]) for r, c in [*inputs, *named, *outputs.pairs]]
     short = short_type(*sides)
     short_errors = None if short is None else own_errors(sides[0], short)
     if short_errors:
@@ -62,7 +72,7 @@ def compare_histories(
     found_pairs = pairing.run()
     own_error = own_error_in(ours, theirs, replay, found_pairs) if replay.is_live else None
     analysis = analyse(ours, theirs, found_pairs, tolerance, growth=growth, own_error=own_error)
-    error, units = _output_error(sides, outputs, pairing)
+    compared = output_errors(outputs.pairs, pairing, analysis, tolerance)
     notes: list[str] = []
     own: dict[int, float] = {}
     mended = None
@@ -71,17 +81,21 @@ def compare_histories(
         _check_live(replay)
 
         def error_of(values: dict[int, Tensor | None]) -> float | None:
-            return _mended_error(sides, outputs, values)
+            return _mended_error(sides, outputs.pairs, values)
 
-        found = isolate(ours, theirs, replay, fixed, tolerance, (pairing, analysis), error_of)
+        found = isolate(ours, theirs, replay, fixed, tolerance, (pairing, analysis), outputs.pairs, error_of)
         origins, analysis, own, mended = found.origins, found.analysis, found.own_units, found.output_error
         subject = found.subject
         notes += _pinned_notes(sides[1], found.pinned)
     else:
         sections = analysis.sections
-        origins = grouped([Origin(p, *sections[p.reference]) for p in analysis.origins], ours, theirs)
+        begun = [Origin(pair, *sections[pair.reference]) for pair in analysis.origins]
+        begun += distinct(origins_at_outputs(outputs.pairs, pairing, analysis, tolerance))
+        origins = grouped(begun, ours, theirs)
     evidence = Evidence(ours, subject, weights, (Replay(sides[0]), replay), pairing)
     culprits = [_divergence(origin, ours, subject, tolerance, isolates, evidence) for origin in origins]
+    is_same = not culprits
+    culprits += _not_returned(outputs, sides, tolerance, isolates)
     largest = max((u for number, u in own.items() if number in analysis.agreeing and u <= tolerance), default=0.0)
     notes += _precision_notes(sides)
     return kind(
@@ -91,7 +105,7 @@ def compare_histories(
         pairs=[_pair(pair, ours, theirs, before) for pair in before.pairs],
         culprits=culprits,
         unmatched=_unmatched(ours, theirs, before),
-        outputs=Outputs(error, units, units <= _output_limit(outputs, ours, before, tolerance), mended),
+        outputs=replace(_outputs(compared, outputs, sides, is_same), mended=mended),
         weights=_weights_text(weights, sides),
         layers=_layers_text(ours, theirs, before),
         tolerance=tolerance,
@@ -141,36 +155,18 @@ def _name(history: BaseHistory, side: Side) -> str:
 # -- outputs -----------------------------------------------------------------------------------------------------------
 
 
-def _paired_outputs(ours: Subject, theirs: Subject) -> list[tuple[int, int]]:
-    """Outputs in their order; where there are more on one side, those that are nearest to one another."""
-    first, second = list(ours.side.graph.outputs), list(theirs.side.graph.outputs)
-    if len(first) == len(second):
-        return list(zip(first, second, strict=True))
-    apart = [
-        (ours.prints[r].apart(theirs.prints[c]), r, c)  # type: ignore[union-attr, arg-type]
-        for r in first
-        for c in second
-        if ours.prints[r] is not None and theirs.prints[c] is not None
-    ]
-    found: dict[int, int] = {}
-    for distance, r, c in sorted(apart):
-        if r not in found and c not in found.values() and distance < float("inf"):
-            found[r] = c
-    return sorted(found.items())
-
-
-def _output_error(sides: tuple[Side, Side], outputs: Sequence[tuple[int, int]], pairing: Pairing) -> tuple[float, float]:
-    """The largest error of an output, relative and in units of rounding."""
-    found = [pairing.compared(r, c, True) for r, c in outputs]
-    known = [pair for pair in found if pair.error == pair.error]
-    if not known:
-        return float("nan"), float("nan")
-    worst = max(known, key=lambda pair: pair.units)
-    return worst.error, worst.units
-
-
-def _output_limit(outputs: Sequence[tuple[int, int]], ours: Subject, analysis: Analysis, tolerance: float) -> float:
-    return max((analysis.limits.get(ours.root[r], tolerance) for r, _ in outputs), default=tolerance)
+def _outputs(
+    compared: Sequence[tuple[Matched, float]], outputs: PairedOutputs, sides: tuple[Side, Side], is_same: bool
+) -> Outputs:
+    """How far apart the outputs are. Where each layer computes the same (`is_same`), what is left is rounding."""
+    worst = max((pair for pair, _ in compared), key=lambda pair: pair.units, default=None)
+    return Outputs(
+        error=float("nan") if worst is None else worst.error,
+        units=float("nan") if worst is None else worst.units,
+        agree=is_same or all(pair.units <= limit for pair, limit in compared),
+        missing=tuple(output_path(sides[0], r) for r in outputs.missing),
+        extra=tuple(output_path(sides[1], c) for c in outputs.extra),
+    )
 
 
 def _mended_error(
@@ -204,33 +200,57 @@ def _pair(pair: Matched, ours: Subject, theirs: Subject, analysis: Analysis) -> 
 def _divergence(
     origin: Origin, ours: Subject, theirs: Subject, tolerance: float, is_own: bool, evidence: Evidence
 ) -> Divergence:
-    r, c = origin.pair.reference, origin.pair.candidate
-    a, b = ours.side, theirs.side
     reasons, constants = reasons_for(origin, evidence)
     rearranged = {c for _, c in evidence.rearranged(origin)}
     steps = sorted({*origin.candidate.entries, *rearranged})
     return Divergence(
-        reference=a.label(r),
-        candidate=b.label(c),
-        reference_module=a.module_of(r),
-        candidate_module=b.module_of(c),
-        reference_line=a.place_of(r),
-        candidate_line=b.place_of(c),
-        reference_type=a.type_of(r),
-        candidate_type=b.type_of(c),
-        reference_shape=tuple(a.rows[r].shape),
-        candidate_shape=tuple(b.rows[c].shape),
+        **_where("reference", ours.side, origin.pair.reference, origin.reference.entries),
+        **_where("candidate", theirs.side, origin.pair.candidate, steps),
         error=origin.pair.error,
         units=origin.pair.units,
         tolerance=tolerance,
         input_units=0.0 if is_own else evidence.input_units(origin),
         is_own=is_own,
-        reference_operations=tuple(a.label(e) for e in origin.reference.entries if a.is_operation(e)),
-        candidate_operations=tuple(b.label(e) for e in steps if b.is_operation(e)),
         constants=constants,
         reasons=tuple(reasons),
-        also=tuple(b.label(pair.candidate) for pair in origin.others),
+        also=tuple(theirs.side.label(pair.candidate) for pair in origin.others),
     )
+
+
+def _where(whose: str, side: Side, entry: int | None, steps: Sequence[int]) -> dict[str, Any]:
+    """The fields of a divergence that tell where it is on one side; without an entry, there is nothing on that side."""
+    return {
+        whose: "" if entry is None else side.label(entry),
+        f"{whose}_module": "" if entry is None else side.module_of(entry),
+        f"{whose}_line": "" if entry is None else side.place_of(entry),
+        f"{whose}_type": "" if entry is None else side.type_of(entry),
+        f"{whose}_shape": () if entry is None else tuple(side.rows[entry].shape),
+        f"{whose}_operations": tuple(side.label(step) for step in steps if side.is_operation(step)),
+    }
+
+
+def _not_returned(outputs: PairedOutputs, sides: tuple[Side, Side], tolerance: float, is_own: bool) -> list[Divergence]:
+    """One divergence for all outputs that only the reference returns, and one for those that only the candidate does."""
+    found = []
+    names = ("reference", "candidate")
+    for entries, side, whose, other in zip((outputs.missing, outputs.extra), sides, names, names[::-1], strict=True):
+        if entries:
+            paths = [output_path(side, entry) for entry in entries]
+            more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+            steps = [shown_by(side, entry) for entry in entries]
+            found.append(
+                Divergence(
+                    **_where(whose, side, steps[0], steps),
+                    **_where(other, side, None, ()),
+                    error=float("inf"),
+                    units=float("inf"),
+                    tolerance=tolerance,
+                    input_units=0.0,
+                    is_own=is_own,
+                    reasons=(f"the {other} does not return {', '.join(paths[:3])}{more}",),
+                )
+            )
+    return found
 
 
 def _unmatched(ours: Subject, theirs: Subject, analysis: Analysis) -> Unmatched:
@@ -260,9 +280,10 @@ def _weights_text(weights: WeightMatch, sides: tuple[Side, Side]) -> str:
 
 
 def _layers_text(ours: Subject, theirs: Subject, analysis: Analysis) -> str:
-    total = sum(ours.side.is_operation(entry) for entry in ours.computed)
     paired = [pair for pair in analysis.pairs if ours.side.is_operation(pair.reference)]
-    text = f"{len(paired)} of {total} matched by value, weights and order"
+    # An output is matched whatever it computes, a constant, too.
+    total = {*filter(ours.side.is_operation, ours.computed), *(pair.reference for pair in paired)}
+    text = f"{len(paired)} of {len(total)} matched by value, weights and order"
     layouts = Counter(str(pair.layout) for pair in paired if pair.layout is not None and not pair.layout.is_plain)
     if layouts:
         text += f"; layouts: {', '.join(f'{count} {name}' for name, count in layouts.most_common(3))}"

@@ -37,7 +37,8 @@ class Divergence:
     """A place where the two compute something different from the same inputs.
 
     `reference_operations` and `candidate_operations` are the steps from the inputs that agree to the result that does not.
-    `reasons` are guesses, the best first; `reason` is that one, or "".
+    `reasons` are guesses, the best first; `reason` is that one, or "". Where one of the two lacks an output of the other,
+    what is told of its side is empty.
     """
 
     reference: str
@@ -77,12 +78,17 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Outputs:
-    """How far apart the outputs are: the largest relative error, as a number and in units of rounding."""
+    """How far apart the outputs are: the largest relative error, as a number and in units of rounding.
+
+    `missing` and `extra` are the paths of the outputs that only the reference, or only the candidate, returns.
+    """
 
     error: float
     units: float
     agree: bool
     mended: float | None = None  # the error that is left with the reference's values at all culprits
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

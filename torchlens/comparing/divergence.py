@@ -1,12 +1,12 @@
 """Where two histories diverge: the pairs whose inputs agree and whose outputs do not."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchlens.comparing.matched import Found, Matched
 from torchlens.comparing.subject import Subject
 
-__all__ = ["GROWTH", "GROWTH_OF_OWN", "Analysis", "OwnError", "Section", "analyse", "section_of", "stops_of"]
+__all__ = ["GROWTH", "GROWTH_OF_OWN", "Analysis", "Origin", "OwnError", "Section", "analyse", "section_of", "stops_of"]
 
 # How much larger than that of its inputs the error of a correct layer may be.
 GROWTH = 4.0
@@ -25,6 +25,16 @@ class Section:
 
     inputs: tuple[int, ...]
     entries: tuple[int, ...]
+
+
+@dataclass
+class Origin:
+    """A pair at which an error begins, and the sections that it lies in. `others` are results of the same computation."""
+
+    pair: Matched
+    reference: Section
+    candidate: Section
+    others: list[Matched] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

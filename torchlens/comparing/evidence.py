@@ -10,9 +10,8 @@ import torch
 from torchlens.capture.functions import argument_names
 from torchlens.capture.recording import Row
 from torchlens.comparing.distances import distance, numbers
-from torchlens.comparing.divergence import Section
+from torchlens.comparing.divergence import Origin, Section
 from torchlens.comparing.families import family
-from torchlens.comparing.isolation import Origin
 from torchlens.comparing.layouts import best_layout
 from torchlens.comparing.matching import Pairing
 from torchlens.comparing.replay import Instead, NotReplayableError, Replay

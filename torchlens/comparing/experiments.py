@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from torchlens.comparing.divergence import Origin
 from torchlens.comparing.evidence import Constant, Evidence, number_text
 from torchlens.comparing.families import acts, family
 from torchlens.comparing.hypotheses import ACTIVATIONS
-from torchlens.comparing.isolation import Origin
 from torchlens.comparing.replay import Instead, NotReplayableError
 from torchlens.comparing.subject import Subject
 

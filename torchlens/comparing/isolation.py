@@ -1,32 +1,23 @@
 """Every error by itself: where the candidate goes wrong, the reference's value is put in and the rest runs again."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from torchlens.comparing.distances import distance, numbers
-from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Section, analyse, section_of, stops_of
+from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Origin, Section, analyse, section_of, stops_of
 from torchlens.comparing.matched import Matched
 from torchlens.comparing.matching import Pairing
+from torchlens.comparing.outputs import distinct, origins_at_outputs
 from torchlens.comparing.replay import Replay
 from torchlens.comparing.side import dense
 from torchlens.comparing.subject import Subject
 
-__all__ = ["Isolated", "Origin", "grouped", "isolate"]
+__all__ = ["Isolated", "grouped", "isolate"]
 
 Tensor = torch.Tensor
 _MOST_ROUNDS = 200
-
-
-@dataclass
-class Origin:
-    """A pair at which an error begins, and the sections that it lies in. `others` are results of the same computation."""
-
-    pair: Matched
-    reference: Section
-    candidate: Section
-    others: list[Matched] = field(default_factory=list)
 
 
 @dataclass
@@ -48,6 +39,7 @@ def isolate(
     fixed: Sequence[tuple[int, int]],
     tolerance: float,
     first: tuple[Pairing, Analysis],
+    outputs: Sequence[tuple[int, int]],
     output_error: Callable[[dict[int, Tensor | None]], float | None],
 ) -> Isolated:
     """Puts the reference's values in until nothing differs any more."""
@@ -70,7 +62,7 @@ def isolate(
             if pair.reference in analysis.agreeing or (is_alike and pair.reference not in trusted):
                 trusted[pair.reference] = pair
         own_units = {}
-        values = replay.run(_put_in(reference, trusted, pairing, own_units))
+        values = replay.run(_put_in(reference, list(trusted.values()), pairing, own_units))
         if not found:
             break
         changed = {entry: value for entry, value in values.items() if entry not in subject.side._buffers}
@@ -87,9 +79,13 @@ def isolate(
         del origins[number]
     for number, origin in origins.items():
         origin.pair.error = own_units.get(number, origin.pair.units) * origin.pair.eps
-    kept = sorted(origins.values(), key=lambda origin: origin.pair.reference)
-    only = {origin.pair.reference: origin.pair for origin in kept}
-    mended = replay.run(_put_in(reference, only, None, {}))
+    at_outputs = origins_at_outputs(outputs, *first, tolerance)
+    for output, origin in origins_at_outputs(outputs, pairing, analysis, tolerance):
+        if not any(entry in replay.pinned for entry in origin.candidate.entries):
+            at_outputs.append((output, origin))
+    kept = sorted([*origins.values(), *distinct(at_outputs)], key=lambda origin: origin.pair.reference)
+    put_right = [*(origin.pair for origin in origins.values()), *(output for output, _ in at_outputs)]
+    mended = replay.run(_put_in(reference, put_right, None, {}))
     return Isolated(
         grouped(kept, reference, subject), analysis, own_units, output_error(mended), dict(replay.pinned), subject
     )
@@ -115,18 +111,19 @@ def _sections(reference: Subject, candidate: Subject, pairing: Pairing, pair: Ma
 
 
 def _put_in(
-    reference: Subject, pairs: dict[int, Matched], pairing: Pairing | None, own_units: dict[int, float]
+    reference: Subject, pairs: Sequence[Matched], pairing: Pairing | None, own_units: dict[int, float]
 ) -> Callable[[int, Tensor], Tensor | None]:
     """Gives, for each entry of the candidate that is one of `pairs`, the reference's value, and notes the own error.
 
     Other entries that hold what one of the reference holds get that, too.
     """
-    by_candidate = {pair.candidate: pair for pair in pairs.values()}
+    by_candidate = {pair.candidate: pair for pair in pairs}
+    by_reference = {pair.reference: pair for pair in pairs}
     twins = {} if pairing is None else pairing.found.twins[1]
 
     def put_in(entry: int, value: Tensor) -> Tensor | None:
         pair = by_candidate.get(entry) or twins.get(entry)
-        if pair is None or (entry not in by_candidate and _comes_later(pairs.get(pair.reference), entry)):
+        if pair is None or (entry not in by_candidate and _comes_later(by_reference.get(pair.reference), entry)):
             return None
         target = reference.side.value(pair.reference)
         if target is None:

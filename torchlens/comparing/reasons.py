@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from torchlens.comparing.distances import distance, numbers
+from torchlens.comparing.divergence import Origin
 from torchlens.comparing.evidence import Evidence, number_text
 from torchlens.comparing.experiments import EXPERIMENTS
 from torchlens.comparing.families import family
 from torchlens.comparing.hypotheses import ACTIVATIONS, attention_variants, norm_variants
-from torchlens.comparing.isolation import Origin
 from torchlens.comparing.replay import NotReplayableError
 from torchlens.graph.operation_kinds import NORMALISATIONS
 
@@ -320,6 +320,15 @@ def _operations(origin: Origin, evidence: Evidence) -> Iterator[str]:
         yield f"the reference does: {', '.join(lost)}; the candidate: {', '.join(extra)}"
 
 
+def _reordered(origin: Origin, evidence: Evidence) -> Iterator[str]:
+    """The same numbers in another order."""
+    a, b = evidence.ours.side.value(origin.pair.reference), evidence.candidate_result(origin)
+    if a is None or b is None or a.numel() != b.numel() or a.numel() < 2:
+        return
+    if distance(*(numbers(value).flatten().sort().values for value in (a, b))) <= _CONFIRMED * origin.pair.eps:
+        yield "the same numbers in another order"
+
+
 def _sections(origin: Origin, evidence: Evidence) -> list[tuple[Any, Any, str]]:
     return [(evidence.ours, origin.reference, "reference"), (evidence.theirs, origin.candidate, "candidate")]
 
@@ -332,4 +341,4 @@ _TELLING: tuple[_Guess, ...] = (
 )  # fmt: skip
 _CONCLUSIVE: tuple[_Guess, ...] = (_random, _activation, _attention, *EXPERIMENTS, _norm)
 # Said where nothing else is known.
-_VAGUE: tuple[_Guess, ...] = (_lonely_eps, _operations)
+_VAGUE: tuple[_Guess, ...] = (_reordered, _lonely_eps, _operations)

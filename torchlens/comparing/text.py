@@ -2,6 +2,7 @@
 
 import shutil
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchlens.history.grid import Column, laid_out
@@ -59,13 +60,31 @@ def _wrapped(text: str, first: str, rest: str, width: int) -> list[str]:
 
 
 def _output(diff: "BaseDiff") -> str:
+    """The outputs that both return, and which only one does."""
+    outputs = diff.outputs
+    only = [
+        f"{_listed(paths)} only in the {whose}"
+        for paths, whose in ((outputs.missing, "reference"), (outputs.extra, "candidate"))
+        if paths
+    ]
+    if not only:
+        return _error(diff)
+    others = f"; the others: {_error(diff)}" if outputs.error == outputs.error else ""
+    return f"differs: {'; '.join(only)}{others}"
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+
+
+def _error(diff: "BaseDiff") -> str:
     outputs = diff.outputs
     if outputs.error != outputs.error:
         return "not saved"
     if outputs.units == 0:
         return "the same"
     eps = outputs.error / outputs.units if outputs.units < float("inf") else 0.0
-    if outputs.agree and diff.ok:
+    if outputs.agree and not any(_has_both(culprit) for culprit in diff.culprits):
         return f"agrees: relative error {outputs.error:.1e} ({units_text(outputs.units, diff.unit)})"
     rounding = f"   (rounding would explain {diff.tolerance * eps:.0e})" if eps else ""
     verb = "differs" if not outputs.agree else "differs little"
@@ -86,6 +105,8 @@ def _first(diff: "BaseDiff", width: int) -> list[str]:
     others = diff.culprits[1:]
     for other in others[: _MOST_SHOWN - 1]:
         lines += ["", *_block(other, "ALSO, independent of it", width, diff.unit)]
+    if not any(map(_has_both, diff.culprits)):
+        return lines
     advice = (
         "Errors behind a divergence are hidden by it. To see each layer's own: isolate=True, --isolate "
         f"(needs the live candidate, runs its {diff.num_replayed} operations again)."
@@ -94,28 +115,38 @@ def _first(diff: "BaseDiff", width: int) -> list[str]:
 
 
 def _block(culprit: "Divergence", title: str, width: int, unit: str) -> list[str]:
-    ours, theirs = culprit.reference_module or culprit.reference, culprit.candidate_module or culprit.candidate
+    ours = culprit.reference_module or culprit.reference or "nothing"
+    theirs = culprit.candidate_module or culprit.candidate or "nothing"
     lines = _wrapped(f"{title}  {ours}  <->  {theirs}", "  ", "      ", width)
-    names = [f"{culprit.reference} ({shape_text(culprit.reference_shape)})",
-             f"{culprit.candidate} ({shape_text(culprit.candidate_shape)})"]  # fmt: skip
-    longest = max(map(len, names))
-    for name, line, steps in zip(
-        names, (culprit.reference_line, culprit.candidate_line),
-        (culprit.reference_operations, culprit.candidate_operations), strict=True,
-    ):  # fmt: skip
+    sides = [
+        (f"{label} ({shape_text(shape)})", line, steps)
+        for label, shape, line, steps in (
+            (culprit.reference, culprit.reference_shape, culprit.reference_line, culprit.reference_operations),
+            (culprit.candidate, culprit.candidate_shape, culprit.candidate_line, culprit.candidate_operations),
+        )
+        if label
+    ]
+    longest = max(len(name) for name, _, _ in sides)
+    for name, line, steps in sides:
         count = f", {len(steps)} operations" if len(steps) > 1 else ""
         lines += _wrapped(f"{name:<{longest}}   {line}{count}".rstrip(), "      ", "          ", width)
     agree = "exactly" if culprit.input_units == 0 else f"to {units_text(culprit.input_units, unit)}"
     apart = f"outputs differ by {culprit.error:.1e} = {units_text(culprit.units, unit)} (tolerance {culprit.tolerance:g})"
     if culprit.reference_shape != culprit.candidate_shape and culprit.error == float("inf"):
         apart = "outputs differ in shape"
-    lines += _wrapped(f"inputs agree {agree}; {apart}", "      ", "      ", width)
+    if _has_both(culprit):
+        lines += _wrapped(f"inputs agree {agree}; {apart}", "      ", "      ", width)
     lines += _numbers(culprit, width)
     for number, reason in enumerate(culprit.reasons):
         lines += _wrapped(reason, "      -> " if not number else "       - ", "         ", width)
     if culprit.also:
         lines += _wrapped(f"with it: {', '.join(culprit.also)}", "      ", "      ", width)
     return lines
+
+
+def _has_both(culprit: "Divergence") -> bool:
+    """Whether it is something that both compute, not an output that only one returns."""
+    return bool(culprit.reference and culprit.candidate)
 
 
 def _numbers(culprit: "Divergence", width: int) -> list[str]:
@@ -132,14 +163,15 @@ def _numbers(culprit: "Divergence", width: int) -> list[str]:
 def _isolated(diff: "BaseDiff", width: int) -> list[str]:
     culprits = diff.culprits
     agreeing = sum(pair.agrees for pair in diff.pairs)
-    one = len(culprits) == 1
-    head = f"{len(culprits)} layer{'s' * (not one)} compute{'s' * one} something else; "
-    head += f"the others agree to {units_text(diff.largest_own, diff.unit)} when given the reference's inputs."
+    wrong = sum(map(_has_both, culprits))
+    one = wrong == 1
+    head = f"{wrong} layer{'s' * (not one)} compute{'s' * one} something else; the others" if wrong else "All layers"
+    head += f" agree to {units_text(diff.largest_own, diff.unit)} when given the reference's inputs."
     lines = [*_wrapped(head, "", "", width), ""] if agreeing or culprits else []
     shown = culprits[:_MOST_SHOWN]
     columns = [
-        Column("own error", [units_text(c.units, "eps" if diff.unit == "eps" else "times") for c in shown]),
-        Column("reference", [_what(c.reference_module, c.reference, c.reference_type) for c in shown], is_number=False),
+        Column("own error", [_own_error(c, diff.unit) for c in shown]),
+        Column("reference", [_layer(c.reference_module, c.reference, c.reference_type) for c in shown], is_number=False),
         Column("candidate", [_steps(c) for c in shown], is_number=False),
     ]
     table = laid_out(columns, width - 2)
@@ -149,23 +181,28 @@ def _isolated(diff: "BaseDiff", width: int) -> list[str]:
             lines += _why(shown[number - 2], width)
     if len(culprits) > len(shown):
         lines.append(f"  and {len(culprits) - len(shown)} more: diff.culprits")
-    if diff.outputs.mended is not None:
+    if diff.outputs.mended is not None and wrong:
         eps = diff.outputs.error / diff.outputs.units if 0 < diff.outputs.units < float("inf") else 2.0**-23
         units = diff.outputs.mended / eps
         word = "agrees" if units <= diff.tolerance * 8 else "still differs"
-        which = "this" if one else f"these {len(culprits)}"
-        said = f"With {which} put right, the output {word}: {diff.outputs.mended:.1e} ({units_text(units, diff.unit)})."
+        which = "this" if one else f"these {wrong}"
+        what = "what both return" if diff.outputs.missing or diff.outputs.extra else "the output"
+        said = f"With {which} put right, {what} {word}: {diff.outputs.mended:.1e} ({units_text(units, diff.unit)})."
         lines += ["", *_wrapped(said, "  ", "  ", width)]
     return lines
 
 
-def _what(module: str, label: str, kind: str) -> str:
-    return f"{module}  {kind}" if module else label
+def _own_error(culprit: "Divergence", unit: str) -> str:
+    return units_text(culprit.units, "eps" if unit == "eps" else "times") if _has_both(culprit) else ""
+
+
+def _layer(module: str, label: str, kind: str) -> str:
+    return f"{module}  {kind}" if module else label or "nothing"
 
 
 def _steps(culprit: "Divergence") -> str:
     count = len(culprit.candidate_operations)
-    what = culprit.candidate_module or culprit.candidate
+    what = culprit.candidate_module or culprit.candidate or "nothing"
     return f"{what}  {count} ops" if count > 1 else f"{what}  {culprit.candidate_type}"
 
 
