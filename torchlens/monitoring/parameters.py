@@ -70,8 +70,8 @@ class ParameterWatch:
         self._strangers[id(optimizer)] = count
         return False
 
-    def note_before(self, optimizer: torch.optim.Optimizer | None, has_gradients: bool = True) -> None:
-        """Samples parameters and gradients before a step of the optimizer; of all, if there is none. Call it quietly.
+    def note_before(self, optimizer: torch.optim.Optimizer, has_gradients: bool = True) -> None:
+        """Samples parameters and gradients before a step of the optimizer. Call it quietly.
 
         Where the step itself computes the gradients, those that are there now are of another step.
         """
@@ -92,11 +92,21 @@ class ParameterWatch:
                 self._note_gradient(known, parameter)
 
     def remember(self) -> None:
-        """Keeps samples of all parameters, from which `note_after` tells the changes. Call it quietly."""
+        """Keeps samples of all parameters as they are before a step, for `note_by_hand`. Call it quietly."""
         self._clear()
-        if self._has_updates:
+        if self._has_parameters or self._has_updates:
             for known, parameter in self._of(None):
-                known.before = self._collector.sampler.take(parameter, False)
+                known.before = self._collector.sampler.take(parameter, self._has_parameters)
+
+    def note_by_hand(self) -> None:
+        """After a step that no optimizer made: all parameters as `remember` found them, their gradients and changes."""
+        names, pending = self._collector.names, self._collector.pending
+        for known, parameter in self._of(None):
+            if known.before is not None and self._has_parameters:
+                if known.number < 0:
+                    known.number = names.number(known.module, "parameters", known.name, parameter)
+                pending.append((known.number, known.before, None))
+        self.note_after(None, has_gradients=True)
 
     def note_after(self, optimizer: torch.optim.Optimizer | None, has_gradients: bool = False) -> None:
         """Samples what changed since `note_before`, and gradients that came since. Call it quietly."""
@@ -105,8 +115,7 @@ class ParameterWatch:
             if has_gradients:
                 self._note_gradient(known, parameter)
             before = known.before
-            if before is not None:
-                known.before = None
+            if before is not None and self._has_updates:
                 after = collector.sampler.take(parameter, False)
                 if after is not None and after.plan is before.plan:
                     if known.update_number < 0:

@@ -49,13 +49,6 @@ from torchlens.wording import check_choice, check_count, got
 
 __all__ = ["Run", "last_run"]
 
-# Scalars of steps that are not recorded otherwise are handed over so often (in seconds), or when there are so many.
-_SCALARS_EVERY = 0.2
-_MANY_SCALARS = 500
-_OTHER_THREAD = (
-    "The model was called in one thread and the optimizer stepped in another: of each step, only the calls of the thread "
-    "that called first are recorded"
-)
 # Those that were started, the last one last. Weakly: who drops a run drops it.
 _STARTED: "list[weakref.ref[Run]]" = []
 
@@ -200,13 +193,10 @@ class Run:
         """
         if step is not None:
             check_count("step", step, 0)
-        elif scalars:
-            step = self._steps.step_of_log()
         for name, value in scalars.items():
             number = scalar_value(name, value)
-            if not self.is_finished and number is not None and step is not None:
-                self._steps.scalars.append((name, step, number))
-        self._steps.scalars.keep_small(self.problems)
+            if not self.is_finished and number is not None:
+                self._steps.add_scalar(name, number, step)
 
     def watch(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Records any tensor and its gradient under a name, in recorded steps, and returns the tensor.

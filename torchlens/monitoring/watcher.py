@@ -6,7 +6,7 @@ recorded. What the modules are given and return is sampled then and there, befor
 
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -32,6 +32,7 @@ _MOST_TENSORS = 8
 _Tensor = torch.Tensor
 # How much is recorded of a call: all, nothing, or gradients alone: a checkpoint runs its part again for the backward pass.
 _NOTHING, _GRADIENTS, _ALL = 0, 1, 2
+_COMPILED = "OptimizedModule"  # the class of what `torch.compile` makes of a module
 # The limits of activations that have some, with the margin within which a value lies at one.
 _LIMITS = {"Sigmoid": (0.0, 1.0), "Hardsigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Hardtanh": (-1.0, 1.0)}
 
@@ -51,12 +52,13 @@ class ModuleInfo:
 class Call:
     """A call that is running."""
 
-    __slots__ = ("info", "number", "parent", "takes")
+    __slots__ = ("info", "number", "parent", "source", "takes")
 
     def __init__(self, info: ModuleInfo, parent: "Call | None", takes: int) -> None:
         self.info = info
         self.parent = parent
         self.takes = takes
+        self.source: Any = None  # of a compiled module: runs inside it, and is the same
         self.number = -1  # in the graph, while that is made
 
 
@@ -73,6 +75,10 @@ class ModuleWatcher:
         self.graph = graph
         self._options = options
         self._margin = margin
+        # What is done when a module is called that is not known: the model may have changed since the step began.
+        self.on_unknown: Callable[[], None] | None = None
+        self._has_looked = False  # for unknown ones, in this step
+        self._strangers: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._known: dict[tuple[str, str], ModuleInfo] = {}
         # Weakly: a run that nobody finishes does not keep the model.
         self._modules: list[weakref.ref[torch.nn.Module]] = []
@@ -82,17 +88,21 @@ class ModuleWatcher:
         self._model = weakref.ref(model)
         self.refresh(named_modules(model))
 
-    def refresh(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
-        """A step is going to be recorded: looks at the model as it is now, for it may have changed since the last one."""
+    def begin_step(self) -> None:
+        """A step is going to be recorded."""
         self._current = self.thread = None
         self.num_calls = 0
+        self._has_looked = False
+
+    def refresh(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        """Takes note of the modules as they are now: they may be others than in the last step."""
         known = self._modules
         if len(modules) == len(known) and all(own is last() for (_, own), last in zip(modules, known, strict=True)):
             return
         self.infos, self._modules = {}, [weakref.ref(module) for _, module in modules]
         addresses: set[str] = set()
         for address, module in modules:
-            if address in addresses and type(module).__name__ != "OptimizedModule":
+            if address in addresses and type(module).__name__ != _COMPILED:
                 # The source of a compiled module has the same address, and runs inside it.
                 continue
             addresses.add(address)
@@ -105,6 +115,7 @@ class ModuleWatcher:
     def forget(self) -> None:
         """Lets go of the model."""
         self.infos, self._modules, self._current = {}, [], None
+        self._strangers.clear()
 
     # -- the chain -----------------------------------------------------------------------------------------------------
 
@@ -133,14 +144,16 @@ class ModuleWatcher:
         collector = self.collector
         if not collector.is_armed:
             return None
-        info = self.infos.get(id(module))
-        if info is None:
-            return None
         thread = get_ident()
         if thread != self.thread and self.thread is not None:
             return None  # what two threads call at once is not nested
+        info = self.infos.get(id(module)) or self._unknown(module)
         parent = self._current
+        if info is None or (parent is not None and parent.source is module):
+            return None
         call = Call(info, parent, self._takes() if parent is None else parent.takes)
+        if type(module).__name__ == _COMPILED:
+            call.source = module._orig_mod
         if call.takes == _NOTHING and self.thread is None:
             return None  # evaluation beside the training does not say which thread trains
         self.thread = thread
@@ -164,6 +177,21 @@ class ModuleWatcher:
             except Exception as error:  # the training must not notice
                 collector.problems.add_failure(error, f"What {info.address or 'the model'!r} was given was not recorded")
         return call
+
+    def _unknown(self, module: Any) -> ModuleInfo | None:
+        """A module that is not in the list: one that `torch.compile` made, one that is new in the model, or a stranger."""
+        if type(module).__name__ == _COMPILED:
+            return self.infos.get(id(module._orig_mod))
+        number = id(module)
+        stranger = self._strangers.get(number)
+        if (stranger is not None and stranger() is module) or self._has_looked or self.on_unknown is None:
+            return None
+        self._has_looked = True
+        self.on_unknown()
+        info = self.infos.get(number)
+        if info is None:
+            self._strangers[number] = weakref.ref(module, lambda _: self._strangers.pop(number, None))
+        return info
 
     def end(self, watched: Call) -> None:
         """A module has run, or raised."""
