@@ -175,6 +175,61 @@ def test_updates_that_are_too_small_are_found_and_told_together(tmp_path: Path) 
     assert {"0.weight", "1.weight"} == {found.finding.where, found.finding.text.rsplit(": ", 1)[1].rstrip(".")}
 
 
+@pytest.mark.parametrize("log", [("parameters", "parameter_gradients", "updates"), ("parameters", "updates")])
+def test_a_frozen_weight_is_not_told_to_learn_too_little(log: tuple[str, ...], tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-9)
+    with tl.monitor(model, tmp_path, graph="modules", log=log):
+        for _ in range(4):
+            model(torch.randn(64, 16)).square().mean().backward()
+            optimizer.step()
+    (found,) = [each.finding for each in tl.open_run(tmp_path).findings if each.kind == "small update"]
+    assert found.where == "1.weight"
+    assert "more" not in found.text
+
+
+def test_a_weight_whose_gradient_is_zero_learns_too_little(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with tl.monitor(model, tmp_path, graph="modules"):
+        for _ in range(4):
+            optimizer.zero_grad()
+            hidden = model[0](torch.randn(64, 16))
+            (model[1](hidden.detach()).sum() * 0 + hidden.square().mean()).backward()
+            optimizer.step()
+    assert kinds(tmp_path)["small update"] == (2, "1")
+
+
+@pytest.mark.parametrize("num_rows", [30_000, 1_000])
+@pytest.mark.parametrize(("lr", "expected"), [(1.0, set()), (1e-4, {"small update"}), (1e3, {"large update"})])
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_of_an_embedding_the_rows_that_have_a_gradient_are_judged(
+    num_rows: int, lr: float, expected: set[str], is_sparse: bool, tmp_path: Path
+) -> None:
+    model = nn.Embedding(num_rows, 16, sparse=is_sparse)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with tl.monitor(model, tmp_path, graph="modules"):
+        for _ in range(5):
+            optimizer.zero_grad()
+            (model(torch.randperm(num_rows)[:200]) * torch.randn(16)).sum().mul(1e-3).backward()
+            optimizer.step()
+    # Of a fifth of the rows the sample has enough; of one in 150 it does not, and nothing is told.
+    assert {"small update", "large update"} & set(kinds(tmp_path)) == (expected if num_rows == 1_000 else set())
+
+
+def test_an_embedding_of_which_few_rows_have_a_gradient_has_one(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(30_000, 16), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with tl.monitor(model, tmp_path, graph="modules"):
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.arange(9, 15)).square().mean().backward()
+            optimizer.step()
+    assert tl.open_run(tmp_path)["0"].parameter_gradients["weight"].rms.tolist() == [0] * 6  # in the sample
+    assert not {"zero gradients", "vanishing gradient"} & set(kinds(tmp_path))
+
+
 class Sometimes(nn.Module):
     """The first layer runs in every call, the tanh only where it is told to."""
 

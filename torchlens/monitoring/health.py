@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import inf, isnan, nan, prod, sqrt
+from functools import cached_property
+from math import inf, isnan, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from torchlens.capture.parts import named_modules
 from torchlens.health.finding import Finding
 from torchlens.health.gradients import WeightNorms, exploding, vanishing
 from torchlens.health.thresholds import THRESHOLDS
+from torchlens.monitoring.bins import ZERO
 from torchlens.monitoring.columns import HAS_NAN
 from torchlens.monitoring.frames import Step
 from torchlens.monitoring.series import SeriesName, SeriesNames
-from torchlens.monitoring.statistics import nonfinite_counts
+from torchlens.monitoring.statistics import bin_counts, nonfinite_counts
 
 __all__ = ["Health", "RunFinding"]
 
@@ -208,8 +210,9 @@ class _Layout:
             for name, row in self.by_kind.get("parameter_gradients", ())
             if (own := self.find(name.module, "parameters", name.name)) is not None and _is_matrix(name)
         ]
+        # The same with their updates: (address, module, update, own row, gradient; None if that is not recorded).
         self.updates = [
-            (_address(name), name.module, row, own)
+            (_address(name), name.module, row, own, self.find(name.module, "parameter_gradients", name.name))
             for name, row in self.by_kind.get("updates", ())
             if (own := self.find(name.module, "parameters", name.name)) is not None and _is_matrix(name)
         ]
@@ -252,11 +255,31 @@ class _Rows:
 
     def weights(self) -> list[WeightNorms]:
         """Matrices with their gradients."""
-        rms = self.rms
+        rms, bad = self.rms, self.bad
+        # The sample may miss the few rows of an embedding that have a gradient. A norm is no less than any element.
+        largest = np.maximum(-self.columns.low, self.columns.high).tolist()
         return [
-            WeightNorms(address, module, inf if row in self.bad else rms[row] * sqrt(count), rms[own] * sqrt(count), count)
+            WeightNorms(
+                address,
+                module,
+                inf if row in bad else max(rms[row] * sqrt(count), largest[row]),
+                rms[own] * sqrt(count),
+                count,
+            )
             for address, module, count, row, own in self.layout.weights
         ]
+
+    def share_with_gradient(self, row: int | None) -> float:
+        """The share of a weight that has a gradient, by the row of that; all of it if the whole gradient is zero."""
+        if row is None:
+            return 0.0
+        return 1.0 if self.columns.low[row] == self.columns.high[row] == 0 else self.moving[row]
+
+    @cached_property
+    def moving(self) -> list[float]:
+        """The share of each sample that is not zero."""
+        found: list[float] = (1 - bin_counts(self.columns, ZERO) / np.maximum(self.columns.sampled, 1)).tolist()
+        return found
 
     def nonfinite(self, kinds: Iterable[str]) -> list[tuple[SeriesName, str, int]]:
         """Series with NaN or Inf, each with the word for it, in the order in which they first came up."""
@@ -296,12 +319,19 @@ _NONFINITE_ADVICE = {
 
 
 def _updates(rows: _Rows) -> Iterable[Finding]:
+    """Updates of an odd size, by what takes part in the step: what has a gradient, or changes. Few rows of an embedding do,
+    and nothing of a frozen weight."""
     low, high = THRESHOLDS["smallest_update"], THRESHOLDS["largest_update"]
-    for address, module, row, own in rows.layout.updates:
-        size = rows.rms[own]
-        ratio = rows.rms[row] / size if size else nan
+    columns = rows.columns
+    for address, module, row, own, gradient in rows.layout.updates:
+        size, share = rows.rms[own], max(rows.moving[row], rows.share_with_gradient(gradient))
+        num_seen, is_all = share * int(columns.sampled[row]), columns.sampled[row] == columns.elements[row]
+        if not size or not share or (num_seen < THRESHOLDS["min_values"] and not is_all):
+            continue
+        ratio = rows.rms[row] / sqrt(share) / size
         if isnan(ratio) or low <= ratio <= high:
             continue
+        part = f" where it has a gradient ({share:.1%} of it)" if share < 0.9 else ""
         is_small = ratio < low
         yield Finding(
             kind="small update" if is_small else "large update",
@@ -310,7 +340,7 @@ def _updates(rows: _Rows) -> Iterable[Finding]:
             module=module,
             number=ratio,
             threshold=low if is_small else high,
-            text=f"A step changes {address} by {ratio:.1g} of its size (by root mean square, sampled).",
+            text=f"A step changes {address} by {ratio:.1g} of its size{part} (by root mean square, sampled).",
             advice="It hardly learns: try a larger learning rate, or find what keeps its gradient small."
             if is_small
             else "That is a lot: try a smaller learning rate, or a warm-up.",

@@ -12,7 +12,7 @@ from torchlens.monitoring.samples import Sample, value_of
 from torchlens.monitoring.stacks import Stack, stacked, statistics_of
 from torchlens.monitoring.units import UnitActivity
 
-__all__ = ["Observation", "nonfinite_counts", "summarized"]
+__all__ = ["Observation", "bin_counts", "nonfinite_counts", "summarized"]
 
 
 _NUMBER_TYPES = frozenset({np.float32, np.float64})
@@ -227,7 +227,13 @@ def nonfinite_counts(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
     codes = columns.codes
     if not ((codes & 511 >= PLUS_INF) & (codes != ZERO)).any():
         return np.zeros(len(columns)), np.zeros(len(columns))
-    rows = np.repeat(np.arange(len(columns)), columns.num_bins)
-    nan = np.bincount(rows, weights=columns.counts * (columns.codes == NAN), minlength=len(columns))
-    is_inf = (columns.codes == PLUS_INF) | (columns.codes == MINUS_INF)
-    return nan, np.bincount(rows, weights=columns.counts * is_inf, minlength=len(columns))
+    return bin_counts(columns, NAN), bin_counts(columns, PLUS_INF) + bin_counts(columns, MINUS_INF)
+
+
+def bin_counts(columns: Columns, code: int) -> np.ndarray:
+    """How many elements of each row's sample lie in a bin."""
+    places = np.flatnonzero(columns.codes == code)
+    rows = np.searchsorted(columns.starts, places, "right") - 1
+    found = np.zeros(len(columns))
+    found[rows] = columns.counts[places]  # a row has a bin once
+    return found
