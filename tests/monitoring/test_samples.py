@@ -142,6 +142,13 @@ def test_bins_of_a_step_are_those_of_its_samples(dtype: type) -> None:
             assert found == Counter(bins_of(narrowed(rows[row])).tolist())
 
 
+def test_quantiles_of_numbers_beyond_float32_stay_finite_and_not_zero() -> None:
+    samples = [Sampler().take(torch.full((50,), number, dtype=torch.float64)) for number in (1e200, -1e200, 1e-200)]
+    columns = summarized([(number, sample, None) for number, sample in enumerate(samples) if sample is not None], {})
+    limits = np.finfo(np.float32)
+    np.testing.assert_array_equal(columns.quantiles[:, 4], [limits.max, -limits.max, limits.smallest_subnormal])
+
+
 def test_statistics_of_samples_of_all_lengths_are_those_of_each_alone() -> None:
     generator = np.random.default_rng(1)
     observations = []

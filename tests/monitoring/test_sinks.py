@@ -252,14 +252,16 @@ def test_tensorboard_reads_what_was_recorded(tmp_path: Path, is_live: bool) -> N
     assert [event.step for event in events.Scalars("loss")] == list(range(6))
     rms = [event.value for event in events.Scalars("outputs.rms/0")]
     assert rms == pytest.approx(reader["0"].outputs.rms.tolist())
-    found = events.Histograms("parameter_gradients/0.weight")
+    found, series = events.Histograms("parameter_gradients/0.weight"), reader["0"].parameter_gradients["weight"]
     assert [event.step for event in found] == reader.steps
     for event in found:
         own = event.histogram_value
-        expected = reader["0"].parameter_gradients["weight"].histogram(event.step)
+        expected = series.histogram(event.step)
         limits, counts = np.array(own.bucket_limit), np.array(own.bucket)
         assert counts[counts > 0].tolist() == expected.counts.tolist()
         assert own.num == expected.num_sampled
+        place = reader.steps.index(event.step)
+        assert (own.min, own.max) == (series.low[place], series.high[place])
         for low, high, count in zip(expected.low, expected.high, expected.counts, strict=True):
             place = int(np.searchsorted(limits, high))
             if high > low:

@@ -119,7 +119,7 @@ def _quantiles(flat: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.nda
     with np.errstate(invalid="ignore", over="ignore"):
         lower = flat[first + below].astype(np.float64)
         upper = flat[first + np.minimum(below + 1, span)].astype(np.float64)
-        found = (lower + (upper - lower) * (places - below)).astype(np.float32)
+        found = narrowed(lower + (upper - lower) * (places - below))
     found[ends <= starts] = np.nan
     return found
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchlens.monitoring.bins import MINUS_INF, NAN, PLUS_INF, ZERO
+from torchlens.monitoring.bins import MINUS_INF, NAN, PLUS_INF, ZERO, narrowed
 from torchlens.monitoring.columns import HAS_NAN, QUANTILES, RANGE_IS_EXACT, Columns, merged
 from torchlens.monitoring.samples import Sample, value_of
 from torchlens.monitoring.stacks import Stack, stacked, statistics_of
@@ -214,12 +214,12 @@ def _quantiles_with_zeros(values: np.ndarray, num_zeros: int) -> np.ndarray:
     ordered = np.sort(values[np.isfinite(values)])
     total = len(ordered) + num_zeros
     if not total:
-        return np.full(len(QUANTILES), np.nan)
+        return np.full(len(QUANTILES), np.nan, np.float32)
     split = int(np.searchsorted(ordered, 0))
     zeros = np.array([split, split + num_zeros - 1]) if num_zeros else np.zeros(0, np.int64)  # the first, and the last
     places = np.concatenate([np.arange(split), zeros, np.arange(split + num_zeros, total)])
     known = np.concatenate([ordered[:split], np.zeros(len(zeros)), ordered[split:]])
-    return np.interp(QUANTILES * (total - 1), places, known)
+    return narrowed(np.interp(QUANTILES * (total - 1), places, known))
 
 
 def nonfinite_counts(columns: Columns) -> tuple[np.ndarray, np.ndarray]:

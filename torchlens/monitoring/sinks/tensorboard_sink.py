@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,12 @@ class TensorBoard(Sink):
         bins = series.bins
         if bins is None:
             return
+        low, high = series.statistics.get("low", nan), series.statistics.get("high", nan)
         # The first bucket of an event reaches down to the smallest float: an empty one in front keeps ours as it is.
         self._writer.add_histogram_raw(
             self.tag(series),
-            min=float(bins.edges[0]),
-            max=float(bins.edges[-1]),
+            min=low if isfinite(low) else float(bins.edges[0]),
+            max=high if isfinite(high) else float(bins.edges[-1]),
             num=int(bins.counts.sum()),
             sum=series.total,
             sum_squares=series.squares,
