@@ -139,6 +139,12 @@ def test_a_watched_tensor_and_its_gradient(tmp_path: Path) -> None:
     assert r.graph["modules"][0]["type"] == "Linear"
 
 
+def test_a_watched_tensor_cannot_have_the_name_of_a_module(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    with tl.monitor(model, tmp_path) as run, pytest.raises(ValueError, match=r"Say another, such as '0 watched'"):
+        run.watch("0", model(torch.ones(2, 3)))
+
+
 def test_a_sparse_gradient_is_read_as_the_dense_one(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Embedding(5_000, 4, sparse=True), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

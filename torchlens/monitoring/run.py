@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchlens.capture.parts import named_modules
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.user_code import warn_caller
 from torchlens.foreign_names import no_such_name
@@ -77,6 +78,7 @@ class Run:
         options: MonitorOptions,
         history_type: Callable[[Log, CaptureOptions], BaseHistory],
     ) -> None:
+        missing = options.check_modules([address for address, _ in named_modules(model)])
         self.folder = folder
         self.options = options
         self.rank = own_rank()
@@ -93,7 +95,10 @@ class Run:
             self._names,
             Health(self._names, model),
         )
+        for each in missing:
+            self.problems.add(f"modules: no module has an address like {each!r}")
         self._collector = Collector(self._names, self.problems)
+        self._watched_names: set[str] = set()
         wants_graph = self.rank == 0 and not (folder / GRAPH_FILE).exists()
         graph = GraphMaker(model, options.graph == "operations", self.problems, history_type) if wants_graph else None
         self._watcher = ModuleWatcher(model, options, self._collector, THRESHOLDS["saturation_margin"], graph)
@@ -202,12 +207,21 @@ class Run:
         """Records any tensor and its gradient under a name, in recorded steps, and returns the tensor.
 
         >>> z = run.watch('latent', encoder(x))
+
+        The name must not be that of a module: what modules return is recorded anyway.
         """
         if not isinstance(name, str) or not name:
             raise TypeError(f"name must be a text, such as 'latent', got {got(name)}.")
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"tensor must be a tensor, got {got(tensor)}.")
         if self._collector.is_armed and not torch.compiler.is_compiling():
+            if name not in self._watched_names:
+                if name in self._addresses():
+                    raise ValueError(
+                        f"name must not be the address of a module, whose output and gradient are recorded as {name!r} "
+                        f"anyway. Say another, such as {name + ' watched'!r}."
+                    )
+                self._watched_names.add(name)
             self._steps.guard(quietly, self._watch, name, tensor)
         return tensor
 
@@ -331,6 +345,11 @@ class Run:
     def current_step(self) -> int:
         """The step that is running."""
         return self._steps.clock.step
+
+    @property
+    def num_steps_made(self) -> int:
+        """How many steps optimizers have made, those before a checkpoint included; the last of them may still be running."""
+        return self._steps.clock.num_made
 
     @property
     def last_step(self) -> int | None:
