@@ -98,6 +98,36 @@ def test_one_difference_is_one_culprit(ours: Any, theirs: Any, label: str, reaso
     assert diff.to_json()
 
 
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "label"),
+    [
+        (lambda y, x: (x.long() + 2**60) * 2, lambda y, x: (x.long() + 2**60) * 2 + 1, "add_2_5"),
+        (lambda y, x: (x * 1e18).long() * 2, lambda y, x: (x * 1e18).long() * 2 + 1, "add_1_5"),
+        (lambda y, x: (x * 1e18).long(), lambda y, x: (x * 1e18).long() + 1, "add_1_4"),
+        (lambda y, x: (y, (x * 1e18).long()), lambda y, x: (y, (x * 1e18).long() ^ 1), "xor_1_4"),
+        (lambda y, x: (x * 0).long() + (2**63 - 1), lambda y, x: (x * 0).long() - 2**63, "sub_1_4"),
+    ],
+)
+def test_whole_numbers_are_compared_exactly(ours: Any, theirs: Any, label: str, isolate: bool) -> None:
+    diff = tl.diff(logged(ours), logged(theirs), isolate=isolate)
+    assert [culprit.candidate for culprit in diff.culprits] == [label]
+    assert not diff.outputs.agree
+    assert "differs" in diff.text(200)
+    assert tl.diff(logged(ours), logged(ours), isolate=isolate).outputs.units == 0
+
+
+def test_large_whole_numbers_in_another_layout_are_the_same() -> None:
+    assert tl.diff(logged(lambda y, x: (x * 9).long() + 2**60), logged(lambda y, x: ((x * 9).long() + 2**60).t())).ok
+
+
+def test_large_whole_numbers_as_inputs_are_compared_exactly() -> None:
+    ids = torch.arange(8) + 2**60
+    doubled = tl.log_forward_pass(nn.Flatten(0), ids * 2)
+    with pytest.raises(tl.CannotCompareError, match="The inputs differ"):
+        tl.diff(doubled, tl.log_forward_pass(nn.Flatten(0), ids * 2 + 1))
+
+
 def test_running_again_changes_neither_history_nor_model() -> None:
     model = Model(written)
     candidate = tl.log_forward_pass(model, X)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from torchlens.comparing.diff import BaseDiff, Divergence, Outputs, Pair, Unmatched
-from torchlens.comparing.distances import numbers
+from torchlens.comparing.distances import comparable
 from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Origin, analyse
 from torchlens.comparing.evidence import Evidence
 from torchlens.comparing.inputs import paired_inputs
@@ -176,7 +176,7 @@ def _mended_error(
     for r, c in outputs:
         a, b = sides[0].value(r), dense(values.get(c))
         if a is not None and b is not None:
-            errors.append(best_layout(numbers(a), numbers(b), 1e-12)[0])
+            errors.append(best_layout(comparable(a), comparable(b), 0.0)[0])
     return max(errors, default=None)
 
 
@@ -208,7 +208,7 @@ def _divergence(
         **_where("candidate", theirs.side, origin.pair.candidate, steps),
         error=origin.pair.error,
         units=origin.pair.units,
-        tolerance=tolerance,
+        tolerance=origin.pair.allowed(tolerance),
         input_units=0.0 if is_own else evidence.input_units(origin),
         is_own=is_own,
         constants=constants,

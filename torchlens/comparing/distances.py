@@ -2,7 +2,7 @@
 
 import torch
 
-__all__ = ["EPSILON", "distance", "epsilon_of", "numbers"]
+__all__ = ["EPSILON", "are_whole", "comparable", "distance", "epsilon_of", "numbers"]
 
 Tensor = torch.Tensor
 # The distance of 1 to the next number; whole numbers and truth values are exact.
@@ -20,14 +20,28 @@ def numbers(value: Tensor) -> Tensor:
     return value.detach().to(torch.float64)
 
 
+def comparable(value: Tensor) -> Tensor:
+    """The same in float64, or in int64 where it is whole numbers: float64 does not tell the large ones apart."""
+    return numbers(value) if value.is_floating_point() else value.detach().to(torch.int64)
+
+
+def are_whole(*values: Tensor) -> bool:
+    """Whether all are whole numbers or truth values, which no rounding changes."""
+    return not any(value.is_floating_point() or value.is_complex() for value in values)
+
+
 def distance(reference: Tensor, candidate: Tensor) -> float:
-    """The norm of the difference over the norm of the reference; both in float64 and of one shape.
+    """The norm of the difference over the norm of the reference; both `comparable` and of one shape.
 
     NaN equals NaN, and infinity itself; where only one of the two is finite, they are infinitely far apart.
     """
     if not reference.numel():
         return 0.0
-    difference = (candidate - reference).flatten()
+    if are_whole(reference, candidate):
+        difference = _whole_difference(reference, candidate)
+    else:
+        difference = (numbers(candidate) - numbers(reference)).flatten()
+    reference, candidate = numbers(reference), numbers(candidate)
     total = float(difference.dot(difference))
     if total == 0.0:
         return 0.0
@@ -48,3 +62,9 @@ def distance(reference: Tensor, candidate: Tensor) -> float:
         return 0.0 if not bool(b.any()) else float("inf")
     a, b = a / scale, b / scale
     return float((b - a).norm() / a.norm())
+
+
+def _whole_difference(reference: Tensor, candidate: Tensor) -> Tensor:
+    """The difference of whole numbers in float64: exact for small differences of large numbers, and without overflow."""
+    rough = (numbers(candidate) - numbers(reference)).flatten()
+    return torch.where(rough.abs() < 2.0**62, numbers(candidate - reference).flatten(), rough)

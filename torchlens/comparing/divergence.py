@@ -89,18 +89,23 @@ def _sorted(
     pairs = found.pairs()
     for pair in pairs:
         if pair.reference in trusted:
-            limits[pair.reference] = tolerance
+            limits[pair.reference] = pair.allowed(tolerance)
             continue
         ours, theirs = section_of(pair, 0, reference, found, stops[0]), section_of(pair, 1, candidate, found, stops[1])
         above = [_pair_at(found, 0, end) for end in ours.inputs] + [_pair_at(found, 1, end) for end in theirs.inputs]
         known = [p for p in above if p is not None]
         # An input that the candidate reads and that comes later in the reference is judged by itself.
-        good = [p for p in known if p.reference in agreeing or (p.reference >= pair.reference and p.units <= tolerance)]
+        good = [
+            p
+            for p in known
+            if p.reference in agreeing or (p.reference >= pair.reference and p.units <= p.allowed(tolerance))
+        ]
         largest = max((p.error for p in good if p.reference not in trusted), default=0.0)
-        limits[pair.reference] = limit = tolerance + growth * largest / pair.eps
-        is_in_question = pair.units > tolerance and len(good) == len(known) and own_error is not None
+        allowed = pair.allowed(tolerance)
+        limits[pair.reference] = limit = allowed + growth * largest / pair.eps
+        is_in_question = pair.units > allowed and len(good) == len(known) and own_error is not None
         own = own_error(pair, theirs) if is_in_question and own_error is not None else None
-        if (pair.units if own is None else own) <= (limit if own is None else tolerance):
+        if (pair.units if own is None else own) <= (limit if own is None else allowed):
             agreeing.add(pair.reference)
             continue
         sections[pair.reference] = (ours, theirs)

@@ -9,7 +9,7 @@ import torch
 
 from torchlens.capture.functions import argument_names
 from torchlens.capture.recording import Row
-from torchlens.comparing.distances import distance, numbers
+from torchlens.comparing.distances import comparable, distance, numbers
 from torchlens.comparing.divergence import Origin, Section
 from torchlens.comparing.families import family
 from torchlens.comparing.layouts import best_layout
@@ -142,17 +142,16 @@ class Evidence:
         if a is None or b is None or a.numel() != b.numel():
             return float("inf")
         if origin.pair.layout is None:
-            return best_layout(numbers(a), numbers(b), 0.0)[0] / origin.pair.eps
-        back = origin.pair.layout.to_reference(numbers(b), tuple(a.shape))
-        return distance(numbers(a), back) / origin.pair.eps
+            return best_layout(comparable(a), comparable(b), 0.0)[0] / origin.pair.eps
+        back = origin.pair.layout.to_reference(comparable(b), tuple(a.shape))
+        return distance(comparable(a), back) / origin.pair.eps
 
     def units_between(self, origin: Origin, reference: Tensor) -> float:
         """How far something that the reference might have computed is from what the candidate did, in units of rounding."""
         layout, b, a = origin.pair.layout, self.candidate_result(origin), dense(reference)
         if layout is None or b is None or a is None or b.numel() != a.numel():
             return float("inf")
-        target = numbers(a)
-        return distance(target, layout.to_reference(numbers(b), tuple(target.shape))) / origin.pair.eps
+        return distance(comparable(a), layout.to_reference(comparable(b), tuple(a.shape))) / origin.pair.eps
 
     def inputs(self, origin: Origin) -> list[Tensor]:
         """The numbers that go into the reference's section."""
@@ -182,7 +181,7 @@ class Evidence:
                 one, other = self.ours.prints[r], self.theirs.prints[c]
                 if a is None or b is None or a.shape != b.shape or a.dim() < 2 or one is None or other is None:
                     continue
-                if one.apart(other) <= _SAME_NUMBERS < distance(numbers(a), numbers(b)):
+                if one.apart(other) <= _SAME_NUMBERS < distance(comparable(a), comparable(b)):
                     yield r, c
 
     # -- weights ---------------------------------------------------------------------------------------------------

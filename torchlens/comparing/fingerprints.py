@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from torchlens.capture.operations import IDENTITY, OUTPUT
-from torchlens.comparing.distances import numbers
+from torchlens.comparing.distances import are_whole, numbers
 from torchlens.comparing.side import Side
 
 __all__ = ["Fingerprint", "Shelf", "fingerprint", "fingerprints", "roots"]
@@ -129,5 +129,13 @@ def roots(side: Side, prints: Sequence[Fingerprint | None]) -> list[int]:
         parent = side.parents[entry][0]
         theirs = prints[parent]
         if theirs is not None and mine.size > 1 and not mine.is_constant and mine.apart(theirs) <= _EXACT:
-            found[entry] = found[parent]
+            if _have_one_sum(side.value(entry), side.value(parent)):
+                found[entry] = found[parent]
     return found
+
+
+def _have_one_sum(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    """Whether whole numbers add up to the same: large ones that are not the same have the same fingerprint."""
+    if first is None or second is None or not are_whole(first, second):
+        return True
+    return bool(first.sum(dtype=torch.int64) == second.sum(dtype=torch.int64))  # modulo 2**64

@@ -1,6 +1,6 @@
 """Whether both models were given the same input."""
 
-from torchlens.comparing.distances import numbers
+from torchlens.comparing.distances import are_whole, comparable
 from torchlens.comparing.layouts import best_layout
 from torchlens.comparing.subject import Subject
 from torchlens.errors import CannotCompareError
@@ -20,17 +20,17 @@ def paired_inputs(ours: Subject, theirs: Subject) -> list[tuple[int, int]]:
         if value is None:
             continue
         eps = max(ours.side.epsilon, theirs.side.epsilon)
-        best, nearest = None, float("inf")
+        best, nearest, limit = None, float("inf"), 0.0
         for c in free:
             other = theirs.side.value(c)
             if other is None or other.numel() != value.numel():
                 continue
-            error, layout = best_layout(numbers(value), numbers(other), 0.0)
+            error, layout = best_layout(comparable(value), comparable(other), 0.0)
             if layout is not None and error < nearest:
-                best, nearest = c, error
+                best, nearest, limit = c, error, 0.0 if are_whole(value, other) else _ROUNDED * eps
         if best is None and _is_held(ours, r, theirs):
             continue
-        if best is None or nearest > _ROUNDED * eps:
+        if best is None or nearest > limit:
             raise CannotCompareError(_differs(ours, r, theirs, nearest if best is not None else None))
         found.append((r, best))
         free.remove(best)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from torchlens.comparing.distances import distance, numbers
+from torchlens.comparing.distances import comparable, distance
 from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Origin, Section, analyse, section_of, stops_of
 from torchlens.comparing.matched import Matched
 from torchlens.comparing.matching import Pairing
@@ -73,10 +73,11 @@ def isolate(
         analysis = analyse(reference, subject, pairing.run(), tolerance, set(trusted), growth)
     # Only now is every error a layer's own: all that goes in is the reference's.
     for number, pair in trusted.items():
-        if number not in origins and own_units.get(number, 0.0) > tolerance and _runs(pair, replay):
+        if number not in origins and own_units.get(number, 0.0) > pair.allowed(tolerance) and _runs(pair, replay):
             origins[number] = Origin(pair, *_sections(reference, subject, pairing, pair))
-    for number in [number for number in origins if own_units.get(number, float("inf")) <= tolerance]:
-        del origins[number]
+    for number, origin in list(origins.items()):
+        if own_units.get(number, float("inf")) <= origin.pair.allowed(tolerance):
+            del origins[number]
     for number, origin in origins.items():
         origin.pair.error = own_units.get(number, origin.pair.units) * origin.pair.eps
     at_outputs = origins_at_outputs(outputs, *first, tolerance)
@@ -137,8 +138,8 @@ def _put_in(
         if own is None or own.numel() != target.numel():
             return None
         if entry in by_candidate:
-            back = pair.layout.to_reference(numbers(own), tuple(target.shape))
-            own_units[pair.reference] = distance(numbers(target), back) / pair.eps
+            back = pair.layout.to_reference(comparable(own), tuple(target.shape))
+            own_units[pair.reference] = distance(comparable(target), back) / pair.eps
         changed = pair.layout.to_candidate(target, tuple(own.shape))
         return torch.view_as_complex(changed.contiguous()) if value.is_complex() else changed.to(value.dtype)
 

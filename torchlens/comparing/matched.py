@@ -18,11 +18,16 @@ class Matched:
     layout: Layout | None
     by_value: bool
     is_sure: bool = True  # whether more than order and shape speaks for it
+    is_whole: bool = False  # whether both are whole numbers
 
     @property
     def units(self) -> float:
         """The error in units of rounding."""
         return self.error / self.eps
+
+    def allowed(self, units: float) -> float:
+        """So many units of rounding; none for whole numbers, which are exact."""
+        return 0.0 if self.is_whole else units
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from torchlens.comparing.alignment import aligned
-from torchlens.comparing.distances import distance, epsilon_of, numbers
+from torchlens.comparing.distances import are_whole, comparable, distance, epsilon_of
 from torchlens.comparing.fingerprints import Shelf
 from torchlens.comparing.layouts import Layout, best_layout, layouts_between
 from torchlens.comparing.likeness import is_alike, scores_of
@@ -69,7 +69,7 @@ class Pairing:
     def _add(self, r: int, c: int, by_value: bool) -> None:
         pair = self.compared(r, c, by_value)
         self.found.add(pair)
-        if pair.units <= _EXACT_UNITS:
+        if pair.units <= pair.allowed(_EXACT_UNITS):
             self._note_layout(pair)
 
     def epsilon(self, r: int, c: int) -> float:
@@ -87,13 +87,15 @@ class Pairing:
             return Matched(r, c, float("nan"), eps, None, by_value)
         shapes = (tuple(a.shape), tuple(b.shape))
         known = self._usual_layouts(shapes)
-        error, layout = best_layout(numbers(a), numbers(b), _EXACT_UNITS * eps, known)
+        is_whole = are_whole(a, b)
+        a, b = comparable(a), comparable(b)
+        error, layout = best_layout(a, b, 0.0 if is_whole else _EXACT_UNITS * eps, known)
         if layout is None:
-            return Matched(r, c, float("inf"), eps, None, by_value)
+            return Matched(r, c, float("inf"), eps, None, by_value, is_whole=is_whole)
         if known and error > 0.1:  # nothing to be seen in the numbers: as others of these shapes
             layout = known[0]
-            error = distance(numbers(a), layout.to_reference(numbers(b), shapes[0]))
-        return Matched(r, c, error, eps, layout, by_value)
+            error = distance(a, layout.to_reference(b, shapes[0]))
+        return Matched(r, c, error, eps, layout, by_value, is_whole=is_whole)
 
     # -- by value --------------------------------------------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class Pairing:
             for differs, _, shift, c in sorted(near)[:_MOST_TRIED]:
                 pair = self.compared(r, c, True)
                 if pair.layout is not None and self._is_same_value(pair, differs, own.size):
-                    possible.append(((pair.units > _EXACT_UNITS, differs, shift), pair))
+                    possible.append(((pair.units > pair.allowed(_EXACT_UNITS), differs, shift), pair))
         for _, pair in sorted(possible, key=lambda item: item[0]):
             is_free = pair.reference not in self.found.of_reference and pair.candidate not in self.found.of_candidate
             if is_free:
@@ -122,7 +124,7 @@ class Pairing:
                 self._note_layout(pair)
         self._exchange({(pair.reference, pair.candidate): pair for _, pair in possible})
         for _, pair in sorted(possible, key=lambda item: item[0]):
-            if pair.units <= _EXACT_UNITS:
+            if pair.units <= pair.allowed(_EXACT_UNITS):
                 self.found.twins[0].setdefault(pair.reference, pair)
                 self.found.twins[1].setdefault(pair.candidate, pair)
 
@@ -151,7 +153,7 @@ class Pairing:
     def _is_same_value(self, pair: Matched, differs: bool, size: int) -> bool:
         if differs:
             eps = max(self.reference.side.epsilon, self.candidate.side.epsilon)
-            return pair.units <= _EXACT_UNITS and size >= _FEW and eps < 1e-4
+            return pair.units <= pair.allowed(_EXACT_UNITS) and size >= _FEW and eps < 1e-4
         return pair.units <= _LOOSE_UNITS and pair.error <= _LOOSEST
 
     def _usual_layouts(self, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Layout, ...]:

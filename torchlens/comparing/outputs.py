@@ -90,7 +90,11 @@ def output_errors(
     """Each pair of outputs that were saved, and how far apart they may be in units of rounding."""
     compared = [pairing.compared(r, c, True) for r, c in outputs]
     root = pairing.reference.root
-    return [(pair, analysis.limits.get(root[pair.reference], tolerance)) for pair in compared if pair.error == pair.error]
+    return [
+        (pair, pair.allowed(analysis.limits.get(root[pair.reference], tolerance)))
+        for pair in compared
+        if pair.error == pair.error
+    ]
 
 
 def origins_at_outputs(

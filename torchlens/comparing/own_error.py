@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from torchlens.comparing.distances import distance, numbers
+from torchlens.comparing.distances import comparable, distance
 from torchlens.comparing.divergence import Section
 from torchlens.comparing.matched import Found, Matched
 from torchlens.comparing.replay import NotReplayableError, Replay
@@ -44,7 +44,8 @@ def own_error_in(
             return None
         if result is None or result.numel() != target.numel():
             return None
-        return distance(numbers(target), pair.layout.to_reference(numbers(result), tuple(target.shape))) / pair.eps
+        back = pair.layout.to_reference(comparable(result), tuple(target.shape))
+        return distance(comparable(target), back) / pair.eps
 
     return own_error
 

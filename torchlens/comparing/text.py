@@ -86,7 +86,7 @@ def _error(diff: "BaseDiff") -> str:
     eps = outputs.error / outputs.units if outputs.units < float("inf") else 0.0
     if outputs.agree and not any(_has_both(culprit) for culprit in diff.culprits):
         return f"agrees: relative error {outputs.error:.1e} ({units_text(outputs.units, diff.unit)})"
-    rounding = f"   (rounding would explain {diff.tolerance * eps:.0e})" if eps else ""
+    rounding = f"   (rounding would explain {diff.tolerance * eps:.0e})" if eps and outputs.units > diff.tolerance else ""
     verb = "differs" if not outputs.agree else "differs little"
     return f"{verb}: relative error {outputs.error:.1e}{rounding}"
 
@@ -132,6 +132,8 @@ def _block(culprit: "Divergence", title: str, width: int, unit: str) -> list[str
         lines += _wrapped(f"{name:<{longest}}   {line}{count}".rstrip(), "      ", "          ", width)
     agree = "exactly" if culprit.input_units == 0 else f"to {units_text(culprit.input_units, unit)}"
     apart = f"outputs differ by {culprit.error:.1e} = {units_text(culprit.units, unit)} (tolerance {culprit.tolerance:g})"
+    if culprit.tolerance == 0:
+        apart = f"outputs differ by {culprit.error:.1e} (whole numbers are exact)"
     if culprit.reference_shape != culprit.candidate_shape and culprit.error == float("inf"):
         apart = "outputs differ in shape"
     if _has_both(culprit):
