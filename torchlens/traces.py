@@ -83,7 +83,8 @@ def tail(
             jitted function stays one compiled program, which also returns the recorded arrays.
         path: The file. While it is being written, it consists of a `.partial` and a `.journal` file.
         layers: `'all'` for every operation; modules by address or pattern (`'features.*'`), whose outputs are recorded;
-            names in the file (`'features.*/relu'`); or a function of the path of a module (a list) and the module.
+            names in the file (`'features.*/relu'`, every pass of it; `'/relu:2'` is the second outside any module); or a
+            function of the path of a module (a list) and the module.
         every: 2 records every second call.
         params: Whether to write the parameters as well, as they are at the first call.
         max_bytes: Once the file has this many bytes, further calls are counted but not recorded.

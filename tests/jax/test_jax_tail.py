@@ -63,14 +63,17 @@ def steps(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("key", "names"),
     [
-        ("tanh", ["1/tanh"]),
+        ("tanh", ["1/tanh", "1/tanh:2"]),
+        ("tanh:1", ["1/tanh"]),
+        ("tanh:2", ["1/tanh:2"]),
         ("tanh*", ["1/tanh", "1/tanh:2"]),
         ("tanh_2", ["1/tanh:2"]),
         ("tanh_1_3", ["1/tanh"]),
         ("tanh_1_3:1", ["1/tanh"]),
-        ("/tanh", ["1/tanh"]),
+        ("/tanh", ["1/tanh", "1/tanh:2"]),
+        ("/tanh:1", ["1/tanh"]),
         ("*/tanh*", ["1/tanh", "1/tanh:2"]),
-        (["input*", "tanh"], ["1/input.x", "1/tanh"]),
+        (["input*", "tanh:1"], ["1/input.x", "1/tanh"]),
     ],
 )
 @pytest.mark.parametrize("function", [steps, lambda x: steps(x)], ids=["jitted", "not jitted"])
@@ -81,12 +84,68 @@ def test_an_operation_outside_any_module_can_be_chosen(function: Any, key: Any, 
     assert list(tl.read_trace(path)) == names
 
 
-def test_a_key_that_fits_nothing_is_told_of(tmp_path):
-    with (
-        pytest.warns(UserWarning, match="layers names 'cosh', and steps calls no such module or operation"),
-        tl.tail(steps, tmp_path / "trace.safetensors", layers="cosh") as run,
-    ):
-        run(X)
+@pytest.mark.parametrize("function", [steps, lambda x: steps(x)], ids=["jitted", "not jitted"])
+@pytest.mark.parametrize("key", ["cosh", "/cosh", "*/cosh"])
+def test_a_key_that_fits_nothing_is_told_of_and_the_others_are_recorded(function: Any, key: str, tmp_path):
+    keys = [key, "tanh:1" if key == "cosh" else "/tanh:1"]
+    tailing = tl.tail(function, tmp_path / "trace.safetensors", layers=keys)
+    tailing.__enter__()(X)
+    pattern = "layers names '.*cosh', and .* calls no such module or operation. There are '/input.x', .*'/tanh'"
+    with pytest.warns(UserWarning, match=pattern):
+        tailing.__exit__(None, None, None)
+    assert list(tl.read_trace(tmp_path / "trace.safetensors")) == ["1/tanh"]
+
+
+@pytest.mark.parametrize("is_jitted", [True, False])
+def test_an_error_of_the_functions_own_goes_to_the_caller_and_later_calls_are_recorded(is_jitted, tmp_path):
+    def product(weight: Any, x: Any, scale: float) -> Any:
+        return jnp.tanh(x @ weight) * scale
+
+    path = tmp_path / "trace.safetensors"
+    tailing: Any = tl.tail(jax.jit(product) if is_jitted else product, path, params=True)
+    run = tailing.__enter__()
+    with pytest.raises(TypeError, match="dot_general"):
+        run(jnp.eye(3), jnp.ones((2, 9)), 2.0)
+    for scale in range(5):
+        run(jnp.eye(3), jnp.ones((2, 3)), float(scale))
+    if is_jitted:
+        assert len(tailing._compiled._programs) == 1  # the number is an argument still
+        with pytest.warns(UserWarning, match="1 of 6 calls are not in trace.safetensors: the function raised an error"):
+            tailing.__exit__(None, None, None)
+    else:
+        tailing.__exit__(None, None, None)
+    assert tailing.problem is None
+    outputs = tl.read_trace(path, "*/output")
+    assert list(outputs) == [f"{number}/output" for number in range(2, 7)]
+    np.testing.assert_allclose(outputs["6/output"], np.tanh(np.ones((2, 3))) * 4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", [steps, lambda x: steps(x)], ids=["jitted", "not jitted"])
+def test_a_call_inside_a_log_is_counted_and_told(function: Any, tmp_path):
+    tailing = tl.tail(function, tmp_path / "trace.safetensors")
+    run = tailing.__enter__()
+    history = tl.log_forward_pass(lambda x: run(x) + 1, X)
+    assert "tanh_1" in history
+    run(X)
+    with pytest.warns(UserWarning, match="1 of 2 calls are not in trace.safetensors: they were made inside a call that"):
+        tailing.__exit__(None, None, None)
+    assert tl.load(tmp_path / "trace.safetensors", call=2)["tanh_1"].tensor_shape == X.shape
+
+
+def test_in_a_forked_child_nothing_is_recorded(tmp_path, monkeypatch):
+    path = tmp_path / "trace.safetensors"
+    tailing = tl.tail(steps, path)
+    run = tailing.__enter__()
+    run(X)
+    with monkeypatch.context() as child:  # a real one would wait for threads of JAX that it does not have
+        child.setattr("os.getpid", lambda: -1)
+        run(X + 9)
+        tailing.__exit__(None, None, None)
+    assert not path.exists()
+    tailing._is_over = False
+    run(X + 1)
+    tailing.__exit__(None, None, None)
+    np.testing.assert_array_equal(tl.load(path, call=2)["input_1"].tensor_contents, X + 1)
 
 
 def test_what_is_not_jitted_is_logged_and_what_is_traced_is_told_of(tmp_path):

@@ -4,6 +4,8 @@ import errno
 import gc
 import json
 import os
+import re
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -279,13 +281,135 @@ def test_a_header_that_grows_too_long_begins_another_file(path: Path, monkeypatc
     assert len(tl.read_trace(path)) == 8 * len(tl.log_forward_pass(model, x))
 
 
-def test_a_log_of_the_model_inside_the_block_is_a_log(path: Path):
+def calls_in(path: Path) -> list[int]:
+    return sorted({int(name.partition("/")[0]) for name in tl.read_trace(path, "*/output*")})
+
+
+def test_a_log_of_the_model_inside_the_block_is_a_log_and_counts_as_a_call(path: Path):
     model, x = MLP(), torch.rand(2, 4)
-    with tl.tail(model, path) as m:
-        history = tl.log_forward_pass(model, x)
-        m(x)
+    tail = tl.tail(model, path, params=True)
+    m = tail.__enter__()
+    history = tl.log_forward_pass(model, x)
+    m(x)
+    with pytest.warns(UserWarning, match="1 of 2 calls are not in trace.safetensors: they were made inside a call that"):
+        tail.__exit__(None, None, None)
+    assert (tail.num_calls, tail.num_dropped) == (1, 1)
     assert tl.load(path).layer_labels == history.layer_labels
-    assert len({name.partition("/")[0] for name in tl.read_trace(path)}) == 1
+    assert calls_in(path) == [2]
+    assert len(tl.read_trace(path, "params/")) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("inner", ["the same model", "a part of it"])
+def test_a_call_that_another_tail_records_is_counted_and_told(inner: str, path: Path):
+    model, other = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), path.with_name("other.safetensors")
+    tails: list[Any] = [tl.tail(model, path), tl.tail(model if inner == "the same model" else model[0], other)]
+    for tail in tails:
+        tail.__enter__()
+    for _ in range(3):
+        model(torch.rand(2, 4))
+    recorded, outside = (tails[1], tails[0]) if inner == "the same model" else tails
+    recorded.__exit__(None, None, None)
+    with pytest.warns(UserWarning, match="3 of 3 calls are not in .*another log or tail"):
+        outside.__exit__(None, None, None)
+    assert sorted((tail.num_calls, tail.num_dropped) for tail in tails) == [(0, 3), (3, 0)]
+    assert "__call__" not in vars(nn.Sequential)
+
+
+def test_calls_that_are_missing_for_several_reasons_are_told_by_reason(path: Path):
+    model, x = MLP(), torch.rand(2, 4)
+    tail = tl.tail(model, path, max_bytes=1)
+    m = tail.__enter__()
+    tl.log_forward_pass(model, x)
+    for _ in range(3):
+        m(x)
+    with pytest.warns(UserWarning, match="3 of 4 calls .*: 1 because they were made .*; 2 because max_bytes was reached"):
+        tail.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_tails_may_end_in_any_order_and_leave_nothing_in_the_class(first_to_end: int, path: Path):
+    models = MLP(), MLP()
+    paths = [path, path.with_name("other.safetensors")]
+    tails = [tl.tail(model, own) for model, own in zip(models, paths, strict=True)]
+    for tail in tails:
+        tail.__enter__()
+    for number in (first_to_end, 1 - first_to_end):
+        for model in models:
+            model(torch.rand(2, 4))
+        tails[number].__exit__(None, None, None)
+    assert sorted(tail.num_calls for tail in tails) == [1, 2]
+    assert "__call__" not in vars(MLP)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.parametrize("at", ["between calls", "inside a call"])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_records_nothing_and_the_parents_file_stays_right(at: str, path: Path):
+    children: list[int] = []
+
+    def fork(model: Any, x: torch.Tensor) -> torch.Tensor:
+        if at == "inside a call" and not children:
+            children.append(os.fork())
+        return x * 2
+
+    tail = tl.tail(Model(fork), path)
+    with tail as m:
+        is_child = False
+        try:
+            m(torch.ones(3))
+            if at == "between calls":
+                children.append(os.fork())
+            is_child = not children[0]
+            if is_child:
+                m(torch.full((3,), 9.0))
+                tail.__exit__(None, None, None)
+        finally:
+            if is_child:
+                os._exit(0 if sys.exc_info()[0] is None else 1)
+        assert os.waitpid(children[0], 0)[1] == 0
+        m(torch.full((3,), 2.0))
+    inputs = [tl.load(path, call=number)["input_1"].tensor_contents for number in (1, 2)]
+    assert [value.tolist() for value in inputs] == [[1.0] * 3, [2.0] * 3]
+    assert calls_in(path) == [1, 2]
+
+
+def loop(self, x):
+    for _ in range(3):
+        x = torch.tanh(self.fc(x))
+    return x
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("/tanh", ["tanh", "tanh:2", "tanh:3"]),
+        ("/tanh:2", ["tanh:2"]),
+        ("/tanh:1", ["tanh"]),
+        ("fc/linear", ["fc/linear", "fc:2/linear", "fc:3/linear"]),
+        ("fc:3/linear", ["fc:3/linear"]),
+        ("fc:1/*", ["fc/linear"]),
+    ],
+)
+def test_a_name_without_a_number_means_every_pass(key: str, names: list[str], path: Path):
+    with tl.tail(Model(loop, fc=nn.Linear(4, 4)), path, key) as m:
+        m(torch.rand(2, 4))
+    assert sorted(tl.read_trace(path)) == sorted(f"1/{name}" for name in names)
+
+
+@pytest.mark.parametrize("layers", ["/add", ["0/linear", "*/nope"], lambda path, node: path == ["none"], "blocks"])
+def test_layers_that_fit_nothing_are_told_with_what_there_is(layers: Any, path: Path):
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    model.blocks = nn.ModuleList()
+    model.__class__ = type("Net", (nn.Sequential,), {"forward": lambda self, x: self[1](self[0](x))})
+    tail = tl.tail(model, path, layers)
+    tail.__enter__()(torch.rand(2, 4))
+    text = "layers chose no module that Net called. Modules that it called: '0', '1'."
+    if isinstance(layers, list) or layers == "/add":
+        key = "*/nope" if isinstance(layers, list) else layers
+        there = "There are '/input.x', '0/linear', '1/relu', '/output'."
+        text = f"layers names '{key}', and Net calls no such module or operation. {there}"
+    with pytest.warns(UserWarning, match=re.escape(text)):
+        tail.__exit__(None, None, None)
 
 
 def test_nothing_is_left_behind(path: Path):

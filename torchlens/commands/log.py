@@ -104,7 +104,7 @@ def _random_input(text: str) -> torch.Tensor:
     end = None if known["end"] is None else int(known["end"])
     if end is not None and (end < 1 or not is_whole):
         raise ValueError(
-            "--input SHAPE:DTYPE<N gives whole numbers from 0 up to N - 1, so it needs a dtype of whole numbers and an N of "
+            "--input SHAPE:DTYPE<N gives whole numbers from 0 up to N - 1: it needs a dtype of whole numbers and an N of "
             f"at least 1, such as 2x12:int64<50, got {printable(text)!r}."
         )
     try:

@@ -63,7 +63,9 @@ class CompiledRun:
             try:
                 return self._program(args, kwargs, _is_array_or_number)
             except (TypeError, ValueError, IndexError):  # a number that decides what is computed, or how large it is
+                program = self._program(args, kwargs, is_array)  # which raises what is the function's own error
                 self._traces_numbers = False
+                return program
         return self._program(args, kwargs, is_array)
 
     def _program(self, args: list[Any], kwargs: dict[str, Any], is_given: Callable[[Any], bool]) -> "Program":

@@ -15,7 +15,16 @@ from torchlens.capture.user_code import warn_caller
 from torchlens.jax.callables import is_jitted
 from torchlens.jax.compiled import CompiledRun
 from torchlens.jax.internals import is_traced
-from torchlens.trace.layer_keys import checked_keys, is_named, modules_named, names_operations, rows_labelled
+from torchlens.jax.recorder import CURRENT
+from torchlens.trace.call_counts import RECORDED_ELSEWHERE, CallCounts
+from torchlens.trace.layer_keys import (
+    NamedLayers,
+    checked_keys,
+    modules_fitting,
+    names_operations,
+    rows_labelled,
+    unmet_warning,
+)
 from torchlens.trace.names import names_of_rows
 from torchlens.trace.scribe import Scribe
 
@@ -42,20 +51,24 @@ class JaxTail:
         self.model = model.model
         self.path = path
         self.num_calls = 0
-        self.num_dropped = 0
         self.problem: str | None = None
         self._model = model
         self._layers = _checked(layers)
-        self._every = every
+        self._named = NamedLayers(self._layers if isinstance(self._layers, list) else ())
         self._params = params
         self._sizes = (shard_bytes, max_bytes, room)
         self._scribe: Scribe | None = None
-        self._num_seen = 0
+        self._is_over = False
+        self._counts = CallCounts(every)
         self._num_traced = 0
         self._compiled = CompiledRun(model.forward, model.name, self._choose, params) if is_jitted(model.forward) else None
 
     def __repr__(self) -> str:
         return f"<JaxTail of {self._model.name} into {self.path}: {self.num_calls} calls, {self.num_dropped} dropped>"
+
+    @property
+    def num_dropped(self) -> int:
+        return self._counts.num_dropped
 
     def __enter__(self) -> Callable[..., Any]:
         if self._scribe is not None:
@@ -68,13 +81,17 @@ class JaxTail:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._scribe is not None
-        self._scribe.close({"calls": self._num_seen, "dropped": self.num_dropped, "every": self._every})
+        self._is_over = True
+        if self._scribe.is_in_a_child:
+            return
+        self._scribe.close(self._counts.facts())
         self.num_calls, self.problem = self._scribe.num_written, self._scribe.problem
         if self.problem is not None:
-            self.num_dropped = -(-self._num_seen // self._every) - self.num_calls
-        if self.num_dropped:
-            why = f"recording failed ({self.problem})" if self.problem is not None else "max_bytes was reached"
-            warn_caller(f"torchlens: {self.num_dropped} of {self._num_seen} calls are not in {self.path.name}: {why}.")
+            self._counts.drop_rest(f"recording failed ({self.problem})", self.num_calls)
+        unmet = unmet_warning(self._named.unmet, self._named.names, self._model.name)
+        for warning in (self._counts.warning(self.path.name), unmet):
+            if warning is not None:
+                warn_caller(warning)
         if self._num_traced:
             warn_caller(
                 f"torchlens: {self._num_traced} calls of {self._model.name} are not in {self.path.name}, because they were "
@@ -84,37 +101,64 @@ class JaxTail:
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function, and records it where it is its turn."""
         scribe, forward = self._scribe, self._model.forward
+        if scribe is None or self._is_over or scribe.is_in_a_child:
+            return forward(*args, **kwargs)
         if is_traced((args, kwargs)):
             self._num_traced += 1
             return forward(*args, **kwargs)
-        self._num_seen += 1
-        number = self._num_seen
-        if scribe is None or self.num_calls or (number - 1) % self._every:
+        number = self._counts.next_number()
+        if number is None:
+            return forward(*args, **kwargs)
+        if CURRENT.recorder is not None:
+            self._counts.drop(RECORDED_ELSEWHERE)
             return forward(*args, **kwargs)
         if not scribe.is_open:
-            self.num_dropped += scribe.problem is None
+            if scribe.problem is None:
+                self._counts.drop("max_bytes was reached")
             return forward(*args, **kwargs)
-        if self._compiled is None:
-            return self._call_logged(scribe, number, args, kwargs)
+        call = self._call_logged if self._compiled is None else self._call_compiled
+        return call(scribe, number, args, kwargs)
+
+    def _call_compiled(self, scribe: Scribe, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._compiled is not None
         try:
             result, made = self._compiled.run(list(args), kwargs)
-        except Exception as error:  # ours to bear, or the function's own, which raises it again
+        except Exception as error:  # ours to bear, or the function's own
+            try:
+                result = self._model.forward(*args, **kwargs)
+            except Exception:
+                self._counts.drop("the function raised an error, and a compiled program has no values then")
+                raise
             scribe.fail(error)
-            return forward(*args, **kwargs)
-        scribe.hand(number, made, self._params and number == 1)
+            return result
+        scribe.hand(number, made, self._takes_params())
         return result
 
     def _call_logged(self, scribe: Scribe, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        session = self._model.session(CaptureOptions())
+        try:
+            session = self._model.session(CaptureOptions())
+        except Exception as error:  # ours to bear, not the caller's
+            scribe.fail(error)
+            return self._model.forward(*args, **kwargs)
         try:
             return session.run(list(args), kwargs)
         finally:
-            recording = session.recording
+            self._hand(scribe, number, session.recording)
+
+    def _hand(self, scribe: Scribe, number: int, recording: Recording) -> None:
+        try:
             chosen = frozenset(self._choose(recording))
             for row in range(len(recording.rows)):
                 if row not in chosen:
                     recording.values[row], recording.versions[row] = None, -1
-            scribe.hand(number, recording, self._params and number == 1)
+            scribe.hand(number, recording, self._takes_params())
+        except Exception as error:  # as above
+            scribe.fail(error)
+
+    def _takes_params(self) -> bool:
+        """Whether the parameters are written now: with the first call that is."""
+        params, self._params = self._params, False
+        return params
 
     def _choose(self, recording: Recording) -> Iterable[int]:
         """The rows whose values are recorded."""
@@ -125,20 +169,18 @@ class JaxTail:
         if callable(layers):
             modules = {address: recording.module_classes.get(address) for address in addresses}
             return _outputs_of(recording, {address for address in modules if layers(address.split("."), modules[address])})
+        by_name = [row for row, name in enumerate(names_of_rows(recording, 1)) if self._named(name)]
         if names_operations(layers):
-            return [row for row, name in enumerate(names_of_rows(recording, 1)) if is_named(name, layers)]
+            return by_name
         return [row for key in layers for row in self._rows_of(key, recording, addresses)]
 
     def _rows_of(self, key: str, recording: Recording, addresses: Iterable[str]) -> list[int]:
         """What a module returns; where no module is called so, an operation."""
-        try:
-            says = f"{self._model.name} calls"
-            return _outputs_of(recording, modules_named([key], addresses, says, "module or operation"))
-        except ValueError:
-            found = rows_labelled(key, recording)
-            if not found:
-                raise
-            return found
+        modules = modules_fitting(key, addresses)
+        found = _outputs_of(recording, modules) if modules else rows_labelled(key, recording)
+        if found:
+            self._named.unmet.pop(key, None)
+        return found
 
 
 def _outputs_of(recording: Recording, addresses: set[str]) -> list[int]:

@@ -9,7 +9,17 @@ from torchlens.history.log import Log
 from torchlens.trace.names import names_in_call
 from torchlens.wording import did_you_mean, got
 
-__all__ = ["checked_keys", "is_named", "modules_named", "names_operations", "rows_labelled"]
+__all__ = [
+    "NamedLayers",
+    "checked_keys",
+    "modules_fitting",
+    "modules_named",
+    "names_operations",
+    "rows_labelled",
+    "unmet_warning",
+]
+
+_SHOWN = 12  # names in a message
 
 
 def checked_keys(layers: Any, example: str, operation: str, module: str) -> list[str]:
@@ -29,18 +39,59 @@ def names_operations(keys: Iterable[str]) -> bool:
     return any("/" in key for key in keys)
 
 
-def is_named(name: str, keys: Iterable[str]) -> bool:
-    """Whether a name in the file fits one of the keys, without its call. What is outside any module is `/add`."""
-    own = name.partition("/")[2]
-    own = own if "/" in own else f"/{own}"
-    return any(fnmatchcase(own, key if "/" in key else f"{key}/*") for key in keys)
+class NamedLayers:
+    """The names in the file that some keys mean, and the keys that have met none of them so far.
+
+    A key has a module and an operation, either of them with a number or without: `relu:2` is the second, `relu` is all of
+    them. What is outside any module is `/add`.
+    """
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self.unmet = dict.fromkeys(keys)
+        self._keys = {key: (key if "/" in key else f"{key}/*").rpartition("/")[::2] for key in self.unmet}
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, name: str) -> bool:
+        own = name.partition("/")[2]
+        known = self._known.get(own)
+        if known is None:
+            known = self._known[own] = self._is_meant(own)
+        return known
+
+    def _is_meant(self, own: str) -> bool:
+        module, _, operation = own.rpartition("/")
+        met = [key for key, (one, other) in self._keys.items() if fits(module, one) and fits(operation, other)]
+        for key in met:
+            self.unmet.pop(key, None)
+        return bool(met)
+
+    @property
+    def names(self) -> list[str]:
+        """The names that there were, as one would write them for all passes."""
+        parts = [name.rpartition("/")[::2] for name in self._known]
+        return list(dict.fromkeys(f"{module.partition(':')[0]}/{own.partition(':')[0]}" for module, own in parts))
+
+
+def fits(name: str, key: str) -> bool:
+    """Whether a key means a module or operation in a name: `relu:2` is meant by `relu:2`, `relu` and `r*`."""
+    bare, _, number = name.partition(":")
+    return any(fnmatchcase(form, key) for form in (bare, f"{bare}:{number or 1}"))
+
+
+def unmet_warning(keys: Iterable[str], names: Sequence[str], model: str) -> str | None:
+    """What to tell at the end about keys that fitted nothing, if there are any and there was something to fit."""
+    unmet = [repr(key) for key in keys]
+    if not unmet or not names:
+        return None
+    shown = ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return f"torchlens: layers names {', '.join(unmet)}, and {model} calls no such module or operation. There are {shown}."
 
 
 def rows_labelled(key: str, recording: Recording) -> list[int]:
     """The operations, inputs and outputs that a key without a module means: by what they are called in the file, if they
     are outside any module, or by their label."""
     log = Log(recording)
-    found = [row for row, name in enumerate(names_in_call(recording)) if "/" not in name and fnmatchcase(name, key)]
+    found = [row for row, name in enumerate(names_in_call(recording)) if "/" not in name and fits(name, key)]
     for layer in log.graph.layers:
         for number, entry in enumerate(layer.entries, start=1):
             labels = (layer.label, layer.label_short)
@@ -49,13 +100,17 @@ def rows_labelled(key: str, recording: Recording) -> list[int]:
     return found
 
 
-def modules_named(keys: Iterable[str], addresses: Iterable[str], says: str, what: str = "module") -> set[str]:
+def modules_named(keys: Iterable[str], addresses: Iterable[str], says: str) -> set[str]:
     """The addresses that the keys are or fit; an error for a key that fits none."""
     known = list(addresses)
     found: set[str] = set()
     for key in keys:
-        fitting = {address for address in known if address == key or fnmatchcase(address, key)}
+        fitting = modules_fitting(key, known)
         if not fitting:
-            raise ValueError(f"layers names {key!r}, and {says} no such {what}. {did_you_mean(key, known)}".rstrip())
+            raise ValueError(f"layers names {key!r}, and {says} no such module. {did_you_mean(key, known)}".rstrip())
         found |= fitting
     return found
+
+
+def modules_fitting(key: str, addresses: Iterable[str]) -> set[str]:
+    return {address for address in addresses if address == key or fnmatchcase(address, key)}

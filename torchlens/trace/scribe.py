@@ -4,6 +4,7 @@ Calls are handed to it as they end. Where one has the graph of an earlier one, a
 is not written again. What goes wrong here never reaches the model's caller: it ends the writing, and is told afterwards.
 """
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -60,13 +61,17 @@ class _Job:
 
 
 class Scribe:
-    """Takes calls, writes them, counts what it could not write. `is_kept` says of a name whether its value is written."""
+    """Takes calls, writes them, counts what it could not write. `is_kept` says of a name whether its value is written.
+
+    The files are its process's own: in a child that was forked from it, nothing is written.
+    """
 
     def __init__(
         self, path: Path, shard_bytes: int, max_bytes: int | None, is_kept: Callable[[str], bool] | None, room: int
     ) -> None:
         self.num_written = 0
         self.problem: str | None = None
+        self._pid = os.getpid()
         self._stream = TraceStream(path, trace_metadata(), shard_bytes, room)
         self._max_bytes = max_bytes
         self._is_kept = is_kept
@@ -82,6 +87,11 @@ class Scribe:
         self._thread: threading.Thread | None = None  # until there is something to do for it
 
     @property
+    def is_in_a_child(self) -> bool:
+        """Whether this is a copy, in a process that was forked from the one that writes."""
+        return os.getpid() != self._pid
+
+    @property
     def is_open(self) -> bool:
         """Whether more is written: nothing failed, and there is room."""
         return self.problem is None and not self.is_full
@@ -92,6 +102,8 @@ class Scribe:
 
     def hand(self, call: int, made: Recording | RepeatedCall, params: bool = False) -> None:
         """Takes a call that has ended. Waits while too much is waiting already."""
+        if self.is_in_a_child:
+            return
         job = _Job(call, made, params)
         if job.num_bytes <= _LITTLE and job.num_rows <= _FEW_ROWS and self._thread is None and not self._is_over:
             self._write(job)
@@ -110,7 +122,7 @@ class Scribe:
 
     def take(self, call: int, recording: Recording, numbers: Sequence[int]) -> Mapping[int, StoredValue]:
         """Writes some values of a call that is still running, here and now."""
-        if self.problem is not None:
+        if self.problem is not None or self.is_in_a_child:
             return {}
         try:
             with self._writing:
@@ -121,6 +133,8 @@ class Scribe:
 
     def close(self, closing: dict[str, Any]) -> None:
         """Writes what is waiting, then what is to be said about the whole, and closes the files."""
+        if self.is_in_a_child:
+            return
         with self._turn:
             self._is_over = True
             self._turn.notify_all()

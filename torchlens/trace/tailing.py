@@ -14,8 +14,10 @@ from torchlens.capture.current import CURRENT
 from torchlens.capture.parts import named_modules
 from torchlens.capture.session import CaptureOptions, Session
 from torchlens.capture.stored import StoredValue
+from torchlens.capture.threads import is_over
 from torchlens.capture.user_code import warn_caller
-from torchlens.trace.layer_keys import checked_keys, is_named, modules_named, names_operations
+from torchlens.trace.call_counts import RECORDED_ELSEWHERE, CallCounts
+from torchlens.trace.layer_keys import NamedLayers, checked_keys, modules_named, names_operations, unmet_warning
 from torchlens.trace.scribe import Scribe
 
 __all__ = ["ModuleFilter", "Tail", "chosen_layers"]
@@ -37,7 +39,7 @@ class Tail(Generic[_Model]):
         self,
         model: _Model,
         path: Path,
-        layers: "frozenset[str] | Callable[[str], bool] | None",
+        layers: "frozenset[str] | NamedLayers | None",
         every: int,
         params: bool,
         max_bytes: int | None,
@@ -48,27 +50,29 @@ class Tail(Generic[_Model]):
         self._module: Any = model
         self.path = path
         self.num_calls = 0
-        self.num_dropped = 0
         self.problem: str | None = None
         self._layers = layers
-        self._every = every
+        self._called: dict[str, None] | None = None  # the modules of the last call, as long as no chosen one was called
         self._params = params
         self._sizes = (shard_bytes, max_bytes, room)
         self._scribe: Scribe | None = None
-        self._lock = threading.Lock()
+        self._counts = CallCounts(every)
         self._local = threading.local()
-        self._num_seen = 0
+        self._is_over = False
         self._before: Any = None
-        self._patched: Any = None
 
     def __repr__(self) -> str:
         return f"<Tail of {type(self.model).__name__} into {self.path}: {self.num_calls} calls, {self.num_dropped} dropped>"
+
+    @property
+    def num_dropped(self) -> int:
+        return self._counts.num_dropped
 
     def __enter__(self) -> _Model:
         if self._scribe is not None:
             raise ValueError("A tail can be entered once; make another with torchlens.tail(model, path).")
         shard_bytes, max_bytes, room = self._sizes
-        is_kept = self._layers if callable(self._layers) else None
+        is_kept = self._layers if isinstance(self._layers, NamedLayers) else None
         self._scribe = Scribe(self.path, shard_bytes, max_bytes, is_kept, room)
         self._patch()
         return self.model
@@ -78,16 +82,26 @@ class Tail(Generic[_Model]):
     ) -> None:
         assert self._scribe is not None
         self._unpatch()
-        self._scribe.close({"calls": self._num_seen, "dropped": self.num_dropped, "every": self._every})
+        if self._scribe.is_in_a_child:
+            return
+        self._scribe.close(self._counts.facts())
         self.num_calls, self.problem = self._scribe.num_written, self._scribe.problem
         if self.problem is not None:
-            self.num_dropped = -(-self._num_seen // self._every) - self.num_calls
-        if self.num_dropped:
-            why = f"writing failed ({self.problem})" if self.problem is not None else "max_bytes was reached"
-            rest = " What was written before can be loaded." if self.problem is not None else ""
-            warn_caller(
-                f"torchlens: {self.num_dropped} of {self._num_seen} calls are not in {self.path.name}: {why}.{rest}"
-            )
+            self._counts.drop_rest(f"writing failed ({self.problem})", self.num_calls)
+        warning = self._counts.warning(self.path.name)
+        if warning is not None:
+            warn_caller(f"{warning} What was written before can be loaded." if self.problem is not None else warning)
+        self._tell_unmet_layers()
+
+    def _tell_unmet_layers(self) -> None:
+        name = type(self.model).__name__
+        if isinstance(self._layers, NamedLayers):
+            warning = unmet_warning(self._layers.unmet, self._layers.names, name)
+            if warning is not None:
+                warn_caller(warning)
+        elif self._called:
+            called = ", ".join(map(repr, list(self._called)[:12]))
+            warn_caller(f"torchlens: layers chose no module that {name} called. Modules that it called: {called}.")
 
     # -- seeing the calls ------------------------------------------------------------------------------------------
 
@@ -100,31 +114,38 @@ class Tail(Generic[_Model]):
         def called(self: Any, *args: Any, **kwargs: Any) -> Any:
             return tail._call(original, args, kwargs) if self is model else original(self, *args, **kwargs)
 
-        self._patched = called
+        called.tail = self  # type: ignore[attr-defined]
         kind.__call__ = called  # type: ignore[method-assign]
 
     def _unpatch(self) -> None:
+        """Takes away what this put into the class, and what tails that ended before it had to leave there.
+
+        If somebody else replaced it since, it stays, and hands on.
+        """
+        self._is_over = True
         kind = type(self.model)
-        if kind.__dict__.get("__call__") is not self._patched:
-            return  # somebody else replaced it since; ours hands on once the tail is over
-        if self._before is None:
-            del kind.__call__
-        else:
-            kind.__call__ = self._before  # type: ignore[method-assign]
-        self._patched = self._before = None  # it holds this; the model is to go when the caller drops it
+        while isinstance(tail := getattr(kind.__dict__.get("__call__"), "tail", None), Tail) and tail._is_over:
+            if tail._before is None:
+                del kind.__call__
+            else:
+                kind.__call__ = tail._before  # type: ignore[method-assign]
+            tail._before = None  # it may hold another tail; the model is to go when the caller drops it
 
     def _call(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         scribe, model = self._scribe, self.model
-        is_inside = getattr(self._local, "is_inside", False) or CURRENT.tracker is not None
-        if is_inside or scribe is None or torch.compiler.is_compiling() or torch._C._get_tracing_state():
+        if scribe is None or self._is_over or getattr(self._local, "is_inside", False) or scribe.is_in_a_child:
             return original(model, *args, **kwargs)
-        with self._lock:
-            self._num_seen += 1
-            number = self._num_seen
-        if (number - 1) % self._every:
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state():
+            return original(model, *args, **kwargs)
+        number = self._counts.next_number()
+        if number is None:
+            return original(model, *args, **kwargs)
+        if CURRENT.tracker is not None and not is_over(CURRENT.tracker):
+            self._counts.drop(RECORDED_ELSEWHERE)
             return original(model, *args, **kwargs)
         if not scribe.is_open:
-            self.num_dropped += scribe.problem is None
+            if scribe.problem is None:
+                self._counts.drop("max_bytes was reached")
             return original(model, *args, **kwargs)
         session = self._begin(scribe, number)
         if session is None:
@@ -154,7 +175,12 @@ class Tail(Generic[_Model]):
 
     def _hand(self, scribe: Scribe, number: int, session: Session) -> None:
         try:
-            scribe.hand(number, session.recording, self._params and number == 1)
+            recording = session.recording
+            if isinstance(self._layers, frozenset) and self._called != {}:
+                calls = dict.fromkeys(call.address for call in recording.module_calls if call.address)
+                self._called = {} if self._layers & calls.keys() else calls
+            params, self._params = self._params, False  # with the first call that is written
+            scribe.hand(number, recording, params)
         except Exception as error:  # as above
             scribe.fail(error)
 
@@ -179,8 +205,8 @@ class _Outflow:
 
 def chosen_layers(
     model: torch.nn.Module, layers: "str | Sequence[str] | ModuleFilter"
-) -> "frozenset[str] | Callable[[str], bool] | None":
-    """What `layers` means: None for all, the addresses of modules, or a function of a name in the file."""
+) -> "frozenset[str] | NamedLayers | None":
+    """What `layers` means: None for all, the addresses of modules, or names in the file."""
     if isinstance(layers, str) and layers == "all":
         return None
     modules = {address: module for address, module in named_modules(model) if address}
@@ -188,5 +214,5 @@ def chosen_layers(
         return frozenset(address for address, module in modules.items() if layers(address.split("."), module))
     keys = checked_keys(layers, "features", "relu", "module")
     if names_operations(keys):
-        return lambda name: is_named(name, keys)
+        return NamedLayers(keys)
     return frozenset(modules_named(keys, modules, f"{type(model).__name__} has"))
