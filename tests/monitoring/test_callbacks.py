@@ -106,6 +106,55 @@ def test_lightning_records_steps_of_the_optimizer(tmp_path: Path) -> None:
         assert torch.equal(mine, theirs)
 
 
+def test_lightning_logs_the_loss_of_the_training_step_and_each_metric_when_it_is_new(tmp_path: Path) -> None:
+    lightning()
+    fit(tmp_path, [tl.callbacks.Lightning(tmp_path / "a")], accumulate_grad_batches=3)
+    scalars = tl.open_run(tmp_path / "a").scalars
+    assert scalars["loss"].steps.tolist() == scalars["train/loss"].steps.tolist() == [0, 1, 2, 3]  # 12 batches
+    assert scalars["loss"].values == pytest.approx(scalars["train/loss"].values, rel=1e-6)
+    assert scalars["val_loss"].steps.tolist() == [1, 3]  # at the end of each epoch
+
+
+def test_lightning_with_optimizers_of_your_own_goes_on_at_the_next_step(tmp_path: Path) -> None:
+    package = lightning()
+    base: Any = package.LightningModule
+
+    class Adversaries(base):
+        def __init__(self, rare: int) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+            self.a, self.b, self.rare = nn.Linear(5, 1), nn.Linear(5, 1), rare
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            for number, (part, optimizer) in enumerate(zip((self.a, self.b), self.optimizers(), strict=True)):
+                if number and batch_idx % self.rare:
+                    continue
+                loss = part(batch[0]).square().mean()
+                optimizer.zero_grad()
+                self.manual_backward(loss)
+                optimizer.step()
+            self.log("batch", float(batch_idx))
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(part.parameters(), lr=0.01) for part in (self.a, self.b)]
+
+    for rare in (1, 2):
+        folder = tmp_path / str(rare)
+        for epochs in (1, 2):
+            trainer = package.Trainer(
+                max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                enable_model_summary=False, default_root_dir=folder, callbacks=[tl.callbacks.Lightning(folder, every=2)],
+            )  # fmt: skip
+            loader = torch.utils.data.DataLoader(data(), batch_size=4)
+            trainer.fit(Adversaries(rare), loader, ckpt_path=None if epochs == 1 else folder / "last.ckpt")
+            trainer.save_checkpoint(folder / "last.ckpt")
+        r = tl.open_run(folder)
+        assert [session["first_step"] for session in r.sessions] == [0, 6]
+        assert r.steps == list(range(0, 12, 2))
+        assert r.scalars["batch"].steps.tolist() == list(range(12))
+        assert r.scalars["batch"].values.tolist() == [*range(6), *range(6)]
+
+
 def test_lightning_goes_on_from_a_checkpoint_and_ends_with_an_exception(tmp_path: Path) -> None:
     lightning()
     fit(tmp_path, [tl.callbacks.Lightning(tmp_path / "a", every=2)], max_epochs=1)

@@ -32,6 +32,11 @@ class StepClock:
         """Whether some optimizers have had their turn, and others may or may not: the next step may have begun."""
         return len(self._stepped) > 0
 
+    @property
+    def num_made(self) -> int:
+        """How many steps were made: that of the last optimizer that has stepped, and those before it."""
+        return self.step + self.is_waiting
+
     def begins_new(self, optimizer: Any, has_computed: bool) -> bool:
         """Whether a new step begins before this optimizer's step.
 

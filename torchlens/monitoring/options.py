@@ -1,7 +1,7 @@
 """What the caller of `monitor` asked for, checked once."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,17 @@ class MonitorOptions:
 
     def wants(self, address: str) -> bool:
         """Whether a module is to be recorded."""
-        return self.modules is None or any(re.fullmatch(pattern, address) for pattern in self.modules)
+        return self.modules is None or any(_matches(pattern, address) for pattern in self.modules)
+
+    def check_modules(self, addresses: Sequence[str]) -> list[str]:
+        """Raises if `modules` means none of the model's; returns those of its patterns that mean none."""
+        missing = [each for each in self.modules or () if not any(_matches(each, address) for address in addresses)]
+        if missing and len(missing) == len(self.modules):
+            raise ValueError(
+                f"modules must name modules of the model, such as {one_of(list(filter(None, addresses))[:3] or [''])}, got "
+                f"{one_of(missing)}: no module has such an address. {did_you_mean(missing[0], addresses)}".rstrip()
+            )
+        return missing
 
     def as_json(self) -> dict[str, Any]:
         """For the file."""
@@ -81,11 +91,15 @@ def _checked_sinks(sinks: Any) -> tuple[Sink, ...]:
 
 
 def _checked_modules(modules: Any) -> tuple[str, ...] | None:
-    """Patterns for `re.fullmatch`: an address means the module alone, `*` anything, `layer1.*` all that is inside."""
+    """Addresses: one means the module alone, `*` anything, `layer1.*` all that is inside."""
     if modules is None:
         return None
     given = [modules] if isinstance(modules, str) else list(modules) if isinstance(modules, Iterable) else [modules]
     for each in given:
         if not isinstance(each, str):
             raise TypeError(f"modules must be addresses such as 'layer1.0.conv1' or 'layer1.*', got {got(each)}.")
-    return tuple(re.escape(each).replace(r"\*", ".*") for each in given)
+    return tuple(given)
+
+
+def _matches(pattern: str, address: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), address) is not None

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchlens.capture.parts import named_modules
 from torchlens.capture.session import CaptureOptions
 from torchlens.capture.user_code import warn_caller
 from torchlens.foreign_names import no_such_name
@@ -77,6 +78,7 @@ class Run:
         options: MonitorOptions,
         history_type: Callable[[Log, CaptureOptions], BaseHistory],
     ) -> None:
+        missing = options.check_modules([address for address, _ in named_modules(model)])
         self.folder = folder
         self.options = options
         self.rank = own_rank()
@@ -93,6 +95,8 @@ class Run:
             self._names,
             Health(self._names, model),
         )
+        for each in missing:
+            self.problems.add(f"modules: no module has an address like {each!r}")
         self._collector = Collector(self._names, self.problems)
         self._watched_names: set[str] = set()
         wants_graph = self.rank == 0 and not (folder / GRAPH_FILE).exists()
@@ -341,6 +345,11 @@ class Run:
     def current_step(self) -> int:
         """The step that is running."""
         return self._steps.clock.step
+
+    @property
+    def num_steps_made(self) -> int:
+        """How many steps were made, those before a checkpoint included; optimizers may still have turns in the last."""
+        return self._steps.clock.num_made
 
     @property
     def last_step(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchlens.monitoring.quiet import quietly
@@ -26,12 +27,20 @@ class PendingScalars(list[tuple[str, int, Any]]):
 def scalar_value(name: str, value: Any) -> Any:
     """A number, or a tensor that is not waited for; None where a tensor has no value (inside a transform)."""
     if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise ValueError(f"{name} must be a number or a tensor of one element, got {got(value)}.")
+        if value.numel() != 1 or value.is_complex() or value.is_meta:
+            kind = "complex " if value.is_complex() else "meta " if value.is_meta else ""
+            raise ValueError(
+                f"{name} must be a number or a tensor of one real element, got {got(value).replace('a ', f'a {kind}', 1)}."
+            )
         return quietly(_copied, value)
-    if isinstance(value, bool) or not hasattr(type(value), "__float__"):
-        raise TypeError(f"{name} must be a number or a tensor of one element, got {got(value)}.")
-    return float(value)
+    if isinstance(value, bool) or not hasattr(type(value), "__float__") or np.iscomplexobj(value):
+        raise TypeError(f"{name} must be a number or a tensor of one real element, got {got(value)}.")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be a number that fits in a float, at most 1.8e308, got a larger one.") from None
+    except (TypeError, ValueError):  # NumPy's arrays of several elements
+        raise TypeError(f"{name} must be a number or a tensor of one real element, got {got(value)}.") from None
 
 
 def _copied(value: torch.Tensor) -> Any:
