@@ -185,3 +185,18 @@ def test_a_file_of_the_format_before_this_one_loads(tmp_path: Path, monkeypatch:
         history.save(tmp_path / "old.safetensors", params=True)
     assert b"packed" not in (tmp_path / "old.safetensors").read_bytes()
     assert differences(facts_without_functions(tl.load(tmp_path / "old.safetensors")), expected) == {}
+
+
+def test_parameters_and_gradients_are_read_as_they_were_also_if_they_share_memory(tmp_path: Path):
+    model = Model(lambda self, x: self.table.sum() + self.part.sum() + (self.wave * x).abs().sum())
+    model.table = nn.Parameter(torch.arange(15.0).view(5, 3))
+    model.part = nn.Parameter(model.table.data[1:3].t())
+    model.wave = nn.Parameter(torch.tensor([1 + 2j, 3j], dtype=torch.complex128))
+    history = saved_grad(model, torch.rand(2))
+    loaded(history, tmp_path)
+    values = tl.read_trace(tmp_path / "trace.safetensors")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(values[f"params/{name}"], parameter.detach()), name
+        assert torch.equal(values[f"params/{name}/grad"], parameter.grad), name
+        assert not values[f"params/{name}"].requires_grad
+    assert values["1/mul/grad"].dtype is torch.complex128

@@ -54,6 +54,11 @@ class StoredParams(list[torch.nn.Parameter]):
         super().__init__(shapes)
         self._stored = stored
 
+    @property
+    def numbers(self) -> list[int]:
+        """Those that are in the file with their values."""
+        return list(self._stored)
+
     def read(self, number: int) -> torch.nn.Parameter:
         stored = self._stored.get(number)
         return self[number] if stored is None else stored.read()

@@ -1,14 +1,20 @@
 """Finding things in a trace by name: tensors by the names they have in the file, entries by any key that people write."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
-from torchlens.capture.stored import opened
+import torch
+
+from torchlens.capture.gradients import Gradients
+from torchlens.capture.recording import Recording
+from torchlens.capture.stored import StoredParams, opened
 from torchlens.history.base_history import BaseHistory
+from torchlens.trace.damage import told_as_damage
 from torchlens.trace.files import TraceFiles
 from torchlens.trace.load import calls_of, load_call
-from torchlens.trace.names import call_of, names_of_rows, without_own
+from torchlens.trace.names import call_of, names_of_rows, param_name, without_own
 from torchlens.trace.stored_tensors import stored_tensor
 
 __all__ = ["entry_named", "read_named", "read_pattern"]
@@ -34,8 +40,9 @@ def read_pattern(files: TraceFiles, pattern: str | None) -> Iterator[tuple[str, 
 
     What is a view of another tensor, and so is no tensor of the file's own, is among them.
     """
-    given = set()
+    given: set[str] = set()
     if "torchlens" in files.metadata:
+        beside: list[tuple[str, Callable[[], Any]]] = []
         for call in calls_of(files):
             log = load_call(files, call, BaseHistory)._log
             names = names_of_rows(log.recording, call)
@@ -43,9 +50,28 @@ def read_pattern(files: TraceFiles, pattern: str | None) -> Iterator[tuple[str, 
                 given.add(names[number])
                 if log.recording.values[number] is not None and _fits(names[number], pattern):
                     yield names[number], opened(log.recording.values[number])
+            with told_as_damage(files.path):
+                beside += _beside_rows(log.recording, call)
+        for name, read in beside:
+            if name not in given and _fits(name, pattern):
+                value = read()
+                yield name, value.detach() if isinstance(value, torch.Tensor) else value
+            given.add(name)
     for name in without_own(files.names):
         if name not in given and _fits(name, pattern):
             yield name, read_named(files, name)
+
+
+def _beside_rows(recording: Recording, call: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The gradients and parameters that a call has in the file: their names, and how each is read."""
+    addresses, params, gradients = recording.param_addresses, recording.params, recording.gradients
+    if gradients:
+        names = names_of_rows(recording, call)
+        yield from ((f"{names[number]}/grad", partial(gradients.__getitem__, number)) for number in gradients)
+    of_params = gradients.parameters if isinstance(gradients, Gradients) else {}
+    yield from ((f"{param_name(addresses[number])}/grad", partial(of_params.__getitem__, number)) for number in of_params)
+    if isinstance(params, StoredParams):
+        yield from ((param_name(addresses[number]), partial(params.read, number)) for number in params.numbers)
 
 
 def _fits(name: str, pattern: str | None) -> bool:
