@@ -54,7 +54,7 @@ def sparse(self, x):
     csr = x.to_sparse_csr()
     jagged = torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged)
     channel = torch.quantize_per_channel(x, torch.ones(x.shape[0]), torch.zeros(x.shape[0]), 0, torch.quint8)
-    return csr.to_dense() + channel.dequantize(), (jagged * 2).values()
+    return csr.to_dense() + channel.dequantize(), (jagged * 2).values(), channel
 
 
 def several_passes(self, x):
@@ -200,3 +200,18 @@ def test_parameters_and_gradients_are_read_as_they_were_also_if_they_share_memor
         assert torch.equal(values[f"params/{name}/grad"], parameter.grad), name
         assert not values[f"params/{name}"].requires_grad
     assert values["1/mul/grad"].dtype is torch.complex128
+
+
+@pytest.mark.filterwarnings("ignore")  # torch is going to drop these types
+@pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8, torch.quint4x2])
+def test_a_quantized_output_with_zero_points_that_are_no_whole_numbers_is_logged_and_loads(dtype: Any, tmp_path: Path):
+    model = Model(lambda self, x: torch.quantize_per_channel(x, torch.full((4,), 0.5), torch.full((4,), 0.5), 0, dtype))
+    x = torch.arange(16.0).view(4, 4) / 4
+    result = tl.log_forward_pass(model, x)["output_1"].tensor_contents
+    assert torch.equal(result.dequantize(), model(x).dequantize())
+    found = loaded(tl.log_forward_pass(model, x), tmp_path)["output_1"].tensor_contents
+    if dtype is torch.quint4x2:
+        assert isinstance(found, StandIn)
+        assert "several numbers in a byte" in found.explanation
+    else:
+        assert torch.equal(found.dequantize(), result.dequantize())

@@ -4,6 +4,7 @@ What such a tensor does to memory, it does to the memory of the tensor inside; a
 other processes, so whoever only looks at a value looks at the part that is here.
 """
 
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -58,7 +59,12 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, FakeTensor) and any(isinstance(size, torch.SymInt) for size in tensor.shape):
         # To lay out the copy like the tensor, torch would decide something about the symbolic sizes, for good.
         return tensor.clone(memory_format=torch.contiguous_format)
-    return tensor.clone()
+    try:
+        return tensor.clone()
+    except RuntimeError:
+        if not tensor.is_quantized:
+            raise
+        return deepcopy(tensor.detach())  # torch 2.13 clones none whose zero points are no whole numbers
 
 
 def with_inner(tensor: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:

@@ -19,13 +19,12 @@ from torchlens.trace.damage import told_as_damage
 from torchlens.trace.files import TraceFiles
 from torchlens.trace.format import DTYPES, dtype_named
 from torchlens.trace.plain_text import shown
-from torchlens.trace.tensors import Note
+from torchlens.trace.tensors import QUANTIZED, Note
 
 __all__ = ["StoredTensor", "stored_tensor", "stored_tensors"]
 
 _MOST_GAPS = 4  # times the size of what is in it
 _MOST_BYTES = 1 << 62  # of what a view pretends to have: torch counts in 64 bits
-_DTYPES_OF_QUANTIZED = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 
 
 def stored_tensors(files: TraceFiles, names: Sequence[str]) -> list[Any]:
@@ -205,7 +204,7 @@ def _compressed(one: str, other: str, layout: torch.layout) -> Callable[[TraceFi
 def _quantized(files: TraceFiles, note: Note) -> Tensor:
     dtype = dtype_named(note["dtype"])
     values = _part(files, note, "values")
-    if _DTYPES_OF_QUANTIZED.get(dtype) is not values.dtype:
+    if QUANTIZED.get(dtype) is not values.dtype:
         raise TraceError(f"A tensor of {dtype} cannot be made of {values.dtype}.")
     if "scale" in note:
         return torch._make_per_tensor_quantized_tensor(values, float(note["scale"]), int(note["zero_point"]))

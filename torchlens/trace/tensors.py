@@ -22,13 +22,15 @@ from torchlens.capture.wrappers import inner_of
 from torchlens.history.portable import text_of
 from torchlens.trace.format import DTYPES
 
-__all__ = ["Blob", "Note", "Tensors", "is_as_written", "word_of"]
+__all__ = ["QUANTIZED", "Blob", "Note", "Tensors", "is_as_written", "word_of"]
 
 # What stands in the JSON for a tensor; filled in when it is decided what is written.
 Note = dict[str, Any]
 
 _MOST_GAPS = 4  # memory with gaps that is larger than this many times what is in it is not made again
 _STORED_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# What a quantized tensor of each type is written as.
+QUANTIZED = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
 _COMPRESSED = {
     torch.sparse_csr: ("crow_indices", "col_indices"), torch.sparse_csc: ("ccol_indices", "row_indices"),
     torch.sparse_bsr: ("crow_indices", "col_indices"), torch.sparse_bsc: ("ccol_indices", "row_indices"),
@@ -136,8 +138,10 @@ class Tensors:
         elif tensor.layout in _COMPRESSED:
             parts = {word: getattr(tensor, word)() for word in (*_COMPRESSED[tensor.layout], "values")}
             self._fill_parts(word_of(tensor.layout), parts, tensor, name, note)
-        elif tensor.is_quantized:
+        elif tensor.dtype in QUANTIZED:
             self._fill_quantized(tensor, name, note)
+        elif tensor.is_quantized:
+            note.update(text=text_of(tensor), why=f"it is of {tensor.dtype}, which has several numbers in a byte.")
         elif tensor.layout is not torch.strided:
             self._fill_parts(word_of(tensor.layout).lstrip("_"), {"values": tensor.to_dense()}, tensor, name, note)
         elif not _has_memory(tensor):
