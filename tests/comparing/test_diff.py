@@ -101,6 +101,30 @@ def test_nothing_saved_cannot_be_compared(reference: Any) -> None:
         tl.diff(history, tl.get_model_metadata(model, ids))
 
 
+def test_an_input_that_was_not_saved_is_not_said_to_differ(reference: Any) -> None:
+    model, ids, history = reference
+    with pytest.raises(tl.CannotCompareError, match=r"candidate has no saved value of its input \(input.ids\)"):
+        tl.diff(history, tl.log_forward_pass(model, ids, layers_to_save=["h.0.ln_1"]))
+
+
+def test_an_output_that_was_not_saved_is_not_said_to_differ_or_to_agree(reference: Any) -> None:
+    model, ids, history = reference
+    partly = tl.log_forward_pass(model, ids, layers_to_save=["h.0.ln_1"])
+    with pytest.raises(tl.CannotCompareError, match=r"reference has no saved value of its output \(output\)"):
+        tl.diff(partly, history)
+    wrong = tl.log_forward_pass(transformer.ported(model, {"blocks.0.norm1": "small eps"}), ids)
+    diff = tl.diff(partly, wrong)
+    assert [culprit.reference_module for culprit in diff.culprits] == ["h.0.ln_1"]
+    assert "output    not saved" in str(diff)
+
+
+def test_values_that_were_not_saved_are_no_divergence(reference: Any) -> None:
+    model, ids, history = reference
+    diff = tl.diff(tl.log_forward_pass(model, ids, layers_to_save=["h.0.ln_1", "head"]), history)
+    assert diff.ok
+    assert "output    the same" in str(diff)
+
+
 def test_wrong_options_say_what_is_right(reference: Any) -> None:
     _, _, history = reference
     wrong: Any = nn.ReLU()

@@ -167,6 +167,19 @@ def test_in_bfloat16_errors_are_multiples_of_the_references_own(in_float32: Any,
     assert "In bfloat16 a mistake smaller than its rounding (7.8e-03) is invisible" in diff.text(200)
 
 
+def test_a_short_type_is_called_by_its_name() -> None:
+    def cast(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return y.to(torch.float8_e5m2).float()
+
+    text = tl.diff(logged(cast), logged(cast)).text(200)
+    assert "In float8_e5m2 a mistake smaller than its rounding (2.5e-01) is invisible" in text
+
+
+def test_layers_matched_are_never_more_than_there_are() -> None:
+    diff = tl.diff(logged(lambda y, x: (y, torch.ones(3))), logged(lambda y, x: (y, torch.ones(3))))
+    assert diff.layers.startswith("2 of 2 matched")
+
+
 def test_names_help_where_nothing_else_does(in_float32: Any) -> None:
     model, ids, reference = in_float32
     candidate = tl.log_forward_pass(transformer.ported(model, {"blocks.1.attention": "softmax axis"}), ids)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from torchlens.comparing.diff import BaseDiff, Divergence, Outputs, Pair, Unmatched
-from torchlens.comparing.distances import comparable
+from torchlens.comparing.distances import comparable, epsilon_of
 from torchlens.comparing.divergence import GROWTH, GROWTH_OF_OWN, Analysis, Origin, analyse
 from torchlens.comparing.evidence import Evidence
 from torchlens.comparing.inputs import paired_inputs
@@ -24,6 +24,7 @@ from torchlens.comparing.outputs import (
     output_errors,
     output_path,
     paired_outputs,
+    saved_output,
     shown_by,
 )
 from torchlens.comparing.own_error import own_error_in
@@ -95,6 +96,8 @@ def compare_histories(
     evidence = Evidence(ours, subject, weights, (Replay(sides[0]), replay), pairing)
     culprits = [_divergence(origin, ours, subject, tolerance, isolates, evidence) for origin in origins]
     is_same = not culprits
+    if is_same:
+        _check_outputs_saved(outputs, sides, compared)
     culprits += _not_returned(outputs, sides, tolerance, isolates)
     largest = max((u for number, u in own.items() if number in analysis.agreeing and u <= tolerance), default=0.0)
     notes += _precision_notes(sides)
@@ -129,6 +132,21 @@ def _check_saved(name: str, side: Side) -> None:
         raise CannotCompareError(
             f"The {name} has no saved values: there is nothing to compare. Log it with layers_to_save='all'."
         )
+
+
+def _check_outputs_saved(
+    outputs: PairedOutputs, sides: tuple[Side, Side], compared: Sequence[tuple[Matched, float]]
+) -> None:
+    """Layers that agree say little where nobody knows what was returned."""
+    if len(compared) == len(outputs.pairs):
+        return
+    for whose, side, entries in zip(("reference", "candidate"), sides, zip(*outputs.pairs, strict=True), strict=True):
+        for entry in entries:
+            if side.value(saved_output(side, entry)) is None:
+                raise CannotCompareError(
+                    f"The {whose} has no saved value of its output ({output_path(side, entry)}), so nobody can tell "
+                    "whether both models return the same; what was saved of both agrees. Log it with layers_to_save='all'."
+                )
 
 
 def _check_live(replay: Replay) -> None:
@@ -299,9 +317,11 @@ def _pinned_notes(side: Side, pinned: dict[int, str]) -> list[str]:
 
 
 def _precision_notes(sides: tuple[Side, Side]) -> list[str]:
-    eps = max(side.epsilon for side in sides)
+    dtype = max((side.dtype for side in sides), key=epsilon_of)
+    eps = epsilon_of(dtype)
     if eps < 1e-4:
         return []
-    name = "bfloat16" if eps > 2e-3 else "float16"
-    told = f"In {name} a mistake smaller than its rounding ({eps:.1e}) is invisible: an eps, or gelu's tanh form."
+    told = (
+        f"In {dtype_name(dtype)} a mistake smaller than its rounding ({eps:.1e}) is invisible: an eps, or gelu's tanh form."
+    )
     return [f"{told} To see those, compare in float32."]

@@ -128,9 +128,9 @@ def roots(side: Side, prints: Sequence[Fingerprint | None]) -> list[int]:
             continue
         parent = side.parents[entry][0]
         theirs = prints[parent]
-        if theirs is not None and mine.size > 1 and not mine.is_constant and mine.apart(theirs) <= _EXACT:
-            if _have_one_sum(side.value(entry), side.value(parent)):
-                found[entry] = found[parent]
+        is_alike = theirs is not None and mine.size > 1 and not mine.is_constant and mine.apart(theirs) <= _EXACT
+        if is_alike and _have_one_sum(side.value(entry), side.value(parent)):
+            found[entry] = found[parent]
     return found
 
 

@@ -1,5 +1,7 @@
 """Whether both models were given the same input."""
 
+from math import prod
+
 from torchlens.comparing.distances import are_whole, comparable
 from torchlens.comparing.layouts import best_layout
 from torchlens.comparing.subject import Subject
@@ -46,6 +48,14 @@ def _is_held(ours: Subject, r: int, theirs: Subject) -> bool:
 
 def _differs(ours: Subject, r: int, theirs: Subject, error: float | None) -> str:
     name = ours.side.log.boundary_addresses.get(r, ["input"])[0]
+    size = prod(ours.side.rows[r].shape)
+    for c in theirs.side.graph.inputs:
+        if theirs.side.value(c) is None and prod(theirs.side.rows[c].shape) == size:
+            path = theirs.side.log.boundary_addresses[c][0]
+            return (
+                f"The candidate has no saved value of its input ({path}), so nobody can tell whether both models were "
+                "given the same. Log it with layers_to_save='all'."
+            )
     shapes = [shape_text(tuple(theirs.side.rows[c].shape)) for c in theirs.side.graph.inputs]
     mine = shape_text(tuple(ours.side.rows[r].shape))
     if error is None:

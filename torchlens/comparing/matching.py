@@ -68,6 +68,8 @@ class Pairing:
 
     def _add(self, r: int, c: int, by_value: bool) -> None:
         pair = self.compared(r, c, by_value)
+        if pair.error != pair.error:
+            return  # not saved: nobody can tell whether they agree
         self.found.add(pair)
         if pair.units <= pair.allowed(_EXACT_UNITS):
             self._note_layout(pair)

@@ -17,6 +17,7 @@ __all__ = [
     "output_errors",
     "output_path",
     "paired_outputs",
+    "saved_output",
     "shown_by",
 ]
 
@@ -81,6 +82,11 @@ def shown_by(side: Side, entry: int) -> int:
     return entry
 
 
+def saved_output(side: Side, entry: int) -> int:
+    """An output, or the entry that it shows where that alone was saved."""
+    return entry if side.value(entry) is not None else shown_by(side, entry)
+
+
 # -- how far apart -----------------------------------------------------------------------------------------------------
 
 
@@ -88,7 +94,8 @@ def output_errors(
     outputs: Sequence[tuple[int, int]], pairing: Pairing, analysis: Analysis, tolerance: float
 ) -> list[tuple[Matched, float]]:
     """Each pair of outputs that were saved, and how far apart they may be in units of rounding."""
-    compared = [pairing.compared(r, c, True) for r, c in outputs]
+    sides = pairing.reference.side, pairing.candidate.side
+    compared = [pairing.compared(saved_output(sides[0], r), saved_output(sides[1], c), True) for r, c in outputs]
     root = pairing.reference.root
     return [
         (pair, pair.allowed(analysis.limits.get(root[pair.reference], tolerance)))

@@ -53,13 +53,18 @@ class Side:
         return self._replaced[entry] if entry in self._replaced else self.log.value(entry)
 
     @cached_property
-    def epsilon(self) -> float:
-        """The unit of rounding that the model computes in: of the coarsest type that a quarter of its results have."""
+    def dtype(self) -> torch.dtype:
+        """The type that the model computes in: the coarsest of fractions that a quarter of its results have."""
         dtypes = Counter(
             row.dtype for entry, row in enumerate(self.rows) if row.dtype.is_floating_point and self.is_operation(entry)
         )
         total = sum(dtypes.values())
-        return epsilon_of(*(dtype for dtype, count in dtypes.items() if 4 * count >= total))
+        return max((dtype for dtype, count in dtypes.items() if 4 * count >= total), key=epsilon_of, default=torch.float32)
+
+    @property
+    def epsilon(self) -> float:
+        """The unit of rounding of that type."""
+        return epsilon_of(self.dtype)
 
     def is_operation(self, entry: int) -> bool:
         return self.rows[entry].operation not in (INPUT, BUFFER, OUTPUT)
