@@ -60,7 +60,8 @@ def diff(
     """Finds the first layer at which two implementations of a model compute something different from the same inputs.
 
     Both arguments are histories, or files of histories, of the same input with all values saved; library, dtype and version
-    may differ. Layers are matched by weights, values and order, whatever their names and the number of their steps.
+    may differ. Layers are matched by weights, values and order, whatever their names and the number of their steps. Of a
+    file with several calls, the first is compared; `load(path, call=2)` gives another.
 
     >>> print(torchlens.diff(reference, candidate))
     >>> torchlens.diff(reference, candidate).ok

@@ -80,6 +80,22 @@ def test_json_map_and_tolerance(folder: Path, capsys: Any) -> None:
     assert run(folder, *names, "--quiet") == 1
 
 
+def test_a_call_of_traces_with_several(folder: Path, capsys: Any) -> None:
+    model, ids = transformer.example()
+    for name, second in (("one", ids), ("two", (ids + 1) % 50), ("three", (ids + 1) % 50)):
+        with tl.tail(model, folder / f"{name}.safetensors") as tailed:
+            tailed(ids)
+            tailed(second)
+    assert run(folder, "two.safetensors", "three.safetensors", "--call", "2") == 0
+    assert "They agree" in capsys.readouterr().out
+    assert run(folder, "one.safetensors", "two.safetensors", "--call", "1", "--quiet") == 0
+    assert run(folder, "one.safetensors", "two.safetensors", "--call", "2") == 2
+    assert "The inputs differ" in capsys.readouterr().err
+    assert run(folder, "one.safetensors", "two.safetensors", "--call", "3") == 2
+    assert "call must be one of those in one.safetensors, 1 to 2, got 3" in capsys.readouterr().err
+    assert run(folder, "one.safetensors", "check_the_port.py:clean", "--call", "2", "--quiet") == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,7 +8,9 @@ from typing import Any
 from torchlens.commands.live import history_of
 from torchlens.commands.terminal import is_colored, say, width
 from torchlens.differences import diff
+from torchlens.model_history import ModelHistory
 from torchlens.trace import printable
+from torchlens.traces import load
 from torchlens.wording import checked_file
 
 __all__ = ["HELP", "add_arguments", "run"]
@@ -36,6 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="how many units of rounding a correct layer may be off (16)",
     )
+    parser.add_argument("--call", type=int, metavar="N", help="which call of the model, if the traces hold several")
     parser.add_argument("--json", metavar="F", type=Path, help="write everything to F as JSON")
     parser.add_argument("--html", metavar="F", type=Path, help="write a page with both graphs to F")
     parser.add_argument("--quiet", action="store_true", help="print nothing; only set the exit code")
@@ -44,7 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     json_file = None if arguments.json is None else checked_file("--json", arguments.json, "diff.json")
     page = None if arguments.html is None else checked_file("--html", arguments.html, "diff.html")
-    reference, candidate = history_of(arguments.reference), history_of(arguments.candidate)
+    reference, candidate = (_history(text, arguments.call) for text in (arguments.reference, arguments.candidate))
     mapping = None if arguments.map is None else _mapping(arguments.map)
     found = diff(reference, candidate, tolerance=arguments.tolerance, mapping=mapping, isolate=arguments.isolate)
     if not arguments.quiet:
@@ -59,6 +62,12 @@ def run(arguments: Namespace) -> int:
     for path in written if not arguments.quiet else ():
         say(f"Wrote {printable(str(path))}")
     return 0 if found.ok else 1
+
+
+def _history(text: str, call: int | None) -> ModelHistory:
+    """One call in a file, or a model that runs now."""
+    is_file = ":" not in text or Path(text).exists()
+    return load(text, call=call) if call is not None and is_file else history_of(text)
 
 
 def _mapping(path: Path) -> Any:
