@@ -215,3 +215,15 @@ def test_a_quantized_output_with_zero_points_that_are_no_whole_numbers_is_logged
         assert "several numbers in a byte" in found.explanation
     else:
         assert torch.equal(found.dequantize(), result.dequantize())
+
+
+def test_empty_tensors_come_back_with_their_strides(tmp_path: Path):
+    def empties(self, x):
+        first = (x + 1)[:, :0]
+        wide = (x + 2)[:0].expand(5, 0, 4)
+        return first, wide, (x + 3)[:0, ::2].t(), torch.empty(3, 0).expand(2, 3, 0), torch.empty_strided((0, 3), (0, 0))
+
+    history = tl.log_forward_pass(Model(empties), torch.rand(3, 4))
+    for entry, other in zip(history, loaded(history, tmp_path), strict=True):
+        one, two = entry.tensor_contents, other.tensor_contents
+        assert (one.shape, one.stride()) == (two.shape, two.stride()), entry.layer_label

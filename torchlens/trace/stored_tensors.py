@@ -140,9 +140,11 @@ def _memory_of(files: TraceFiles, note: Note, num_sides: int) -> tuple[Tensor, t
     place, strides = files.place(key), _strides(note["layout"])
     shape = place.shape[: len(strides)]
     count = math.prod(shape)
+    if not count and len(shape) == len(strides):  # which lies nowhere
+        return numbers, strides
     item = (place.end - place.start) // count if count else 1
     region = Region(0, shape, strides, item)
-    if len(shape) != len(strides) or region.overlaps_itself or (count and region.end != len(numbers)):
+    if len(shape) != len(strides) or region.overlaps_itself or region.end != len(numbers):
         raise TraceError(f"The tensor {shown(key)} cannot lie in memory with the strides {shown(strides)}.")
     laid_out = torch.empty(len(numbers), dtype=torch.uint8)
     as_it_was = laid_out.as_strided((*shape, item), (*(stride * item for stride in strides), 1))

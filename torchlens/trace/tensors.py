@@ -206,8 +206,9 @@ class Tensors:
         """Writes a tensor that fills its memory. Its note is complete with that, and a layout if it has one."""
         note, name, shape = held.note, self._claim(held.name), tuple(tensor.shape)
         note["key"] = name
-        may_be_odd = 1 in shape or not tensor.is_contiguous()  # what has a side of one element has any stride there
-        if may_be_odd and tensor.numel() and tensor.stride() != _usual_strides(shape):
+        # What is empty has any strides, and what has a side of one element has any there.
+        may_be_odd = 0 in shape or 1 in shape or not tensor.is_contiguous()
+        if may_be_odd and tensor.stride() != _usual_strides(shape):
             note["layout"] = list(tensor.stride())
         _note_flags(tensor, note)
         dtype = _STORED_NAMES.get(tensor.dtype)
