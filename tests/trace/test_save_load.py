@@ -197,6 +197,7 @@ def test_parameters_and_gradients_are_read_as_they_were_also_if_they_share_memor
     values = tl.read_trace(tmp_path / "trace.safetensors")
     for name, parameter in model.named_parameters():
         assert torch.equal(values[f"params/{name}"], parameter.detach()), name
+        assert parameter.grad is not None
         assert torch.equal(values[f"params/{name}/grad"], parameter.grad), name
         assert not values[f"params/{name}"].requires_grad
     assert values["1/mul/grad"].dtype is torch.complex128
