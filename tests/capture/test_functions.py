@@ -92,7 +92,8 @@ def test_an_operation_comes_back_the_same():
     for func in (torch.relu, torch.Tensor.add_, torch.batch_norm, torch.Tensor.__setitem__, T.__get__):
         before = operation_of(func)
         after = pickle.loads(pickle.dumps(before))
-        assert [getattr(before, name) for name in before.__slots__] == [getattr(after, name) for name in after.__slots__]
+        names = [name for name in before.__slots__ if name != "__weakref__"]  # which whoever refers to it makes
+        assert [getattr(before, name) for name in names] == [getattr(after, name) for name in names]
 
 
 def test_a_line_stands_for_code():

@@ -141,7 +141,8 @@ def test_all_modules_over_all_steps_side_by_side(opened) -> None:
 def test_what_is_chosen_while_the_page_is_at_work_is_what_it_shows_at_last(opened) -> None:
     tab = opened()
     tab.run(
-        "(async () => { const name = [...torchlens.active.modules.keys()], click = id => document.getElementById(id).click(); "
+        "(async () => { const name = [...torchlens.active.modules.keys()]; "
+        "const click = id => document.getElementById(id).click(); "
         "for (let k = 0; k < 40; k++) { "
         "[() => click('view-modules'), () => torchlens.goToModule(name[k % name.length]), () => click('view-graph'), "
         "() => click('tab-findings'), () => click('view-beside')][k % 5](); "
