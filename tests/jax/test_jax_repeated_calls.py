@@ -60,6 +60,7 @@ PROGRAMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*layers names")  # not each program has each of them
 @pytest.mark.parametrize("layers", ["all", ["part/transpose*", "part/reshape*", "part/split*", "part/sin", "part/add*"]])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_third_call_is_in_the_file_as_a_trace_of_its_own_has_it(name, layers, tmp_path):

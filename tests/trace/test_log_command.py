@@ -1,6 +1,7 @@
 """The command `torchlens log`: a trace without a script."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -164,18 +165,18 @@ def test_an_error_of_the_users_own_code_tells_where_and_is_never_the_code_for_a_
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("leaving", "called sys.exit() (nets_of_a_test.py:"),
-        ("leaving_later", "called sys.exit('enough') (nets_of_a_test.py:"),
+        ("leaving", r"called sys\.exit\(0?\) \(nets_of_a_test\.py:"),  # wandb, if it was imported, makes 0 of nothing
+        ("leaving_later", r"called sys\.exit\('enough'\) \(nets_of_a_test\.py:"),
         ("unplugged", "the other end is gone"),
     ],
 )
 def test_code_that_ends_the_program_is_neither_success_nor_agreement(target: str, words: str, file: Path, capsys) -> None:
     saved = file.with_suffix(".safetensors")
     assert main(["log", f"{file}:{target}", "--save", str(saved)]) == 2
-    assert words in capsys.readouterr().err
+    assert re.search(words, capsys.readouterr().err)
     assert not saved.exists()
     assert main(["diff", f"{file}:pair", f"{file}:{target}"]) == 2
-    assert words in capsys.readouterr().err
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_a_reader_who_has_seen_enough_changes_no_exit_code(file: Path) -> None:

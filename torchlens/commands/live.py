@@ -19,6 +19,7 @@ from torchlens.wording import did_you_mean, got
 
 __all__ = ["called", "history_of", "is_pair", "named_object", "place_of"]
 
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _ACCEPTED = "a history, (model, input), or a function without arguments that returns one of these"
 
 
@@ -52,9 +53,13 @@ def called(text: str, function: Callable[[], Any]) -> Any:
 
 
 def place_of(error: BaseException) -> str:
-    """` (train.py:12)`, the last line of the user's own code on the way to an error; empty if there is none."""
-    lines = [(frame, line) for frame, line in walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
-    return f" ({Path(lines[-1][0].f_code.co_filename).name}:{lines[-1][1]})" if lines else ""
+    """` (train.py:12)`, the last line of the user's own code on the way to an error; empty if there is none.
+
+    Packages that are installed come into question only if there is no other code: some replace `sys.exit`.
+    """
+    lines = [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__) if is_user_code(frame.f_code)]
+    own = [place for place in lines if not _INSTALLED.intersection(Path(place[0].co_filename).parts)] or lines
+    return f" ({Path(own[-1][0].co_filename).name}:{own[-1][1]})" if own else ""
 
 
 def _is_name(text: str) -> bool:
