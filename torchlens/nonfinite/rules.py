@@ -79,11 +79,15 @@ class _Source(NamedTuple):
     note: str
 
 
+def _is_learnable(given: Given) -> bool:
+    return given.is_parameter and given.tensor is not None and given.tensor.requires_grad
+
+
 class Origins:
     """Finds the places of one pass where NaN and Inf come up, in the order in which they do.
 
     `is_state_known` says that broken parameters and buffers are a consequence of something that was told before; `hint` is
-    what to say of parameters that are not. With `sees_modules_alone`, what are called operations here are whole modules:
+    what to say of parameters that are not, `hint_of_fixed` of buffers and of parameters that do not learn. With `sees_modules_alone`, what are called operations here are whole modules:
     the minus infinity that one returns may be a mask or the logarithm of 0, which only what comes of it tells.
     """
 
@@ -93,12 +97,14 @@ class Origins:
         is_state_known: bool = False,
         sees_modules_alone: bool = False,
         hint: str = HINT,
+        hint_of_fixed: str = HINT,
     ) -> None:
         self.found: list[Origin] = []
         self._include_constants = include_constants
         self._is_state_known = is_state_known
         self._sees_modules_alone = sees_modules_alone
         self._hint = hint
+        self._hint_of_fixed = hint_of_fixed
         self._causes: dict[int, _Cause] = {}
         self._suspects: dict[int, _Source] = {}
         self._outputs: set[int] = set()
@@ -176,7 +182,8 @@ class Origins:
                     causes.append(_Cause(_Why.ASKED))
         if broken:
             names = ", ".join(each.name for each in broken)
-            origin = self._add(node, result, everything, _BROKEN_BEFORE.format(names=names, hint=self._hint), origins)
+            hint = self._hint if any(map(_is_learnable, broken)) else self._hint_of_fixed
+            origin = self._add(node, result, everything, _BROKEN_BEFORE.format(names=names, hint=hint), origins)
             if any(each.is_parameter for each in broken):
                 self._broken_parameters = origin.number
             return origin

@@ -6,6 +6,7 @@ Units: seconds, bytes, and floating-point operations (a multiply-add is two). No
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 
 from torchlens.profiling.steps import Shape, Statistic, StepRecord, TypicalSteps, by_kind
 
@@ -167,21 +168,32 @@ class ModuleRecord:
 
     @property
     def num_calls(self) -> int:
-        """How often it was called in the last of the measured steps that called it."""
-        calls = self.measured_calls
-        return sum(call.step == calls[-1].step for call in calls) if calls else 0
+        """How often it was called in a step: the median over the measured steps that called it."""
+        counts = Counter(call.step for call in self.measured_calls)
+        return median_low(counts.values()) if counts else 0
+
+    @property
+    def outermost_calls(self) -> list[CallRecord]:
+        """The measured calls that are not inside another of them, as those of a module that calls itself are."""
+        found: list[CallRecord] = []
+        for call in self.measured_calls:
+            last = found[-1] if found else None
+            if last is None or call.step != last.step or call.depth <= last.depth or call.start_ns >= last.end_ns:
+                found.append(call)
+        return found
 
     def by_step(self, quantity: str) -> dict[int, float]:
         """A quantity of CallRecord in each measured step: the sum over its calls or, for peaks and outputs, the maximum.
 
-        A module that is never called itself but holds others (`ModuleList`) has the sum of theirs, and nothing of its own.
+        A module that is never called itself but holds others (`ModuleList`) has the sum of theirs, and nothing of its own. Of
+        one that calls itself, the numbers of the outermost call are those of all.
         """
         steps: dict[int, list[float]] = {}
         if not self.calls and "_self_" not in quantity:
             for child in self.children:
                 for step, value in child.by_step(quantity).items():
                     steps.setdefault(step, []).append(value)
-        for call in self.measured_calls:
+        for call in self.measured_calls if "_self_" in quantity else self.outermost_calls:
             value = getattr(call, quantity)
             if value is not None:
                 steps.setdefault(call.step, []).append(sum(value) if isinstance(value, list) else value)

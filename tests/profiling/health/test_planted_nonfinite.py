@@ -129,7 +129,27 @@ def test_weights_that_an_optimizer_broke_are_blamed_once_with_the_step(level: An
     assert p.first_nonfinite.step == bad_step + 1
     text = " ".join(finding.text.split())
     assert f"Not finite before: parameter {module}.weight" in text
-    assert f"Step {bad_step} still computed with finite numbers. An optimizer's step after it made it so" in text
+    assert f"Step {bad_step} still computed with finite numbers. An optimizer's step came after it" in text
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("what", ["buffer", "frozen weight"])
+def test_what_no_optimizer_changes_is_not_blamed_on_one(what: str, level: Any):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4).requires_grad_(False))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with tl.profile(model, level=level, check="nonfinite") as p:
+        for step in range(4):
+            if step == 3 and what == "buffer":
+                model.eval()
+                model[1].running_var[0] = NAN
+            elif step == 3:
+                model[2].weight[0, 0] = NAN
+            model(torch.rand(3, 4)).sum().backward()
+            optimizer.step()
+    assert p.first_nonfinite is not None
+    assert "An optimizer's step" not in str(p.first_nonfinite)
+    if p.first_nonfinite.operation != "buffer":  # which names it itself
+        assert p.first_nonfinite.module == ("1" if what == "buffer" else "2")
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -296,3 +296,50 @@ def test_median_and_spread_are_those_of_the_middle_half():
         assert statistic[:3] == (pytest.approx(median(values)), pytest.approx(high - low), len(values))
         assert statistic.minimum == min(values)
         assert statistic.p95 == pytest.approx(quantiles(values, n=20, method="inclusive")[-1])
+
+
+@pytest.mark.parametrize("level", ["module", "operation"])
+def test_what_is_kept_for_what_led_to_the_inputs_is_not_the_models(level):
+    other, model = nn.Sequential(nn.Linear(100, 50), nn.Tanh(), nn.Linear(50, 4)), nn.Linear(4, 4, bias=False)
+    with tl.profile(model, level=level) as p:
+        for _ in range(3):
+            model(other(torch.rand(2, 100))).sum().backward()
+    assert p.root.typical("saved_bytes") == 2 * 4 * 4
+
+
+def test_of_a_model_that_calls_itself_the_outermost_call_tells():
+    class Recursive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4, bias=False)
+
+        def forward(self, x, depth=4):
+            return self(torch.tanh(self.fc(x)), depth - 1) if depth else x
+
+    model = Recursive()
+    with tl.profile(model) as p:
+        model(torch.rand(2, 4)).sum().backward()
+    assert p.root.num_calls == 5
+    assert p.root.typical("flops") == p["fc"].typical("flops") == 4 * 2 * 2 * 4 * 4
+    assert p.root.typical("saved_bytes") == p.root.calls[0].saved_bytes
+    assert p.root.typical("forward_seconds") == pytest.approx(p.root.calls[0].forward_seconds)
+
+
+def test_calls_are_those_of_a_typical_step():
+    model = Model(lambda self, x, count: [self.fc(x) for _ in range(count)][-1], fc=nn.Linear(4, 4))
+    with tl.profile(model) as p:
+        for count in (4, 4, 4, 4, 1):
+            model(torch.rand(2, 4), count)
+    assert p["fc"].num_calls == 4
+
+
+def test_a_part_that_is_trained_after_an_evaluation_is_a_step_of_training():
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 8))
+    with tl.profile(model) as p:
+        for _ in range(3):
+            model.eval()
+            with torch.no_grad():
+                model(torch.rand(10, 8))
+            model.train()
+            model[0](torch.rand(100, 8)).sum().backward()
+    assert [step.phase for step in p.steps] == ["evaluation", "training"] * 3

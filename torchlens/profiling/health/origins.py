@@ -32,8 +32,9 @@ _MOST = 20
 _FINITE = -1  # a value that is
 _INPUT = "an input of the model"
 _BUFFER = "a buffer"
-_OPTIMIZER = "An optimizer's step after it made it so: look at the learning rate, and at the gradients it was given."
+_OPTIMIZER = "An optimizer's step came after it: look at the learning rate, and at the gradients it was given."
 _NO_OPTIMIZER = "Look for what changed it since: it was no optimizer's step."
+_FIXED = "Look for what changed it since: optimizers change neither buffers nor parameters without gradients."
 _UNSEEN = "This step was timed, so its operations were not seen; stop=True sees those of every step."
 
 
@@ -54,6 +55,7 @@ class Origins:
         self._earlier: dict[int, _StepOrigins] = {}
         self._has_grad = True
         self._hint: str | None = None
+        self._hint_of_fixed: str | None = None
         self._last_checked = 0
 
     def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
@@ -64,12 +66,14 @@ class Origins:
         self._has_grad = has_grad
         if has_stepped:
             self._earlier.clear()
-        self._hint = None
-        if self._last_checked and self._last_checked == step - 1:
-            change = _OPTIMIZER if has_stepped else _NO_OPTIMIZER
-            self._hint = f"Step {step - 1} still computed with finite numbers. {change}"
+        self._hint = self._hint_of_fixed = None
+        was_clean = self._step.step != step - 1 or self._step.rules.is_clean
+        if self._last_checked and self._last_checked == step - 1 and was_clean:
+            before = f"Step {step - 1} still computed with finite numbers."
+            self._hint = f"{before} {_OPTIMIZER if has_stepped else _NO_OPTIMIZER}"
+            self._hint_of_fixed = f"{before} {_FIXED if has_stepped else _NO_OPTIMIZER}"
         elif step == 1:
-            self._hint = "It was so when measuring began."
+            self._hint = self._hint_of_fixed = "It was so when measuring began."
         self._last_checked = step
 
     def told(self) -> list[tuple[NonFinite, bool]]:
@@ -210,7 +214,10 @@ class Origins:
     def _new(self, step: int) -> "_StepOrigins":
         sees_modules_alone = self._sees_modules_alone or not self._are_operations_seen
         rules = PassOrigins(
-            is_state_known=bool(self.lasting), sees_modules_alone=sees_modules_alone, hint=self._hint or HINT
+            is_state_known=bool(self.lasting),
+            sees_modules_alone=sees_modules_alone,
+            hint=self._hint or HINT,
+            hint_of_fixed=self._hint_of_fixed or HINT,
         )
         return _StepOrigins(step, rules, self._has_grad)
 

@@ -138,12 +138,13 @@ class Watcher:
     def _begin_step(self, address: str, signature: Signature) -> Step | None:
         """The step that a call from outside belongs to; None if there are enough.
 
-        The model begins a new one. A part that is called by itself does so if it was called before, or if there has been a
-        backward pass since.
+        The model begins a new one. A part that is called by itself does so if it was called before, if there has been a
+        backward pass since, or if the step is one of evaluation and this is training, or the other way round.
         """
         step = self.windows.step
         is_by_itself = step is not None and address and not self.windows.has_backward
-        if step is not None and is_by_itself and ("" in step.passes or address not in step.passes):
+        is_same_phase = step is not None and step.signature[:2] == signature[:2]
+        if step is not None and is_by_itself and is_same_phase and ("" in step.passes or address not in step.passes):
             return step
         self._end_step()
         options = self.ledger.options
@@ -279,9 +280,14 @@ class Watcher:
                 "Activations kept for backward were not measured: this version of torch does not report them"
             )
             return
+        outermost = call
+        while outermost.parent is not None:
+            outermost = outermost.parent
         for node in nodes:
-            maker = self.ledger.owners.of(node._sequence_nr()) or call
-            self.ledger.note_saved(maker, saved_storages(node))
+            maker = self.ledger.owners.of(node._sequence_nr())
+            if maker is None and node._sequence_nr() < outermost.sequence:
+                continue  # it was made before the model was called: what led to its inputs is not the model's
+            self.ledger.note_saved(maker or call, saved_storages(node))
 
     # -- backward --------------------------------------------------------------------------------------------------
 
