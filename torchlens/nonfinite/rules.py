@@ -87,8 +87,9 @@ class Origins:
     """Finds the places of one pass where NaN and Inf come up, in the order in which they do.
 
     `is_state_known` says that broken parameters and buffers are a consequence of something that was told before; `hint` is
-    what to say of parameters that are not, `hint_of_fixed` of buffers and of parameters that do not learn. With `sees_modules_alone`, what are called operations here are whole modules:
-    the minus infinity that one returns may be a mask or the logarithm of 0, which only what comes of it tells.
+    what to say of parameters that are not, `hint_of_fixed` of buffers and of parameters that do not learn. With
+    `sees_modules_alone`, what are called operations here are whole modules: the minus infinity that one returns may be a
+    mask or the logarithm of 0, which only what comes of it tells.
     """
 
     def __init__(

@@ -185,8 +185,8 @@ class ModuleRecord:
     def by_step(self, quantity: str) -> dict[int, float]:
         """A quantity of CallRecord in each measured step: the sum over its calls or, for peaks and outputs, the maximum.
 
-        A module that is never called itself but holds others (`ModuleList`) has the sum of theirs, and nothing of its own. Of
-        one that calls itself, the numbers of the outermost call are those of all.
+        A module that is never called itself but holds others (`ModuleList`) has the sum of theirs, and nothing of its own.
+        Of one that calls itself, the numbers of the outermost call are those of all.
         """
         steps: dict[int, list[float]] = {}
         if not self.calls and "_self_" not in quantity:
