@@ -6,6 +6,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.fuzz.view_programs import check_gradients
+from tests.networks import Model
 
 
 @pytest.mark.slow
@@ -72,3 +73,47 @@ def test_where_the_gradient_of_a_view_cannot_be_told_there_is_none_and_a_reason(
     assert entry.grad_missing_reason == "its memory was written or read as another data type"
     assert "Gradient: none, because its memory was written or read as another data type" in str(entry)
     assert history["mul_1"].grad_missing_reason is None
+
+
+def test_a_view_whose_memory_is_written_after_it_was_made_has_a_gradient_or_a_word():
+    def forward(self, x):
+        y = x * 1.5
+        v, w = y[:1], y[1:]
+        r = v * 3
+        w.add_(1)
+        return r.sum() + y.sum()
+
+    for saves, gradient, word in ((False, None, "save_gradients=True"), (True, [[3.0] * 3], None)):
+        history = tl.log_forward_pass(Model(forward), torch.rand(2, 3, requires_grad=True), save_gradients=saves)
+        assert history["getitem_1"].grad_missing_reason is None
+        history.log_backward(history["output_1"].tensor_contents)
+        entry = history["getitem_1"]
+        assert (None if entry.grad_contents is None else entry.grad_contents.tolist()) == gradient
+        assert entry.grad_missing_reason is None if word is None else word in entry.grad_missing_reason
+        assert history["getitem_2"].grad_missing_reason is history["add_2"].grad_missing_reason is None
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_what_a_custom_function_writes_in_place_has_its_value_and_its_own_gradient(saves):
+    class Tripled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.mark_dirty(x)
+            return x.mul_(3)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 3
+
+    def forward(self, x):
+        z = Tripled.apply(x * 2)
+        return (z * z).sum()
+
+    x = torch.ones(2, requires_grad=True)
+    history = tl.log_forward_pass(Model(forward), x, save_gradients=saves)
+    assert history["mul_2"].tensor_contents.tolist() == [6.0, 6.0]
+    history.log_backward(history["output_1"].tensor_contents)
+    assert history["mul_2"].grad_contents.tolist() == [12.0, 12.0]
+    assert history["mul_1"].grad_contents is None or history["mul_1"].grad_contents.tolist() == [36.0, 36.0]
+    assert history["input_1"].grad_contents.tolist() == [72.0, 72.0]
+    assert history.first_nonfinite() is None

@@ -72,6 +72,11 @@ class Gradients(dict[int, torch.Tensor]):
         """What reaches output `output` of node `number`, or part of it, is the gradient of `entry`."""
         self._reaching.setdefault(number, []).append((output, entry, part))
 
+    def forget_reaching(self, entry: int) -> None:
+        """Nothing that was said to be the gradient of `entry` is: it has another place in autograd's graph now."""
+        for number, collected in self._reaching.items():
+            self._reaching[number] = [each for each in collected if each[1] != entry]
+
     def collect_sent(self, number: int, position: int, targets: list[int], part: Slice | Share | None = None) -> None:
         """What node `number` sends to the node at `position`, or part of it, is sent to `targets`."""
         self._sent.setdefault(number, []).append((position, targets, part))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchlens.capture.memory import version_of
 from torchlens.capture.observer import CallKind
 from torchlens.capture.operations import BUFFER, IDENTITY, named_operation, operation_of
 from torchlens.capture.recorder import Recorder
@@ -102,8 +103,13 @@ def tie_function(
             if entry is not None and (entry < first or _leads_outside(recorder, entry, first)):
                 if entry >= first and tensor.grad_fn is not None:
                     recorder.rows[entry] = recorder.rows[entry]._replace(gradfunc=type(tensor.grad_fn).__name__)
+                    is_argument = any(tensor is arg for arg in args)  # that the function wrote to (`mark_dirty`)
                     if recorder.gradients is not None:
+                        if is_argument:  # when it was written to, it had the place of what it was before
+                            recorder.gradients.gradients.forget_reaching(entry)
                         recorder.gradients.watch(entry, tensor)
+                    if is_argument and recorder.memory.values[entry] is tensor:  # marking it counts as another write
+                        recorder.memory.versions[entry] = version_of(tensor)
                 continue
             read = _read_inside(recorder, tensor, first) or references
             call = MadeCall(operation, args, None, read, recorder.module_call, *place, 0.0)
