@@ -163,6 +163,7 @@ class Origins:
         causes = [self._causes[each.node] for each in bad if each.node is not None and each.node in self._causes]
         result = value_range("result", tensor)
         origins = frozenset().union(*(cause.origins for cause in causes if cause.why is _Why.FOUND))
+        is_explained = any(cause.why is _Why.FOUND for cause in causes)
         broken: list[Given] = []
         suspects = [self._suspects[each.node] for each in bad if each.node is not None and each.node in self._suspects]
         for each in bad:
@@ -174,6 +175,8 @@ class Origins:
                     origins |= {self._broken_parameters}
                 elif self.found and not each.is_parameter:  # written through another tensor, say
                     origins |= {self.found[-1].number}
+                elif is_explained and not each.is_parameter:
+                    pass  # it may well have become so with the result, as the running mean of a normalisation does
                 elif self._suspects and not each.is_parameter:
                     causes.append(_Cause(_Why.SUSPECT))
                     suspects.append(next(reversed(self._suspects.values())))

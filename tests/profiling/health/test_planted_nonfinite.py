@@ -11,7 +11,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.profiling.health.planted import PLANTED, Planted, batch
-from torchlens.nonfinite import NonFinite
+from torchlens.nonfinite import NonFinite, quick_look
 
 INF, NAN = math.inf, math.nan
 LEVELS: tuple[Any, ...] = ("operation", "module")
@@ -130,6 +130,21 @@ def test_weights_that_an_optimizer_broke_are_blamed_once_with_the_step(level: An
     text = " ".join(finding.text.split())
     assert f"Not finite before: parameter {module}.weight" in text
     assert f"Step {bad_step} still computed with finite numbers. An optimizer's step came after it" in text
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_running_mean_that_becomes_nan_with_the_result_is_a_consequence(level: Any, monkeypatch):
+    monkeypatch.setattr(quick_look, "_MOST", 0)  # no answer is remembered: which are is chance
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.profile(model, level=level, check="nonfinite") as p:
+        for step in range(4):
+            model.train(step != 2)
+            if step == 2:
+                model[1].running_var[0] = NAN
+            model(torch.rand(3, 4)).sum().backward()
+            optimizer.step()
+    assert [finding.severity for finding in p.findings()].count("error") == 1
 
 
 @pytest.mark.parametrize("level", LEVELS)
