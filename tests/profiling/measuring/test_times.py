@@ -182,7 +182,6 @@ def test_what_no_clock_sees_is_taken_off_by_number():
         event=0.1 * US, node=6 * US,
     )  # fmt: skip
     root = call_of(0, None, 0.0, 1000 * US, 100 * US, num_operations=10, num_reads=5, num_modules=2, short_seconds=20 * US)
-    root.step.has_log = True
     plain = call_of(1, root, 0.0, 200 * US, num_events=50, backward_self=100 * US, num_nodes=5)
     logged = call_of(2, root, 0.0, 200 * US, num_operations=1, num_events=50)
     found = times.call_times([root, plain, logged], {False: residuals})
@@ -197,11 +196,16 @@ def test_what_no_clock_sees_is_taken_off_by_number():
 
 def test_in_a_step_that_is_only_timed_a_module_leaves_colder_caches_behind_than_a_log_does():
     residuals = calibration.Residuals(module=3 * US, module_around=4 * US, timed_module=5 * US)
-    root = call_of(0, None, 0.0, 100 * US, 10 * US, num_modules=1)
+    root = call_of(0, None, 0.0, 200 * US, 10 * US, num_modules=2)
     inner = call_of(1, root, 0.0, 50 * US)
-    found = times.call_times([root, inner], {False: residuals})
-    assert found[0].forward == pytest.approx((100 - 10 - 3 * 5) * US)
+    tiny = call_of(2, root, 0.0, 7 * US)
+    found = times.call_times([root, inner, tiny], {False: residuals})
+    assert found[0].forward == pytest.approx((200 - 10 - 3 - 2 * (3 + 4) - 5 * (5 - 3)) * US)
     assert found[1].forward == pytest.approx((50 - 5) * US)
+    assert found[2].forward == pytest.approx((7 - 3) * 0.75 * US)  # of which something is left
+    root.step.has_log = True
+    found = times.call_times([root, inner, tiny], {False: residuals})
+    assert [each.forward for each in found[1:]] == pytest.approx([(50 - 3) * US, (7 - 3) * US])
 
 
 def test_times_add_up_even_where_more_is_taken_off_than_there_was():
