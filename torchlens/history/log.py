@@ -13,7 +13,7 @@ from torchlens.capture.collector import without_collector
 from torchlens.capture.freed_memory import freed_memory
 from torchlens.capture.gradients import Gradients
 from torchlens.capture.interrupts import finalize
-from torchlens.capture.recording import Recording, Row, RowFields, located
+from torchlens.capture.recording import Recording, Row, RowFields
 from torchlens.capture.stored import StoredParams, opened
 from torchlens.capture.symbolic import SymbolicInt
 from torchlens.capture.user_code import SourceLine, source_line, warn_caller
@@ -42,7 +42,6 @@ __all__ = ["Log", "SourceLine", "nice_bytes", "path_text", "picked", "source_lin
 
 _Value = TypeVar("_Value")
 _ENTRIES_PER_PART = 4_000
-_VIEW_BEFORE_WRITE = "it is a view of memory that was written after it was made; log with save_gradients=True"
 
 
 class Log:
@@ -275,29 +274,8 @@ class Log:
         return self.graph.recorded[entry] in gradients and self.missing_gradient(entry) is None
 
     def missing_gradient(self, entry: int) -> str | None:
-        gradients, number = self.recording.gradients, self.graph.recorded[entry]
-        if not isinstance(gradients, Gradients) or number in gradients:
-            return None
-        known = gradients.missing.get(number)
-        return _VIEW_BEFORE_WRITE if known is None and gradients and self._is_view_before_write(entry) else known
-
-    def _is_view_before_write(self, entry: int) -> bool:
-        """Whether a gradient came by at a view whose memory was written, wherever, after it was made.
-
-        Autograd then gives it another place in its graph than the one it was watched at.
-        """
-        recording, number = self.recording, self.graph.recorded[entry]
-        storages, gradients = recording.storages, recording.gradients
-        came_by = any(self.graph.recorded[child] in gradients for child in self.graph.children[entry])
-        if not came_by or number >= len(storages):
-            return False
-        storage = storages[number]
-        is_view = any(
-            0 <= parent < len(storages) and storages[parent] == storage
-            for _, parent in located(recording.rows[number].references)
-        )
-        writers = {write.entry for write in recording.writes if write.storage == storage}
-        return is_view and number not in writers and max(writers, default=-1) > number
+        gradients = self.recording.gradients
+        return gradients.missing.get(self.graph.recorded[entry]) if isinstance(gradients, Gradients) else None
 
     def flops_backward(self, entries: Sequence[int]) -> list[int | None]:
         is_reached, repeated = self.reached_by_gradients, self.repeated_in_backward
