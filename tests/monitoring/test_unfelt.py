@@ -345,6 +345,7 @@ def test_a_profile_of_another_thread_sees_a_run_come_and_go(tmp_path: Path) -> N
                 turn.wait()  # it has ended
                 done.append("ModuleWatcher" not in str(vars(CURRENT)) and not isinstance(CURRENT.watcher, WatcherGroup))
             done.append("watcher" not in vars(CURRENT))  # it has none of its own
+            turn.wait()
 
     thread = threading.Thread(target=profiled)
     thread.start()
@@ -358,6 +359,7 @@ def test_a_profile_of_another_thread_sees_a_run_come_and_go(tmp_path: Path) -> N
         turn.wait()
         run.finish()
         turn.wait()
+        turn.wait()  # it was looked at, and the next run may begin
     thread.join()
     assert done == [True] * 4
     assert is_clean()
