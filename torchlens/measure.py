@@ -64,7 +64,7 @@ def profile(
     warmup: how many steps to leave out of medians and spreads: by default 2 with inputs, none otherwise.
     max_steps: how many steps to measure at most.
     skip, measure, every: a schedule for long loops. The first `skip` steps are not measured. Then, of every `every` steps,
-        the first `warmup` are warm-up, the next `measure` are measured (by default all), and the rest are not.
+        the first `warmup` are warm-up, the next `measure` (by default one) are measured, and the rest are not.
     thresholds: the limits beyond which something is a finding, by name.
     """
     options = ProfileOptions(

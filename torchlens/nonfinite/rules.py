@@ -7,6 +7,8 @@
 - NaN made of infinity that was asked for is a finding: the operation that made it is to blame.
 - Infinity in the data (an input that is no mask) is blamed on the data: at once if it is +Inf, otherwise as soon as NaN
   comes of it.
+- A number that the model's code read from a tensor (`.item()`) comes back as a constant: NaN, or +Inf, among the arguments
+  is a consequence if a tensor of one element was found to be so before.
 - A parameter or a tensor from elsewhere that was broken before is named by the first operation that reads it. Other
   parameters that were broken, too, are the same finding: as a rule one optimizer step broke them all.
 - A gradient is the fault of the operation whose backward made it of finite ones; unless the operation had read a value
@@ -109,6 +111,7 @@ class Origins:
         self._causes: dict[int, _Cause] = {}
         self._suspects: dict[int, _Source] = {}
         self._outputs: set[int] = set()
+        self._numbers: dict[str, _Cause] = {}  # 'nan', 'inf' → why the last tensor of one element was so
         self._broken_parameters: int | None = None  # the origin that tells of them
         self._in_gradients: set[int] = set()  # origins that made gradients that are not finite
 
@@ -121,6 +124,11 @@ class Origins:
         """An input or a buffer."""
         if not has_nonfinite(tensor):
             return None
+        origin = self._judge_source(node, name, tensor, is_input)
+        self._note_number(node, tensor)
+        return origin
+
+    def _judge_source(self, node: int, name: str, tensor: torch.Tensor, is_input: bool) -> Origin | None:
         if self._is_state_known and not is_input and _is_no_mask(tensor):
             self._causes[node] = _Cause(_Why.FOUND)
             return None
@@ -154,6 +162,19 @@ class Origins:
             return None
         if operation in UNINITIALISED or not has_nonfinite(tensor):
             return None
+        origin = self._judge(node, tensor, given, constants, first)
+        self._note_number(node, tensor)
+        return origin
+
+    def _judge(
+        self,
+        node: int,
+        tensor: torch.Tensor,
+        given: Callable[[], Sequence[Given]],
+        constants: Callable[[], Iterable[float]],
+        first: int | None,
+    ) -> Origin | None:
+        """What a result that is not finite is: a new origin, a consequence, or asked for."""
         beside = next((each.node for each in self.found if first is not None and first <= each.node < node), None)
         if beside is not None:
             self.hand_on(beside, node)
@@ -195,6 +216,10 @@ class Origins:
             self._causes[node] = _Cause(_Why.FOUND, origins)
             return None
         numbers = list(constants())
+        read = [self._numbers[str(number)] for number in numbers if str(number) in self._numbers]
+        if read:
+            self._causes[node] = read[0]
+            return None
         whys = {cause.why for cause in causes}
         if not self._include_constants:
             is_unknown = any(each.node is None and each.tensor is None for each in everything)
@@ -279,6 +304,14 @@ class Origins:
         if not self._outputs:
             return bool(self.found)
         return any(self._causes[node].why is _Why.FOUND for node in self._outputs if node in self._causes)
+
+    def _note_number(self, node: int, tensor: torch.Tensor) -> None:
+        """The model's code may read it and go on with the number; in Python, NaN is soon made of infinity."""
+        cause = self._causes.get(node)
+        if cause is not None and cause.why is _Why.FOUND and tensor.numel() == 1:
+            self._numbers["nan"] = cause
+            if has_plus_infinity(tensor):
+                self._numbers["inf"] = cause
 
     def _is_bad(self, given: Given) -> bool:
         if given.tensor is None:

@@ -90,5 +90,5 @@ class ProfileOptions:
         if self.every is None:
             return "warmup" if number < self.warmup else "measure"
         number %= self.every
-        measure = self.every - self.warmup if self.measure is None else self.measure
+        measure = self.measure or 1
         return "warmup" if number < self.warmup else "measure" if number < self.warmup + measure else "skip"

@@ -348,6 +348,25 @@ PLANTED: dict[str, Planted] = {
     "NaN in a weight": Planted(lambda: broken(stack(lin, nn.ReLU, lin)(), "0.weight", NAN), ("forward", "linear", "0")),
     "Inf in a weight": Planted(lambda: broken(stack(lin, nn.ReLU, lin)(), "0.weight", INF), ("forward", "linear", "0")),
     "NaN in the last bias": Planted(lambda: broken(stack(lin, nn.ReLU, lin)(), "2.bias", NAN), ("forward", "linear", "2")),
+    "NaN read as a number": Planted(
+        lambda: Net(lambda y: y * (y.sum() * 0 / (y.sum() * 0)).item()), ("forward", "truediv", "middle")
+    ),
+    "Inf read as a number": Planted(
+        lambda: Net(lambda y: y * (1 / (y.sum() * 0).abs()).item()), ("forward", "rtruediv", "middle")
+    ),
+    "NaN that Python makes of Inf that was read": Planted(
+        lambda: Net(lambda y: y * ((1 / (y.sum() * 0).abs()).item() * 0)), ("forward", "rtruediv", "middle")
+    ),
+    "a NaN constant beside Inf that is discarded": Planted(
+        lambda: Net(lambda y: torch.where(y == y, y, y / 0) * NAN), ("forward", "mul", "middle"), only=("history",)
+    ),
+    "a mask beside minus infinity that nobody reads": Planted(
+        lambda: Net(lambda y: (y.masked_fill(y > 1, -INF).softmax(-1), (y.sum() * 0).abs().log())[0]),
+        ("forward", "log", "middle"),
+        severity="info",
+        has_backward=False,
+        only=("history", "operation"),
+    ),
     "NaN in every weight": Planted(
         lambda: broken(broken(broken(stack(lin, nn.ReLU, lin)(), "2.bias", NAN), "0.weight", NAN), "2.weight", INF),
         ("forward", "linear", "0"),

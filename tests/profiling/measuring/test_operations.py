@@ -2,11 +2,13 @@
 
 import gc
 import math
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import torchlens as tl
 from tests.networks import MLP, ConvNet, Model, TinyGPT
@@ -260,3 +262,38 @@ def test_flops_that_were_counted_in_one_step_are_not_spread_over_the_others(num_
     assert p.root.typical("flops") == 2 * 2 * 8 * 8
     assert p.root.typical("flops_backward") == 2 * 2 * 8 * 8  # the input needs no gradient
     assert p.root.typical("peak_bytes") == p.root.statistic("peak_bytes").median
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.trunk(x)
+        return self.first(y), self.second(y)
+
+
+@pytest.mark.parametrize("level", ["module", "operation"])
+@pytest.mark.parametrize("passes", [[], [0], [0, 0], [0, 1, 1]], ids=str)
+def test_backward_flops_count_each_time_that_gradients_went_through(level: Any, passes: list[int]):
+    model = TwoHeads()
+    x = torch.rand(8, 4, requires_grad=True)
+
+    def step() -> None:
+        outputs = model(x)
+        for number in passes:
+            outputs[number].sum().backward(retain_graph=True)
+
+    with FlopCounterMode(display=False) as plain:
+        step()
+    with tl.profile(model, level=level) as p:
+        step()
+    linears = {"trunk": 8 * 4 * 6, "first": 8 * 6 * 3, "second": 8 * 6 * 2}
+    times = {"trunk": len(passes), "first": passes.count(0), "second": passes.count(1)}
+    backward = {name: p[name].calls[0].flops_backward for name in linears}
+    assert backward == {name: 2 * 2 * products * times[name] for name, products in linears.items()}
+    assert p.root.calls[0].flops_backward == sum(value or 0 for value in backward.values())
+    assert plain.get_total_flops() == (p.root.calls[0].flops or 0) + (p.root.calls[0].flops_backward or 0)
+    if level == "operation":
+        assert sum(each.flops_backward or 0 for each in p.operations) == p.root.calls[0].flops_backward

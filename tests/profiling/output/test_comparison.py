@@ -98,3 +98,35 @@ def test_wrong_calls_are_told():
 def test_a_type_checker_knows_every_quantity():
     known = {word for words in get_args(QuantityName) for word in get_args(words)}
     assert known == {*QUANTITIES, *map(short_word, QUANTITIES)}
+
+
+def test_steps_that_are_not_alike_are_told():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def profiled(is_training: bool = True, has_grad: bool = True, rows: int = 2) -> tl.Profile:
+        model.train(is_training)
+        with tl.profile(model) as p, torch.set_grad_enabled(has_grad):
+            model(torch.rand(rows, 4))
+        return p
+
+    usual = profiled()
+    told = {
+        "training before, evaluation after": profiled(is_training=False),
+        "with gradients before, without gradients after": profiled(has_grad=False),
+        "inputs 2x4 before, inputs 5x4 after": profiled(rows=5),
+    }
+    for words, other in told.items():
+        assert tl.compare(usual, other).unlike == f"The steps are not alike: {words}."
+        assert str(tl.compare(usual, other, width=200)).endswith(words + ".")
+    assert tl.compare(usual, profiled()).unlike is None
+
+
+def test_steps_of_the_same_kind_are_found_among_others():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with tl.profile(model) as both:
+        model.train()(torch.rand(2, 4)).sum().backward()
+        model.eval()(torch.rand(2, 4))
+    with tl.profile(model) as evaluation:
+        model.eval()(torch.rand(2, 4))
+    assert tl.compare(both, evaluation).unlike is None
+    assert "of evaluation" in str(tl.compare(both, evaluation, width=200))

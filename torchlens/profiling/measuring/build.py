@@ -171,7 +171,7 @@ def _call(ledger: Ledger, call: Call, times: CallTimes, saved_bytes: int, flops:
         estimated_seconds=times.estimated,
         backward_estimated_seconds=times.backward_estimated,
         flops=None if flops is None else flops[0],
-        flops_backward=None if flops is None else flops[1],
+        flops_backward=None if flops is None or call.step.is_deep else flops[1],
         saved_bytes=saved_bytes if CAN_TELL else None,
         peak_bytes=peak,
         added_bytes=added,
@@ -209,7 +209,8 @@ def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
     not_counted: dict[str, int] = {}
     for operation in ledger.operations:
         flops, _ = counts[logged.steps[operation.step.number].kind]
-        operation.flops, operation.flops_backward = flops[operation.mark.first]
+        operation.flops, backward = flops[operation.mark.first]
+        operation.flops_backward = None if backward is None else backward * ledger.num_backward_passes(operation.mark)
     for step in ledger.steps:
         calls = [call for call in step.calls if call.original is None]
         outermost = [call for call in calls if call.parent is None]
@@ -224,7 +225,8 @@ def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
                 call = ledger.calls[mark.call]
                 forward, backward = flops[mark.first]
                 call.own_flops = (call.own_flops or 0) + (forward or 0)
-                call.own_flops_backward = (call.own_flops_backward or 0) + (backward or 0)
+                backward = (backward or 0) * ledger.num_backward_passes(mark)
+                call.own_flops_backward = (call.own_flops_backward or 0) + backward
     return not_counted
 
 

@@ -1,6 +1,6 @@
 """A module call while it is being measured: what the watcher writes down, before it becomes a record."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -41,7 +41,7 @@ class TensorFacts:
         self.bytes: list[int] = []
         self.gradient_keys: list[int | None] = []
 
-    def shapes_with_gradient(self, arrived: set[int]) -> list[Shape]:
+    def shapes_with_gradient(self, arrived: Collection[int]) -> list[Shape]:
         """The shapes of those whose gradient arrived."""
         return [shape for shape, key in zip(self.shapes, self.gradient_keys, strict=True) if key in arrived]
 
@@ -160,8 +160,9 @@ class Step:
     """One step while it is being measured."""
 
     __slots__ = (
-        "around_ns", "backward_tasks", "calls", "checking", "end_ns", "forward_end_ns", "has_log", "is_logged", "is_warmup",
-        "memory", "number", "operations", "outside", "passes", "position", "signature", "start_ns", "wants_log",
+        "around_ns", "backward_tasks", "calls", "checking", "end_ns", "forward_end_ns", "has_log", "is_deep", "is_logged",
+        "is_warmup", "memory", "number", "operations", "outside", "passes", "position", "signature", "start_ns",
+        "wants_log",
     )  # fmt: skip
 
     def __init__(
@@ -186,6 +187,7 @@ class Step:
         self.around_ns = 0  # what a capture session took before and after it
         self.outside: list[OutsideSpan] = []
         self.has_log = False  # whether a part of it, or all, ran in a capture session
+        self.is_deep = False  # whether it calls so many modules that the backward nodes of some are not seen
         self.is_logged = False  # whether all of it did, and each operation was looked at
         self.memory: tuple[int, int] | None = None
         self.backward_tasks: set[int] = set()  # the backward passes through it

@@ -4,6 +4,7 @@ Nobody here holds another of those who write: each holds the ledger.
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torchlens.problems import Problems
 from torchlens.profiling.measuring.backward_times import Owners
 from torchlens.profiling.measuring.calls import Call, Step
 from torchlens.profiling.measuring.kept_tensors import storages_of
+from torchlens.profiling.measuring.logged_session import Mark
 from torchlens.profiling.measuring.model_modules import ModelModules
 from torchlens.profiling.measuring.operations import Operation
 from torchlens.profiling.options import ProfileOptions
@@ -38,7 +40,7 @@ class Ledger:
         self.owners = Owners()
         self.own_time = OwnTime()
         self.own_spans: list[tuple[int, int]] = []  # of this step, by `time_ns`: what is allocated then is ours
-        self.arrived: set[int] = set()  # where gradients arrived, as in `TensorFacts`
+        self.arrived: Counter[int] = Counter()  # where gradients arrived, as in `TensorFacts`, and how often
         self.num_gradients: dict[int, int] = {}  # id of a parameter → how often it got a gradient
         self._sequences: list[int] = []  # of the operations
         self._function_operations: dict[int, Operation] = {}  # by number of the node of a custom autograd function
@@ -61,6 +63,16 @@ class Ledger:
             return None
         operation = self.operations[position]
         return operation if sequence < operation.mark.sequence_end else None
+
+    def num_backward_passes(self, mark: Mark) -> int:
+        """How often gradients went through an operation.
+
+        One without backward nodes of its own ran in a checkpoint, which made them later: its module tells for it.
+        """
+        nodes = [*range(mark.sequence, mark.sequence_end), *mark.function_nodes]
+        if not nodes:
+            return min(len(self.calls[mark.call].spans), 1)
+        return max(self.arrived[node] for node in nodes)
 
     def parameter_call(self, parameter: int) -> Call | None:
         """The call that the gradient of a parameter (its id) belongs to."""

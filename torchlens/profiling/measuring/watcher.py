@@ -258,6 +258,7 @@ class Watcher:
         """Whether a step has called so many modules that the backward nodes of further ones are better left alone."""
         if len(step.calls) <= _MOST_CALLS:
             return False
+        step.is_deep = True
         self._problems.add(
             f"Step {step.number} calls more than {_MOST_CALLS:,} modules: of the others, forward was measured"
         )

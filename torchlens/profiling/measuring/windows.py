@@ -138,9 +138,9 @@ class Windows:
                 around = around.parent
         for run in runs:
             if run.sequence >= 0:
-                ledger.arrived.add(run.sequence)
+                ledger.arrived[run.sequence] += 1
             elif run.parameter is not None:
-                ledger.arrived.add(-1 - run.parameter)
+                ledger.arrived[-1 - run.parameter] += 1
                 parameter = ledger.modules.parameter_of(run.parameter)
                 ledger.num_gradients[parameter] = ledger.num_gradients.get(parameter, 0) + 1
             operation = ledger.operation_at(run.sequence)

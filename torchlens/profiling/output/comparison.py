@@ -2,14 +2,16 @@
 
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchlens.history.grid import Column, laid_out
+from torchlens.history.units import shape_text
 from torchlens.profiling.output.quantities import QUANTITIES, Quantity, checked_quantity, full_name, module_value
 from torchlens.profiling.output.units import text_of
 from torchlens.profiling.records import Measurements
+from torchlens.profiling.steps import Shape
 from torchlens.wording import check_choice
 
 if TYPE_CHECKING:
@@ -46,9 +48,18 @@ class Comparison:
     >>> [change for change in torchlens.compare(before, after, quantity='peak_bytes') if change.ratio > 1.1]
     """
 
-    def __init__(self, quantity: str, changes: list[Change], headline: str, width: int | None, limit: int | None) -> None:
+    def __init__(
+        self,
+        quantity: str,
+        changes: list[Change],
+        headline: str,
+        width: int | None,
+        limit: int | None,
+        unlike: str | None = None,
+    ) -> None:
         self.quantity = quantity
         self.changes = changes
+        self.unlike = unlike  # what the steps before and after differ in, so that not all changes are the model's; or None
         self._headline = headline
         self._width = width
         self._limit = limit
@@ -87,6 +98,8 @@ class Comparison:
         lines = [*textwrap.wrap(self._headline, max(room, 40)), "", *laid_out(columns, room)]
         if len(shown) < len(self.changes):
             lines += ["", f"The first {len(shown)} of {len(self.changes)} modules."]
+        if self.unlike is not None:
+            lines += ["", *textwrap.wrap(self.unlike, max(room, 40))]
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__
@@ -125,7 +138,8 @@ def compare_measurements(
     changes.sort(key=lambda change: float("inf") if change.difference is None else -abs(change.difference))
     models = " and ".join(dict.fromkeys([before.model_name, after.model_name]))
     steps = f"{len(before.measured_steps)} steps before, {len(after.measured_steps)} after"
-    return Comparison(quantity, changes, f"{wanted.title} of {models} in a step{kind}: {steps}", width, limit)
+    headline = f"{wanted.title} of {models} in a step{kind}: {steps}"
+    return Comparison(quantity, changes, headline, width, limit, _difference(before, after))
 
 
 def _alike(before: Measurements, after: Measurements, step_kind: str | None) -> tuple[Measurements, Measurements, str]:
@@ -138,6 +152,25 @@ def _alike(before: Measurements, after: Measurements, step_kind: str | None) -> 
         return before, after, ""
     chosen = step_kind or max(common, key=lambda name: len(ours[name].steps) + len(theirs[name].steps))
     return ours[chosen], theirs[chosen], f" of {chosen}"
+
+
+def _difference(before: Measurements, after: Measurements) -> str | None:
+    """What the steps of two profiles differ in, though they were compared."""
+    ours, theirs = ({step.kind for step in each.measured_steps} for each in (before, after))
+    wordings: list[Callable[[Any], str]] = [str, _autograd_text, _inputs_text]  # of each part of a kind
+    for place, words in enumerate(wordings):
+        old, new = ({kind[place] for kind in kinds} for kinds in (ours, theirs))
+        if len(old) == len(new) == 1 and old != new:  # of inputs of many lengths, no two runs have the same
+            return f"The steps are not alike: {words(old.pop())} before, {words(new.pop())} after."
+    return None
+
+
+def _autograd_text(has_grad: bool) -> str:
+    return "with gradients" if has_grad else "without gradients"
+
+
+def _inputs_text(shapes: tuple[Shape, ...]) -> str:
+    return "inputs " + ", ".join(map(shape_text, shapes)) if shapes else "no inputs"
 
 
 def _text(quantity: Quantity, value: float | None, has_sign: bool = False) -> str:
