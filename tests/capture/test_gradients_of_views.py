@@ -75,6 +75,46 @@ def test_where_the_gradient_of_a_view_cannot_be_told_there_is_none_and_a_reason(
     assert history["mul_1"].grad_missing_reason is None
 
 
+def test_a_view_whose_memory_is_written_after_it_was_made_has_a_gradient_or_a_word(tmp_path):
+    def forward(self, x):
+        y = x * 1.5
+        v, w = y[:1], y[1:]
+        r = v * 3
+        w.add_(1)
+        return r.sum() + y.sum()
+
+    for saves, gradient, word in ((False, None, "save_gradients=True"), (True, [[3.0] * 3], None)):
+        history = tl.log_forward_pass(Model(forward), torch.rand(2, 3, requires_grad=True), save_gradients=saves)
+        assert history["getitem_1"].grad_missing_reason is None
+        history.log_backward(history["output_1"].tensor_contents)
+        history.save(tmp_path / "views.tl")
+        for each in (history, tl.load(tmp_path / "views.tl")):
+            entry = each["getitem_1"]
+            assert (None if entry.grad_contents is None else entry.grad_contents.tolist()) == gradient
+            assert entry.grad_missing_reason is None if word is None else word in entry.grad_missing_reason
+            assert each["getitem_2"].grad_missing_reason is each["add_2"].grad_missing_reason is None
+
+
+def test_a_view_that_is_written_through_another_and_was_read_before_has_all_of_its_gradient_or_none():
+    def forward(self, x):
+        y = x * 1.5
+        v = y[:2]
+        r = v * 3
+        u = v[1:]
+        u.add_(1)
+        return r.sum() + (u * 5).sum() + y.sum()
+
+    for saves in (False, True):
+        history = tl.log_forward_pass(Model(forward), torch.rand(3, 3, requires_grad=True), save_gradients=saves)
+        history.log_backward(history["output_1"].tensor_contents)
+        entry = history["getitem_1"]
+        if entry.grad_contents is None:
+            assert not saves
+            assert entry.grad_missing_reason
+        else:
+            assert entry.grad_contents.tolist() == [[3.0] * 3, [9.0] * 3]
+
+
 @pytest.mark.parametrize("saves", [False, True])
 def test_what_a_custom_function_writes_in_place_has_its_value_and_its_own_gradient(saves):
     class Tripled(torch.autograd.Function):

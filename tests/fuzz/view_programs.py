@@ -69,8 +69,8 @@ def pick_of(name: str, row: int) -> Pick:
 
 def like(tensor: torch.Tensor) -> Like:
     places = torch.zeros(tensor.storage_offset() + tensor.numel() * 8 + 64, dtype=torch.int64)
-    seen = torch.arange(len(places)).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    return tuple(tensor.shape), tensor.is_contiguous(), seen.unique().numel() < tensor.numel()
+    items = torch.arange(len(places)).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    return tuple(tensor.shape), tensor.is_contiguous(), items.unique().numel() < tensor.numel()
 
 
 class Program(nn.Module):
@@ -109,7 +109,7 @@ class Program(nn.Module):
         return torch.stack([(tensor**2).sum() for tensor in tensors]).sum()
 
 
-class Seen:
+class OracleTensor:
     """A tensor of the oracle: places in a memory; if it is a view, its value when it was made."""
 
     def __init__(self, memory: int, places: torch.Tensor, value: torch.Tensor | None = None, made: int = 0) -> None:
@@ -132,61 +132,61 @@ class Oracle:
         self.changes.append(torch.zeros(shape, dtype=torch.float64, requires_grad=True))
         return self.changes[-1]
 
-    def new(self, value: torch.Tensor) -> Seen:
+    def new(self, value: torch.Tensor) -> OracleTensor:
         self.memories.append((value + self.change(value.shape)).reshape(-1))
         self.written.append(torch.zeros(value.numel(), dtype=torch.int64))
-        return Seen(len(self.memories) - 1, torch.arange(value.numel()).view(value.shape))
+        return OracleTensor(len(self.memories) - 1, torch.arange(value.numel()).view(value.shape))
 
-    def view(self, seen: Seen, pick: Pick) -> Seen:
-        value = pick(self.read(seen))
-        return Seen(seen.memory, pick(seen.places), value + self.change(value.shape), self.time)
+    def view(self, tensor: OracleTensor, pick: Pick) -> OracleTensor:
+        value = pick(self.read(tensor))
+        return OracleTensor(tensor.memory, pick(tensor.places), value + self.change(value.shape), self.time)
 
-    def read(self, seen: Seen) -> torch.Tensor:
-        held = self.memories[seen.memory][seen.places]
-        if seen.value is None:
+    def read(self, tensor: OracleTensor) -> torch.Tensor:
+        held = self.memories[tensor.memory][tensor.places]
+        if tensor.value is None:
             return held
-        return torch.where(self.written[seen.memory][seen.places] > seen.made, held, seen.value)
+        return torch.where(self.written[tensor.memory][tensor.places] > tensor.made, held, tensor.value)
 
-    def write(self, seen: Seen, value: torch.Tensor) -> None:
+    def write(self, tensor: OracleTensor, value: torch.Tensor) -> None:
         self.time += 1
-        places = seen.places.reshape(-1)
+        places = tensor.places.reshape(-1)
         changed = (value + self.change(value.shape)).reshape(-1)
-        self.memories[seen.memory] = self.memories[seen.memory].index_put((places,), changed)
-        self.written[seen.memory] = self.written[seen.memory].index_fill(0, places, self.time)
-        seen.value = None
+        self.memories[tensor.memory] = self.memories[tensor.memory].index_put((places,), changed)
+        self.written[tensor.memory] = self.written[tensor.memory].index_fill(0, places, self.time)
+        tensor.value = None
 
     def run(self, steps: list[Step], x: torch.Tensor) -> torch.Tensor:
         tensors, stand_ins = [self.new(x * 1.5)], [torch.empty(4, 4)]
         shapes = [like(stand_ins[0])]
         for name, number, other in decided(steps, shapes):
-            seen, stand_in = tensors[number], stand_ins[number]
+            tensor, stand_in = tensors[number], stand_ins[number]
             if name == "mul_":
-                self.write(seen, self.read(seen) * 1.1)
+                self.write(tensor, self.read(tensor) * 1.1)
             elif name == "add_":
                 added = self.new(self.read(tensors[other]) * 0.3)
-                self.write(seen, self.read(seen) + self.read(added))
+                self.write(tensor, self.read(tensor) + self.read(added))
             elif name == "copy_":
-                self.write(seen, self.read(self.new(self.read(tensors[other]) * 0.7)))
+                self.write(tensor, self.read(self.new(self.read(tensors[other]) * 0.7)))
             elif name == "zero_":
-                self.write(seen, self.read(seen) * 0)
+                self.write(tensor, self.read(tensor) * 0)
             elif name == "set":
-                kept = torch.ones_like(seen.places).index_fill(0, torch.tensor(other), 0)
-                self.write(seen, self.read(seen) * kept + 2.5 * (1 - kept))
+                kept = torch.ones_like(tensor.places).index_fill(0, torch.tensor(other), 0)
+                self.write(tensor, self.read(tensor) * kept + 2.5 * (1 - kept))
             else:
                 if name == "sin":
-                    tensors.append(self.new(self.read(seen).sin()))
+                    tensors.append(self.new(self.read(tensor).sin()))
                     stand_ins.append(stand_in * 1)
                 elif name == "mul":
-                    tensors.append(self.new(self.read(seen) * 2))
+                    tensors.append(self.new(self.read(tensor) * 2))
                     stand_ins.append(stand_in * 1)
                 elif name == "add":
-                    tensors.append(self.new(self.read(seen) + self.read(tensors[other])))
+                    tensors.append(self.new(self.read(tensor) + self.read(tensors[other])))
                     stand_ins.append(stand_in + stand_ins[other])
                 else:
-                    tensors.append(self.view(seen, pick_of(name, other)))
+                    tensors.append(self.view(tensor, pick_of(name, other)))
                     stand_ins.append(pick_of(name, other)(stand_in))
                 shapes.append(like(stand_ins[-1]))
-        return torch.stack([(self.read(seen) ** 2).sum() for seen in tensors]).sum()
+        return torch.stack([(self.read(tensor) ** 2).sum() for tensor in tensors]).sum()
 
 
 class Counts(NamedTuple):

@@ -6,6 +6,7 @@ between, whose values were read nevertheless. Here is which views those are, and
 memory that was written since the view was made holds the writer's value.
 """
 
+import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ _MOST_WRITES = 1_000
 _TOO_MANY_WRITES = f"its memory was written more than {_MOST_WRITES:,} times before it was read again"
 _OVERLAPS = "several of its elements lie in the same memory, which was written or read through another view"
 _READ_AGAIN = "it is a view that was read again after its memory was written; log with save_gradients=True"
+_WRITTEN_SINCE = "it is a view of memory that was written after it was made; log with save_gradients=True"
 _OTHER_TYPE = "its memory was written or read as another data type"
 
 
@@ -151,6 +153,11 @@ class ViewTree:
         for share in self.shares(entry, time):
             if share.is_any_left():
                 self.missing.setdefault(share.entry, _READ_AGAIN)
+
+    def note_lost(self, entry: int) -> None:
+        """The node of view `entry` is not to be found: autograd gave it another if its memory was written since."""
+        if self.is_written_between(entry, sys.maxsize):
+            self.missing.setdefault(entry, _WRITTEN_SINCE)
 
     def is_view(self, entry: int) -> bool:
         """Whether `entry` is one of the views."""

@@ -35,6 +35,8 @@ def gradients_of_saved(recording: Recording) -> Gradients:
         place = (part.node, 0) if part is not None else _place_of(recording, number, row)
         if place is None:
             has_gap = has_gap or row.gradfunc is not None
+            if row.gradfunc is not None and hooks.views.is_view(number):
+                hooks.views.note_lost(number)
             continue
         found.add(number)
         node, output = place

@@ -76,9 +76,9 @@ class _Ends:
             node = node_of(tensor) if isinstance(tensor, torch.Tensor) else None
             number = None if node is None else gradients.watch.number_of(node)
             if number is not None:
-                self._handles.append(tensor.register_hook(partial(self._hear, number, tensor.output_nr)))
+                self._handles.append(tensor.register_hook(partial(self._collect, number, tensor.output_nr)))
 
-    def _hear(self, number: int, output: int, gradient: torch.Tensor) -> None:
+    def _collect(self, number: int, output: int, gradient: torch.Tensor) -> None:
         self._found.append((number, output, gradient, torch._C._current_graph_task_id()))
 
     def settle(self, runs: Sequence[NodeRun]) -> None:
@@ -111,13 +111,13 @@ class _HiddenPasses:
     def begin(self) -> None:
         """Such a function may be in the graph."""
         if self._watch is None:
-            self._watch = TellingWatch(before=self._hear)
+            self._watch = TellingWatch(before=self._collect)
             with torch.enable_grad():
                 self._nodes = [p.view_as(p).grad_fn.next_functions[0][0] for p in self._params]  # type: ignore[union-attr]
             for node in self._nodes:
                 self._watch.watch_node(node)
 
-    def _hear(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+    def _collect(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
         # Whatever has run so far, the node of the loss for one, ran in the pass that this one is inside of.
         runs = self._outside.runs[:1] or self._gradients.watch.runs[self._num_runs : self._num_runs + 1]
         is_outer = bool(runs) and runs[0].task == torch._C._current_graph_task_id()
