@@ -166,6 +166,7 @@ def test_under_inference_mode_it_measures_forward():
         ({"thresholds": 3}, "thresholds must be a dict"),
         ({"thresholds": {"dead": 1}}, "no threshold 'dead'. Available: 'dead_share', 'min_values'"),
         ({"thresholds": {"dead_share": "many"}}, "'dead_share' must be a number of at least 0, got 'many'"),
+        ({"thresholds": {"largest_update": 0.1}}, "no threshold 'largest_update'"),  # a run has one, a profile has not
     ],
     ids=str,
 )

@@ -20,9 +20,6 @@ THRESHOLDS: dict[str, float] = {
     "vanishing_ratio": 1e-4,
     # The root mean square of a weight's gradient, to that of the weight itself: more is exploding.
     "exploding_ratio": 1e4,
-    # The root mean square of what a step changes in a weight, to that of the weight itself: less, or more, is told.
-    "smallest_update": 1e-4,
-    "largest_update": 1e-2,
 }
 
 

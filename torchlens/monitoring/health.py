@@ -43,6 +43,8 @@ _SEEN_IN = {
     "small update": {"updates"},
     "large update": {"updates"},
 }
+# The root mean square of what a step changes in a weight, to that of the weight itself: less, or more, is told.
+_USUAL_UPDATES = 1e-4, 1e-2
 _ZEROING = frozenset({"ReLU", "ReLU6", "Threshold", "Hardswish"})
 _DEAD_ADVICE = (
     "They learn nothing. A lower learning rate, a smaller or zero bias, normalisation before the activation, or a leaky "
@@ -321,7 +323,7 @@ _NONFINITE_ADVICE = {
 def _updates(rows: _Rows) -> Iterable[Finding]:
     """Updates of an odd size, by what takes part in the step: what has a gradient, or changes. Few rows of an embedding do,
     and nothing of a frozen weight."""
-    low, high = THRESHOLDS["smallest_update"], THRESHOLDS["largest_update"]
+    low, high = _USUAL_UPDATES
     columns = rows.columns
     for address, module, row, own, gradient in rows.layout.updates:
         size, share = rows.rms[own], max(rows.moving[row], rows.share_with_gradient(gradient))
