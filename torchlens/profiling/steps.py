@@ -8,6 +8,7 @@ __all__ = ["MOST_KINDS", "Shape", "Statistic", "StepRecord", "TypicalSteps", "by
 
 Shape = tuple[int, ...]
 Kind: TypeAlias = tuple[str, bool, tuple[Shape, ...]]
+Span: TypeAlias = tuple[str, int, int]  # kind, start and end
 
 # With more kinds of steps than these, they are not told apart by the shapes of their inputs.
 MOST_KINDS = 4
@@ -56,7 +57,7 @@ class StepRecord:
     start_ns: int = 0  # from the beginning of the profile
     end_ns: int = 0  # when the next step began, or the profile ended
     forward_end_ns: int = 0
-    outside_spans: tuple[tuple[str, int, int], ...] = ()  # ('backward', 'optimizer', 'data' or 'skip', start, end)
+    outside_spans: tuple[Span, ...] = ()  # of kind 'backward', 'optimizer', 'data' or 'skip'
     forward_seconds: float
     backward_seconds: float | None  # all backward passes through the model; None: there was none
     num_backward_passes: int
@@ -87,15 +88,15 @@ class StepRecord:
 
     @property
     def loss_seconds(self) -> float | None:
-        """From the end of the forward pass to the first backward pass: the loss, as a rule. None without one."""
-        starts = [start for kind, start, _ in self.outside_spans if kind == "backward"]
-        if not starts:
-            return None
-        return max(0.0, (min(starts) - self.forward_end_ns) / 1e9)
+        """From the end of the forward pass to the first backward pass, without data and optimizers: the loss, as a rule.
+
+        None without a backward pass.
+        """
+        return self._outside("loss")
 
     @property
     def backward_call_seconds(self) -> float | None:
-        """What the calls of `backward` took, those of the loss included; None if there was none."""
+        """What the calls of `backward` took, the loss's own nodes included; None if there was none."""
         return self._outside("backward")
 
     @property
@@ -115,15 +116,33 @@ class StepRecord:
         return max(0.0, self.wall_seconds - self.forward_seconds - sum(value or 0.0 for value in known))
 
     def _outside(self, kind: str) -> float | None:
-        spans = [self._without_closure(start, end) for name, start, end in self.outside_spans if name == kind]
-        return sum(end - start for start, end in spans) / 1e9 if spans else None
+        starts = [start for name, start, _ in self.outside_spans if name == "backward"]
+        loss = [("loss", self.forward_end_ns, min(starts))] if starts else []
+        found = _own_ns([*self.outside_spans, *loss], self.forward_end_ns)
+        return found[kind] / 1e9 if kind in found else None
 
-    def _without_closure(self, start: int, end: int) -> tuple[int, int]:
-        """What is left of a span in which the model ran: an optimizer may be given a closure that does it all."""
-        if start >= self.forward_end_ns:
-            return start, end
-        ends = [until for name, since, until in self.outside_spans if name == "backward" and start <= since < until <= end]
-        return min(max([start, self.forward_end_ns, *ends]), end), end
+
+def _own_ns(spans: list[Span], since: int) -> dict[str, int]:
+    """How long each kind of span took from a moment on. Where several run, the time is that of the one that began last.
+
+    They lie inside each other: an optimizer steps in a backward pass, or is given a closure that does it all; the next
+    batch is fetched before the backward pass.
+    """
+    found = dict.fromkeys([kind for kind, _, _ in spans], 0)
+    last = max([end for _, _, end in spans], default=since)
+    running: list[tuple[str, int]] = []  # kind and end, the last to begin at the end
+    now = since
+    for kind, start, end in [*sorted(spans, key=lambda span: (span[1], -span[2])), ("", last, last)]:
+        while running and now < start:
+            inner, inner_end = running[-1]
+            until = min(inner_end, start)
+            found[inner] += max(0, until - now)
+            now = max(now, until)
+            if inner_end <= now:
+                running.pop()
+        now = max(now, start)
+        running.append((kind, end))
+    return found
 
 
 def by_kind(steps: list[StepRecord]) -> dict[Kind, list[StepRecord]]:
