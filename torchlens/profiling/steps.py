@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["MOST_KINDS", "Shape", "Statistic", "StepRecord", "TypicalSteps", "by_kind"]
+__all__ = ["MOST_KINDS", "Kind", "Shape", "Statistic", "StepRecord", "TypicalSteps", "by_kind"]
 
 Shape = tuple[int, ...]
 Kind: TypeAlias = tuple[str, bool, tuple[Shape, ...]]

@@ -130,3 +130,42 @@ def test_steps_of_the_same_kind_are_found_among_others():
         model.eval()(torch.rand(2, 4))
     assert tl.compare(both, evaluation).unlike is None
     assert "of evaluation" in str(tl.compare(both, evaluation, width=200))
+
+
+def test_a_kind_of_steps_is_found_under_another_name():
+    """A profile with steps of one kind calls it 'training'; one with two kinds says what tells them apart."""
+    model = nn.Linear(4, 4)
+
+    def profiled(*rows: int, looks: bool = False) -> tl.Profile:
+        with tl.profile(model) as p:
+            for number in rows:
+                model(torch.rand(number, 4))
+            if looks:
+                with torch.no_grad():
+                    model(torch.rand(rows[0], 4))
+        return p
+
+    usual, other = profiled(2), profiled(2, 50)
+    flops = 2 * 2 * 4 * 4
+    changes = tl.compare(usual, other, "flops")
+    assert (changes[""].before, changes[""].after, changes.unlike) == (flops, flops, None)
+    assert str(changes).startswith("FLOPs of Linear in a step of training, inputs 2x4: 1 step before, 1 after")
+    changes = tl.compare(other, usual, "flops", step_kind="training, inputs 2x4")
+    assert (changes[""].before, changes[""].after) == (flops, flops)
+    looking = tl.compare(usual, profiled(2, looks=True))
+    assert "of training, with gradients: 1 step before, 1 after" in str(looking)
+    unlike = tl.compare(profiled(3), other).unlike
+    assert unlike == "The steps are not alike: inputs 3x4 before, inputs 2x4 and inputs 50x4 after."
+
+
+def test_a_kind_that_the_two_do_not_share_is_told():
+    model = nn.Linear(4, 4)
+    training, evaluation = tl.profile(model.train(), torch.rand(2, 4)), tl.profile(model.eval(), torch.rand(2, 4))
+    words = "that both profiles have, got 'training'.* none in common: 'training' before, 'evaluation' after"
+    with pytest.raises(ValueError, match=words):
+        tl.compare(training, evaluation, step_kind="training")
+    with tl.profile(model) as empty:
+        pass
+    with pytest.raises(ValueError, match="'training' before, none after"):
+        tl.compare(training, empty, step_kind="training")
+    assert tl.compare(training, empty).unlike is None

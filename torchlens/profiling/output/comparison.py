@@ -2,7 +2,7 @@
 
 import shutil
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ from torchlens.history.units import shape_text
 from torchlens.profiling.output.quantities import QUANTITIES, Quantity, checked_quantity, full_name, module_value
 from torchlens.profiling.output.units import text_of
 from torchlens.profiling.records import Measurements
-from torchlens.profiling.steps import Shape
-from torchlens.wording import check_choice
+from torchlens.profiling.steps import MOST_KINDS, Kind, Shape
+from torchlens.wording import check_choice, got
 
 if TYPE_CHECKING:
     import pandas
@@ -137,31 +137,54 @@ def compare_measurements(
     changes = [change for change in changes if change.before is not None or change.after is not None]
     changes.sort(key=lambda change: float("inf") if change.difference is None else -abs(change.difference))
     models = " and ".join(dict.fromkeys([before.model_name, after.model_name]))
-    steps = f"{len(before.measured_steps)} steps before, {len(after.measured_steps)} after"
+    num_before = len(before.measured_steps)
+    steps = f"{num_before} step{'s' * (num_before != 1)} before, {len(after.measured_steps)} after"
     headline = f"{wanted.title} of {models} in a step{kind}: {steps}"
     return Comparison(quantity, changes, headline, width, limit, _difference(before, after))
 
 
 def _alike(before: Measurements, after: Measurements, step_kind: str | None) -> tuple[Measurements, Measurements, str]:
-    """The steps to compare, and in words of which kind they are, if there are others."""
+    """The steps to compare, and in words of which kind they are, if there are others.
+
+    A kind is called after what tells it from the others of its profile, so the two may call the same kind differently.
+    """
     ours, theirs = (each.by_kind() if each.steps else {} for each in (before, after))
-    common = [name for name in ours if name in theirs]
+    pairs = [(old, new) for old in ours for new in theirs if old == new or _kinds(ours[old]) & _kinds(theirs[new])]
     if step_kind is not None:
-        check_choice("step_kind", step_kind, tuple(common))
-    elif max(len(ours), len(theirs)) < 2 or not common:
+        _check_step_kind(step_kind, ours, theirs, pairs)
+        pairs = [pair for pair in pairs if step_kind in pair]
+    if not pairs:
         return before, after, ""
-    chosen = step_kind or max(common, key=lambda name: len(ours[name].steps) + len(theirs[name].steps))
-    return ours[chosen], theirs[chosen], f" of {chosen}"
+    old, new = max(pairs, key=lambda pair: len(ours[pair[0]].steps) + len(theirs[pair[1]].steps))
+    names = [name for name, kinds in ((old, ours), (new, theirs)) if len(kinds) > 1]
+    return ours[old], theirs[new], f" of {' and '.join(dict.fromkeys(names))}" if names else ""
+
+
+def _kinds(measurements: Measurements) -> set[Kind]:
+    return {step.kind for step in measurements.measured_steps}
+
+
+def _check_step_kind(step_kind: str, ours: Iterable[str], theirs: Iterable[str], pairs: list[tuple[str, str]]) -> None:
+    if not pairs:
+        before, after = (" and ".join(map(repr, names)) or "none" for names in (ours, theirs))
+        raise ValueError(
+            f"step_kind must be a kind of step that both profiles have, got {got(step_kind)}. "
+            f"They have none in common: {before} before, {after} after."
+        )
+    check_choice("step_kind", step_kind, dict.fromkeys(name for pair in pairs for name in pair))
 
 
 def _difference(before: Measurements, after: Measurements) -> str | None:
     """What the steps of two profiles differ in, though they were compared."""
-    ours, theirs = ({step.kind for step in each.measured_steps} for each in (before, after))
+    ours, theirs = _kinds(before), _kinds(after)
     wordings: list[Callable[[Any], str]] = [str, _autograd_text, _inputs_text]  # of each part of a kind
     for place, words in enumerate(wordings):
         old, new = ({kind[place] for kind in kinds} for kinds in (ours, theirs))
-        if len(old) == len(new) == 1 and old != new:  # of inputs of many lengths, no two runs have the same
-            return f"The steps are not alike: {words(old.pop())} before, {words(new.pop())} after."
+        if old & new or max(len(old), len(new)) > MOST_KINDS:  # of inputs of many lengths, no two runs have the same
+            continue
+        texts = [" and ".join(sorted(map(words, values))) for values in (old, new)]
+        if all(texts):  # neither profile is empty
+            return f"The steps are not alike: {texts[0]} before, {texts[1]} after."
     return None
 
 
