@@ -269,3 +269,39 @@ def test_a_number_stays_with_its_unit_in_a_narrow_table():
         assert all(len(line) <= width for line in lines)
         assert not any(line.strip().startswith(("s:", "ms", "µs")) for line in lines)
         assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+
+
+class Uses(nn.Module):
+    """Calls a module, and multiplies its result."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) @ torch.eye(8)
+
+
+def test_the_modules_of_a_type_are_added_up_without_those_inside():
+    """A module that two others call has its FLOPs inside both."""
+    shared = nn.Sequential(nn.Linear(8, 8))
+    model = nn.Sequential(Uses(shared), Uses(shared), nn.Linear(8, 100))
+    p = torchlens.profile(model, torch.rand(4, 8), repeats=1, warmup=0)
+    columns: dict[Any, tuple[str, list[str]]] = {
+        "flops": ("FLOPs", ["7.42 k", "1.02 k", "-"]),
+        "param_bytes": ("parameter memory", ["3.8 KB", "0 B", "0 B"]),
+        "gradient_bytes": ("gradient memory", ["3.8 KB", "0 B", "0 B"]),
+        "output_bytes": ("output memory", ["1.6 KB", "128 B", "1.6 KB"]),  # the largest: like peaks, they do not add up
+    }
+    for quantity, (heading, expected) in columns.items():
+        text = str(p.summary(by="type", sort_by=quantity, width=200))
+        assert [listed(text, name)[heading] for name in ("Linear", "Uses", "Sequential")] == expected
+
+
+@pytest.mark.parametrize("word", ["forward", "backward", "total"])
+def test_the_own_times_of_a_type_are_those_it_shows_anyway(word: Any):
+    quantity: Any = f"{word}_self_time"
+    text = str(summary(made_up(), by="type", sort_by=quantity, width=200))
+    heading = "own time, forward + backward" if word == "total" else f"own {word} time"
+    for name in ("Net", "Sequential", "Conv2d"):
+        assert listed(text, name)[word] == listed(text, name)[heading]

@@ -46,7 +46,7 @@ def _own_values(record: ModuleRecord, quantity: Quantity) -> dict[str, float]:
         return _values(record, quantity)
     value = module_value(record, quantity)
     is_single = record.num_calls == 1
-    if value is None or not quantity.is_sum or not is_single or quantity.title.startswith("own"):
+    if value is None or not quantity.is_sum or not is_single:
         return {}
     inside = [module_value(child, quantity) for child in record.children]
     return {record.address: max(0.0, value - sum(part for part in inside if part is not None))}

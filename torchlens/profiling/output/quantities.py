@@ -14,6 +14,7 @@ __all__ = [
     "Quantity",
     "QuantityName",
     "call_values",
+    "calls_inside",
     "checked_quantity",
     "full_name",
     "last_operations",
@@ -33,6 +34,9 @@ QuantityName: TypeAlias = (
 )  # fmt: skip
 
 
+CallsInside: TypeAlias = dict[int, list[CallRecord]]  # by the index of the call around them
+
+
 class Quantity(NamedTuple):
     """Where a quantity is found in the records. None: it is not known of such a thing."""
 
@@ -45,21 +49,26 @@ class Quantity(NamedTuple):
     is_sum: bool = True  # whether several add up to one
     parts: tuple[str, ...] = ()  # the quantities that it is the sum of
     ratio: tuple[str, str] | None = None  # the fields of CallRecord or OperationRecord that it is the ratio of
+    own_module: str | None = None  # a field of ModuleRecord: the same without the modules inside
 
 
 QUANTITIES: dict[str, Quantity] = {
     "forward_time": Quantity("forward time", "seconds", "forward_seconds", "forward_self_seconds", None, "forward_seconds"),
-    "forward_self_time": Quantity("own forward time", "seconds", "forward_self_seconds", None, None, "forward_seconds"),
+    "forward_self_time": Quantity(
+        "own forward time", "seconds", "forward_self_seconds", "forward_self_seconds", None, "forward_seconds"
+    ),
     "backward_time": Quantity(
         "backward time", "seconds", "backward_seconds", "backward_self_seconds", None, "backward_seconds"
     ),
-    "backward_self_time": Quantity("own backward time", "seconds", "backward_self_seconds", None, None, "backward_seconds"),
+    "backward_self_time": Quantity(
+        "own backward time", "seconds", "backward_self_seconds", "backward_self_seconds", None, "backward_seconds"
+    ),
     "total_time": Quantity(
         "forward + backward time", "seconds", "total_seconds", "total_self_seconds", None, "total_seconds",
         parts=("forward_time", "backward_time"),
     ),
     "total_self_time": Quantity(
-        "own time, forward + backward", "seconds", "total_self_seconds", None, None, "total_seconds",
+        "own time, forward + backward", "seconds", "total_self_seconds", "total_self_seconds", None, "total_seconds",
         parts=("forward_self_time", "backward_self_time"),
     ),
     "flops": Quantity("FLOPs", "FLOPs", "flops", None, None, "flops"),
@@ -68,16 +77,16 @@ QUANTITIES: dict[str, Quantity] = {
         ratio=("flops", "forward_seconds"),
     ),
     "flops_backward": Quantity("backward FLOPs", "FLOPs", "flops_backward", None, None, "flops_backward"),
-    "parameters": Quantity("parameters", "", module="num_parameters"),
-    "param_bytes": Quantity("parameter memory", "bytes", module="param_bytes"),
-    "gradient_bytes": Quantity("gradient memory", "bytes", module="gradient_bytes"),
+    "parameters": Quantity("parameters", "", module="num_parameters", own_module="own_num_parameters"),
+    "param_bytes": Quantity("parameter memory", "bytes", module="param_bytes", own_module="own_param_bytes"),
+    "gradient_bytes": Quantity("gradient memory", "bytes", module="gradient_bytes", own_module="own_gradient_bytes"),
     "output_bytes": Quantity("output memory", "bytes", "output_bytes", None, None, "num_bytes", is_sum=False),
     "saved_bytes": Quantity("memory kept for backward", "bytes", "saved_bytes"),
     "peak_bytes": Quantity("peak memory", "bytes", "peak_bytes", None, None, "peak_bytes", is_sum=False),
     "added_bytes": Quantity("memory added", "bytes", "added_bytes", None, None, "added_bytes"),
     "peak_bytes_backward": Quantity("backward peak memory", "bytes", "peak_bytes_backward", is_sum=False),
     "added_bytes_backward": Quantity("memory added in backward", "bytes", "added_bytes_backward"),
-    "calls": Quantity("calls", "", module="num_calls"),
+    "calls": Quantity("calls", "", module="num_calls", own_module="num_calls"),
 }  # fmt: skip
 # The shorter words, which also sort a history and colour a diagram.
 _SHORT = {short_word(name): name for name in QUANTITIES if short_word(name) != name}
@@ -127,25 +136,56 @@ def _rate(
     return next(iter(counts.values())) / below if counts and below else None
 
 
-def own_value(records: Sequence[ModuleRecord], quantity: Quantity, times: str = "typical") -> float | None:
-    """Of modules added up, each without the modules inside: what is measured so, or what those leave over."""
+def calls_inside(measurements: Measurements) -> CallsInside:
+    """The calls that each call made."""
+    found: CallsInside = {}
+    for call in measurements.calls:
+        if call.parent is not None and not call.is_recomputed:
+            found.setdefault(call.parent, []).append(call)
+    return found
+
+
+def own_value(
+    records: Sequence[ModuleRecord], quantity: Quantity, inside: CallsInside, times: str = "typical"
+) -> float | None:
+    """Of modules added up, each without the modules inside: what is measured so, or what those leave over.
+
+    Peaks do not add up, and have no part that is a module's own: the highest of them stands for all.
+    """
+    if quantity.own_module is not None:
+        return float(sum(getattr(record, quantity.own_module) for record in records))
+    typical = records[0].typical_steps
+    if quantity.ratio is not None:
+        above, below = (_own_steps(records, field, inside) for field in quantity.ratio)
+        return _rate(above, below, typical, times)
+    if not quantity.is_sum:
+        values = [module_value(record, quantity) for record in records]
+        return max((value for value in values if value is not None), default=None)
     if quantity.parts and times == "typical":
-        parts = [own_value(records, QUANTITIES[name], times) for name in quantity.parts]
+        parts = [own_value(records, QUANTITIES[name], inside) for name in quantity.parts]
         return None if parts[0] is None else sum(part for part in parts if part is not None)
-    if quantity.own_call is None:
-        whole = [(record, module_value(record, quantity)) for record in records]
-        left = [max(0.0, value - _inside(record, quantity)) for record, value in whole if value is not None]
-        return sum(left) if left else None
+    if quantity.own_call is not None:
+        return _of_steps(typical, _steps_of(records, quantity.own_call), quantity.own_call, quantity, times)
+    return _of_steps(typical, _own_steps(records, quantity.call or "", inside), quantity.call or "", quantity, times)
+
+
+def _steps_of(records: Sequence[ModuleRecord], field: str) -> dict[int, float]:
     steps: dict[int, float] = {}
     for record in records:
-        for step, value in record.by_step(quantity.own_call).items():
+        for step, value in record.by_step(field).items():
             steps[step] = steps.get(step, 0.0) + value
-    return _of_steps(records[0].typical_steps, steps, quantity.own_call, quantity, times)
+    return steps
 
 
-def _inside(record: ModuleRecord, quantity: Quantity) -> float:
-    values = [module_value(child, quantity) for child in record.children]
-    return sum(value for value in values if value is not None)
+def _own_steps(records: Sequence[ModuleRecord], field: str, inside: CallsInside) -> dict[int, float]:
+    """What calls leave over of a field of CallRecord, in each step. A module inside may be called by others, too."""
+    steps: dict[int, float] = {}
+    for call in (call for record in records for call in record.measured_calls):
+        value = getattr(call, field)
+        if value is not None:
+            inner = sum(getattr(other, field) or 0 for other in inside.get(call.index, ()))
+            steps[call.step] = steps.get(call.step, 0.0) + max(0.0, value - inner)
+    return steps
 
 
 def call_values(record: ModuleRecord, quantity: Quantity, field: str) -> dict[str, float]:

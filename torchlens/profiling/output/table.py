@@ -13,6 +13,7 @@ from torchlens.profiling.output.quantities import (
     QUANTITIES,
     Quantity,
     QuantityName,
+    calls_inside,
     checked_quantity,
     full_name,
     last_operations,
@@ -279,7 +280,7 @@ def _type_rows(measurements: Measurements, columns: Sequence[_Column], times: st
     for record in measurements.root.walk():
         if record.measured_calls:
             by_type.setdefault(record.module_type, []).append(record)
-    whole = module_value(measurements.root, _TOTAL, times)
+    whole, inside = module_value(measurements.root, _TOTAL, times), calls_inside(measurements)
     rows = []
     for name, records in by_type.items():
         texts: dict[int, str] = {}
@@ -288,13 +289,9 @@ def _type_rows(measurements: Measurements, columns: Sequence[_Column], times: st
             if column.quantity == _NUM_MODULES:
                 texts[number] = str(len(records))
             elif column.quantity == _SHARE:
-                texts[number] = _share_text(own_value(records, _TOTAL, times), whole)
-            elif column.quantity == "parameters":
-                _add_value(texts, values, number, column, sum(record.own_num_parameters for record in records))
-            elif column.quantity is not None:
-                quantity = QUANTITIES[column.quantity]
-                counts = [getattr(record, quantity.module) for record in records] if quantity.module else None
-                value = own_value(records, quantity, times) if counts is None else sum(counts)
+                texts[number] = _share_text(own_value(records, _TOTAL, inside, times), whole)
+            else:
+                value = own_value(records, QUANTITIES[column.quantity or ""], inside, times)
                 _add_value(texts, values, number, column, value)
         rows.append(_Row(name, texts, values))
     return rows
