@@ -102,7 +102,8 @@ def checked_quantity(name: object, option: str) -> Quantity:
     full = full_name(name)
     if isinstance(full, str) and full in QUANTITIES:
         return QUANTITIES[full]
-    raise ValueError(f"{option} must be {one_of(QUANTITIES)}, got {got(name)}. {did_you_mean(name, QUANTITIES)}".rstrip())
+    words = [*QUANTITIES, *_SHORT]
+    raise ValueError(f"{option} must be {one_of(words)}, got {got(name)}. {did_you_mean(name, words)}".rstrip())
 
 
 def module_value(record: ModuleRecord, quantity: Quantity, times: str = "typical") -> float | None:

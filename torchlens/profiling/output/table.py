@@ -24,7 +24,7 @@ from torchlens.profiling.output.quantities import (
 from torchlens.profiling.output.totals import headline, listed, not_measured, totals, what_looking_took
 from torchlens.profiling.output.units import shapes_text, text_of
 from torchlens.profiling.records import Measurements, ModuleRecord
-from torchlens.wording import check_choice, check_count
+from torchlens.wording import check_choice, check_count, got, one_of
 
 __all__ = ["Table", "summary"]
 
@@ -140,12 +140,12 @@ def summary(
     for name, value, least in (("depth", depth, 0), ("limit", limit, 1), ("width", width, 1)):
         if value is not None:
             check_count(name, value, least)
-    if by == "operation" and not measurements.operations:
+    if by == "operation" and measurements.level == "module":
         raise ValueError(
             "This profile has no operations: it was made at module level. Use profile(..., level='operation')."
         )
     if sort_by is not None:
-        checked_quantity(sort_by, "sort_by")
+        _check_sort(sort_by, by)
     request = _Request(by, depth, None if sort_by is None else str(full_name(sort_by)), limit, times)
     room = shutil.get_terminal_size((100, 24)).columns if width is None else width
     kinds = measurements.by_kind() if measurements.steps else {"": measurements}
@@ -164,6 +164,14 @@ def summary(
     for text in [*dict.fromkeys(notes), *measurements.problems]:
         lines += wrapper.wrap(f"- {text}")
     return Table("\n".join(line.rstrip() for line in lines))
+
+
+def _check_sort(sort_by: QuantityName, by: TableBy) -> None:
+    """Raises unless what is to be sorted has that quantity."""
+    quantity = checked_quantity(sort_by, "sort_by")
+    if by == "operation" and quantity.operation is None:
+        words = one_of(name for name, each in QUANTITIES.items() if each.operation is not None)
+        raise ValueError(f"With by='operation', sort_by must be {words}, got {got(sort_by)}, which only modules have.")
 
 
 class _Request(NamedTuple):
