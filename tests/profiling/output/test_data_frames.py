@@ -1,7 +1,10 @@
 """A profile as pandas tables."""
 
 import pytest
+import torch
+from torch import nn
 
+import torchlens
 from tests.profiling.profile_records import made_up, operations
 from torchlens.profiling.output.data_frames import to_pandas
 
@@ -32,3 +35,20 @@ def test_a_table_without_rows_has_its_columns():
 def test_an_unknown_kind_of_row_says_which_there_are():
     with pytest.raises(ValueError, match="by must be 'module', 'call', 'operation', 'step' or 'parameter', got 'layer'"):
         to_pandas(made_up(), by="layer")  # type: ignore[arg-type]
+
+
+def test_outputs_are_as_large_as_the_table_says():
+    """Of several calls, the largest, and of a container that is never called, the largest in it."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.acts = nn.ModuleList([nn.ReLU()])
+
+        def forward(self, x):
+            return self.acts[0](self.acts[0](x)[:1])
+
+    p = torchlens.profile(Twice(), torch.rand(4, 8), repeats=1, warmup=0)
+    found = p.to_pandas().set_index("address")["output_bytes"].to_dict()
+    assert found == {"": 32, "acts": 128, "acts.0": 128}
+    assert found == {change.address: change.before for change in torchlens.compare(p, p, "output_bytes")}

@@ -310,7 +310,7 @@ def test_the_own_times_of_a_type_are_those_it_shows_anyway(word: Any):
 @pytest.mark.parametrize("word", ["params", "calls", "saved_bytes", "peak_bytes_backward"])
 def test_operations_are_not_sorted_by_what_they_do_not_have(word: Any):
     measurements = made_up(level="operation", operations=operations())
-    with pytest.raises(ValueError, match=rf"With by='operation', sort_by must be .*, got '{word}' \(str\): .* single"):
+    with pytest.raises(ValueError, match=rf"With by='operation', sort_by must be .*, got '{word}' .* only modules have"):
         summary(measurements, by="operation", sort_by=word)
 
 
@@ -321,5 +321,5 @@ def test_a_profile_of_no_steps_has_no_operations_to_list():
 
 @pytest.mark.parametrize(("word", "meant"), [("Time", "time"), ("memroy", "memory"), ("para", "params")])
 def test_the_short_words_are_suggested_too(word: Any, meant: str):
-    with pytest.raises(ValueError, match=rf"'time', 'memory' or 'params', got .* Did you mean '{meant}'\?|Did you mean"):
+    with pytest.raises(ValueError, match=rf"'time', .*, got '{word}' .* Did you mean '{meant}'"):
         summary(made_up(), sort_by=word)

@@ -64,7 +64,7 @@ def _module_row(record: ModuleRecord, root: ModuleRecord) -> dict[str, Any]:
         "grad_out_shapes": last.grad_out_shapes if last else [],
         **{name: getattr(record, name) for name in _COUNTS},
         "input_bytes": sum(last.input_bytes) if last else 0,
-        "output_bytes": sum(last.output_bytes) if last else 0,
+        "output_bytes": module_value(record, QUANTITIES["output_bytes"]),
     }
     for name in _TIMES:
         statistic = record.statistic(name)
