@@ -640,6 +640,14 @@ def test_a_profile_of_nothing_says_so():
     str(p)
 
 
+def test_a_loop_that_ends_before_the_schedule_begins_is_told_so():
+    model = MLP()
+    with tl.profile(model, skip=50) as p:
+        for _ in range(3):
+            model(torch.rand(2, 4))
+    assert p.problems == ["No step was measured: the loop made 3 calls of the model, and skip=50 leaves them out"]
+
+
 def test_lazy_modules_are_profiled_on_their_first_call():
     model = nn.Sequential(nn.LazyLinear(3), nn.ReLU())
     with tl.profile(model) as p:

@@ -90,7 +90,7 @@ class Profile:
             watcher.stop()
         self._watcher, self._thread = None, -1
         if not watcher.ledger.steps and not self.problems:
-            self.problems.add("The model was not called while it was measured")
+            self.problems.add(watcher.why_nothing())
         try:
             has_grads = {step.has_grad for step in watcher.ledger.steps}
             level, check = self._options.level, self._options.check

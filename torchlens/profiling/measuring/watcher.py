@@ -57,6 +57,14 @@ class Watcher:
         self._is_asynchronous = False
         self._position = 0  # of the last step of the loop
 
+    def why_nothing(self) -> str:
+        """Why there are no steps."""
+        if not self._position:
+            return "The model was not called while it was measured"
+        calls = f"{self._position} call{'s' * (self._position != 1)}"
+        skip = self.ledger.options.skip
+        return f"No step was measured: the loop made {calls} of the model, and skip={skip} leaves them out"
+
     # -- beginning and end -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
