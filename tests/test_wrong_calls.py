@@ -69,7 +69,7 @@ def test_inputs_that_were_given_the_wrong_way(arguments: Any, options: dict[str,
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (X, "got a Tensor of shape (2, 4). The model comes first, then its input"),
+        (X, "got a Tensor of shape (2, 4). The model is the first argument."),
         (MLP, "got the class MLP. Make an instance of it."),
         (torch.relu, "got the function relu. To log a function, call it in the forward of a module."),
         (None, "model must be a torch.nn.Module, got None."),
@@ -387,3 +387,39 @@ def test_warnings_point_at_the_line_that_called(tmp_path: Path):
             warnings.simplefilter("always")
             call()
         assert [(warning.filename, warning.lineno) for warning in caught] == [(__file__, call.__code__.co_firstlineno)]
+
+
+# -- what is written and read ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda h: h.to_json(indent="a"), "indent must be a whole number, got 'a' (str)."),
+        (lambda h: h.to_json(indent=-1), "indent must be at least 0, got -1."),
+        (lambda h: tl.diff(h, h).to_json(indent=2.5), "indent must be a whole number, got 2.5 (float)."),
+        (lambda h: tl.diff(h, h).to_json(3), "path must name a file, such as 'model.json', got 3 (int)."),
+        (lambda h: tl.diff(h, h).text("wide"), "width must be a whole number, got 'wide' (str)."),
+        (lambda h: h.explore(None, overlays=3), "overlays must be a dict such as {'importance': {'conv2d_1_1'"),
+        (
+            lambda h: h.explore(None, overlays={"a": {"linear_1": "much"}}),
+            "An overlay must give a number for 'linear_1', got 'much' (str).",
+        ),
+        (lambda h: h.explore(None, title=3), "title must be text, or None for the name of the model, got 3 (int)."),
+        (lambda h: tl.explore_together(h, h, None, title=3), "title must be text, or None"),
+        (lambda h: tl.explore_together(h, h, None, pairs=3), "pairs must be a list of torchlens.viewer.Pair, got 3 (int)."),
+        (lambda h: tl.read_trace(None), "path must name a file, such as 'trace.safetensors', got None."),
+        (lambda h: tl.magnify(3), "path must name a file, such as 'trace.safetensors', got 3 (int)."),
+        (lambda h: tl.sinks.TensorBoard(3), "folder must name a folder, such as 'tb/a', got 3 (int)."),
+    ],
+)
+def test_a_wrong_argument_of_what_writes_or_reads_is_told(history: tl.ModelHistory, call: Any, words: str):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        call(history)
+
+
+def test_the_model_comes_first_wherever_it_is_given(tmp_path: Path):
+    calls: list[Any] = [tl.profile, tl.show_model_graph, tl.validate_saved_activations, tl.tail, tl.monitor]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"got a Tensor of shape .* The model is the first argument\.$"):
+            call(X, tmp_path / "a")

@@ -152,7 +152,7 @@ def check_model(model: Any) -> None:
         if isinstance(model, type):
             hint = "Make an instance of it."
         elif isinstance(model, torch.Tensor):
-            hint = "The model comes first, then its input: log_forward_pass(model, x)."
+            hint = "The model is the first argument."
         elif callable(model):
             hint = "To log a function, call it in the forward of a module."
             if is_for_jax(model):

@@ -1,12 +1,12 @@
 """What a comparison found, as the user holds it."""
 
-import json
 import os
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlens.comparing.text import diff_text
+from torchlens.history.json_text import write_json
+from torchlens.wording import check_count
 
 if TYPE_CHECKING:
     import pandas
@@ -126,15 +126,13 @@ class BaseDiff:
 
     def text(self, width: int | None = None, color: bool = False) -> str:
         """What printing shows, for a terminal of a given width."""
+        if width is not None:
+            check_count("width", width, 1)
         return diff_text(self, width, color)
 
     def to_json(self, path: str | os.PathLike[str] | None = None, indent: int | None = None) -> str | None:
         """Returns everything as JSON, or writes it to `path`."""
-        text = json.dumps(_finite(self._facts()), indent=indent)
-        if path is None:
-            return text
-        Path(path).expanduser().write_text(text, encoding="utf-8")
-        return None
+        return write_json(_finite(self._facts()), path, indent)
 
     def _facts(self) -> dict[str, Any]:
         return {

@@ -16,7 +16,7 @@ from marshal import dumps
 from typing import Any, TypeAlias
 
 from torchlens.capture.collector import without_collector
-from torchlens.wording import checked_file
+from torchlens.wording import check_count, checked_file
 
 __all__ = ["Columns", "Lists", "records_of", "write_json"]
 
@@ -59,6 +59,8 @@ def write_json(data: dict[str, Any], path: str | os.PathLike[str] | None, indent
 
     A field that is an iterator of columns becomes one long list of records. Only one of its parts is in memory at a time.
     """
+    if indent is not None:
+        check_count("indent", indent, 0)
     if path is None:
         return "".join(_pieces(data, indent))
     target = checked_file("path", path, "model.json")

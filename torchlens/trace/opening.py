@@ -7,12 +7,15 @@ from torchlens.errors import TraceError
 from torchlens.trace.files import INDEX_SUFFIX, TraceFiles, open_finished
 from torchlens.trace.journal import journal_path, open_unfinished, tells_of_tensors
 from torchlens.trace.plain_text import printable
+from torchlens.wording import got
 
 __all__ = ["open_trace"]
 
 
 def open_trace(path: str | os.PathLike[str]) -> TraceFiles:
     """Opens a file of one's own or of a stranger's; of one that was not closed, what its journal speaks of."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must name a file, such as 'trace.safetensors', got {got(path)}.")
     target = Path(path).expanduser()
     if target.is_dir():
         raise TraceError(f"{printable(str(target))} is a folder; name a file in it, such as trace.safetensors.")

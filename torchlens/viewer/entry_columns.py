@@ -18,6 +18,7 @@ from torchlens.viewer.page_text import Places, Strings, shape_text
 from torchlens.viewer.parts import FailedCall
 from torchlens.viewer.selection import Selection
 from torchlens.viewer.statistics import Statistics
+from torchlens.wording import got
 
 __all__ = ["EntryColumns", "finite_number"]
 
@@ -139,7 +140,10 @@ def _norm(gradient: torch.Tensor | None) -> float | None:
     return finite_number(f"{float(torch.linalg.vector_norm(local_value(gradient.detach()).float())):.6g}", "")
 
 
-def finite_number(value: Any, _key: Any) -> float | None:
+def finite_number(value: Any, key: Any) -> float | None:
     """The value as a number; None if it is not finite."""
-    number = float(value)
+    try:
+        number = float(value)
+    except (RuntimeError, TypeError, ValueError) as error:  # RuntimeError: a tensor of several numbers
+        raise TypeError(f"An overlay must give a number for {key!r}, got {got(value)}.") from error
     return number if math.isfinite(number) else None

@@ -14,7 +14,7 @@ from torchlens.viewer.bundle import bundle
 from torchlens.viewer.data import page_data
 from torchlens.wording import checked_file, got
 
-__all__ = ["PAGE", "Exploration", "explore", "filled_template", "write_page"]
+__all__ = ["PAGE", "Exploration", "check_title", "explore", "filled_template", "write_page"]
 
 PAGE = Path(__file__).parent / "page"
 _FRAME_HEIGHT = 720
@@ -66,6 +66,9 @@ def explore(
     """
     if not isinstance(history, BaseHistory):
         raise TypeError(f"history must be the result of log_forward_pass, got {got(history)}.")
+    check_title(title)
+    if overlays is not None and not isinstance(overlays, Mapping):
+        raise TypeError(f"overlays must be a dict such as {{'importance': {{'conv2d_1_1': 0.7}}}}, got {got(overlays)}.")
     for name, values in (overlays or {}).items():
         if not isinstance(values, Mapping):
             raise TypeError(f"The overlay {name!r} must be a dict with a number for each layer label, got {got(values)}.")
@@ -73,6 +76,12 @@ def explore(
     with outside_fake_mode():
         text = page_text(page_data(history, overlays or {}, title))
     return write_page(text, target)
+
+
+def check_title(title: Any) -> None:
+    """Raises unless the title of a page is text, or None for one made of the models' names."""
+    if title is not None and not isinstance(title, str):
+        raise TypeError(f"title must be text, or None for the name of the model, got {got(title)}.")
 
 
 def page_text(data: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ are called.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchlens.capture.valueless import outside_fake_mode
@@ -29,7 +29,7 @@ from torchlens.history.matching import match
 from torchlens.viewer.bundle import bundle
 from torchlens.viewer.data import carried_data
 from torchlens.viewer.differences import KINDS_OF_DIFFERENCE, Difference, find_differences, given_differences
-from torchlens.viewer.page import PAGE, Exploration, filled_template, write_page
+from torchlens.viewer.page import PAGE, Exploration, check_title, filled_template, write_page
 from torchlens.viewer.pairs import Pair, PartPair, Side, given_pairs, matched_pairs
 from torchlens.wording import checked_file, got
 
@@ -57,6 +57,9 @@ def explore_together(
             raise TypeError(f"{name} must be the result of log_forward_pass, got {got(history)}.")
     if names is not None and (isinstance(names, str) or len(names) != 2):
         raise ValueError(f"names must be two names, such as ('before', 'after'), got {got(names)}.")
+    check_title(title)
+    if pairs is not None and (isinstance(pairs, str) or not isinstance(pairs, Iterable)):
+        raise TypeError(f"pairs must be a list of torchlens.viewer.Pair, got {got(pairs)}.")
     target = None if path is None else checked_file("path", path, "two.html")
     with outside_fake_mode():
         text = _page_text(a, b, pairs, names or _names(a, b), title)

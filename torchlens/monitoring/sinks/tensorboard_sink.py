@@ -8,6 +8,7 @@ from typing import Any
 
 from torchlens.monitoring.sinks.sink import Sink, needed
 from torchlens.monitoring.sinks.step_record import SeriesRecord, StepRecord
+from torchlens.wording import got
 
 __all__ = ["TensorBoard"]
 
@@ -24,6 +25,8 @@ class TensorBoard(Sink):
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
         super().__init__(**options)
+        if not isinstance(folder, str | os.PathLike):
+            raise TypeError(f"folder must name a folder, such as 'tb/a', got {got(folder)}.")
         self._make = needed("torch.utils.tensorboard", "tensorboard", "TensorBoard").SummaryWriter
         self._folder = Path(folder).expanduser()
         self._writer: Any = None
