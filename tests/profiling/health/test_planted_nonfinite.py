@@ -287,3 +287,31 @@ def test_a_row_that_is_masked_altogether_is_found_by_modules():
         model(batch()).sum().backward()
     (finding,) = p.findings()
     assert (finding.severity, finding.where) == ("error", "1")
+
+
+# -- a backward pass, or the end of a step, that comes when the next step has begun -----------------------------
+
+
+class RootAtFirst(nn.Module):
+    """A root whose derivative at 0 is infinite, in the first call alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.is_first = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        is_first, self.is_first = self.is_first, False
+        return (y * 0).square().sqrt() if is_first else y
+
+
+def test_a_step_that_was_logged_is_not_said_to_be_timed_because_the_next_one_is():
+    model = RootAtFirst()
+    with tl.profile(model, check="nonfinite") as p:
+        first, second = model(batch()), model(batch())
+        (first.sum() + second.sum()).backward()
+    assert [step.is_light for step in p.steps] == [False, True]
+    found = p.first_nonfinite
+    assert found is not None
+    assert (found.step, found.label, found.note) == (1, "sqrt_1_4", "")

@@ -47,7 +47,8 @@ class Origins:
         self.lasting: set[int] = set()
         # Which of them came up in a step whose operations were not seen: only the module is known.
         self._unplaced: set[int] = set()
-        self._are_operations_seen = True
+        # Steps whose operations were not seen.
+        self._timed: set[int] = set()
         self._sees_modules_alone = sees_modules_alone
         self._stop = stop
         self._step = _StepOrigins(-1)
@@ -60,9 +61,10 @@ class Origins:
 
     def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
         """A step begins; `has_stepped` says that an optimizer did since the last began."""
-        self._are_operations_seen = checking is Checking.EVERYTHING
         if checking is Checking.NOTHING:
             return
+        if checking is not Checking.EVERYTHING:
+            self._timed.add(step)
         self._has_grad = has_grad
         if has_stepped:
             self._earlier.clear()
@@ -212,7 +214,7 @@ class Origins:
         return self._step
 
     def _new(self, step: int) -> "_StepOrigins":
-        sees_modules_alone = self._sees_modules_alone or not self._are_operations_seen
+        sees_modules_alone = self._sees_modules_alone or step in self._timed
         rules = PassOrigins(
             is_state_known=bool(self.lasting),
             sees_modules_alone=sees_modules_alone,
@@ -265,11 +267,11 @@ class Origins:
             result=result,
             inputs=given,
             step=place.step,
-            note=note if self._are_operations_seen else f"{note} {_UNSEEN}".lstrip(),
+            note=f"{note} {_UNSEEN}".lstrip() if place.step in self._timed else note,
             is_from_outside=is_from_outside,
             is_certain=is_certain,
         )
-        if not self._are_operations_seen:
+        if place.step in self._timed:
             self._unplaced.add(len(self.found))
         self.found.append((place, record))
         if self._stop and is_certain:
