@@ -110,10 +110,9 @@ def _given(log: Log, entry: int) -> list[Given]:
 
 
 def _reads_elsewhere(row: Row, num_params: int) -> bool:
-    """Whether an argument may be a tensor that is neither an entry nor a parameter."""
-    if isinstance(row.references, dict):
-        return any(number < -num_params for number in row.references.values())
-    return any(number is None and arg is None for number, arg in zip(row.references, row.args, strict=False))
+    """Whether an argument is a tensor that is neither an entry nor a parameter."""
+    numbers = row.references.values() if isinstance(row.references, dict) else row.references
+    return any(number is not None and number < -num_params for number in numbers)
 
 
 def _of_origin(log: Log, origin: Origin) -> NonFinite:

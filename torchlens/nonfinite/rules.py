@@ -81,6 +81,11 @@ class _Source(NamedTuple):
     note: str
 
 
+def _is_from_outside(given: Given) -> bool:
+    """Whether it is no result of the pass: a parameter, or a tensor from elsewhere."""
+    return given.node is None or given.node < 0
+
+
 def _is_learnable(given: Given) -> bool:
     return given.is_parameter and given.tensor is not None and given.tensor.requires_grad
 
@@ -158,7 +163,7 @@ class Origins:
 
         If the operation makes several, `first` is the first of them: it is found once.
         """
-        if operation in SAME_NUMBERS and self.is_clean:
+        if operation in SAME_NUMBERS and self.is_clean and not any(map(_is_from_outside, given())):
             return None
         if operation in UNINITIALISED or not has_nonfinite(tensor):
             return None

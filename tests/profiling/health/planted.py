@@ -233,6 +233,12 @@ def _shared(model: Any, x: Tensor) -> Tensor:
     return model.layer(y)
 
 
+def _transposed(model: Any, x: Tensor) -> Tensor:
+    return x @ model.a.weight.t() @ model.b.weight.t()
+
+
+_ELSEWHERE = torch.full((2, 2), NAN)
+_MASK_ELSEWHERE = _mask()
 MID = ("forward", "middle")
 
 
@@ -285,6 +291,10 @@ PLANTED: dict[str, Planted] = {
     "LayerNorm by hand of equal numbers": Planted(
         middle(lambda y: (y * 0 - (y * 0).mean(-1, keepdim=True)) / (y * 0).var(-1, keepdim=True).sqrt()),
         ("forward", "truediv", "middle"),
+    ),
+    "overflow to minus infinity in a layer without a bias": Planted(
+        lambda: Free(lambda m, x: m.a(x.abs() + 1), a=_big(nn.Linear(4, 4, bias=False), -3e38)),
+        ("forward", "linear", "a"), only=("history", "operation"),
     ),
     "a layer that grows without end": Planted(lambda: Free(_rnn, cell=_big(lin())), ("forward", "linear", "cell")),
     "layer after layer": Planted(lambda: _exploding(), ("forward", "linear", "12")),
@@ -392,6 +402,15 @@ PLANTED: dict[str, Planted] = {
     "NaN in a weight that the model uses itself": Planted(
         lambda: broken(Free(lambda m, x: F.linear(x, m.a.weight), a=lin()), "a.weight", NAN), ("forward", "linear", "")
     ),
+    "NaN in every weight, each read through a view": Planted(
+        lambda: broken(broken(Free(_transposed, a=lin(), b=lin()), "a.weight", NAN), "b.weight", NAN), ("forward", "t", "")
+    ),
+    "-Inf in a weight that is read through a view": Planted(
+        lambda: broken(Free(_transposed, a=lin(), b=lin()), "a.weight", -INF), ("forward", "t", "")
+    ),
+    "NaN in a tensor from elsewhere that is read through a view": Planted(
+        lambda: Free(lambda m, x: m.a(x) + _ELSEWHERE.view(4), a=lin()), ("forward", "view", "")
+    ),
     "NaN in a running mean": Planted(lambda: _running(NAN), ("forward", "buffer", ""), by_module=("forward", "1")),
     "NaN in a buffer": Planted(
         lambda: Free(lambda m, x: m.a(x) + m.shift, a=lin(), shift=torch.tensor(NAN)), ("forward", "buffer", "")
@@ -419,6 +438,9 @@ PLANTED: dict[str, Planted] = {
     "a mask for sdpa": Planted(lambda: Free(_attention, **_parts()), None, lambda: (batch(), _mask())),
     "a mask in a buffer": Planted(
         lambda: Free(lambda m, x: _softmax_attention(m, x, m.mask), mask=_mask(), **_parts()), None
+    ),
+    "a mask from elsewhere": Planted(
+        lambda: Free(lambda m, x: _softmax_attention(m, x, _MASK_ELSEWHERE), **_parts()), None
     ),
     "a mask for nn.MultiheadAttention": Planted(
         lambda: Free(lambda m, x: m.mha(x, x, x, attn_mask=_mask())[0], mha=nn.MultiheadAttention(4, 2, batch_first=True)),
@@ -501,9 +523,9 @@ PLANTED: dict[str, Planted] = {
 }  # fmt: skip
 
 
-def _big(layer: nn.Module) -> nn.Module:
+def _big(layer: nn.Module, weight: float = 2.0) -> nn.Module:
     with torch.no_grad():
-        layer.weight.fill_(2.0)
+        layer.weight.fill_(weight)
     return layer
 
 
