@@ -118,6 +118,7 @@ class Origins:
         self._outputs: set[int] = set()
         self._numbers: dict[str, _Cause] = {}  # 'nan', 'inf' → why the last tensor of one element was so
         self._broken_parameters: int | None = None  # the origin that tells of them
+        self._is_state_broken = False  # whether something came of broken state that is known
         self._in_gradients: set[int] = set()  # origins that made gradients that are not finite
 
     @property
@@ -136,6 +137,7 @@ class Origins:
     def _judge_source(self, node: int, name: str, tensor: torch.Tensor, is_input: bool) -> Origin | None:
         if self._is_state_known and not is_input and _is_no_mask(tensor):
             self._causes[node] = _Cause(_Why.FOUND)
+            self._is_state_broken = True
             return None
         result = value_range(name, tensor)
         note = f"It came in like this: {name}."
@@ -197,10 +199,13 @@ class Origins:
                 is_state = each.is_parameter or each.is_buffer
                 if self._is_state_known and is_state and self._is_broken(each):
                     causes.append(_Cause(_Why.FOUND))
+                    self._is_state_broken = True
                 elif each.is_parameter and self._broken_parameters is not None:
                     origins |= {self._broken_parameters}
                 elif self.found and not each.is_parameter:  # written through another tensor, say
                     origins |= {self.found[-1].number}
+                elif self._is_state_broken and not each.is_parameter:  # likewise
+                    causes.append(_Cause(_Why.FOUND))
                 elif is_explained and not each.is_parameter:
                     pass  # it may well have become so with the result, as the running mean of a normalisation does
                 elif self._suspects and not each.is_parameter:
@@ -289,7 +294,7 @@ class Origins:
 
     def is_unheard_of(self, tensor: torch.Tensor) -> bool:
         """Whether a value that nobody knows is broken, and nothing that is known can be the cause."""
-        return not (self.found or self._suspects) and has_nonfinite(tensor) and _is_no_mask(tensor)
+        return not (self.found or self._is_state_broken or self._suspects) and has_nonfinite(tensor) and _is_no_mask(tensor)
 
     def add_output(self, node: int | None) -> None:
         """The model returned this value."""

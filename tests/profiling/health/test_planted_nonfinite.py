@@ -202,6 +202,36 @@ def test_running_means_that_a_bad_batch_broke_are_no_finding_of_their_own(level:
     assert [finding.where.partition("_")[0] for finding in p.findings()] == ["input"]
 
 
+class Doubling(nn.Module):
+    """Computes something between two modules, as nearly every model does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(2 * self.body(x))
+
+
+def trained_with_a_nan(level: Any) -> tl.Profile:
+    """All weights are NaN after the first of some steps."""
+    model = Doubling()
+    with torch.no_grad():
+        model.body.weight[0, 0] = NAN
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.profile(model, level=level, check="nonfinite") as p:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(batch()).sum().backward()
+            optimizer.step()
+    return p
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_computed_of_broken_weights_between_modules_is_no_finding_of_its_own(level: Any):
+    assert [finding.module for finding in trained_with_a_nan(level).findings()] == ["body"]
+
+
 # -- several steps, one loss ---------------------------------------------------------------------------------------------
 
 
