@@ -1,7 +1,9 @@
 """NaN and Inf that were planted: the history, the profile at both levels and `stop=True` blame the place where they are."""
 
 import contextlib
+import copy
 import math
+import pickle
 import re
 from typing import Any
 
@@ -230,6 +232,14 @@ def trained_with_a_nan(level: Any) -> tl.Profile:
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_is_computed_of_broken_weights_between_modules_is_no_finding_of_its_own(level: Any):
     assert [finding.module for finding in trained_with_a_nan(level).findings()] == ["body"]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_profile_of_modules_that_returned_nan_can_be_pickled_and_copied(level: Any):
+    p = trained_with_a_nan(level)
+    for again in (pickle.loads(pickle.dumps(p)), copy.deepcopy(p)):
+        assert str(again.findings()) == str(p.findings())
+        assert str(again.first_nonfinite) == str(p.first_nonfinite)
 
 
 # -- several steps, one loss ---------------------------------------------------------------------------------------------

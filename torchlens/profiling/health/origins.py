@@ -278,9 +278,10 @@ class Origins:
             raise NonFiniteError(str(record))
 
     def finish(self, label_of: Callable[[int, int], str | None]) -> None:
-        """Ends the last steps, and gives the records their labels."""
+        """Ends the last steps, which know tensors that are not to be kept or pickled; gives the records their labels."""
         for state in (*self._earlier.values(), self._step):
             self._end(state)
+        self._earlier, self._step = {}, _StepOrigins(-1)
         self.found = [
             (place, record if place.entry is None else replace(record, label=label_of(place.step, place.entry)))
             for place, record in self.found
