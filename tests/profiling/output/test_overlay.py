@@ -110,6 +110,15 @@ def test_the_page_shows_what_the_drawing_shows():
     assert "input.inputs.0" not in shown
 
 
+@pytest.mark.parametrize("level", ["module", "operation"])
+def test_a_model_without_modules_inside_has_an_overlay_too(level: Any):
+    p = tl.profile(nn.Linear(3, 4), torch.rand(2, 3), level=level, warmup=0, repeats=1)
+    history = tl.get_model_metadata(nn.Linear(3, 4), torch.rand(2, 3))
+    assert p.overlay("parameters") == {"": 16}
+    assert lines_of(history, p.overlay("flops")) == {"linear_1_1": "48 FLOP"}
+    assert set(lines_of(history, p.overlay("forward_time"))) == {"linear_1_1"}
+
+
 def test_an_overlay_of_another_model_is_refused():
     history = tl.get_model_metadata(Recurrent(), torch.ones(2, 4))
     strange = Overlay({"stem": 1.0}, title="time")

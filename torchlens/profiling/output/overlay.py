@@ -26,7 +26,7 @@ def overlay(measurements: Measurements, quantity: QuantityName) -> Overlay:
         values.update(_values(record, wanted))
         own.update(_own_values(record, wanted))
     values |= operation_values(measurements, wanted)
-    if not any(key for key in values):
+    if not values:
         raise ValueError(f"This profile has no {wanted.title}. {_reason(measurements, wanted)}")
     return Overlay(values, title=wanted.title, unit=wanted.unit, is_sum=wanted.is_sum, own=own)
 
