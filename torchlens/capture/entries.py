@@ -30,6 +30,8 @@ class Entries(Places):
         self.gradients = gradients
         # The model's parameters, then tensors it found elsewhere.
         self.outside: list[Tensor] = []
+        # Those of them that gradients are computed for, by the numbers that they are referred to by.
+        self.trained: set[int] = set()
         # Other tensors by which the model reads its parameters: (number of the parameter, tensor).
         self.param_stand_ins: list[tuple[int, Tensor]] = []
         # Those and others, kept so that their ids stay theirs.

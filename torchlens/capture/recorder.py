@@ -262,9 +262,11 @@ class Recorder(Rows, TorchFunctionMode):
                 self.observer.abandon(observed)
             raise
         self.end_observed(observed, result)
-        if operation.kind is Kind.LEAF and args[0].requires_grad and args[0].is_leaf:
+        if operation.kind is Kind.LEAF and args[0].is_leaf:
             made = self.entry_of(args[0])
-            if made is not None and made >= 0:
+            if made is not None and made < 0:
+                (self.trained.add if args[0].requires_grad else self.trained.discard)(made)
+            elif made is not None and args[0].requires_grad:
                 self.leaves.add(made)
         if operation.kind is Kind.BOOLEAN:
             read = self.entry_of(args[0])

@@ -170,8 +170,14 @@ class Recording:
     returns_data: bool = False  # whether the model returned numbers, text or arrays, beside tensors or instead
     # Other tensors that passed for a parameter, and that gradients arrive at instead: (number of the parameter, tensor).
     param_stand_ins: list[tuple[int, torch.Tensor]] = field(default_factory=list)
+    # What is referred to by -1 - k and wanted gradients as the model ran; None: the parameters tell.
+    trained: set[int] | None = None
     joint_params: set[int] = field(default_factory=set)  # numbers of parameters that were put together from several
     received: set[int] = field(default_factory=set)  # entries that came from another process, and from nobody here
     sent: set[int] = field(default_factory=set)  # entries that went to another process, and to nobody here
     framework: str = "torch"  # that ran it, by the name of its package
     is_copy: bool = False  # pickled or copied deeply: its tensors are part of no autograd graph
+
+    def is_trained(self, number: int) -> bool:
+        """Whether gradients were computed for parameter `number` as the model ran. It may be frozen or not since."""
+        return self.params[number].requires_grad if self.trained is None else -1 - number in self.trained

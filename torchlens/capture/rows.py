@@ -119,6 +119,8 @@ class Rows(Entries):
         number = -len(self.outside)
         self._entry_of_id[id(tensor)] = number
         self._note_inner(number, tensor)
+        if tensor.requires_grad:
+            self.trained.add(number)
         if self.gradients is not None:
             self.gradients.watch_source(number, tensor)
         if self.observer is not None and self.collected is None:

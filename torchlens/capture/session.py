@@ -288,6 +288,7 @@ class Session:
             returns_data=self._returns_data,
             param_stand_ins=recorder.param_stand_ins,
             branches=row_branches(tracker),
+            trained=recorder.trained,
             joint_params=recorder.joint_params,
             received=recorder.received,
             sent=recorder.sent,

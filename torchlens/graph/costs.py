@@ -211,4 +211,4 @@ def _wants_grad(recording: Recording, number: int, repeated: Collection[int] = (
         if row.operation.layer_type not in MAY_RETURN_ARGUMENT or not given:
             return False
         number = given[0][1]
-    return -1 - number < len(recording.params) and recording.params[-1 - number].requires_grad
+    return -1 - number < len(recording.params) and recording.is_trained(-1 - number)

@@ -87,8 +87,8 @@ def document_of(recording: Recording, graph: Graph, writer: PythonWriter) -> dic
         "outputs": [(writer.write(path), number) for path, number in recording.outputs],
         "buffers": recording.buffers,
         "params": [
-            (address, word_of(param.dtype), _param_shape(param), param.requires_grad)
-            for param, address in zip(recording.params, recording.param_addresses, strict=False)
+            (address, word_of(param.dtype), _param_shape(param), recording.is_trained(number))
+            for number, (param, address) in enumerate(zip(recording.params, recording.param_addresses, strict=False))
         ],
         "booleans": list(recording.booleans.items()),
         "reads": sorted(recording.reads),

@@ -175,7 +175,8 @@ def _what_was_done(recording: Recording) -> Hashable:
         for row in recording.rows
     ]
     shapes = [None if is_lazy(parameter) else tuple(parameter.shape) for parameter in recording.params]
-    return tuple(rows), tuple(recording.param_addresses), tuple(shapes)
+    wants_gradients = frozenset(recording.leaves), frozenset(recording.trained or ())
+    return tuple(rows), tuple(recording.param_addresses), tuple(shapes), wants_gradients
 
 
 def _frozen(value: Any) -> Hashable:
