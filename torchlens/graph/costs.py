@@ -83,18 +83,21 @@ def flops_of(recording: Recording, row: Row) -> int | None:
     return forward_flops(operation.layer_type, call) if registered is None else registered
 
 
-def backward_flops_of(recording: Recording, row: Row) -> int | None:
-    """The same for a call's part in a backward pass that comes by; 0 where its result has no gradient."""
-    return 0 if row.output_index or row.gradfunc is None else _backward(recording, row, located(row.references))
+def backward_flops_of(recording: Recording, graph: Graph, number: int, repeated: Collection[int] = ()) -> int | None:
+    """The same for the part of row `number` in a backward pass that comes by, whether it leads to an output or not.
+
+    `repeated` are the rows of calls that the backward pass makes again (see `repeated_in_backward`).
+    """
+    row = recording.rows[number]
+    # What the call was given, and what was written there since.
+    given = (*located(row.references), *graph.located_reads.get(number, ()))
+    return 0 if row.output_index else _backward(recording, row, given, repeated)
 
 
 def reached_backward_flops(
     recording: Recording, graph: Graph, entries: Iterable[int], is_reached: Sequence[bool], repeated: Collection[int]
 ) -> list[int | None]:
-    """The same of many in a backward pass from the outputs; 0 for a call that it does not come by (`reached_by_gradients`).
-
-    `repeated` are the rows of calls that the backward pass makes again (see `repeated_in_backward`).
-    """
+    """The same of many in a backward pass from the outputs; 0 where it does not come by (`reached_by_gradients`)."""
     return [_reached_backward_flops(recording, graph, entry, is_reached, repeated) for entry in entries]
 
 
@@ -110,18 +113,17 @@ def _reached_backward_flops(
     else:
         results = (graph.entry_of.get(result) for result in _results_of(recording, number))
         comes_by = any(result is not None and is_reached[result] for result in results)
-    if not comes_by:
-        return 0
-    # What the call was given, and what was written there since.
-    return _backward(recording, row, (*located(row.references), *graph.located_reads.get(number, ())), repeated)
+    return backward_flops_of(recording, graph, number, repeated) if comes_by else 0
 
 
 def _backward(
-    recording: Recording, row: Row, given: Iterable[tuple[Location, int]], repeated: Collection[int] = ()
+    recording: Recording, row: Row, given: Sequence[tuple[Location, int]], repeated: Collection[int] = ()
 ) -> int | None:
     counting = counting_of(row.operation.layer_type)
     if counting is not Counting.COUNTED:
         return _NOT_COUNTED[counting]
+    if any(_is_trained_elsewhere(recording, source) for _, source in given):
+        return None  # the shape of that factor was not noted
     wanting = {location for location, source in given if _wants_grad(recording, source, repeated)}
     return backward_flops(row.operation.layer_type, _call_of(recording, row), wanting)
 
@@ -187,6 +189,11 @@ def _call_of(recording: Recording, row: Row) -> Call:
         elif -1 - number < len(recording.params):
             shapes[location] = tuple(recording.params[-1 - number].shape)
     return Call(shapes, tuple(row.shape), row.args, row.kwargs)
+
+
+def _is_trained_elsewhere(recording: Recording, number: int) -> bool:
+    """Whether gradients are computed for a tensor that is neither the model's nor among its inputs."""
+    return number < -len(recording.params) and recording.trained is not None and number in recording.trained
 
 
 def _wants_grad(recording: Recording, number: int, repeated: Collection[int] = ()) -> bool:

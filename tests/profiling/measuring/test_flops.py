@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.networks import Model
 
 Level = Literal["module", "operation"]
 LEVELS = ["module", "operation"]
@@ -55,3 +56,70 @@ def test_a_model_may_freeze_what_it_is_going_to_use():
     with tl.profile(model) as p:
         model(torch.rand(3, 4)).sum().backward()
     assert backward_flops(p) == [2 * COUNT]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_loss_may_use_what_the_model_does_not_return(level: Level):
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head, self.side = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            hidden = self.body(x)
+            self.loss = self.side(hidden).pow(2).mean()
+            return self.head(hidden)
+
+    model = WithLoss()
+    with tl.profile(model, level=level) as p:
+        (model(torch.rand(3, 4)).sum() + model.loss).backward()
+    assert p["side"].calls[0].flops_backward == 2 * COUNT
+    assert backward_flops(p) == [5 * COUNT]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_weight_from_elsewhere_that_is_trained_costs_nobody_knows_what(level: Level):
+    weight = torch.rand(4, 4, requires_grad=True)
+    model = Model(lambda self, x: torch.nn.functional.linear(self.fc(x), weight), fc=nn.Linear(4, 4))
+    with tl.profile(model, level=level) as p:
+        model(torch.rand(3, 4)).sum().backward()
+    assert backward_flops(p) == [None]
+    assert p.root.calls[0].flops == 2 * COUNT
+    assert p["fc"].calls[0].flops_backward == COUNT
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_part_that_is_called_again_beside_the_model_is_not_free(level: Level):
+    model = layers()
+    with tl.profile(model, level=level) as p:
+        model(torch.rand(3, 4))
+        for _ in range(2):
+            model[0](torch.rand(3, 4))
+    assert [call.flops for call in p["0"].calls] == [COUNT, COUNT, None]
+    assert [call.flops for call in p.root.calls] == [2 * COUNT]
+
+
+@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_step_that_raised_is_no_measure_of_the_model(level: Level, memory: bool):
+    class Failing(nn.Sequential):
+        fails = True
+
+        def forward(self, x: Any) -> Any:
+            x = self[0](x)
+            if self.fails:
+                raise ValueError("too few")
+            return self[1](x)
+
+    model = Failing(*layers())
+    with tl.profile(model, level=level, memory=memory) as p:
+        with pytest.raises(ValueError, match="too few"):
+            model(torch.rand(3, 4))
+        model.fails = False
+        for _ in range(2):
+            model(torch.rand(3, 4)).sum().backward()
+    statistic = p.root.statistic("flops")
+    assert statistic is not None
+    assert (statistic.median, statistic.num) == (2 * COUNT, 1)
+    assert p.root.calls[0].flops is None
+    assert p["0"].calls[0].flops == COUNT

@@ -70,7 +70,7 @@ def _step(ledger: Ledger, step: Step, times: list[CallTimes]) -> StepRecord:
     peak, added = step.memory or (None, None)
     is_training, has_grad, input_shapes = step.signature
     begin = ledger.start_ns
-    has_flops = bool(outermost) and all(call.own_flops is not None for call in outermost)
+    has_flops = bool(outermost) and all(call.own_flops is not None and not call.raised for call in outermost)
     return StepRecord(
         number=step.number,
         phase="training" if is_training else "evaluation",
@@ -113,28 +113,40 @@ def _calls(ledger: Ledger, times: list[CallTimes]) -> list[CallRecord]:
         if call.parent is not None and call.original is None:
             children.setdefault(call.parent.index, []).append(call)
     saved: dict[int, dict[int, int]] = {}
-    flops: dict[int, tuple[int, int] | None] = {}
+    flops: dict[int, int | None] = {}
+    flops_backward: dict[int, int | None] = {}
     for call in reversed(ledger.calls):  # those inside a call come after it
         inside = children.get(call.index, [])
         saved[call.index] = dict(call.saved or {})
         for child in inside:
             saved[call.index].update(saved[child.index])
-        counts = [flops[child.index] for child in inside]
-        known = [count for count in counts if count is not None]
-        flops[call.index] = (
-            (
-                call.own_flops + sum(forward for forward, _ in known),
-                (call.own_flops_backward or 0) + sum(backward for _, backward in known),
-            )
-            if call.own_flops is not None and len(known) == len(counts)
-            else None
+        flops[call.index] = _known_sum([call.own_flops, *(flops[child.index] for child in inside)])
+        flops_backward[call.index] = _known_sum(
+            [call.own_flops_backward, *(flops_backward[child.index] for child in inside)]
         )
     return [
-        _call(ledger, call, times[call.index], sum(saved[call.index].values()), flops[call.index]) for call in ledger.calls
+        _call(
+            ledger,
+            call,
+            times[call.index],
+            sum(saved[call.index].values()),
+            # What was cut short is no measure of the module.
+            None if call.raised else flops[call.index],
+            None if call.raised else flops_backward[call.index],
+        )
+        for call in ledger.calls
     ]
 
 
-def _call(ledger: Ledger, call: Call, times: CallTimes, saved_bytes: int, flops: tuple[int, int] | None) -> CallRecord:
+def _known_sum(counts: list[int | None]) -> int | None:
+    """The sum; None if one of them is not known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _call(
+    ledger: Ledger, call: Call, times: CallTimes, saved_bytes: int, flops: int | None, flops_backward: int | None
+) -> CallRecord:
     peak, added = call.forward_memory or (None, None)
     backward_peak, backward_added = call.backward_memory or (None, None)
     arrived = ledger.arrived
@@ -170,8 +182,8 @@ def _call(ledger: Ledger, call: Call, times: CallTimes, saved_bytes: int, flops:
         ),
         estimated_seconds=times.estimated,
         backward_estimated_seconds=times.backward_estimated,
-        flops=None if flops is None else flops[0],
-        flops_backward=None if flops is None or call.step.is_deep else flops[1],
+        flops=flops,
+        flops_backward=None if call.step.is_deep else flops_backward,
         saved_bytes=saved_bytes if CAN_TELL else None,
         peak_bytes=peak,
         added_bytes=added,
@@ -214,19 +226,24 @@ def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
     for step in ledger.steps:
         calls = [call for call in step.calls if call.original is None]
         outermost = [call for call in calls if call.parent is None]
-        whole = logged.steps.get(step.number)
-        runs = [(calls, whole)] if whole is not None else []
-        runs += [(_inside(call, calls), logged.parts[call.index]) for call in outermost if call.index in logged.parts]
-        for calls_of_run, run in runs:
+        for outer in outermost:
+            run = logged.parts.get(outer.index) if outer.address else logged.steps.get(step.number)
+            if run is None:
+                continue
             flops, not_counted = counts[run.kind]
-            for call in calls_of_run:
+            for call in _inside(outer, calls):
                 call.own_flops = call.own_flops_backward = 0
             for mark in run.marks:
                 call = ledger.calls[mark.call]
                 forward, backward = flops[mark.first]
                 call.own_flops = (call.own_flops or 0) + (forward or 0)
-                backward = (backward or 0) * ledger.num_backward_passes(mark)
-                call.own_flops_backward = (call.own_flops_backward or 0) + backward
+                num_passes = ledger.num_backward_passes(mark)
+                if forward is None or not num_passes:  # what is not counted at all is listed
+                    continue
+                if backward is None or call.own_flops_backward is None:
+                    call.own_flops_backward = None
+                else:
+                    call.own_flops_backward += backward * num_passes
     return not_counted
 
 

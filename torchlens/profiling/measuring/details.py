@@ -70,9 +70,9 @@ class Details:
         """Of a step that times are taken from."""
         return Wanted(False, False, Checking.NONFINITE if self._is_operation_level else Checking.EVERYTHING)
 
-    def has_run(self, signature: Signature, has_log: bool, has_memory: bool) -> None:
+    def has_run(self, signature: Signature, has_log: bool, has_memory: bool, has_raised: bool = False) -> None:
         """A step that is no warm-up is over. A log may not have been had, nor memory been measured."""
-        self._num_logged[signature] += has_log
+        self._num_logged[signature] += has_log and not has_raised
         self._num_listened[signature] += has_memory
         was_cold, self._is_cold = self._is_cold, has_log or has_memory
         if has_log or (has_memory and not self._is_operation_level):

@@ -149,7 +149,8 @@ class LoggedSteps:
                 self.parts[first_call] = LoggedStep(kind, marks)
             if kind == len(self.by_kind):
                 self.by_kind.append(Log(recording))
-            self._signatures.add(self._signature)
+            if recording.failure is None:  # else the next of its kind is to be counted
+                self._signatures.add(self._signature)
             if self._is_operation_level and is_whole:
                 self.last = recording
                 step.operations = [Operation(step, mark, recording) for mark in marks]

@@ -4,7 +4,7 @@ from collections import Counter
 from types import CodeType
 
 from torchlens.capture.recording import Recording, Row
-from torchlens.graph.costs import flops_of
+from torchlens.graph.costs import backward_flops_of, flops_of
 from torchlens.history.layer_entry import LayerEntry
 from torchlens.history.log import Log
 from torchlens.profiling.measuring.calls import Step
@@ -40,7 +40,10 @@ class Operation:
 
 
 def count_flops(log: Log) -> tuple[dict[int, tuple[int | None, int | None]], dict[str, int]]:
-    """FLOPs of each row, forward and backward, and how many calls of which layer type could not be counted."""
+    """FLOPs of each row, forward and backward, and how many calls of which layer type could not be counted.
+
+    Those of backward are for each time that gradients go through: a loss may use what leads to no output of the model.
+    """
     recording, graph = log.recording, log.graph
     found: dict[int, tuple[int | None, int | None]] = {}
     not_counted: Counter[str] = Counter()
@@ -48,7 +51,9 @@ def count_flops(log: Log) -> tuple[dict[int, tuple[int | None, int | None]], dic
         entry = graph.entry_of.get(number)
         forward = flops_of(recording, row)
         backward = None if forward is None else 0
-        if entry is not None:  # what does not lead to an output gets no gradient
+        if row.gradfunc is not None:
+            backward = backward_flops_of(recording, graph, number, log.repeated_in_backward)
+        elif entry is not None:  # inside a checkpoint or a custom autograd function, perhaps
             backward = LayerEntry(log, entry).flops_backward
         found[number] = forward, backward
         if forward is None:

@@ -83,7 +83,8 @@ class Windows:
         step = window.step
         step.end_ns = time_ns()
         if not step.is_warmup:
-            self.details.has_run(step.signature, step.has_log, window.has_memory)
+            has_raised = any(call.raised for call in step.calls if call.parent is None)
+            self.details.has_run(step.signature, step.has_log, window.has_memory, has_raised)
         step.outside = self.outside.take()
         window.events = self._memory.stop()
         window.runs, self.backward.runs = self.backward.runs, []
