@@ -240,3 +240,20 @@ def test_nothing_is_said_on_the_terminal(capfd):
         model(1)
     assert p.calls[0].added_bytes == 0
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_interrupt_as_listening_ends_leaves_nothing_in_torch(monkeypatch):
+    model = MLP()
+    take_away, num_calls = allocators._take_away, [0]
+
+    def interrupted():
+        num_calls[0] += 1
+        if num_calls[0] == 2:  # the first was to begin with
+            raise KeyboardInterrupt
+        take_away()
+
+    monkeypatch.setattr(allocators, "_take_away", interrupted)
+    before = torch.autograd.profiler._enable_profiler
+    with pytest.raises(KeyboardInterrupt), tl.profile(model):
+        model(torch.rand(2, 4)).sum().backward()
+    assert torch.autograd.profiler._enable_profiler is before

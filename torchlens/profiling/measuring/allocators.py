@@ -159,8 +159,8 @@ class AllocatorWatch:
         with _lock:
             if self in _listening:
                 _listening.remove(self)
-                if not _listening:
-                    _take_away()
+            if not _listening:  # also if an interrupt came just after that line, and this is called again
+                _take_away()
         found, self._events = self._events, AllocatorEvents()
         return found
 
