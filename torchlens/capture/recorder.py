@@ -263,11 +263,7 @@ class Recorder(Rows, TorchFunctionMode):
             raise
         self.end_observed(observed, result)
         if operation.kind is Kind.LEAF and args[0].is_leaf:
-            made = self.entry_of(args[0])
-            if made is not None and made < 0:
-                (self.trained.add if args[0].requires_grad else self.trained.discard)(made)
-            elif made is not None and args[0].requires_grad:
-                self.leaves.add(made)
+            self._note_leaf(args[0])
         if operation.kind is Kind.BOOLEAN:
             read = self.entry_of(args[0])
             if read is not None and read >= 0:
@@ -276,6 +272,17 @@ class Recorder(Rows, TorchFunctionMode):
             entries = [self.entry_of(tensor) for _, tensor in plain_tensors(args)]
             self.reads.update(entry for entry in entries if entry is not None and entry >= 0)
         return result
+
+    def _note_leaf(self, tensor: torch.Tensor) -> None:
+        """The model's code has said whether it wants gradients of a leaf."""
+        number = self.entry_of(tensor)
+        if number is None:
+            return
+        noted = self.leaves if number >= 0 else self.trained
+        if tensor.requires_grad:
+            noted.add(number)
+        elif number < 0:
+            noted.discard(number)
 
     # -- the observer ----------------------------------------------------------------------------------------------
 

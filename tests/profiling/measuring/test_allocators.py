@@ -2,6 +2,7 @@
 
 import gc
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -253,7 +254,8 @@ def test_an_interrupt_as_listening_ends_leaves_nothing_in_torch(monkeypatch):
         take_away()
 
     monkeypatch.setattr(allocators, "_take_away", interrupted)
-    before = torch.autograd.profiler._enable_profiler
+    module: Any = torch.autograd.profiler
+    before = module._enable_profiler
     with pytest.raises(KeyboardInterrupt), tl.profile(model):
         model(torch.rand(2, 4)).sum().backward()
-    assert torch.autograd.profiler._enable_profiler is before
+    assert module._enable_profiler is before

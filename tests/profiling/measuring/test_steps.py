@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import optimizer as optimizers
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import torchlens as tl
 from tests.networks import MLP, Model
 from torchlens.profiling.measuring import outside
+from torchlens.profiling.steps import StepRecord
 
 
 def run(steps: int, **options):
@@ -128,6 +130,40 @@ def test_the_whole_of_a_step_is_made_up_of_its_parts():
         assert math.fsum(part for part in parts if part is not None) == pytest.approx(step.wall_seconds)
         assert step.backward_seconds <= step.backward_call_seconds
     assert "a whole step:" in str(p)
+
+
+def seconds_of(*outside_spans: tuple[str, int, int]) -> list[float | None]:
+    """Loss, backward, optimizer, data and the rest of a step of 100 seconds, of which the forward pass took 10."""
+    spans = tuple((kind, start * 10**9, end * 10**9) for kind, start, end in outside_spans)
+    step = StepRecord(
+        number=1, is_warmup=False, end_ns=100 * 10**9, forward_end_ns=10 * 10**9, outside_spans=spans, forward_seconds=10,
+        backward_seconds=None, num_backward_passes=1, peak_bytes=None, added_bytes=None,
+    )  # fmt: skip
+    return [step.loss_seconds, step.backward_call_seconds, step.optimizer_seconds, step.data_seconds, step.other_seconds]
+
+
+def test_what_runs_inside_something_else_counts_once():
+    checkpoints = ("backward", 30, 40), ("backward", 41, 51), ("backward", 20, 60), ("optimizer", 60, 70)
+    assert seconds_of(*checkpoints) == [10, 40, 10, None, 30]
+    optimizers_in_hooks = ("optimizer", 30, 35), ("optimizer", 40, 45), ("backward", 20, 60)
+    assert seconds_of(*optimizers_in_hooks) == [10, 30, 10, None, 40]
+    while_the_loss_waits = ("data", 12, 15), ("optimizer", 16, 17), ("backward", 20, 60)
+    assert seconds_of(*while_the_loss_waits) == [6, 40, 1, 3, 40]
+    backward_in_the_optimizer = ("backward", 20, 60), ("optimizer", 15, 70)
+    assert seconds_of(*backward_in_the_optimizer) == [5, 40, 15, None, 30]
+    loader_of_a_loader = ("data", 80, 85), ("data", 75, 90)
+    assert seconds_of(*loader_of_a_loader) == [None, None, None, 15, 75]
+
+
+def test_a_checkpoint_that_runs_backward_inside_the_backward_pass_takes_no_time_twice():
+    model = Model(lambda self, x: self.b(checkpoint(self.a, x, use_reentrant=True)), a=MLP(), b=nn.ReLU())
+    with tl.profile(model) as p:
+        for _ in range(2):
+            model(torch.rand(2, 4, requires_grad=True)).sum().backward()
+    for step in p.steps:
+        (_, inner_start, inner_end), (_, start, end) = step.outside_spans
+        assert start <= inner_start <= inner_end <= end
+        assert step.backward_call_seconds == (end - start) / 1e9
 
 
 def test_without_anything_outside_nothing_is_said_of_it():
