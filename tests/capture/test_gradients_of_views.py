@@ -115,18 +115,19 @@ def test_a_view_that_is_written_through_another_and_was_read_before_has_all_of_i
             assert entry.grad_contents.tolist() == [[3.0] * 3, [9.0] * 3]
 
 
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
 @pytest.mark.parametrize("saves", [False, True])
 def test_what_a_custom_function_writes_in_place_has_its_value_and_its_own_gradient(saves):
-    class Tripled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.mark_dirty(x)
-            return x.mul_(3)
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * 3
-
     def forward(self, x):
         z = Tripled.apply(x * 2)
         return (z * z).sum()
@@ -136,6 +137,47 @@ def test_what_a_custom_function_writes_in_place_has_its_value_and_its_own_gradie
     assert history["mul_2"].tensor_contents.tolist() == [6.0, 6.0]
     history.log_backward(history["output_1"].tensor_contents)
     assert history["mul_2"].grad_contents.tolist() == [12.0, 12.0]
-    assert history["mul_1"].grad_contents is None or history["mul_1"].grad_contents.tolist() == [36.0, 36.0]
+    assert history["mul_1"].grad_contents.tolist() == [36.0, 36.0]
     assert history["input_1"].grad_contents.tolist() == [72.0, 72.0]
     assert history.first_nonfinite() is None
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("is_written_before", [False, True])
+def test_a_view_that_a_custom_function_writes_has_its_gradients_before_and_after(is_written_before, saves):
+    def forward(self, x):
+        y = x * 2
+        if is_written_before:
+            y[1].mul_(1)
+        v = y[0]
+        Tripled.apply(v)
+        return (y * y).sum() + v.sum()
+
+    x = torch.ones(2, 2, requires_grad=True)
+    history = tl.log_forward_pass(Model(forward), x, save_gradients=saves)
+    history.log_backward(history["output_1"].tensor_contents)
+    before, after = ("getitem_2", "mul_3") if is_written_before else ("getitem_1", "mul_2")
+    assert history[after].grad_contents.tolist() == [13.0, 13.0]
+    assert history[before].grad_contents.tolist() == [39.0, 39.0]
+    assert history["mul_1"].grad_contents.tolist() == [[39.0, 39.0], [4.0, 4.0]]
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("is_view", [False, True])
+@pytest.mark.parametrize("is_written_before", [False, True])
+def test_a_write_under_no_grad_leaves_the_gradients_of_what_was_before(is_written_before, is_view, saves):
+    def forward(self, x):
+        y = x * 2
+        if is_written_before:
+            y[1].mul_(1)
+        written = y[0] if is_view else y
+        with torch.no_grad():
+            written.add_(1)
+        return (y * y).sum() + (written * 5).sum()
+
+    x = torch.ones(2, 2, requires_grad=True)
+    history = tl.log_forward_pass(Model(forward), x, save_gradients=saves)
+    history.log_backward(history["output_1"].tensor_contents)
+    assert history["mul_1"].grad_contents.tolist() == ([[11.0, 11.0], [4.0, 4.0]] if is_view else [[11.0, 11.0]] * 2)
+    if is_view:  # it was read with the base as well, which does not lead there
+        assert history["add_1"].grad_contents is None

@@ -19,7 +19,8 @@ _SMALL = 1 << 16  # bytes
 
 def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies that are part of the autograd graph, if the tensors are. Of a tensor with values, one with values, always."""
-    with outside_fake_mode():
+    # Whatever writes to them may run under no_grad, like the forward of a custom function.
+    with outside_fake_mode(), torch.enable_grad():
         return _copies_of(tensors)
 
 

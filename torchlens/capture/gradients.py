@@ -24,8 +24,8 @@ __all__ = ["GradientHooks", "Gradients", "TellingWatch", "slice_written"]
 
 
 def slice_written(entry: int, tensor: torch.Tensor, before: int | None) -> Slice | None:
-    """What autograd made of entry `entry` having written to `tensor`, if that is a view."""
-    base = tensor._base
+    """What autograd made of entry `entry` having written to `tensor`, if that is a view. Under no_grad it made nothing."""
+    base = tensor._base if torch.is_grad_enabled() else None
     if base is None or base.grad_fn is None or type(base.grad_fn).__name__ != "CopySlices":
         return None
     return Slice(entry, before, base.grad_fn, region_of(tensor), region_of(base))

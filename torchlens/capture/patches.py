@@ -307,8 +307,10 @@ def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if is_bookkeeping(cls):
         return hand_on(recorder, cls, args, partial(original, *args, **kwargs))
     num_before = len(recorder.rows)
+    entries_before = [recorder.entry_of(arg) if isinstance(arg, torch.Tensor) else None for arg in args]
     result = original(*args, **kwargs)
-    tie_function(recorder, cls.__name__, cls, args, [tensor for _, tensor in plain_tensors(result)], num_before)
+    outputs = [tensor for _, tensor in plain_tensors(result)]
+    tie_function(recorder, cls.__name__, cls, args, outputs, num_before, entries_before)
     return result
 
 

@@ -201,7 +201,7 @@ class Rows(Entries):
                 self.append(own, tensor, None if is_single else index, _is_among(tensor, written), is_finished, is_end)
         if written and len(self.rows) > first:
             if operation.is_inplace and operation.kind is Kind.OPERATION:  # autograd does not see a collective write
-                self._note_slice(first, written[0], _changed_entry(call))
+                self.note_slice(first, written[0], _changed_entry(call))
             self._note_writes(first, written)
         self._kept_args = None
 
@@ -288,7 +288,8 @@ class Rows(Entries):
             parent = next((n for n in given if n is not None and n >= 0 and storages[n] == storage), None)
             self.gradients.views.add(entry, parent, storage, region_of(tensor))
 
-    def _note_slice(self, entry: int, tensor: Tensor, before: int | None) -> None:
+    def note_slice(self, entry: int, tensor: Tensor, before: int | None) -> None:
+        """Entry `entry` wrote to `tensor`, which `before` was until then: if it is a view, its base has the gradient."""
         part = slice_written(entry, tensor, before)
         if part is not None and self.gradients is not None:
             self.gradients.watch_write(part)

@@ -85,12 +85,19 @@ def record_made(
 
 
 def tie_function(
-    recorder: Recorder, name: str, func: Any, args: tuple[Any, ...], outputs: Sequence[Tensor], first: int
+    recorder: Recorder,
+    name: str,
+    func: Any,
+    args: tuple[Any, ...],
+    outputs: Sequence[Tensor],
+    first: int,
+    before: Sequence[int | None],
 ) -> None:
     """After a custom autograd function: its outputs got their place in autograd's graph only when it returned.
 
     An output that no recorded operation made, or that does not lead back to anything before the function (it went
-    through numpy, say), gets an entry of the function itself, with the function's arguments as parents.
+    through numpy, say), gets an entry of the function itself, with the function's arguments as parents. `before` are the
+    entries that the arguments were, and `first` is the first that the function made.
     """
     place = recorder.user_code(sys._getframe(2))
     operation = named_operation(name, func)
@@ -103,8 +110,11 @@ def tie_function(
             if entry is not None and (entry < first or _leads_outside(recorder, entry, first)):
                 if entry >= first and tensor.grad_fn is not None:
                     recorder.rows[entry] = recorder.rows[entry]._replace(gradfunc=type(tensor.grad_fn).__name__)
-                    is_argument = any(tensor is arg for arg in args)  # that the function wrote to (`mark_dirty`)
-                    if recorder.gradients is not None:
+                    own_before = [known for arg, known in zip(args, before, strict=True) if tensor is arg]
+                    is_argument = bool(own_before)  # that the function wrote to (`mark_dirty`)
+                    if is_argument and tensor._is_view():
+                        recorder.note_slice(entry, tensor, own_before[0])
+                    elif recorder.gradients is not None:
                         if is_argument:  # when it was written to, it had the place of what it was before
                             recorder.gradients.gradients.forget_reaching(entry)
                         recorder.gradients.watch(entry, tensor)
