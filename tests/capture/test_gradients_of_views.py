@@ -181,3 +181,25 @@ def test_a_write_under_no_grad_leaves_the_gradients_of_what_was_before(is_writte
     assert history["mul_1"].grad_contents.tolist() == ([[11.0, 11.0], [4.0, 4.0]] if is_view else [[11.0, 11.0]] * 2)
     if is_view:  # it was read with the base as well, which does not lead there
         assert history["add_1"].grad_contents is None
+
+
+HIDDEN_BASES = {
+    "einsum": lambda x: torch.einsum("ij,kj->ik", x, torch.ones(4, 4)),
+    "maxpool1d": lambda x: nn.functional.max_pool1d(x[None], 2)[0],
+}
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("is_viewed", [False, True])
+@pytest.mark.parametrize("name", HIDDEN_BASES)
+def test_a_result_that_is_a_view_of_what_the_operation_keeps_to_itself_has_its_gradient(name, is_viewed, saves):
+    def forward(self, x):
+        y = HIDDEN_BASES[name](x)
+        r = (y * 2).sum()
+        (y.unsqueeze(0) if is_viewed else y).mul_(3)
+        return r + (y * 5).sum()
+
+    x = torch.rand(4, 4, requires_grad=True)
+    history = tl.log_forward_pass(Model(forward), x, save_gradients=saves)
+    history.log_backward(history["output_1"].tensor_contents)
+    assert history[f"{name}_1"].grad_contents.unique().tolist() == [17.0]

@@ -294,7 +294,7 @@ class Rows(Entries):
         if part is not None and self.gradients is not None:
             self.gradients.watch_write(part)
         elif part is not None and self.memory.values[entry] is tensor:  # kept no longer than the tensor itself
-            self.slices.append(part)
+            self.slices.append(part._replace(is_base_known=self.entry_of(tensor._base) is not None))
 
     def _note_writes(self, first: int, written: Sequence[Tensor]) -> None:
         """Each written tensor was written by the entry that it now is; by the call's first where it is no result."""

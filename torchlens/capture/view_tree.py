@@ -36,6 +36,7 @@ class Slice(NamedTuple):
     node: Any
     region: Region
     base: Region
+    is_base_known: bool = True  # False: no entry is the base, so the first entry in its memory is a view, too
 
     def cut(self, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient of the view, out of that of its base."""

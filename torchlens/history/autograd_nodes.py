@@ -85,6 +85,7 @@ def _plant_views(recording: Recording, views: ViewTree) -> None:
         views.note_write(write.entry, write.storage, write.region)
     writers = {(write.entry, write.storage) for write in recording.writes}
     first_on: dict[int, int] = dict.fromkeys(recording.outside_storages, -1)
+    first_on.update({recording.storages[part.entry]: -1 for part in recording.slices if not part.is_base_known})
     for number, row in enumerate(recording.rows):
         storage, region = recording.storages[number], recording.regions.get(number)
         is_first = first_on.setdefault(storage, number) == number
