@@ -255,3 +255,10 @@ def test_an_ordinary_transformer_has_no_finding() -> None:
     history = tl.log_forward_pass(TinyGPT().eval(), torch.randint(11, (2, 6)))
     history.log_backward(history["output_1"].tensor_contents.sum())
     assert history.first_nonfinite() is None
+
+
+def test_nan_in_a_tensor_from_elsewhere_is_not_said_to_come_of_infinity_that_was_asked_for():
+    elsewhere = torch.full((4,), math.nan)
+    history = tl.log_forward_pass(Model(lambda self, x: x * 2 + elsewhere), torch.ones(2, 4))
+    found = history.first_nonfinite()
+    assert (found.label, found.note) == ("add_1_2", "")

@@ -233,7 +233,8 @@ class Origins:
         whys = {cause.why for cause in causes}
         if not self._include_constants:
             is_unknown = any(each.node is None and each.tensor is None for each in everything)
-            if any(map(math.isinf, numbers)) or (is_unknown and not has_plus_infinity(tensor)):
+            is_minus_infinity = not (result.num_nan or has_plus_infinity(tensor))
+            if any(map(math.isinf, numbers)) or (is_unknown and is_minus_infinity):
                 whys.add(_Why.ASKED)
         if not result.num_nan and whys:
             self._causes[node] = _Cause(_Why.SUSPECT if _Why.SUSPECT in whys else _Why.ASKED)
