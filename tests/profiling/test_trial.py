@@ -46,6 +46,13 @@ def test_the_model_and_the_world_are_left_as_they_were():
     assert p.root.gradient_bytes == 4 * (16 + 4 + 8)
 
 
+def test_parameters_of_lazy_modules_are_left_without_gradients():
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d())
+    tl.profile(model, torch.rand(8, 4))
+    assert all(isinstance(parameter, nn.UninitializedParameter) for parameter in model.parameters())
+    assert [parameter.grad for parameter in model.parameters()] == [None] * 4
+
+
 def test_a_model_that_writes_its_input_or_rebinds_buffers_gets_the_same_each_time():
     seen = []
 

@@ -45,6 +45,7 @@ class KeptTensor:
         tensor = self.tensor
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             if type(tensor) is not self._class:  # a parameter of a lazy module, which has got its shape
+                tensor.grad = None
                 tensor.__class__ = self._class
                 tensor.data = self._memory
             elif not is_lazy(tensor):
