@@ -552,6 +552,25 @@ def test_a_compiled_model_stays_compiled(in_place):
     model(x)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_part_that_is_compiled_meanwhile_is_measured_and_told(in_place):
+    torch._dynamo.reset()  # as above
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    x = torch.rand(2, 4)
+    with tl.profile(model) as p:
+        model(x).sum().backward()
+        if in_place:
+            model[0].compile(backend="eager")
+        else:
+            model[0] = torch.compile(model[0], backend="eager")  # type: ignore[assignment]
+        compiled = model[0]._compiled_call_impl
+        for _ in range(2):
+            model(x).sum().backward()
+    assert [(call.address, call.flops) for call in p.calls[3:]] == [("", None), ("0", None), ("1", None)] * 2
+    assert "compiled" in p.problems[0]
+    assert model[0]._compiled_call_impl is compiled
+
+
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 @pytest.mark.parametrize(
     "x",

@@ -95,19 +95,22 @@ class ModelModules:
         return {parameter: first[address] for parameter, address in self._owners.items() if address in first}
 
     def show_compiled(self) -> None:
-        """Makes modules that `module.compile()` was called on visible: they are called past everybody."""
+        """Makes modules visible that `module.compile()` was called on: they are called past everybody. May be repeated."""
         for named in self.modules.values():
             compiled = named.module._compiled_call_impl
-            if compiled is not None:
+            if compiled is not None and not isinstance(compiled, _VisibleCompiled):
                 self._replaced.append((named.module, compiled))
                 named.module._compiled_call_impl = _VisibleCompiled(named.module, compiled)
-        kinds = {named.module_type for named in self.modules.values()}
-        self.is_compiled = bool(self._replaced) or "OptimizedModule" in kinds
+        self.is_compiled = any(
+            named.module_type == "OptimizedModule" or named.module._compiled_call_impl is not None
+            for named in self.modules.values()
+        )
 
     def hide_compiled(self) -> None:
         """Undoes `show_compiled`. May be called again."""
         for module, compiled in self._replaced:
-            module._compiled_call_impl = compiled
+            if isinstance(module._compiled_call_impl, _VisibleCompiled):  # else it was compiled once more
+                module._compiled_call_impl = compiled
         self._replaced.clear()
 
     def uses_cuda(self) -> bool:

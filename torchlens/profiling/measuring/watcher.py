@@ -164,6 +164,7 @@ class Watcher:
             self._problems.add(f"Only the first {options.max_steps} steps were measured (max_steps=)")
             return None
         self._modules.refresh()
+        self._modules.show_compiled()  # what was compiled since
         step = self.windows.begin(signature, role == "warmup")
         step.position = self._position
         self.checks.begin(step)
