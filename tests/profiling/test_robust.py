@@ -396,6 +396,26 @@ def test_backward_nodes_that_another_thread_made_are_charged_to_nobody():
     assert charged == [operation.backward_seconds is not None for operation in alone.operations]
 
 
+@pytest.mark.parametrize("by", ["another thread", "a loss of weights"])
+def test_backward_passes_that_only_meet_at_the_parameters_are_not_the_models(by):
+    model = MLP()
+
+    def other():
+        (model(torch.rand(2, 4)) if by == "another thread" else model.fc1.weight.pow(2)).sum().backward()
+
+    with tl.profile(model) as p:
+        loss = model(torch.rand(2, 4)).sum()  # as long as it is there, all give gradients by the same nodes
+        if by == "another thread":
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+        else:
+            other()
+        loss.backward()
+    assert p.steps[0].num_backward_passes == 1
+    assert [len(call.backward_spans) for call in p.calls] == [1] * 4
+
+
 def test_a_profile_is_finished_by_the_thread_that_started_it():
     p = tl.profile(MLP())
     p.start()

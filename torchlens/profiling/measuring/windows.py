@@ -123,7 +123,7 @@ class Windows:
         """Gives each call its share of what was measured."""
         ledger, runs = self._ledger, window.runs
         touched: dict[int, Call] = {}
-        charges = charge(runs, ledger.owners, ledger.modules.calls_of_parameters(window.step))
+        charges = charge(_of_measured_steps(runs), ledger.owners, ledger.modules.calls_of_parameters(window.step))
         coldness = coldness_of(run.name for run, _, _ in charges)
         for (run, maker, charged), how_cold in zip(charges, coldness, strict=True):
             call = maker.original or maker
@@ -166,8 +166,8 @@ class Windows:
 def _of_measured_steps(runs: list[NodeRun]) -> list[NodeRun]:
     """The runs of backward passes through steps that were measured.
 
-    Those through others are seen where they give gradients to parameters: as long as somebody holds a loss, steps share
-    the nodes that do so.
+    Those through others, and those of other threads or of a loss that is made of parameters alone, are seen where they
+    give gradients to parameters: as long as somebody holds a loss, all share the nodes that do so.
     """
     tasks = {run.task for run in runs if run.parameter is None}
     return [run for run in runs if run.task in tasks]
