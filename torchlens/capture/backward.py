@@ -51,6 +51,7 @@ class NodeRun(NamedTuple):
     task: int  # which backward pass, as autograd numbers them; one that runs inside another has a number of its own
     own_start: float = 0.0  # what looking had taken in this thread when the run began (see OwnTime)
     own_end: float = 0.0
+    is_partial: bool = False  # whether a gradient was left out: autograd was asked for some alone (`inputs=`)
 
     @property
     def seconds(self) -> float:
@@ -140,7 +141,9 @@ class BackwardWatch:
 class _Hooks:
     """The two hooks of one node. The watch is known weakly: a graph that lives on does not keep it."""
 
-    __slots__ = ("__weakref__", "_handles", "_info", "_metadata", "_own_start", "_start", "_start_ns", "_watch")
+    __slots__ = (
+        "__weakref__", "_handles", "_info", "_metadata", "_own_start", "_start", "_start_ns", "_wanted", "_watch",
+    )  # fmt: skip
 
     def __init__(self, watch: BackwardWatch, node: Any, number: int, metadata: dict[Any, Any]) -> None:
         sequence = sequence_of(node)
@@ -151,6 +154,8 @@ class _Hooks:
         self._start = -1.0
         self._start_ns = 0
         self._own_start = 0.0
+        # Which of the gradients that it can send on lead anywhere.
+        self._wanted = [place for place, (below, _) in enumerate(node.next_functions) if below is not None]
         self._handles = (node.register_prehook(self.before), node.register_hook(self.after))
 
     def before(self, grad_outputs: tuple[Any, ...]) -> None:
@@ -178,7 +183,9 @@ class _Hooks:
         info = self._info
         own = watch._own_time
         task = torch._C._current_graph_task_id()
-        run = NodeRun(*info[:3], self._start, end, self._start_ns, end_ns, info.number, task, self._own_start, own.seconds)
+        is_partial = any(gradient is None and place in self._wanted for place, gradient in enumerate(grad_inputs))
+        start, start_ns, own_start = self._start, self._start_ns, self._own_start
+        run = NodeRun(*info[:3], start, end, start_ns, end_ns, info.number, task, own_start, own.seconds, is_partial)
         watch.runs.append(run)
         self._start = -1.0
         if watch._after is not None:

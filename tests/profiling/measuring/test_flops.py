@@ -123,3 +123,16 @@ def test_a_step_that_raised_is_no_measure_of_the_model(level: Level, memory: boo
     assert (statistic.median, statistic.num) == (2 * COUNT, 1)
     assert p.root.calls[0].flops is None
     assert p["0"].calls[0].flops == COUNT
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Conv1d(3, 3, 1)])
+def test_a_pass_for_some_gradients_alone_costs_nobody_knows_what(layer: nn.Module, level: Level):
+    x = torch.rand(3, 4, requires_grad=True)
+    model = nn.Sequential(layer)
+    with tl.profile(model, level=level) as p:
+        torch.autograd.grad(model(x).sum(), x)
+    assert backward_flops(p) == [None]
+    with tl.profile(model, level=level) as p:
+        torch.autograd.grad(model(x).sum(), [x, *model.parameters()])
+    assert backward_flops(p) == [2 * (p.root.calls[0].flops or 0)]

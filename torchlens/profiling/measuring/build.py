@@ -222,7 +222,7 @@ def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
     for operation in ledger.operations:
         flops, _ = counts[logged.steps[operation.step.number].kind]
         operation.flops, backward = flops[operation.mark.first]
-        operation.flops_backward = None if backward is None else backward * ledger.num_backward_passes(operation.mark)
+        operation.flops_backward = ledger.backward_flops(operation.mark, backward)
     for step in ledger.steps:
         calls = [call for call in step.calls if call.original is None]
         outermost = [call for call in calls if call.parent is None]
@@ -237,13 +237,8 @@ def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
                 call = ledger.calls[mark.call]
                 forward, backward = flops[mark.first]
                 call.own_flops = (call.own_flops or 0) + (forward or 0)
-                num_passes = ledger.num_backward_passes(mark)
-                if forward is None or not num_passes:  # what is not counted at all is listed
-                    continue
-                if backward is None or call.own_flops_backward is None:
-                    call.own_flops_backward = None
-                else:
-                    call.own_flops_backward += backward * num_passes
+                if forward is not None and ledger.num_backward_passes(mark):  # what is not counted at all is listed
+                    call.own_flops_backward = _known_sum([call.own_flops_backward, ledger.backward_flops(mark, backward)])
     return not_counted
 
 

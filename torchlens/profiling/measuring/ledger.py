@@ -41,6 +41,7 @@ class Ledger:
         self.own_time = OwnTime()
         self.own_spans: list[tuple[int, int]] = []  # of this step, by `time_ns`: what is allocated then is ours
         self.arrived: Counter[int] = Counter()  # where gradients arrived, as in `TensorFacts`, and how often
+        self.left_out: set[int] = set()  # numbers of nodes that did not compute all gradients that they can
         self.num_gradients: dict[int, int] = {}  # id of a parameter → how often it got a gradient
         self._sequences: list[int] = []  # of the operations
         self._function_operations: dict[int, Operation] = {}  # by number of the node of a custom autograd function
@@ -73,6 +74,12 @@ class Ledger:
         if not nodes:
             return min(len(self.calls[mark.call].spans), 1)
         return max(self.arrived[node] for node in nodes)
+
+    def backward_flops(self, mark: Mark, each: int | None) -> int | None:
+        """FLOPs of all backward passes through an operation, `each` being those of one that computes all gradients."""
+        if each is None or (each and not self.left_out.isdisjoint(range(mark.sequence, mark.sequence_end))):
+            return None
+        return each * self.num_backward_passes(mark)
 
     def parameter_call(self, parameter: int) -> Call | None:
         """The call that the gradient of a parameter (its id) belongs to."""

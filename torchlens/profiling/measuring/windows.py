@@ -140,6 +140,8 @@ class Windows:
         for run in runs:
             if run.sequence >= 0:
                 ledger.arrived[run.sequence] += 1
+                if run.is_partial:
+                    ledger.left_out.add(run.sequence)
             elif run.parameter is not None:
                 ledger.arrived[-1 - run.parameter] += 1
                 parameter = ledger.modules.parameter_of(run.parameter)
