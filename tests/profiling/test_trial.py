@@ -3,6 +3,7 @@
 import copy
 import pickle
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,3 +198,9 @@ def test_a_model_that_cannot_go_backward_is_measured_forward():
     assert "modified by an inplace operation" in p.problems[0]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         tl.profile(model, torch.rand(1, 2), backward=True)
+
+
+@pytest.mark.parametrize("options", [{"repeats": 3}, {"backward": True}, {"backward": False}])
+def test_options_for_inputs_need_inputs(options: dict[str, Any]):
+    with pytest.raises(ValueError, match=r"repeats and backward need inputs: profile\(model, x, repeats=3\)"):
+        tl.profile(nn.Linear(2, 2), **options)

@@ -16,6 +16,8 @@ Role: TypeAlias = Literal["skip", "warmup", "measure"]
 
 LEVELS: tuple[str, ...] = get_args(Level)
 CHECKS: tuple[str, ...] = get_args(Check)
+# How often to time a model that is given inputs, unless said otherwise.
+_REPEATS = 5
 # Times of operations are means of these.
 _MOST_DETAILED_RUNS = 3
 
@@ -30,7 +32,7 @@ class ProfileOptions:
     memory: Any = True
     backward: Any = None
     warmup: Any = None
-    repeats: Any = 5
+    repeats: Any = _REPEATS
     max_steps: Any = 100
     skip: Any = 0
     measure: Any = None
@@ -65,6 +67,8 @@ class ProfileOptions:
         object.__setattr__(self, "warmup", (2 if self.has_inputs else 0) if self.warmup is None else self.warmup)
         if self.has_inputs and (self.skip or self.measure or self.every):
             raise ValueError("skip, measure and every are for a loop of your own; with inputs, use warmup and repeats.")
+        if not self.has_inputs and (self.backward is not None or self.repeats != _REPEATS):
+            raise ValueError("repeats and backward need inputs: profile(model, x, repeats=3). Your own loop decides both.")
         if self.measure is not None and self.every is None:
             raise ValueError("measure is how many steps out of `every` to measure; give both: measure=5, every=100.")
         if self.every is not None and self.every < self.warmup + (self.measure or 1):
