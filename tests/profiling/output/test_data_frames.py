@@ -28,6 +28,13 @@ def test_a_row_for_each_call_operation_step_and_parameter():
     assert list(to_pandas(measurements, by="parameter")["address"])[-1] == "spare.bias"
 
 
+def test_the_parts_of_a_whole_step_are_columns():
+    measurements = made_up()
+    table = to_pandas(measurements, by="step")
+    assert list(table["other_seconds"]) == [step.other_seconds for step in measurements.steps]
+    assert {"wall_seconds", "loss_seconds", "backward_call_seconds", "optimizer_seconds", "data_seconds"} <= set(table)
+
+
 def test_a_table_without_rows_has_its_columns():
     assert "forward_seconds" in to_pandas(made_up(), by="operation").columns
 

@@ -21,6 +21,9 @@ _COUNTS = (
     "num_parameters", "num_learnable", "param_bytes", "gradient_bytes", "own_num_parameters", "own_num_learnable",
     "own_param_bytes", "own_gradient_bytes",
 )  # fmt: skip
+_STEP_PARTS = (
+    "wall_seconds", "loss_seconds", "backward_call_seconds", "optimizer_seconds", "data_seconds", "other_seconds",
+)  # fmt: skip
 RowsBy: TypeAlias = Literal["module", "call", "operation", "step", "parameter"]
 
 
@@ -44,6 +47,8 @@ def to_pandas(measurements: Measurements, by: RowsBy = "module") -> "pandas.Data
     records: Any = getattr(measurements, f"{by}s")
     types = {"call": CallRecord, "operation": OperationRecord, "step": StepRecord, "parameter": ParameterRecord}
     columns = [field.name for field in dataclasses.fields(types[by])]  # also where there is no row
+    if by == "step":
+        columns += _STEP_PARTS
     return pandas.DataFrame([[getattr(record, column) for column in columns] for record in records], columns=columns)
 
 
