@@ -175,7 +175,7 @@ class Profile:
 
     @property
     def history(self) -> Any:
-        """The log of the last step, without saved tensors; None at module level."""
+        """The log of the last detailed step, without saved tensors; None at module level."""
         return self._history
 
     @property

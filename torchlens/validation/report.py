@@ -65,6 +65,7 @@ class ValidationReport:
 
     @property
     def passed(self) -> bool:
+        """Whether nothing was found."""
         return not self.findings
 
     def __bool__(self) -> bool:
