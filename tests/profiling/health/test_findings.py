@@ -261,6 +261,14 @@ def test_one_parameter_is_told_by_its_own_name():
     assert (finding.where, finding.module) == ("fc.bias", "fc")
 
 
+def test_gradients_that_autograd_returns_do_not_make_parameters_unused():
+    model = TwoHeads()
+    with tl.profile(model) as p:
+        torch.autograd.grad(model(torch.rand(4, 8)).sum(), [*model.backbone.parameters(), *model.head.parameters()])
+    assert kinds(p) == []
+    assert "torch.autograd.grad returns them instead" in str(p.findings())
+
+
 def test_without_a_backward_pass_nothing_is_called_unused():
     model = TwoHeads()
     with tl.profile(model) as p:

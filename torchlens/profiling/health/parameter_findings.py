@@ -13,7 +13,14 @@ def unused_findings(measurements: Measurements, notes: list[str]) -> list[Findin
     if not any(step.num_backward_passes for step in measurements.steps):
         notes.append("No backward pass ran, so nothing is said about gradients and unused parameters.")
         return []
-    unused = [record for record in measurements.parameters if record.is_learnable and not record.num_gradients]
+    learnable = [record for record in measurements.parameters if record.is_learnable]
+    unused = [record for record in learnable if not record.num_gradients]
+    if len(unused) == len(learnable) > 0:
+        notes.append(
+            "The backward passes added no gradient to any parameter (torch.autograd.grad returns them instead), so nothing "
+            "is said about unused parameters."
+        )
+        return []
     return [
         Finding(
             kind="unused parameters",
