@@ -203,3 +203,25 @@ def test_a_result_that_is_a_view_of_what_the_operation_keeps_to_itself_has_its_g
     history = tl.log_forward_pass(Model(forward), x, save_gradients=saves)
     history.log_backward(history["output_1"].tensor_contents)
     assert history[f"{name}_1"].grad_contents.unique().tolist() == [17.0]
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("is_written_before", [False, True])
+def test_views_that_one_call_writes_together_have_no_gradient_and_a_reason(is_written_before, saves):
+    def forward(self, x):
+        y = x * 1
+        a, b, c = y[:1], y[1:], x * 2
+        if is_written_before:
+            a.add_(1)
+        torch._foreach_mul_([a, b, c], 3.0)
+        return y.sum() + (a * 5).sum() + c.sum()
+
+    history = tl.log_forward_pass(Model(forward), torch.ones(3, 2, requires_grad=True), save_gradients=saves)
+    history.log_backward(history["output_1"].tensor_contents)
+    before = ["add_1", "getitem_2"] if is_written_before else ["getitem_1", "getitem_2"]
+    for label in ("foreachmul_1", "foreachmul_2", *before):
+        assert history[label].grad_contents is None
+        assert "one call wrote to several views" in history[label].grad_missing_reason
+    assert history["foreachmul_3"].grad_contents.unique().tolist() == [1.0]
+    assert history["mul_2"].grad_contents.unique().tolist() == [3.0]
+    assert history["mul_1"].grad_contents.tolist() == [[18.0, 18.0], [3.0, 3.0], [3.0, 3.0]]

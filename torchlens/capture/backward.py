@@ -51,7 +51,6 @@ class NodeRun(NamedTuple):
     task: int  # which backward pass, as autograd numbers them; one that runs inside another has a number of its own
     own_start: float = 0.0  # what looking had taken in this thread when the run began (see OwnTime)
     own_end: float = 0.0
-    is_partial: bool = False  # whether a gradient was left out: autograd was asked for some alone (`inputs=`)
 
     @property
     def seconds(self) -> float:
@@ -87,6 +86,8 @@ class BackwardWatch:
     ) -> None:
         self.runs: list[NodeRun] = []
         self.failures: list[str] = []
+        # Numbers of nodes that left out a gradient: autograd was asked for some alone (`inputs=`).
+        self.left_out: set[int] = set()
         self._before = before
         self._after = after
         # While True, nothing is written down.
@@ -183,10 +184,10 @@ class _Hooks:
         info = self._info
         own = watch._own_time
         task = torch._C._current_graph_task_id()
-        is_partial = any(gradient is None and place in self._wanted for place, gradient in enumerate(grad_inputs))
-        start, start_ns, own_start = self._start, self._start_ns, self._own_start
-        run = NodeRun(*info[:3], start, end, start_ns, end_ns, info.number, task, own_start, own.seconds, is_partial)
+        run = NodeRun(*info[:3], self._start, end, self._start_ns, end_ns, info.number, task, self._own_start, own.seconds)
         watch.runs.append(run)
+        if any(gradient is None and place in self._wanted for place, gradient in enumerate(grad_inputs)):
+            watch.left_out.add(info.sequence)
         self._start = -1.0
         if watch._after is not None:
             try:

@@ -10,7 +10,7 @@ part of other graphs and must not keep a hook of ours, so what arrives at them i
 import math
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -222,6 +222,13 @@ class GradientHooks:
             if part.before is not None and part.before >= 0 and not is_collected:
                 for share in self.views.shares(part.before, part.entry, part):
                     self.gradients.collect_sent(number, 0, [share.entry], share)
+
+    def note_written_together(self, entry: int, read: Iterable[int]) -> None:
+        """Entry `entry` is one of several views that one call wrote to, having read `read`."""
+        known = [each for each in read if self.views.is_view(each) or each in self._written_views]
+        for each in (entry, *known):
+            self.views.note_written_together(each)
+        self._written_views.add(entry)
 
     def _targets_at(self, node: Any, output: int) -> list[int] | None:
         if sequence_of(node) < 0:

@@ -165,6 +165,7 @@ class Recording:
     warnings: list[str] = field(default_factory=list)
     copies: set[int] = field(default_factory=set)  # entries whose value is a copy of the tensor they made
     slices: list[Slice] = field(default_factory=list)
+    hidden_writes: set[int] = field(default_factory=set)  # entries that wrote to views, but autograd shows no node for it
     reads: set[int] = field(default_factory=set)  # entries whose value the model took out of torch (`item`, `numpy`)
     branches: list[Branch] = field(default_factory=list)  # who wrote which rows, where there was more than one thread
     returns_data: bool = False  # whether the model returned numbers, text or arrays, beside tensors or instead

@@ -12,7 +12,7 @@ from torchlens.capture.gradients import GradientHooks, slice_written
 from torchlens.capture.memory import Memory, version_of
 from torchlens.capture.observer import Observer
 from torchlens.capture.operations import OUTPUT, Kind, Operation
-from torchlens.capture.recording import MadeCall, References, make_call, make_row
+from torchlens.capture.recording import MadeCall, References, located, make_call, make_row
 from torchlens.capture.regions import region_of, storage_of
 from torchlens.capture.trees import plain_tensors, same_with
 from torchlens.capture.view_tree import Slice
@@ -53,6 +53,8 @@ class Rows(Entries):
         self.saved_args: dict[int, tuple[Any, Any]] = {}
         # Without `gradients`: where autograd keeps what entries wrote to views, for a backward pass that is logged later.
         self.slices: list[Slice] = []
+        # Entries that wrote to views in ways of which autograd shows no node: under no_grad, or several at once.
+        self.hidden_writes: set[int] = set()
         self.observer = observer
         # While not None, calls are not recorded; the entries they read are collected here.
         self.collected: dict[int, None] | None = None
@@ -201,7 +203,7 @@ class Rows(Entries):
                 self.append(own, tensor, None if is_single else index, _is_among(tensor, written), is_finished, is_end)
         if written and len(self.rows) > first:
             if operation.is_inplace and operation.kind is Kind.OPERATION:  # autograd does not see a collective write
-                self.note_slice(first, written[0], _changed_entry(call))
+                self._note_changed(first, written, call)
             self._note_writes(first, written)
         self._kept_args = None
 
@@ -288,9 +290,22 @@ class Rows(Entries):
             parent = next((n for n in given if n is not None and n >= 0 and storages[n] == storage), None)
             self.gradients.views.add(entry, parent, storage, region_of(tensor))
 
+    def _note_changed(self, first: int, written: Sequence[Tensor], call: MadeCall) -> None:
+        """An in-place operation made the entries from `first` on of what it wrote to; some write to several tensors."""
+        if len(written) == 1:
+            self.note_slice(first, written[0], _changed_entry(call))
+            return
+        views = [entry for entry, tensor in enumerate(written, first) if tensor._is_view()]
+        self.hidden_writes.update(views)
+        if self.gradients is not None:
+            for entry in views:
+                self.gradients.note_written_together(entry, [number for _, number in located(call.references)])
+
     def note_slice(self, entry: int, tensor: Tensor, before: int | None) -> None:
         """Entry `entry` wrote to `tensor`, which `before` was until then: if it is a view, its base has the gradient."""
         part = slice_written(entry, tensor, before)
+        if part is None and tensor._is_view():
+            self.hidden_writes.add(entry)
         if part is not None and self.gradients is not None:
             self.gradients.watch_write(part)
         elif part is not None and self.memory.values[entry] is tensor:  # kept no longer than the tensor itself

@@ -284,6 +284,7 @@ class Session:
             warnings=recorder.warnings,
             copies=memory.copies,
             slices=recorder.slices,
+            hidden_writes=recorder.hidden_writes,
             reads=recorder.reads,
             returns_data=self._returns_data,
             param_stand_ins=recorder.param_stand_ins,

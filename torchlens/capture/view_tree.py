@@ -25,6 +25,7 @@ _TOO_MANY_WRITES = f"its memory was written more than {_MOST_WRITES:,} times bef
 _OVERLAPS = "several of its elements lie in the same memory, which was written or read through another view"
 _READ_AGAIN = "it is a view that was read again after its memory was written; log with save_gradients=True"
 _WRITTEN_SINCE = "it is a view of memory that was written after it was made; log with save_gradients=True"
+_WRITTEN_TOGETHER = "one call wrote to several views, among them this one or a view made from it"
 _OTHER_TYPE = "its memory was written or read as another data type"
 
 
@@ -159,6 +160,13 @@ class ViewTree:
         """The node of view `entry` is not to be found: autograd gave it another if its memory was written since."""
         if self.is_written_between(entry, sys.maxsize):
             self.missing.setdefault(entry, _WRITTEN_SINCE)
+
+    def note_written_together(self, entry: int) -> None:
+        """One call wrote to this and others: which node of autograd's graph stands for which write is not known."""
+        self.missing[entry] = _WRITTEN_TOGETHER  # whatever is missing besides
+        parent = self._views[entry].parent if entry in self._views else None
+        if parent in self._views:
+            self.note_written_together(parent)
 
     def is_view(self, entry: int) -> bool:
         """Whether `entry` is one of the views."""

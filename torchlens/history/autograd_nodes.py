@@ -4,7 +4,6 @@ A saved value is the tensor that an entry made, or a copy taken while it still w
 was written in place and looked at through several views, it may lead to another; such entries are left out.
 """
 
-from collections.abc import Container
 from typing import Any
 
 import torch
@@ -29,10 +28,12 @@ def gradients_of_saved(recording: Recording) -> Gradients:
         hooks.watch_source(-1 - number, stand_in)
     slices = {part.entry: part for part in recording.slices}
     _plant_views(recording, hooks.views)
-    hidden = _hidden_writes(recording, hooks.views, slices)
+    hidden = recording.hidden_writes
     found: set[int] = set()
     has_gap = False  # whether there are entries, after the last that was found, that were not
     for number, row in enumerate(recording.rows):
+        if number in hidden and row.output_index is not None:
+            hooks.note_written_together(number, _references(row))
         part = slices.get(number)
         place = (part.node, 0) if part is not None else None if number in hidden else _place_of(recording, number, row)
         if place is None:
@@ -97,16 +98,6 @@ def _plant_views(recording: Recording, views: ViewTree) -> None:
         if region is not None and not is_first and (number, storage) not in writers:
             parent = next((n for n in _references(row) if recording.storages[n] == storage), None)
             views.add(number, parent, storage, region)
-
-
-def _hidden_writes(recording: Recording, views: ViewTree, seen: Container[int]) -> set[int]:
-    """Entries that wrote to a view behind autograd's back, under no_grad: whoever reads the base does not lead to them."""
-    hidden: set[int] = set()
-    for number in dict.fromkeys(write.entry for write in recording.writes):
-        own = [n for n in _references(recording.rows[number]) if recording.storages[n] == recording.storages[number]]
-        if number not in seen and any(views.is_view(n) or n in seen or n in hidden for n in own):
-            hidden.add(number)
-    return hidden
 
 
 def _references(row: Row) -> list[int]:

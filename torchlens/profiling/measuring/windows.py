@@ -99,6 +99,7 @@ class Windows:
     def settle_all(self) -> None:
         """Puts in its place what the steps that are over have left."""
         self._put_late_runs()
+        self._ledger.left_out |= self.backward.left_out
         waiting, self._waiting = self._waiting, []
         for window in waiting:
             self._settle(window, self._memory.timeline(window.events, window.own_spans))
@@ -140,8 +141,6 @@ class Windows:
         for run in runs:
             if run.sequence >= 0:
                 ledger.arrived[run.sequence] += 1
-                if run.is_partial:
-                    ledger.left_out.add(run.sequence)
             elif run.parameter is not None:
                 ledger.arrived[-1 - run.parameter] += 1
                 parameter = ledger.modules.parameter_of(run.parameter)
