@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # torch first and by version: a bare `torch` would bring gigabytes of CUDA along where a CPU build will do.
 TORCH := torch==2.13.0
+# Python compiles what is imported; of torch and transformers alone, that is a small part of thousands of files.
+INSTALL := $(BIN)/pip install --quiet --no-compile
 
 .PHONY: demo test quick lint format types bench profile-truth zoo fuzz soak pictures pages chromium clean
 
@@ -63,12 +65,12 @@ clean:
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet --editable '.[draw,networkx,dev]'
+	$(INSTALL) --upgrade pip
+	$(INSTALL) $(TORCH)
+	$(INSTALL) --editable '.[draw,networkx,dev]'
 	touch $@
 
 # The tests also log models of other people's, and send runs to other people's programs.
 $(VENV)/tested: $(VENV)/ready
-	$(BIN)/pip install --quiet --editable '.[zoo,tensorboard,wandb,trackio,mlflow,lightning,transformers,video]'
+	$(INSTALL) --editable '.[zoo,tensorboard,wandb,trackio,mlflow,lightning,transformers,video]'
 	touch $@
