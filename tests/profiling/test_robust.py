@@ -416,6 +416,23 @@ def test_backward_passes_that_only_meet_at_the_parameters_are_not_the_models(by)
     assert [len(call.backward_spans) for call in p.calls] == [1] * 4
 
 
+@pytest.mark.parametrize("level", ["module", "operation"])
+def test_a_model_that_computes_in_threads_of_its_own_is_told_and_has_no_flops(level):
+    def forward(self, x):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(self.a(x)))
+        thread.start()
+        thread.join()
+        return self.b(found[0])
+
+    model = Model(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
+    with tl.profile(model, level=level) as p:
+        for _ in range(2):
+            model(torch.rand(2, 4)).sum().backward()
+    assert [problem.startswith("The model computes in threads of its own") for problem in p.problems] == [True]
+    assert [(call.flops, call.flops_backward) for call in p.calls] == [(None, None)] * 4
+
+
 def test_a_profile_is_finished_by_the_thread_that_started_it():
     p = tl.profile(MLP())
     p.start()

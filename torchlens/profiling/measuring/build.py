@@ -228,7 +228,7 @@ def _count_flops(ledger: Ledger, logged: LoggedSteps) -> dict[str, int]:
         outermost = [call for call in calls if call.parent is None]
         for outer in outermost:
             run = logged.parts.get(outer.index) if outer.address else logged.steps.get(step.number)
-            if run is None:
+            if run is None or not run.is_whole:
                 continue
             flops, not_counted = counts[run.kind]
             for call in _inside(outer, calls):

@@ -27,6 +27,10 @@ __all__ = ["NO_RESULT", "LoggedStep", "LoggedSteps"]
 
 NO_RESULT: Any = object()
 _FAILED = "There is no log, and no FLOPs"
+_THREADS = (
+    "The model computes in threads of its own, which the profile does not see: times, kept memory and calls lack what they "
+    "do, and FLOPs are not counted"
+)
 
 
 class LoggedStep(NamedTuple):
@@ -34,6 +38,7 @@ class LoggedStep(NamedTuple):
 
     kind: int
     marks: list[Mark]
+    is_whole: bool  # False: a part of it ran in other threads, and there are no marks of that
 
 
 class LoggedSteps:
@@ -143,10 +148,13 @@ class LoggedSteps:
             marks = session.marker.marks
             kind = self._kinds.setdefault(_what_was_done(recording), len(self.by_kind))
             is_whole = session.model is self._ledger.model
+            logged = LoggedStep(kind, marks, not recording.branches)
+            if recording.branches:
+                self._ledger.problems.add(_THREADS)
             if is_whole:
-                self.steps[step.number] = LoggedStep(kind, marks)
+                self.steps[step.number] = logged
             else:
-                self.parts[first_call] = LoggedStep(kind, marks)
+                self.parts[first_call] = logged
             if kind == len(self.by_kind):
                 self.by_kind.append(Log(recording))
             if recording.failure is None:  # else the next of its kind is to be counted
