@@ -269,6 +269,11 @@ class Measurements:
             found[", ".join(words)] = self if len(kinds) == 1 else self.of_steps(numbers)
         return found
 
+    def usual_first(self) -> "list[tuple[str, Measurements]]":
+        """The same, the kind with the most steps first; without steps, the whole under no name."""
+        kinds = (self.by_kind() if self.steps else {}) or {"": self}
+        return sorted(kinds.items(), key=lambda kind: -len(kind[1].measured_steps))
+
     def of_steps(self, numbers: set[int]) -> "Measurements":
         """The measurements of some of the steps."""
         steps = [step for step in self.steps if step.number in numbers]

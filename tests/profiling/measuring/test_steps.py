@@ -98,7 +98,20 @@ def test_kinds_of_steps_are_apart_in_json():
     assert list(info["kinds"]) == ["training", "evaluation"]
     assert info["kinds"]["evaluation"]["steps"] == 2
     assert info["kinds"]["evaluation"]["children"]["fc1"]["info"]["flops"] == 240
+    assert (info["step_kind"], info["flops"]) == ("training", 140)
     assert "kinds" not in json.loads(run(2).to_json())["MLP"]["info"]
+
+
+def test_an_overlay_is_of_one_kind_of_steps():
+    p = mixed()
+    assert p.overlay("flops")["fc1"] == 80
+    model = MLP()
+    with tl.profile(model) as p:
+        model.train()(torch.rand(2, 4)).sum().backward()
+        for _ in range(2):
+            model.eval()(torch.rand(6, 4))
+    assert p.overlay("flops")["fc1"] == 240
+    assert p.overlay("flops_backward")["fc1"] == 80  # its input needs no gradient
 
 
 def test_few_shapes_are_told_apart_and_many_are_not():

@@ -26,7 +26,8 @@ def to_json(
 
 def profile_data(measurements: Measurements) -> dict[str, Any]:
     """The profile as dicts, lists, strings and numbers."""
-    tree = _node(measurements.root)
+    usual, shown = measurements.usual_first()[0]
+    tree = _node(shown.root, measurements.modules)
     tree["info"] |= {
         "units": {"memory": "bytes", "latency": "seconds", "flops": "floating-point operations, a multiply-add is two"},
         "level": measurements.level,
@@ -37,20 +38,24 @@ def profile_data(measurements: Measurements) -> dict[str, Any]:
     }
     kinds = measurements.by_kind() if measurements.steps else {}
     if len(kinds) > 1:  # the same for each kind of step, and how many there were
+        tree["info"]["step_kind"] = usual
         tree["info"]["kinds"] = {
-            name: {"steps": len(own.measured_steps), **_node(own.root)} for name, own in kinds.items()
-        }  # fmt: skip
+            name: {"steps": len(own.measured_steps), **_node(own.root, own.modules)} for name, own in kinds.items()
+        }
     return {measurements.model_name: tree}
 
 
-def _node(record: ModuleRecord) -> dict[str, Any]:
-    """Depth-first without recursion: models may be nested deeper than Python likes."""
-    root: dict[str, Any] = {"info": _info(record), "children": {}}
+def _node(record: ModuleRecord, in_all_steps: dict[str, ModuleRecord]) -> dict[str, Any]:
+    """Depth-first without recursion: models may be nested deeper than Python likes.
+
+    Whether anything was not finite is a matter of all steps.
+    """
+    root: dict[str, Any] = {"info": _info(record, in_all_steps[record.address]), "children": {}}
     pending = [(record, root)]
     while pending:
         above, node = pending.pop()
         for child in above.children:
-            inner: dict[str, Any] = {"info": _info(child), "children": {}}
+            inner: dict[str, Any] = {"info": _info(child, in_all_steps[child.address]), "children": {}}
             node["children"][_name_below(child, above)] = inner
             pending.append((child, inner))
     return root
@@ -65,7 +70,7 @@ def _name_below(child: ModuleRecord, above: ModuleRecord) -> str:
     return child.address.removeprefix(f"{above.address}.") if above.address else child.address
 
 
-def _info(record: ModuleRecord) -> dict[str, Any]:
+def _info(record: ModuleRecord, in_all_steps: ModuleRecord) -> dict[str, Any]:
     calls = record.measured_calls
     last = calls[-1] if calls else None
 
@@ -78,7 +83,7 @@ def _info(record: ModuleRecord) -> dict[str, Any]:
         return None if statistic is None else float(getattr(statistic, number))
 
     def found(name: str) -> bool | None:
-        return any_known(getattr(call, name) for call in record.calls)
+        return any_known(getattr(call, name) for call in in_all_steps.calls)
 
     input_bytes = last.input_bytes if last else []
     return {

@@ -17,18 +17,26 @@ __all__ = ["overlay"]
 def overlay(measurements: Measurements, quantity: QuantityName) -> Overlay:
     """A number for each module and, at operation level, each layer, for `vis_color_by=` and `explore(overlays=)`.
 
+    Of several kinds of steps, that with the most steps that has any of it.
+
     >>> history.render_graph(vis_color_by=profile.overlay('forward_time'))
     """
     wanted = checked_quantity(quantity, "The quantity of an overlay")
+    found = [_overlay(alike, wanted) for _, alike in measurements.usual_first()]
+    known = [each for each in found if each]
+    if not known:
+        raise ValueError(f"This profile has no {wanted.title}. {_reason(measurements, wanted)}")
+    return next((each for each in known if any(each.values())), known[0])  # nothing runs backward in an evaluation
+
+
+def _overlay(measurements: Measurements, quantity: Quantity) -> Overlay:
     values: dict[str, float] = {}
     own: dict[str, float] = {}
     for record in measurements.root.walk():
-        values.update(_values(record, wanted))
-        own.update(_own_values(record, wanted))
-    values |= operation_values(measurements, wanted)
-    if not values:
-        raise ValueError(f"This profile has no {wanted.title}. {_reason(measurements, wanted)}")
-    return Overlay(values, title=wanted.title, unit=wanted.unit, is_sum=wanted.is_sum, own=own)
+        values.update(_values(record, quantity))
+        own.update(_own_values(record, quantity))
+    values |= operation_values(measurements, quantity)
+    return Overlay(values, title=quantity.title, unit=quantity.unit, is_sum=quantity.is_sum, own=own)
 
 
 def _values(record: ModuleRecord, quantity: Quantity) -> dict[str, float]:
