@@ -21,7 +21,7 @@ def call(step: int, address: str, pass_num: int = 1, **fields: Any) -> CallRecor
         "address": address,
         "pass_num": pass_num,
         "module_type": "Module",
-        "parent": None,
+        "parent": -1 if address else None,  # the call around it, which is of no interest here
         "depth": address.count(".") + 1 if address else 0,
         "is_recomputed": False,
         "raised": None,

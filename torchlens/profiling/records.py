@@ -197,8 +197,15 @@ class ModuleRecord:
             value = getattr(call, quantity)
             if value is not None:
                 steps.setdefault(call.step, []).append(sum(value) if isinstance(value, list) else value)
-        together = max if quantity.startswith(_HIGHEST) else sum
-        return {step: together(values) for step, values in steps.items()}
+        together, unknown = max if quantity.startswith(_HIGHEST) else sum, self._not_counted(quantity)
+        return {step: together(values) for step, values in steps.items() if step not in unknown}
+
+    def _not_counted(self, quantity: str) -> set[int]:
+        """The steps in which FLOPs of a call are not known, and so neither is their sum."""
+        if not quantity.startswith("flops"):
+            return set()
+        inside = [] if self.calls else [child._not_counted(quantity) for child in self.children]
+        return {call.step for call in self.outermost_calls if getattr(call, quantity) is None}.union(*inside)
 
     def per_step(self, quantity: str) -> list[float]:
         """A quantity of CallRecord for each measured step: the sum over its calls or, for peaks, the maximum."""

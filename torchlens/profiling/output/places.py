@@ -1,7 +1,8 @@
 """Where the calls of a module have their row: below the module that made them.
 
 A module stands where the model has it. If another one calls it, too, the calls of that one are a row of their own below it,
-so that the rows below a row never add up to more than it does.
+so that the rows below a row never add up to more than it does. Likewise, if the user's code calls a module by itself beside
+the model, those calls are a row of their own beside the model's.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 from torchlens.profiling.records import CallRecord, Measurements, ModuleRecord
 
-__all__ = ["called_from_elsewhere", "named_rows", "placed"]
+__all__ = ["called_by_itself", "called_from_elsewhere", "named_rows", "placed"]
 
 # Of a module that calls itself, so deep: what is deeper is in the rows above. Python's own stack ends not far beyond.
 _DEEPEST = 100
@@ -24,14 +25,27 @@ _NO_PARAMETERS: dict[str, Any] = dict.fromkeys(
 )
 
 
-def placed(measurements: Measurements) -> ModuleRecord:
-    """The modules as a tree of rows. Parameters count where the model has them."""
+def placed(measurements: Measurements) -> list[ModuleRecord]:
+    """The modules as trees of rows: the model, then what was called by itself. Parameters count in the model's rows."""
     made: dict[int | None, list[CallRecord]] = {}
     for call in measurements.calls:
         if not call.is_recomputed:
             made.setdefault(call.parent, []).append(call)
     root = measurements.root
-    return _Places(made, measurements.modules).row(root, root.calls, root.depth, set(), is_home=True)
+    places = _Places(made, measurements.modules, bool(root.calls))
+    alone = [
+        places.row(record, [call for call in record.calls if places.is_alone(call)], root.depth, set(), is_home=False)
+        for record in called_by_itself(measurements)
+    ]
+    return [places.row(root, root.calls, root.depth, set(), is_home=True), *alone]
+
+
+def called_by_itself(measurements: Measurements) -> list[ModuleRecord]:
+    """Modules that the user's code calls beside the model. Where it never calls the model, all stand in their places."""
+    if not measurements.root.measured_calls:
+        return []
+    inside = [record for record in measurements.root.walk() if record.address]
+    return [record for record in inside if any(_is_outermost(call) for call in record.measured_calls)]
 
 
 def named_rows(root: ModuleRecord) -> list[tuple[ModuleRecord, str]]:
@@ -65,6 +79,15 @@ def called_from_elsewhere(measurements: Measurements) -> list[ModuleRecord]:
 class _Places:
     made: dict[int | None, list[CallRecord]]  # which calls each call made
     modules: dict[str, ModuleRecord]
+    has_model: bool  # whether the model itself was called
+
+    def is_alone(self, call: CallRecord) -> bool:
+        """Whether the user's code made it, beside the model."""
+        return self.has_model and bool(call.address) and _is_outermost(call)
+
+    def is_stray(self, call: CallRecord) -> bool:
+        """Whether no module made it, and it has no row of its own: checkpointing did, or the user, who has no model."""
+        return call.is_recomputed or (call.parent is None and not self.is_alone(call))
 
     def row(
         self, record: ModuleRecord, calls: list[CallRecord], depth: int, around: set[int], is_home: bool
@@ -73,7 +96,7 @@ class _Places:
         callers = {call.index for call in calls} if record.calls else around
         children = []
         for child in record.children:
-            own = [call for call in child.calls if call.parent in callers or (is_home and _is_stray(call))]
+            own = [call for call in child.calls if call.parent in callers or (is_home and self.is_stray(call))]
             if is_home or own or not child.calls:
                 children.append(self.row(child, own, depth + 1, callers, is_home))
         if record.calls and depth < _DEEPEST:
@@ -89,9 +112,8 @@ class _Places:
         return placed if is_home else replace(placed, **_NO_PARAMETERS)
 
 
-def _is_stray(call: CallRecord) -> bool:
-    """Whether no module made it: the user did, or checkpointing."""
-    return call.parent is None or call.is_recomputed
+def _is_outermost(call: CallRecord) -> bool:
+    return call.parent is None and not call.is_recomputed
 
 
 def _called_first(record: ModuleRecord) -> Iterator[ModuleRecord]:

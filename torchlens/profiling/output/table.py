@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from torchlens.history.grid import Column, laid_out
-from torchlens.profiling.output.places import called_from_elsewhere, named_rows, placed
+from torchlens.profiling.output.places import called_by_itself, called_from_elsewhere, named_rows, placed
 from torchlens.profiling.output.quantities import (
     QUANTITIES,
     Quantity,
@@ -231,12 +231,13 @@ def _module_rows(
     times: str,
     notes: list[str],
 ) -> list[_Row]:
-    shared = called_from_elsewhere(measurements)
+    shared, alone = called_from_elsewhere(measurements), called_by_itself(measurements)
     if is_flat:
         rows = [(record, record.address) for record in measurements.root.walk()]
         where = "each with all its calls in one row"
     else:
-        rows = named_rows(placed(measurements) if shared else measurements.root)
+        trees = placed(measurements) if shared or alone else [measurements.root]
+        rows = [row for tree in trees for row in named_rows(tree)]
         where = "each with a row below every one of them"
     deepest = max(record.depth for record, _ in rows)
     if depth is None and not is_flat:
@@ -245,6 +246,8 @@ def _module_rows(
             notes.append(f"Shown to depth {depth} of {deepest}; summary(depth={deepest}) shows all.")
     if shared:
         notes.append(f"Called by several modules, {where}: {listed(shared, measurements)}.")
+    if alone and not is_flat:
+        notes.append(f"Also called by your code, beside the model, with a row for that: {listed(alone, measurements)}.")
     return [
         _module_row(
             measurements,
