@@ -18,7 +18,7 @@ test:  ## lint, types and tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 # The folders that every change touches; no browser, no notebook, no zoo.
-QUICK := tests/test_api.py tests/test_layout.py tests/capture tests/graph tests/history tests/validation tests/export
+QUICK := tests/test_api.py tests/test_layout.py tests/recording tests/capture tests/graph tests/history tests/validate tests/export
 
 quick: $(VENV)/tested lint  ## the essential tests, in under a minute
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal $(QUICK)
@@ -51,7 +51,7 @@ soak: $(VENV)/tested  ## threads, interrupts, failures, a thousand logs in a row
 
 pictures: $(VENV)/tested chromium  ## make all pictures in images/ anew
 	$(BIN)/python examples/draw_gallery.py
-	$(BIN)/python -m tests.viewer.pictures
+	$(BIN)/python -m tests.page.pictures
 
 pages: $(VENV)/tested chromium  ## open the pages of fifteen models in Chromium; NAMES="t5 gat" for some of them
 	$(BIN)/python -m benchmarks.pages $(NAMES)

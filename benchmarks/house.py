@@ -1,13 +1,14 @@
-"""The size of the package, folder by folder: files, lines, code tokens, and functions with many branches.
+"""The size of the package, folder by folder: files, lines, code tokens, and functions with many
+branches.
 
     python benchmarks/house.py            # torchlens/
     python benchmarks/house.py some/dir   # another package, for comparison
     python benchmarks/house.py --names    # file and class names that exist more than once
     python benchmarks/house.py --complex  # the functions with many branches, worst first
 
-Code tokens leave out comments, docstrings and layout (line breaks, indentation). A branch is an `if`, a loop, an
-`except`, a `case`, a conditional expression, a comprehension's `for` and `if`, an `and`, an `or`; the straight way
-through a function counts as one (McCabe's number).
+Code tokens leave out comments, docstrings and layout (line breaks, indentation). A branch is an
+`if`, a loop, an `except`, a `case`, a conditional expression, a comprehension's `for` and `if`, an
+`and`, an `or`; the straight way through a function counts as one (McCabe's number).
 """
 
 import argparse
@@ -99,7 +100,9 @@ def code_tokens(text: str, tree: ast.Module) -> int:
 
 
 def branches(function: _Function) -> int:
-    """How many branches a function has (1 if it never chooses), without those of inner functions."""
+    """How many branches a function has (1 if it never chooses), without those of inner
+    functions.
+    """
     count, inner = 1, list(ast.iter_child_nodes(function))
     while inner:
         node = inner.pop()
@@ -132,7 +135,9 @@ def print_repeated(title: str, names: collections.Counter[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("package", nargs="?", default=str(Path(__file__).parents[1] / "torchlens"))
     parser.add_argument("--names", action="store_true", help="names that exist more than once")
     parser.add_argument("--complex", action="store_true", help="functions with many branches")

@@ -1,4 +1,5 @@
-"""What logs and traces of JAX cost: `python -m benchmarks.jax_costs [--seconds 5]`; part of `make bench`.
+"""What logs and traces of JAX cost: `python -m benchmarks.jax_costs [--seconds 5]`; part of `make
+bench`.
 
 The two that are compared take turns, and the time of the processor is counted.
 """
@@ -45,7 +46,9 @@ class Block(eqx.Module):
 
 def transformer() -> tuple[Any, Any]:
     keys = jax.random.split(jax.random.PRNGKey(0), 3)
-    return eqx.nn.Sequential([eqx.nn.Lambda(Block(key)) for key in keys[:2]]), jax.random.normal(keys[2], (LENGTH, WIDTH))
+    return eqx.nn.Sequential([eqx.nn.Lambda(Block(key)) for key in keys[:2]]), jax.random.normal(
+        keys[2], (LENGTH, WIDTH)
+    )
 
 
 def small_operations() -> tuple[Any, Any]:
@@ -71,7 +74,10 @@ def in_turns(runs: dict[str, Callable[[], Any]], seconds: float) -> dict[str, li
             result = run()
             times[name].append((time.process_time() - start[0], time.thread_time() - start[1]))
             del result
-    return {name: [statistics.median(column) for column in zip(*own, strict=True)] for name, own in times.items()}
+    return {
+        name: [statistics.median(column) for column in zip(*own, strict=True)]
+        for name, own in times.items()
+    }
 
 
 def log_against_unjitted(model: Any, x: Any, seconds: float) -> float:
@@ -79,12 +85,16 @@ def log_against_unjitted(model: Any, x: Any, seconds: float) -> float:
         with jax.disable_jit():
             return jax.block_until_ready(model(x))
 
-    found = in_turns({"plain": plain, "logged": lambda: torchlens.log_forward_pass(model, x)}, seconds)
+    found = in_turns(
+        {"plain": plain, "logged": lambda: torchlens.log_forward_pass(model, x)}, seconds
+    )
     return found["logged"][0] / found["plain"][0]
 
 
 def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, list[float]]:
-    """Steps of training the transformer, 16 examples at once, jitted; "raw" only writes as many bytes to a file."""
+    """Steps of training the transformer, 16 examples at once, jitted; "raw" only writes as many
+    bytes to a file.
+    """
     num_steps = max(every, 4)
     model, x = transformer()
     batch = jnp.stack([x] * 16)
@@ -98,7 +108,10 @@ def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, list[
         value, gradients = jax.value_and_grad(loss)(weights, batch)
         return jax.tree_util.tree_map(lambda w, g: w - 0.01 * g, weights, gradients), value
 
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "raw").open("wb", buffering=0) as raw:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        (Path(folder) / "raw").open("wb", buffering=0) as raw,
+    ):
         tail = torchlens.tail(step, Path(folder) / "t", layers, every)
         with tail as tailed:
             scribe: Any = tail._scribe
@@ -115,7 +128,9 @@ def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, list[
                 wait_for(scribe)  # what it still has to do is not to be counted as another's
 
             runs: dict[str, Callable[[], Any]] = {
-                "plain": lambda: [jax.block_until_ready(step(weights, batch)) for _ in range(num_steps)],
+                "plain": lambda: [
+                    jax.block_until_ready(step(weights, batch)) for _ in range(num_steps)
+                ],
                 "logged": logged,
                 "raw": lambda: [raw.write(as_many) for _ in range(num_steps // every)],
             }
@@ -131,8 +146,14 @@ def wait_for(scribe: Any) -> None:
 
 def report(seconds: float) -> Iterator[tuple[str, str]]:
     """Rows for the table: what, and how much."""
-    for name, (model, x) in {"a small transformer": transformer(), "240 small operations": small_operations()}.items():
-        yield f"the log of {name} of JAX against the unjitted run", f"{log_against_unjitted(model, x, seconds):.2f}×"
+    for name, (model, x) in {
+        "a small transformer": transformer(),
+        "240 small operations": small_operations(),
+    }.items():
+        yield (
+            f"the log of {name} of JAX against the unjitted run",
+            f"{log_against_unjitted(model, x, seconds):.2f}×",
+        )
     choices = {
         "two blocks": ["layers.0", "layers.1"],
         "the outputs of all modules": lambda path, module: True,
@@ -141,11 +162,26 @@ def report(seconds: float) -> Iterator[tuple[str, str]]:
     for words, layers in choices.items():
         for every in (1, 10):
             found = tail_against_jit(layers, every, seconds)
-            (plain, in_plain), (logged, in_logged), raw = found["plain"], found["logged"], found["raw"][0]
+            (plain, in_plain), (logged, in_logged), raw = (
+                found["plain"],
+                found["logged"],
+                found["raw"][0],
+            )
             name = f"`tail` of a jitted training step ({plain * 1e3:.0f} ms), {words}"
-            name += f", {found['megabytes'][0]:.1f} MB" + (f", `every={every}`" if every > 1 else "")
-            much = f"{logged / plain:.2f}×; a raw write of as many bytes alone takes {raw / plain:.2f}×"
-            yield name, f"{much}; {(in_logged - in_plain) * 1e3:+.1f} ms a step in the training's own thread"
+            name += f", {found['megabytes'][0]:.1f} MB" + (
+                f", `every={every}`" if every > 1 else ""
+            )
+            much = (
+                f"{logged / plain:.2f}×; a raw write of as many bytes alone takes "
+                f"{raw / plain:.2f}×"
+            )
+            yield (
+                name,
+                (
+                    f"{much}; {(in_logged - in_plain) * 1e3:+.1f} ms a step in the training's own "
+                    "thread"
+                ),
+            )
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-"""Kills processes that write traces, at random moments, and reads what they leave: `python -m benchmarks.kills`.
+"""Kills processes that write traces, at random moments, and reads what they leave: `python -m
+benchmarks.kills`.
 
 Each tensor that a journal has must load with its numbers, its operation and its module.
 """
@@ -18,9 +19,9 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens.capture import outflow
+from torchlens._capture import outflow
+from torchlens._trace import scribe, tailing
 from torchlens.errors import TraceError
-from torchlens.trace import scribe, tailing
 
 KINDS = ("small", "in the background", "while it runs", "modules", "one after another")
 _CALLS = 12  # of each trace, where there is one after another
@@ -41,7 +42,9 @@ def write(path: Path, kind: str) -> None:
         outflow.OutflowWatch.interval = -1.0
     own = model()
     while True:
-        with tl.tail(own, path, "*.1" if kind == "modules" else "all", max_shard_bytes=200_000) as m:
+        with tl.tail(
+            own, path, "*.1" if kind == "modules" else "all", max_shard_bytes=200_000
+        ) as m:
             call = 0
             while kind != "one after another" or call < _CALLS:
                 call += 1
@@ -64,8 +67,16 @@ def kill(path: Path, kind: str, seconds: float) -> None:
 def problems_of(path: Path) -> tuple[list[str], int]:
     """What is wrong with what was left behind, and how many tensors were looked at."""
     journal = path.with_name(f"{path.name}.journal")
-    lines = [json.loads(line) for line in journal.read_bytes().split(b"\n")[1:-1]] if journal.exists() else []
-    names = [line["name"] for line in lines if "name" in line and not line["name"].startswith("torchlens/")]
+    lines = (
+        [json.loads(line) for line in journal.read_bytes().split(b"\n")[1:-1]]
+        if journal.exists()
+        else []
+    )
+    names = [
+        line["name"]
+        for line in lines
+        if "name" in line and not line["name"].startswith("torchlens/")
+    ]
     if not names and not path.exists() and not path.with_name(f"{path.name}.index.json").exists():
         return [], 0  # nothing was written yet
     try:
@@ -86,7 +97,11 @@ def problems_of(path: Path) -> tuple[list[str], int]:
             name = f"{where}/{entry.layer_type}"
             if entry.layer_type not in ("input", "output") and name not in expected[call]:
                 found.append(f"call {call}: {entry.layer_label} is said to be in {where!r}")
-            elif where and entry.has_saved_activations and not torch.equal(entry.tensor_contents, values[f"{call}/{name}"]):
+            elif (
+                where
+                and entry.has_saved_activations
+                and not torch.equal(entry.tensor_contents, values[f"{call}/{name}"])
+            ):
                 found.append(f"call {call}: {entry.layer_label} is another tensor")
     return found, len(values)
 
@@ -96,7 +111,9 @@ def _expected(number: float) -> dict[str, torch.Tensor]:
     found = {"input.input": x}
     with torch.no_grad():
         for place, block in enumerate(model()):
-            for part, (module, kind) in enumerate(zip(block.children(), ("linear", "relu"), strict=True)):
+            for part, (module, kind) in enumerate(
+                zip(block.children(), ("linear", "relu"), strict=True)
+            ):
                 x = found[f"{place}.{part}/{kind}"] = module(x)
     return found | {"output": x}
 
@@ -122,8 +139,15 @@ def main() -> int:
         num_tensors += count
         num_problems += bool(problems)
         if problems:
-            print(f"{kind}, killed after {seconds:.3f} s: {len(problems)} problems, such as {problems[0]}", flush=True)
-    print(f"{options.kills} kills, {num_tensors} tensors read, {num_problems} of the traces with problems")
+            print(
+                f"{kind}, killed after {seconds:.3f} s: {len(problems)} problems, such as "
+                f"{problems[0]}",
+                flush=True,
+            )
+    print(
+        f"{options.kills} kills, {num_tensors} tensors read, {num_problems} of the traces with "
+        "problems"
+    )
     return 1 if num_problems else 0
 
 

@@ -1,9 +1,11 @@
-"""How smooth the live page of a large run is: python -m benchmarks.live_page [--modules 1000] [--steps 1000]
+"""How smooth the live page of a large run is: python -m benchmarks.live_page [--modules 1000]
+[--steps 1000]
 
-Makes a run through the monitor's own writer, serves it by `torchlens serve`, opens it in Chromium, and does what readers
-do, while steps come in. For each: milliseconds until the change is painted (the longest of several), and how long the page
-was busy without a pause (the longest task, where that is over 50 ms); for a step that comes in, the seconds from the file
-to the screen. At last the memory of the server and of the page.
+Makes a run through the monitor's own writer, serves it by `torchlens serve`, opens it in Chromium,
+and does what readers do, while steps come in. For each: milliseconds until the change is painted
+(the longest of several), and how long the page was busy without a pause (the longest task, where
+that is over 50 ms); for a step that comes in, the seconds from the file to the screen. At last the
+memory of the server and of the page.
 """
 
 import argparse
@@ -23,11 +25,11 @@ from playwright.sync_api import Page, sync_playwright
 from torch import nn
 
 import torchlens
-from tests.viewer.conftest import _FLAGS, chromium
-from torchlens.monitoring.run import Run
-from torchlens.monitoring.samples import Plan, Sample
-from torchlens.monitoring.statistics import Observation
-from torchlens.monitoring.writer import Part
+from tests.page.conftest import _FLAGS, chromium
+from torchlens._monitor.read.statistics import Observation
+from torchlens._monitor.record.run import Run
+from torchlens._monitor.record.samples import Plan, Sample
+from torchlens._monitor.store.writer import Part
 
 __all__ = ["make_run", "measure"]
 
@@ -58,18 +60,26 @@ window.chosen = (id, key, value, event) => {
 """
 _ACTIONS: dict[str, str] = {
     "slider": "chosen('time', 'value', %d * 37 %% document.getElementById('time').max, 'input')",
-    "module": "torchlens.goToModule([...torchlens.active.modules.keys()][%d * 111 %% torchlens.active.modules.size])",
-    "colour by": "chosen('by', 'selectedIndex', %d %% document.getElementById('by').length, 'change')",
+    "module": "torchlens.goToModule([...torchlens.active.modules.keys()][%d * 111 %% "
+    "torchlens.active.modules.size])",
+    "colour by": "chosen('by', 'selectedIndex', %d %% document.getElementById('by').length, "
+    "'change')",
     "table of modules": "document.getElementById(%d %% 2 ? 'view-graph' : 'view-modules').click()",
 }
 
 
-def make_run(folder: Path, num_modules: int, num_steps: int, budget: int) -> tuple[Run, Callable[[], None]]:
-    """A run with so many steps, and what adds one more. The first is recorded, the others are made from it."""
+def make_run(
+    folder: Path, num_modules: int, num_steps: int, budget: int
+) -> tuple[Run, Callable[[], None]]:
+    """A run with so many steps, and what adds one more. The first is recorded, the others are made
+    from it.
+    """
     torch.manual_seed(0)
     layers = [nn.Linear(8, 8) for _ in range(num_modules)]
     blocks = [nn.Sequential(*layers[start : start + 10]) for start in range(0, num_modules, 10)]
-    model = nn.Sequential(*(nn.Sequential(*blocks[start : start + 10]) for start in range(0, len(blocks), 10)))
+    model = nn.Sequential(
+        *(nn.Sequential(*blocks[start : start + 10]) for start in range(0, len(blocks), 10))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     run = torchlens.monitor(model, folder, log=_KINDS, graph="modules", budget=budget)
     writer = run._writer
@@ -77,7 +87,9 @@ def make_run(folder: Path, num_modules: int, num_steps: int, budget: int) -> tup
     own = writer.offer
 
     def offer(part: Part) -> bool:
-        first.extend((number, sample.values.copy(), sample.plan) for number, sample, _ in part.observations)
+        first.extend(
+            (number, sample.values.copy(), sample.plan) for number, sample, _ in part.observations
+        )
         return own(part)
 
     writer.offer = offer  # type: ignore[method-assign]
@@ -88,7 +100,9 @@ def make_run(folder: Path, num_modules: int, num_steps: int, budget: int) -> tup
 
     def add() -> None:
         step[0] += 1
-        scales = np.exp(generator.standard_normal(len(first)) * 0.2 + 0.001 * step[0]).astype(np.float32)
+        scales = np.exp(generator.standard_normal(len(first)) * 0.2 + 0.001 * step[0]).astype(
+            np.float32
+        )
         observations: list[Observation] = [
             (number, Sample(values * scale, None, None, plan), None)
             for (number, values, plan), scale in zip(first, scales, strict=True)
@@ -112,7 +126,9 @@ def _until(page: Page, fact: str) -> None:
 
 
 def _arrivals(page: Page, add: Callable[[], None], repeats: int) -> dict[str, float]:
-    """Steps that come in while the page follows: seconds until they are on the screen, and the longest task."""
+    """Steps that come in while the page follows: seconds until they are on the screen, and the
+    longest task.
+    """
     seconds = []
     page.evaluate("(() => { torchlens.isFollowing = true; tasks.length = 0; })()")
     for _ in range(repeats):
@@ -131,13 +147,22 @@ def measure(page: Page, add: Callable[[], None], repeats: int = 8) -> dict[str, 
     found: dict[str, Any] = {}
 
     def tell(name: str, times: list[list[float]]) -> None:
-        found[name] = {"painted": round(max(each[0] for each in times)), "task": round(max(each[1] for each in times))}
+        found[name] = {
+            "painted": round(max(each[0] for each in times)),
+            "task": round(max(each[1] for each in times)),
+        }
 
     for tab in ("scalars", "module"):
         page.evaluate(f"timing(() => document.getElementById('tab-{tab}').click())")
         for name, action in _ACTIONS.items():
             page.evaluate(f"timing(() => {action % 1})")  # the numbers come from the server once
-            tell(f"{name}, {tab}", [page.evaluate(f"timing(() => {action % number})") for number in range(2, 2 + repeats)])
+            tell(
+                f"{name}, {tab}",
+                [
+                    page.evaluate(f"timing(() => {action % number})")
+                    for number in range(2, 2 + repeats)
+                ],
+            )
         for view in ("modules", "graph"):
             page.evaluate(f"timing(() => document.getElementById('view-{view}').click())")
             found[f"new step, {tab}, {view}"] = _arrivals(page, add, repeats)
@@ -146,15 +171,24 @@ def measure(page: Page, add: Callable[[], None], repeats: int = 8) -> dict[str, 
 
 def _resident_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line for line in status.splitlines() if line.startswith("VmRSS:")).split()[1]) * 1024
+    return (
+        int(next(line for line in status.splitlines() if line.startswith("VmRSS:")).split()[1])
+        * 1024
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--modules", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--budget", type=int, default=64 << 20, help="bytes; so that all steps stay, some 1 << 30")
-    parser.add_argument("--folder", type=Path, help="where the run is kept; if it is there, it goes on (default: nowhere)")
+    parser.add_argument(
+        "--budget", type=int, default=64 << 20, help="bytes; so that all steps stay, some 1 << 30"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where the run is kept; if it is there, it goes on (default: nowhere)",
+    )
     parser.add_argument("--only-make", action="store_true", help="make the run, and no more")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary, sync_playwright() as playwright:
@@ -163,7 +197,10 @@ def main() -> None:
         run, add = make_run(folder / "a", options.modules, options.steps, options.budget)
         print(
             json.dumps(
-                {"making": round(time.monotonic() - begun), "files": sum(f.stat().st_size for f in run.folder.iterdir())}
+                {
+                    "making": round(time.monotonic() - begun),
+                    "files": sum(f.stat().st_size for f in run.folder.iterdir()),
+                }
             )
         )
         if options.only_make:
@@ -184,13 +221,18 @@ def main() -> None:
             _until(page, "window.torchlens && torchlens.isReady")
             print(
                 json.dumps(
-                    {"opening": round(time.monotonic() - begun, 2), "steps": page.evaluate("torchlens.active.count")}
+                    {
+                        "opening": round(time.monotonic() - begun, 2),
+                        "steps": page.evaluate("torchlens.active.count"),
+                    }
                 )
             )
             for name, times in measure(page, add).items():
                 print(name, json.dumps(times), flush=True)
             heap = page.evaluate("performance.memory.usedJSHeapSize")
-            print(json.dumps({"server MB": _resident_bytes(server.pid) >> 20, "page MB": heap >> 20}))
+            print(
+                json.dumps({"server MB": _resident_bytes(server.pid) >> 20, "page MB": heap >> 20})
+            )
             browser.close()
         finally:
             server.terminate()

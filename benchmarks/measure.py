@@ -1,8 +1,10 @@
-"""Times one tool on one workload, in the process and environment it is run in; prints one line of JSON.
+"""Times one tool on one workload, in the process and environment it is run in; prints one line of
+JSON.
 
     python -m benchmarks.measure TOOL WORKLOAD [--seconds 20]
 
-Plain and logged runs take turns, so that whatever else the machine does hits both; the medians are compared.
+Plain and logged runs take turns, so that whatever else the machine does hits both; the medians are
+compared.
 """
 
 import argparse
@@ -72,7 +74,7 @@ def log_with_classic(model: torch.nn.Module, x: Any) -> Run:
 def log_with_newest(model: torch.nn.Module, x: Any) -> Run:
     import torchlens
 
-    return lambda: torchlens.trace(model, x)  # what log_forward_pass is called since its version 2
+    return lambda: torchlens._trace(model, x)  # what log_forward_pass is called since its version 2
 
 
 def save_with_hooks(model: torch.nn.Module, x: Any) -> Run:
@@ -81,7 +83,9 @@ def save_with_hooks(model: torch.nn.Module, x: Any) -> Run:
     def run() -> Any:
         saved: dict[str, Any] = {}
         handles = [
-            module.register_forward_hook(lambda _module, _args, output, name=name: saved.__setitem__(name, output))
+            module.register_forward_hook(
+                lambda _module, _args, output, name=name: saved.__setitem__(name, output)
+            )
             for name, module in model.named_modules()
         ]
         try:
@@ -108,8 +112,8 @@ class Keeper(TorchFunctionMode):
 
 
 def keep_everything(model: torch.nn.Module, x: Any) -> Run:
-    """What it costs that no memory is used twice: the least that saving everything can cost. (In-place operations aside,
-    before which a log must copy as well.)"""
+    """What it costs that no memory is used twice: the least that saving everything can cost.
+    (In-place operations aside, before which a log must copy as well.)"""
 
     def run() -> Any:
         with Keeper() as keeper:
@@ -136,9 +140,11 @@ def measure_forward(tool: str, workload: str, seconds: float) -> dict[str, float
 
 
 def measure_dropping(is_kept: bool, seconds: float) -> dict[str, float]:
-    """A log of 0.9 GB that is dropped before the next: with its memory given back to the system, or all of it kept."""
+    """A log of 0.9 GB that is dropped before the next: with its memory given back to the system, or
+    all of it kept.
+    """
     import torchlens
-    from torchlens.capture import freed_memory
+    from torchlens._capture.memory import freed_memory
 
     if is_kept:
         freed_memory.freed_memory()._most_kept = sys.maxsize
@@ -159,7 +165,9 @@ def measure_extraction(seconds: float) -> dict[str, float]:
     saved: list[Any] = []
 
     def with_hook() -> None:
-        handle = model.get_submodule("layer3").register_forward_hook(lambda _m, _a, output: saved.append(output))
+        handle = model.get_submodule("layer3").register_forward_hook(
+            lambda _m, _a, output: saved.append(output)
+        )
         model(x)
         handle.remove()
         saved.clear()
@@ -177,11 +185,17 @@ STEPS_IN_TURN = 20
 
 
 # name → level and check of the profile
-PROFILES = {"module": ("module", None), "nonfinite": ("operation", "nonfinite"), "health": ("operation", "health")}
+PROFILES = {
+    "module": ("module", None),
+    "nonfinite": ("operation", "nonfinite"),
+    "health": ("operation", "health"),
+}
 
 
 def measure_training(workload: str, profile_name: str, seconds: float) -> dict[str, float]:
-    """A training step under the profile against the same step without, and what ending the profile takes per step."""
+    """A training step under the profile against the same step without, and what ending the profile
+    takes per step.
+    """
     import torchlens
 
     model, images, targets = TRAINING_WORKLOADS[workload]()
@@ -208,13 +222,20 @@ def measure_training(workload: str, profile_name: str, seconds: float) -> dict[s
         start = time.perf_counter()
         profile.finish()
         ends.append((time.perf_counter() - start) / STEPS_IN_TURN)
-    medians = {"plain": statistics.median(plain), "logged": statistics.median(profiled), "end": statistics.median(ends)}
+    medians = {
+        "plain": statistics.median(plain),
+        "logged": statistics.median(profiled),
+        "end": statistics.median(ends),
+    }
     return {**medians, "ratio": medians["logged"] / medians["plain"], "runs": len(plain)}
 
 
 def measure_scaling() -> dict[str, float]:
     """The time of 100,000 logged and labelled operations over that of 10,000."""
-    (small, x), (large, _) = WORKLOADS["loop of 10,000 operations"](), WORKLOADS["loop of 100,000 operations"]()
+    (small, x), (large, _) = (
+        WORKLOADS["loop of 10,000 operations"](),
+        WORKLOADS["loop of 100,000 operations"](),
+    )
     with torch.no_grad():
         return median_ratio(log_and_label(small, x), log_and_label(large, x), 0)
 
@@ -231,7 +252,11 @@ def as_json(history: Any) -> Any:
     return history.to_json()
 
 
-LISTINGS: dict[str, Callable[[Any], Any]] = {"labels": as_labels, "table": as_table, "json": as_json}
+LISTINGS: dict[str, Callable[[Any], Any]] = {
+    "labels": as_labels,
+    "table": as_table,
+    "json": as_json,
+}
 
 
 def measure_listing(kind: str) -> dict[str, float]:
@@ -266,23 +291,47 @@ def measure_memory() -> dict[str, float]:
         history = torchlens.log_forward_pass(model, x)
         num_entries = len(history)  # makes the graph
         log = resident() - before
-    return {"tensors": tensors / 100_000, "log": log / 100_000, "extra": (log - tensors) / num_entries}
+    return {
+        "tensors": tensors / 100_000,
+        "log": log / 100_000,
+        "extra": (log - tensors) / num_entries,
+    }
 
 
 def measure_import() -> dict[str, float]:
-    """What `import torchlens` adds to `import torch`, in new processes, once its bytecode is there as after installing."""
-    code = "import time, torch; t = time.perf_counter(); import torchlens; print(time.perf_counter() - t)"
+    """What `import torchlens` adds to `import torch`, in new processes, once its bytecode is there
+    as after installing.
+    """
+    code = (
+        "import time, torch; t = time.perf_counter(); import torchlens; print(time.perf_counter() "
+        "- t)"
+    )
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
     times = []
     for _ in range(8):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
         times.append(float(done.stdout))
     return {"seconds": statistics.median(times[1:])}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    others = ["dropped", "dropped-kept", "extraction", "training", "scaling", "listing", "memory", "import"]
+    others = [
+        "dropped",
+        "dropped-kept",
+        "extraction",
+        "training",
+        "scaling",
+        "listing",
+        "memory",
+        "import",
+    ]
     parser.add_argument("tool", choices=[*TOOLS, *others])
     parser.add_argument("workload", nargs="?", choices=[*WORKLOADS, *TRAINING_WORKLOADS, *LISTINGS])
     parser.add_argument("--profile", choices=list(PROFILES), default="module", help="of training")
@@ -302,7 +351,9 @@ def main() -> None:
     elif options.tool == "training":
         result = measure_training(options.workload, options.profile, options.seconds)
     else:
-        result = {"scaling": measure_scaling, "memory": measure_memory, "import": measure_import}[options.tool]()
+        result = {"scaling": measure_scaling, "memory": measure_memory, "import": measure_import}[
+            options.tool
+        ]()
     print(json.dumps(result))
 
 

@@ -1,7 +1,9 @@
-"""Opens the pages of fifteen models of many kinds in Chromium, and looks at them: python -m benchmarks.pages [name ...]
+"""Opens the pages of fifteen models of many kinds in Chromium, and looks at them: python -m
+benchmarks.pages [name ...]
 
-For each: complaints and requests (none), the size beside the data, the time to open, text at least 11 px, no node over
-another (as opened, and with everything expanded), clicks that keep the node under the pointer, and how long they take.
+For each: complaints and requests (none), the size beside the data, the time to open, text at least
+11 px, no node over another (as opened, and with everything expanded), clicks that keep the node
+under the pointer, and how long they take.
 """
 
 import argparse
@@ -19,9 +21,9 @@ from torch import nn
 import torchlens as tl
 from benchmarks.zoo.libraries import import_geometric, import_torchvision, import_transformers
 from tests.networks import Model
-from tests.viewer.conftest import _FLAGS, Tab, chromium
-from torchlens.model_history import ModelHistory
-from torchlens.viewer import explore
+from tests.page.conftest import _FLAGS, Tab, chromium
+from torchlens._history.model_history import ModelHistory
+from torchlens._page.page import explore
 
 _MOST_CLICKS = 12
 _OVERLAPS = """(() => {
@@ -42,32 +44,43 @@ def _torchvision(name: str, *shape: int) -> Callable[[], ModelHistory]:
         models = import_torchvision().models
         kinds = {"deeplabv3_resnet50": {"weights_backbone": None}}
         builder = getattr(models.segmentation if "deeplab" in name else models, name)
-        return tl.log_forward_pass(builder(weights=None, **kinds.get(name, {})).eval(), torch.randn(1, 3, *shape))
+        return tl.log_forward_pass(
+            builder(weights=None, **kinds.get(name, {})).eval(), torch.randn(1, 3, *shape)
+        )
 
     return make
 
 
 def _t5() -> ModelHistory:
     library = import_transformers()
-    model = library.T5Model(library.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=6, num_heads=4, vocab_size=100))
+    model = library.T5Model(
+        library.T5Config(d_model=64, d_kv=16, d_ff=128, num_layers=6, num_heads=4, vocab_size=100)
+    )
     ids = torch.randint(0, 100, (1, 9))
-    return tl.log_forward_pass(model.eval(), [], {"input_ids": ids, "decoder_input_ids": ids[:, :5]})
+    return tl.log_forward_pass(
+        model.eval(), [], {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
+    )
 
 
 def _whisper() -> ModelHistory:
     library = import_transformers()
     config = library.WhisperConfig(
-        d_model=64, encoder_layers=4, decoder_layers=4, encoder_attention_heads=4, decoder_attention_heads=4,
-        encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=100, max_source_positions=50, pad_token_id=0,
+        d_model=64, encoder_layers=4, decoder_layers=4, encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128, decoder_ffn_dim=128, vocab_size=100, max_source_positions=50,
+        pad_token_id=0,
     )  # fmt: skip
     sound, ids = torch.randn(1, 80, 100), torch.randint(0, 100, (1, 5))
-    return tl.log_forward_pass(library.WhisperModel(config).eval(), [], {"input_features": sound, "decoder_input_ids": ids})
+    return tl.log_forward_pass(
+        library.WhisperModel(config).eval(), [], {"input_features": sound, "decoder_input_ids": ids}
+    )
 
 
 def _mixtral() -> ModelHistory:
     library = import_transformers()
     config = library.MixtralConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2,
         num_local_experts=8, vocab_size=100,
     )  # fmt: skip
     return tl.log_forward_pass(library.MixtralModel(config).eval(), torch.randint(0, 100, (1, 9)))
@@ -76,7 +89,11 @@ def _mixtral() -> ModelHistory:
 class _TreeLSTM(nn.Module):
     def __init__(self, size: int = 16) -> None:
         super().__init__()
-        self.leaf, self.gates, self.size = nn.Linear(size, 2 * size), nn.Linear(2 * size, 5 * size), size
+        self.leaf, self.gates, self.size = (
+            nn.Linear(size, 2 * size),
+            nn.Linear(2 * size, 5 * size),
+            size,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.tree(list(x.unbind(0)))[0]
@@ -88,7 +105,9 @@ class _TreeLSTM(nn.Module):
         middle = len(leaves) // 2
         (one, first), (other, second) = self.tree(leaves[:middle]), self.tree(leaves[middle:])
         i, f, g, u, o = self.gates(torch.cat([one, other], -1)).chunk(5, -1)
-        cell = torch.sigmoid(i) * torch.tanh(u) + torch.sigmoid(f) * first + torch.sigmoid(g) * second
+        cell = (
+            torch.sigmoid(i) * torch.tanh(u) + torch.sigmoid(f) * first + torch.sigmoid(g) * second
+        )
         return torch.sigmoid(o) * torch.tanh(cell), cell
 
 
@@ -99,7 +118,9 @@ def _lstm_cell() -> ModelHistory:
             state = self.cell(x[:, step], state)
         return self.head(state[0])
 
-    return tl.log_forward_pass(Model(forward, cell=nn.LSTMCell(8, 16), head=nn.Linear(16, 4)), torch.randn(2, 50, 8))
+    return tl.log_forward_pass(
+        Model(forward, cell=nn.LSTMCell(8, 16), head=nn.Linear(16, 4)), torch.randn(2, 50, 8)
+    )
 
 
 def _rnn() -> ModelHistory:
@@ -122,7 +143,12 @@ def _gat() -> ModelHistory:
 
 def _unet() -> ModelHistory:
     def twice(before: int, after: int) -> nn.Module:
-        convs = [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.Conv2d(after, after, 3, padding=1), nn.ReLU()]
+        convs = [
+            nn.Conv2d(before, after, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(after, after, 3, padding=1),
+            nn.ReLU(),
+        ]
         return nn.Sequential(*convs)
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -159,7 +185,9 @@ def _many_modules() -> ModelHistory:
                 y = torch.sin(y * (step + self.number))
             return x + y
 
-    stages = [nn.Sequential(*(Block(7 * stage + number) for number in range(50))) for stage in range(20)]
+    stages = [
+        nn.Sequential(*(Block(7 * stage + number) for number in range(50))) for stage in range(20)
+    ]
     return tl.log_forward_pass(nn.Sequential(*stages), torch.randn(2, 4))
 
 
@@ -173,7 +201,9 @@ def _flat() -> ModelHistory:
 
 
 def _failing() -> ModelHistory:
-    model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 16)), nn.Sequential(nn.Linear(8, 8)))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 16)), nn.Sequential(nn.Linear(8, 8))
+    )
     try:
         return tl.log_forward_pass(model, torch.randn(2, 4))
     except RuntimeError as error:
@@ -209,26 +239,35 @@ def look_at(browser: Browser, history: ModelHistory, path: Path) -> dict[str, An
     page.goto(path.as_uri())
     found: dict[str, Any] = {
         "operations": history.num_operations,
-        "KB beside data": round(len(text.encode()) / 1024 - len(data.group(1).encode() if data else b"") / 1024),
+        "KB beside data": round(
+            len(text.encode()) / 1024 - len(data.group(1).encode() if data else b"") / 1024
+        ),
         "open ms": round(tab.run("torchlens.timings.open")),
         "nodes": tab.run("torchlens.shown()"),
-        "text px": round(12 * tab.run("torchlens.state.view.k"), 1),
+        "text px": round(12 * tab.run("torchlens._replay.view.k"), 1),
         "overlaps": tab.run(_OVERLAPS),
     }
     found |= _click(tab)
     found["expand all ms"] = round(
-        tab.run("(() => { const t = performance.now(); torchlens.openTo(99); return performance.now() - t; })()")
+        tab.run(
+            "(() => { const t = performance.now(); torchlens.openTo(99); return performance.now() "
+            "- t; })()"
+        )
     )
     found["nodes then"] = tab.run("torchlens.shown()")
     found["overlaps"] += tab.run(_OVERLAPS)
     found["complaints"] = tab.complaints
-    found["requests"] = [url for url in tab.requests if not url.startswith(("data:", path.as_uri()))]
+    found["requests"] = [
+        url for url in tab.requests if not url.startswith(("data:", path.as_uri()))
+    ]
     page.close()
     return found
 
 
 def _click(tab: Tab) -> dict[str, Any]:
-    """Opens boxes one after the other, as they stand on the stage, and looks whether they stay under the pointer."""
+    """Opens boxes one after the other, as they stand on the stage, and looks whether they stay
+    under the pointer.
+    """
     kept = clicks = 0
     slowest = 0.0
     tried: set[int] = set()
@@ -236,7 +275,11 @@ def _click(tab: Tab) -> dict[str, Any]:
         boxes = tab.run("""[...torchlens.scene.nodes.values()].filter(n => !n.isBox && document.querySelector(
           `[data-id="${n.id}"][aria-expanded=false]`)).map(n => ({id: n.id, ...torchlens.screen(n.id)}))""")
         seen = [
-            box for box in boxes if box["id"] not in tried and 60 < box["y"] < 950 and 20 < box["x"] + box["w"] / 2 < 1200
+            box
+            for box in boxes
+            if box["id"] not in tried
+            and 60 < box["y"] < 950
+            and 20 < box["x"] + box["w"] / 2 < 1200
         ]
         if not seen:
             break
@@ -247,7 +290,9 @@ def _click(tab: Tab) -> dict[str, Any]:
         now = tab.run(f"torchlens.screen({box['id']})")
         clicks += 1
         slowest = max(slowest, tab.run("torchlens.timings.click"))
-        kept += bool(now and now["x"] <= x <= now["x"] + now["w"] and now["y"] <= y <= now["y"] + 42)
+        kept += bool(
+            now and now["x"] <= x <= now["x"] + now["w"] and now["y"] <= y <= now["y"] + 42
+        )
     return {"clicks kept": f"{kept} of {clicks}", "slowest click ms": round(slowest, 1)}
 
 
@@ -262,9 +307,18 @@ def main() -> int:
             torch.manual_seed(0)
             found = look_at(browser, MODELS[name](), Path(folder) / f"{name}.html")
             kept, clicks = map(int, found["clicks kept"].split(" of "))
-            wrong = found["complaints"] or found["requests"] or found["overlaps"] or found["text px"] < 11
+            wrong = (
+                found["complaints"]
+                or found["requests"]
+                or found["overlaps"]
+                or found["text px"] < 11
+            )
             is_well = is_well and not (wrong or kept < clicks or found["KB beside data"] > 300)
-            print(name, "  ".join(f"{key}: {value}" for key, value in found.items() if value != []), flush=True)
+            print(
+                name,
+                "  ".join(f"{key}: {value}" for key, value in found.items() if value != []),
+                flush=True,
+            )
         browser.close()
     return 0 if is_well else 1
 

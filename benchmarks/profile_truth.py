@@ -1,17 +1,18 @@
 """How true the times of a profile are, against forward hooks made by hand: `make profile-truth`.
 
-The same inputs run with hooks on every module and under the profile, in turns, many times. What both say of a module is
-compared round by round, as a machine that is shared is fast at one time and slow at another, and the median of these ratios
-is told. What counts are the steps that the table takes its times from, so light ones wherever there are such. Hooks on the
-modules inside a module would be in its time, which tells where modules are as short as those of a MobileNet: so each depth
+The same inputs run with hooks on every module and under the profile, in turns, many times. What
+both say of a module is compared round by round, as a machine that is shared is fast at one time and
+slow at another, and the median of these ratios is told. What counts are the steps that the table
+takes its times from, so light ones wherever there are such. Hooks on the modules inside a module
+would be in its time, which tells where modules are as short as those of a MobileNet: so each depth
 of the model has its hooks in runs of its own.
 
-With `--train`, each step has a backward pass. A module's backward pass lasts from when the gradient of its output arrives
-until that of its input is there (hooks on these tensors, in runs of their own). Modules whose input needs no gradient
-cannot be compared so, the whole pass can.
+With `--train`, each step has a backward pass. A module's backward pass lasts from when the gradient
+of its output arrives until that of its input is there (hooks on these tensors, in runs of their
+own). Modules whose input needs no gradient cannot be compared so, the whole pass can.
 
-On a machine that others use, `--cpu` reads the time that the processor spent on this thread, everywhere: what comes out is
-not disturbed by others, nor what a user sees.
+On a machine that others use, `--cpu` reads the time that the processor spent on this thread,
+everywhere: what comes out is not disturbed by others, nor what a user sees.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from torch import nn
 
 import torchlens
 from benchmarks.zoo.libraries import import_timm, import_torchvision, import_transformers
-from torchlens.capture.current import CURRENT
+from torchlens._capture.current import CURRENT
 
 # So many that some are timed that do not follow a logged one.
 NUM_STEPS = 8
@@ -98,14 +99,21 @@ def llama() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     transformers = import_transformers()
 
     config = transformers.LlamaConfig(
-        vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=4, num_attention_heads=4, use_cache=False
+        vocab_size=1000,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        use_cache=False,
     )
     inputs = [(torch.randint(1000, (1, length)),) for length in range(8, 104, 8)]
     return transformers.LlamaForCausalLM(config).eval(), inputs
 
 
 def mobilenet() -> tuple[nn.Module, list[tuple[Any, ...]]]:
-    return import_torchvision().models.mobilenet_v3_small().eval(), [(torch.rand(1, 3, 96, 96),)] * NUM_STEPS
+    return import_torchvision().models.mobilenet_v3_small().eval(), [
+        (torch.rand(1, 3, 96, 96),)
+    ] * NUM_STEPS
 
 
 def mixtral() -> tuple[nn.Module, list[tuple[Any, ...]]]:
@@ -113,10 +121,13 @@ def mixtral() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     transformers = import_transformers()
 
     config = transformers.MixtralConfig(
-        vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, use_cache=False,
     )  # fmt: skip
-    return transformers.MixtralForCausalLM(config).eval(), [(torch.randint(1000, (1, 32)),) for _ in range(5)]
+    return transformers.MixtralForCausalLM(config).eval(), [
+        (torch.randint(1000, (1, 32)),) for _ in range(5)
+    ]
 
 
 class Recurrent(nn.Module):
@@ -124,7 +135,11 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.whole, self.cell, self.head = nn.LSTM(64, 128, 2, batch_first=True), nn.LSTMCell(128, 128), nn.Linear(128, 10)
+        self.whole, self.cell, self.head = (
+            nn.LSTM(64, 128, 2, batch_first=True),
+            nn.LSTMCell(128, 128),
+            nn.Linear(128, 10),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         values, _ = self.whole(x)
@@ -143,9 +158,16 @@ def mamba() -> tuple[nn.Module, list[tuple[Any, ...]]]:
     transformers = import_transformers()
 
     config = transformers.MambaConfig(
-        vocab_size=1000, hidden_size=64, state_size=8, num_hidden_layers=2, conv_kernel=4, use_cache=False
+        vocab_size=1000,
+        hidden_size=64,
+        state_size=8,
+        num_hidden_layers=2,
+        conv_kernel=4,
+        use_cache=False,
     )
-    return transformers.MambaForCausalLM(config).eval(), [(torch.randint(1000, (1, 16)),)] * NUM_STEPS
+    return transformers.MambaForCausalLM(config).eval(), [
+        (torch.randint(1000, (1, 16)),)
+    ] * NUM_STEPS
 
 
 def vit() -> tuple[nn.Module, list[tuple[Any, ...]]]:
@@ -173,7 +195,11 @@ def use_cpu_clock() -> None:
     global clock
     clock = thread_time
     for name, module in list(sys.modules.items()):
-        if name.startswith("torchlens.") and isinstance(module, types.ModuleType) and hasattr(module, "perf_counter"):
+        if (
+            name.startswith("torchlens.")
+            and isinstance(module, types.ModuleType)
+            and hasattr(module, "perf_counter")
+        ):
             module.perf_counter = thread_time  # type: ignore[attr-defined]
     type(CURRENT).clock = staticmethod(thread_time)
 
@@ -209,7 +235,10 @@ def run_with_hooks(model: nn.Module, inputs: list[tuple[Any, ...]], found: Times
 
 
 def run_with_hooks_on(
-    modules: list[tuple[str, nn.Module]], model: nn.Module, inputs: list[tuple[Any, ...]], found: Times
+    modules: list[tuple[str, nn.Module]],
+    model: nn.Module,
+    inputs: list[tuple[Any, ...]],
+    found: Times,
 ) -> None:
     started: list[float] = []
     current = [0]
@@ -226,7 +255,10 @@ def run_with_hooks_on(
 
     handles = []
     for address, module in modules:
-        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after(address))]
+        handles += [
+            module.register_forward_pre_hook(before),
+            module.register_forward_hook(after(address)),
+        ]
     gc.disable()  # as a logged step does: where it would run is chance
     for current[0], args in enumerate(inputs):
         sums.clear()
@@ -243,7 +275,9 @@ def run_with_hooks_on(
 def run_with_backward_hooks(model: nn.Module, inputs: list[tuple[Any, ...]], found: Times) -> None:
     started: dict[str, list[float]] = {}
     sums: dict[str, float] = {}
-    readers: dict[tuple[int, int], list[str]] = {}  # of a tensor as it is at that moment, in this step
+    readers: dict[
+        tuple[int, int], list[str]
+    ] = {}  # of a tensor as it is at that moment, in this step
     alive: list[torch.Tensor] = []
 
     def on_input(address: str) -> Callable[..., None]:
@@ -252,9 +286,17 @@ def run_with_backward_hooks(model: nn.Module, inputs: list[tuple[Any, ...]], fou
                 sums[address] = sums.get(address, 0.0) + clock() - started[address].pop()
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            own = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.requires_grad]
-            # Where another module reads the same, its gradient is there when both are through: that of the first is last.
-            if own and all(f"{address}.".startswith(f"{other}.") for other in readers.setdefault(_state(own), [])):
+            own = [
+                value
+                for value in (*args, *kwargs.values())
+                if isinstance(value, torch.Tensor) and value.requires_grad
+            ]
+            # Where another module reads the same, its gradient is there when both are through: that
+            # of the first is last.
+            if own and all(
+                f"{address}.".startswith(f"{other}.")
+                for other in readers.setdefault(_state(own), [])
+            ):
                 readers[_state(own)].append(address)
                 alive.append(own[0])
                 own[0].register_hook(end)
@@ -295,7 +337,9 @@ def _state(tensors: list[torch.Tensor]) -> tuple[int, int]:
     return (id(tensors[0]), tensors[0]._version) if tensors else (0, 0)
 
 
-def run_profiled(model: nn.Module, inputs: list[tuple[Any, ...]], options: dict[str, Any], found: Times) -> Any:
+def run_profiled(
+    model: nn.Module, inputs: list[tuple[Any, ...]], options: dict[str, Any], found: Times
+) -> Any:
     with torchlens.profile(model, **options) as profile:
         for args in inputs:
             run(model, args)
@@ -325,11 +369,16 @@ def totals(times: Times, inputs: set[tuple[str, int]]) -> dict[str, float]:
 def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
     """Of each module, over all rounds that have it."""
     addresses = {address for each in rounds for address in each}
-    return {address: statistics.median([each[address] for each in rounds if address in each]) for address in addresses}
+    return {
+        address: statistics.median([each[address] for each in rounds if address in each])
+        for address in addresses
+    }
 
 
 def misordered(hooks: dict[str, float], profile: dict[str, float]) -> list[str]:
-    """Which of the slowest five, as the profile has it, stand before one that is slower by more than a tenth."""
+    """Which of the slowest five, as the profile has it, stand before one that is slower by more
+    than a tenth.
+    """
     slowest = sorted(hooks, key=lambda address: -profile[address])[:5]
     return [
         f"{first or 'the model'} before {second or 'the model'}"
@@ -345,7 +394,9 @@ def not_adding_up(profile: Any) -> list[str]:
         record.address or "the model"
         for record in profile.root.walk()
         for own in [record.typical("forward_seconds")]
-        if own is not None and sum(child.typical("forward_seconds") or 0.0 for child in record.children) > own * (1 + 1e-9)
+        if own is not None
+        and sum(child.typical("forward_seconds") or 0.0 for child in record.children)
+        > own * (1 + 1e-9)
     ]
 
 
@@ -375,28 +426,43 @@ def compare(name: str, labels: list[str], rounds: int) -> bool:
             true, told = totals(hooked, both), totals(profiled, both)
             num_inputs = len({number for _, number in both})
             hooks.append({address: seconds / num_inputs for address, seconds in true.items()})
-            quotients.append({address: told[address] / seconds for address, seconds in true.items() if seconds})
+            quotients.append(
+                {address: told[address] / seconds for address, seconds in true.items() if seconds}
+            )
         truth, found = medians(hooks), medians(quotients)
-        ratios = {address: ratio for address, ratio in found.items() if truth[address] > LEAST_SECONDS}
+        ratios = {
+            address: ratio for address, ratio in found.items() if truth[address] > LEAST_SECONDS
+        }
         backward, is_backward_good = _backward_text(ratios)
         highest, lowest = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
         shown = {address: truth[address] * ratio for address, ratio in ratios.items()}
-        wrong = [*misordered({address: truth[address] for address in ratios}, shown), *not_adding_up(profile)]
+        wrong = [
+            *misordered({address: truth[address] for address in ratios}, shown),
+            *not_adding_up(profile),
+        ]
         own = sum(step.own_seconds for step in profile.steps) / len(inputs) / truth[""]
         print(
-            f"{name:<24} {label:<17} {len(ratios):3} modules   "
-            f"{ratios[lowest]:.2f} ({lowest or 'the model'}) to {ratios[highest]:.2f} ({highest or 'the model'})   "
+            f"{name:<24} {label:<17} {len(ratios):3} modules   {ratios[lowest]:.2f} "
+            f"({lowest or 'the model'}) to {ratios[highest]:.2f} ({highest or 'the model'})   "
             f"{backward}own {own:.1f}×   {'; '.join(wrong) or 'order right'}",
             flush=True,
         )
-        is_good = is_good and is_backward_good and not wrong and ratios[highest] <= 1.3 and ratios[lowest] >= 1 / 1.3
+        is_good = (
+            is_good
+            and is_backward_good
+            and not wrong
+            and ratios[highest] <= 1.3
+            and ratios[lowest] >= 1 / 1.3
+        )
     return is_good
 
 
 def _backward_text(ratios: dict[str, float]) -> tuple[str, bool]:
     """Takes the ratios of backward times out: what to print of them, and whether they are good."""
     whole = ratios.pop(BACKWARD, None)
-    own = {address: ratios.pop(address) for address in list(ratios) if address.startswith(OF_MODULE)}
+    own = {
+        address: ratios.pop(address) for address in list(ratios) if address.startswith(OF_MODULE)
+    }
     if whole is None:
         return "", True
     text = f"backward {whole:.2f}"
@@ -412,7 +478,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", help=f"parts of names, of {', '.join(CASES)}")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--options", nargs="*", choices=list(OPTIONS), default=list(OPTIONS), help="of the profile")
+    parser.add_argument(
+        "--options", nargs="*", choices=list(OPTIONS), default=list(OPTIONS), help="of the profile"
+    )
     parser.add_argument("--train", action="store_true", help="with gradients and backward passes")
     parser.add_argument("--cpu", action="store_true", help="read the time of the processor")
     options = parser.parse_args()
@@ -421,7 +489,9 @@ def main() -> None:
         use_cpu_clock()
     torch.set_num_threads(1)
     torch.set_grad_enabled(options.train)
-    chosen = [name for name in CASES if not options.cases or any(part in name for part in options.cases)]
+    chosen = [
+        name for name in CASES if not options.cases or any(part in name for part in options.cases)
+    ]
     results = [compare(name, options.options, options.rounds) for name in chosen]
     sys.exit(not all(results))
 

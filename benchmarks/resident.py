@@ -1,7 +1,9 @@
-"""How much larger a process is for having logged and validated models: `python -m benchmarks.resident [--models N]`.
+"""How much larger a process is for having logged and validated models: `python -m
+benchmarks.resident [--models N]`.
 
-Two new processes take the same models in the same order. One only runs them, the other also logs and validates each, and
-drops what it got. The difference, as the system sees it, is what the logs left behind.
+Two new processes take the same models in the same order. One only runs them, the other also logs
+and validates each, and drops what it got. The difference, as the system sees it, is what the logs
+left behind.
 """
 
 import argparse
@@ -28,14 +30,18 @@ _LARGE = "a video transformer, 1.2 GB of activations"
 
 
 def resident_bytes() -> int:
-    """Memory of this process: what it is where the system says (Linux), otherwise the most it has been."""
+    """Memory of this process: what it is where the system says (Linux), otherwise the most it has
+    been.
+    """
     status = Path("/proc/self/status")
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def grown_bytes(num_models: int, num_large: int) -> dict[str, int]:
@@ -45,7 +51,15 @@ def grown_bytes(num_models: int, num_large: int) -> dict[str, int]:
 
 
 def _run_child(kind: str, num_models: int, num_large: int) -> dict[str, int]:
-    command = [sys.executable, "-m", "benchmarks.resident", "--child", kind, "--models", str(num_models)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.resident",
+        "--child",
+        kind,
+        "--models",
+        str(num_models),
+    ]
     command += ["--large", str(num_large)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     return json.loads(done.stdout)
@@ -68,7 +82,9 @@ def _large() -> Case:
     from transformers import VideoMAEConfig, VideoMAEModel
 
     config = VideoMAEConfig()
-    return Case(VideoMAEModel(config), (torch.rand(1, config.num_frames, config.num_channels, 224, 224),))
+    return Case(
+        VideoMAEModel(config), (torch.rand(1, config.num_frames, config.num_channels, 224, 224),)
+    )
 
 
 def _measure(kind: str, num_models: int, num_large: int) -> dict[str, int]:
@@ -82,7 +98,11 @@ def _measure(kind: str, num_models: int, num_large: int) -> dict[str, int]:
                 history = tl.log_forward_pass(model, list(args), kwargs)
                 assert history.layer_labels
                 del history
-                print(f"  {name}: {tl.validate_saved_activations(model, list(args), kwargs)}", file=sys.stderr, flush=True)
+                print(
+                    f"  {name}: {tl.validate_saved_activations(model, list(args), kwargs)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         del model, args, kwargs
         gc.collect()
         found[name] = resident_bytes()
@@ -91,8 +111,12 @@ def _measure(kind: str, num_models: int, num_large: int) -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", type=int, default=100, help="how many models of the zoo (default 100)")
-    parser.add_argument("--large", type=int, default=3, help="how often a large one at the end (default 3)")
+    parser.add_argument(
+        "--models", type=int, default=100, help="how many models of the zoo (default 100)"
+    )
+    parser.add_argument(
+        "--large", type=int, default=3, help="how often a large one at the end (default 3)"
+    )
     parser.add_argument("--child", choices=["plain", "logged"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:

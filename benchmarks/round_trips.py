@@ -1,7 +1,9 @@
-"""Whether logs come back from their files as they went in: `python -m benchmarks.round_trips [NAME ...]`.
+"""Whether logs come back from their files as they went in: `python -m benchmarks.round_trips [NAME
+...]`.
 
-The models are some of torchvision, timm, transformers and torch_geometric, from the zoo; names choose others. Every field
-of a history and of its entries is compared with that of the loaded one: values, tables, JSON, drawings, the page.
+The models are some of torchvision, timm, transformers and torch_geometric, from the zoo; names
+choose others. Every field of a history and of its entries is compared with that of the loaded one:
+values, tables, JSON, drawings, the page.
 """
 
 import argparse
@@ -17,17 +19,21 @@ import torch
 import torchlens as tl
 from benchmarks.zoo.specimen import Absent, Specimen
 from tests.history.facts import facts_of
-from torchlens.capture.functions import StandIn
+from torchlens._recording.functions import StandIn
 
 _SOURCES = ("torchvision", "timm", "transformers", "geometric")
 _MODELS = (
-    "alexnet", "resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5", "vit_tiny_patch16_224", "gpt2",
-    "bert", "t5", "distilbert", "llama", "mamba", "vit", "GCN", "GAT", "GraphSAGE", "GIN", "EdgeCNN", "SchNet",
+    "alexnet", "resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5",
+    "vit_tiny_patch16_224", "gpt2",
+    "bert", "t5", "distilbert", "llama", "mamba", "vit", "GCN", "GAT", "GraphSAGE", "GIN",
+    "EdgeCNN", "SchNet",
 )  # fmt: skip
 
 
 def specimens() -> list[Specimen]:
-    found = [importlib.import_module(f"benchmarks.zoo.from_{source}").SPECIMENS for source in _SOURCES]
+    found = [
+        importlib.import_module(f"benchmarks.zoo.from_{source}").SPECIMENS for source in _SOURCES
+    ]
     return [specimen for own in found for specimen in own]
 
 
@@ -35,7 +41,9 @@ def differing(history: tl.ModelHistory, folder: Path) -> list[str]:
     """The names of the fields that are not the same after saving and loading."""
     history.save(folder / "log.safetensors", params=True)
     expected, found = _facts(history), _facts(tl.load(folder / "log.safetensors"))
-    return [name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)]
+    return [
+        name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)
+    ]
 
 
 def _facts(history: tl.ModelHistory) -> dict[str, Any]:
@@ -68,8 +76,14 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             names = differing(history, Path(folder))
         num_bad += bool(names)
-        words = f"{len(names)} fields differ: {', '.join(sorted(names)[:5])}" if names else "the same"
-        print(f"{specimen.name}: {len(history)} entries, {words} ({time.perf_counter() - start:.0f} s)", flush=True)
+        words = (
+            f"{len(names)} fields differ: {', '.join(sorted(names)[:5])}" if names else "the same"
+        )
+        print(
+            f"{specimen.name}: {len(history)} entries, {words} ({time.perf_counter() - start:.0f} "
+            "s)",
+            flush=True,
+        )
     return int(num_bad > 0)
 
 

@@ -1,7 +1,8 @@
 """The table of costs: `make bench`.
 
-Each peer runs in an environment of its own under `.venvs`, made at the first run. Every figure is a ratio measured in one
-process, the tool and the plain forward pass taking turns. The table is printed, and written into README.md with --write.
+Each peer runs in an environment of its own under `.venvs`, made at the first run. Every figure is a
+ratio measured in one process, the tool and the plain forward pass taking turns. The table is
+printed, and written into README.md with --write.
 """
 
 import argparse
@@ -17,11 +18,16 @@ ROOT = Path(__file__).resolve().parent.parent
 TORCH = "torch==2.13.0"
 MODELS = ["transformers==5.22.2"]
 # tool → what is installed beside torch and the models
-PEERS = {"classic": ["torchlens==0.1.36"], "newest": ["torchlens==2.36.1"], "clouseau": ["clouseau==0.2", "jax"]}
+PEERS = {
+    "classic": ["torchlens==0.1.36"],
+    "newest": ["torchlens==2.36.1"],
+    "clouseau": ["clouseau==0.2", "jax"],
+}
 OWN = ["numpy", "pandas", "graphviz"]
 # environment → what is installed there for our own runs
 ENVIRONMENTS = {"jax": [*OWN, "jax>=0.10,<0.11", "equinox"]}
-# Peers of the monitor, which need no models: see `benchmarks/watchers.py`. torchexplorer also needs Graphviz's `dot`.
+# Peers of the monitor, which need no models: see `benchmarks/watchers.py`. torchexplorer also needs
+# Graphviz's `dot`.
 WATCHERS = {
     "torchexplorer": ["torchexplorer==1.1.2", "wandb==0.31.0"],
     "wandb": ["wandb==0.31.0"],
@@ -35,8 +41,18 @@ NAMES = {
     "classic": "torchlens 0.1.36",
     "newest": "torchlens 2.36.1",
 }
-WORKLOADS = ["AlexNet 224", "ResNet-18 224", "GPT-2, 128 tokens", "loop of 10,000 operations", "diffusion, 100 steps"]
-LISTINGS = {"labels": "labels (`layer_labels`)", "table": "a table (`to_pandas`)", "json": "JSON (`to_json`)"}
+WORKLOADS = [
+    "AlexNet 224",
+    "ResNet-18 224",
+    "GPT-2, 128 tokens",
+    "loop of 10,000 operations",
+    "diffusion, 100 steps",
+]
+LISTINGS = {
+    "labels": "labels (`layer_labels`)",
+    "table": "a table (`to_pandas`)",
+    "json": "JSON (`to_json`)",
+}
 TRAINING = ["small CNN, 32 images of 32×32", "ResNet-18, 8 images of 112×112"]
 PROFILES = {
     "module": "modules",
@@ -53,7 +69,11 @@ START, END = "<!-- bench:start -->", "<!-- bench:end -->"
 
 def python_of(tool: str) -> str:
     """The interpreter a tool runs in, its environment made if it is not there."""
-    folder = ROOT / ".venvs" / (tool if tool in PEERS or tool in WATCHERS or tool in ENVIRONMENTS else "ours")
+    folder = (
+        ROOT
+        / ".venvs"
+        / (tool if tool in PEERS or tool in WATCHERS or tool in ENVIRONMENTS else "ours")
+    )
     python = folder / "bin" / "python"
     if not (folder / "ready").exists():
         print(f"setting up {folder.relative_to(ROOT)} ...", file=sys.stderr, flush=True)
@@ -66,9 +86,14 @@ def python_of(tool: str) -> str:
     return str(python)
 
 
-def measure(tool: str, *arguments: str, script: str = "benchmarks.measure", timeout: float = 150) -> dict[str, float] | str:
+def measure(
+    tool: str, *arguments: str, script: str = "benchmarks.measure", timeout: float = 150
+) -> dict[str, float] | str:
     """The measured figures, or the reason there are none."""
-    code = f"import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('{script}', run_name='__main__')"
+    code = (
+        f"import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('{script}', "
+        "run_name='__main__')"
+    )
     # The repository is first on the path for our own runs, last for a peer of the same name.
     is_peer = tool in PEERS or tool in WATCHERS
     paths = {**os.environ, "PYTHONPATH": "" if is_peer else str(ROOT), "PYTHONWARNINGS": "ignore"}
@@ -76,16 +101,28 @@ def measure(tool: str, *arguments: str, script: str = "benchmarks.measure", time
     print(f"measuring {tool} {' '.join(arguments)} ...", file=sys.stderr, flush=True)
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout, env=paths, cwd=ROOT / ".venvs", check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=paths,
+            cwd=ROOT / ".venvs",
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return f"over {timeout / 60:.0f} min"
     if done.returncode != 0:
-        lines = [line for line in done.stderr.strip().splitlines() if re.match(r"\w*(Error|Exception)", line)]
+        lines = [
+            line
+            for line in done.stderr.strip().splitlines()
+            if re.match(r"\w*(Error|Exception)", line)
+        ]
         print(done.stderr[-2000:], file=sys.stderr)
         return f"fails ({lines[-1].split(':')[0]})" if lines else "fails"
     figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    print(f"  {figures}", file=sys.stderr, flush=True)  # so that they are there if the run is broken off
+    print(
+        f"  {figures}", file=sys.stderr, flush=True
+    )  # so that they are there if the run is broken off
     return figures
 
 
@@ -98,23 +135,41 @@ def ratio(result: dict[str, float] | str) -> str:
 
 def ratio_and_end(result: dict[str, float] | str) -> str:
     """With what is left to do for each step when the profile ends."""
-    return result if isinstance(result, str) else f"{ratio(result)}, and {result['end'] * 1000:.1f} ms at the end"
+    return (
+        result
+        if isinstance(result, str)
+        else f"{ratio(result)}, and {result['end'] * 1000:.1f} ms at the end"
+    )
 
 
 def ratio_and_clock(result: dict[str, float] | str) -> str:
     """With the ratio of the times that passed."""
-    return result if isinstance(result, str) else f"{ratio(result)} ({ratio({'ratio': result['wall']})})"
+    return (
+        result
+        if isinstance(result, str)
+        else f"{ratio(result)} ({ratio({'ratio': result['wall']})})"
+    )
 
 
 def listing(result: dict[str, float] | str) -> str:
     """With the time per operation."""
-    return result if isinstance(result, str) else f"{ratio(result)}, {result['logged'] * 10:.2f} µs each"
+    return (
+        result
+        if isinstance(result, str)
+        else f"{ratio(result)}, {result['logged'] * 10:.2f} µs each"
+    )
 
 
 def training_rows(seconds: float) -> list[str]:
-    rows = [f"| a training step under the profile | {' | '.join(PROFILES.values())} |", "|---|" + "---|" * len(PROFILES)]
+    rows = [
+        f"| a training step under the profile | {' | '.join(PROFILES.values())} |",
+        "|---|" + "---|" * len(PROFILES),
+    ]
     for workload in TRAINING:
-        results = [measure("training", workload, "--profile", name, "--seconds", str(seconds)) for name in PROFILES]
+        results = [
+            measure("training", workload, "--profile", name, "--seconds", str(seconds))
+            for name in PROFILES
+        ]
         rows.append(f"| {workload} | {' | '.join(map(ratio_and_end, results))} |")
     return rows
 
@@ -129,21 +184,27 @@ def own_rows(environment: str, module: str, *arguments: str) -> list[str]:
     """The rows that a file of this folder prints."""
     print(f"measuring {module} ...", file=sys.stderr, flush=True)
     command = [python_of(environment), "-m", module, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=900)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=900
+    )
     return done.stdout.strip().splitlines()
 
 
 def monitoring_rows(seconds: float, with_peers: bool) -> list[str]:
     """In each cell: recording every step, and every tenth."""
     tools = {"torchlens": "ours", **{name: WATCHER_NAMES[name] for name in WATCHERS if with_peers}}
-    head = "a training step watched, `every=1` and `every=10`, CPU time of the thread (and on the clock)"
+    head = (
+        "a training step watched, `every=1` and `every=10`, CPU time of the thread (and on the "
+        "clock)"
+    )
     rows = [f"| {head} | {' | '.join(tools.values())} |", "|---|" + "---|" * len(tools)]
     for workload in (*TRAINING, "GPT of 6 layers, 8 × 64 tokens"):
         cells = []
         for tool in tools:
             arguments = [workload, "--seconds", str(seconds), "--every"]
             found = [
-                ratio_and_clock(measure(tool, *arguments, every, script="benchmarks.watchers")) for every in ("1", "10")
+                ratio_and_clock(measure(tool, *arguments, every, script="benchmarks.watchers"))
+                for every in ("1", "10")
             ]
             cells.append(" and ".join(dict.fromkeys(found)))
         rows.append(f"| {workload} | {' | '.join(cells)} |")
@@ -152,7 +213,10 @@ def monitoring_rows(seconds: float, with_peers: bool) -> list[str]:
 
 def make_table(seconds: float, with_peers: bool) -> str:
     tools = [tool for tool in NAMES if with_peers or tool not in PEERS]
-    rows = [f"| everything saved, no_grad | {' | '.join(NAMES[tool] for tool in tools)} |", "|---|" + "---|" * len(tools)]
+    rows = [
+        f"| everything saved, no_grad | {' | '.join(NAMES[tool] for tool in tools)} |",
+        "|---|" + "---|" * len(tools),
+    ]
     plain = []
     for workload in WORKLOADS:
         results = {tool: measure(tool, workload, "--seconds", str(seconds)) for tool in tools}
@@ -160,9 +224,13 @@ def make_table(seconds: float, with_peers: bool) -> str:
         if not isinstance(own, str):
             plain.append(f"{workload} {own['plain'] * 1000:.1f} ms")
         rows.append(f"| {workload} | {' | '.join(ratio(results[tool]) for tool in tools)} |")
-    dropped, kept = (measure(tool, "--seconds", str(seconds)) for tool in ("dropped", "dropped-kept"))
+    dropped, kept = (
+        measure(tool, "--seconds", str(seconds)) for tool in ("dropped", "dropped-kept")
+    )
     others = {
-        "a log of 0.9 GB (GPT-2, 4 × 128 tokens), dropped, its memory given back to the system": ratio(dropped),
+        "a log of 0.9 GB (GPT-2, 4 × 128 tokens), dropped, its memory given back to the system": ratio(
+            dropped
+        ),
         "the same, if its memory were kept": ratio(kept),
         "100,000 operations against 10,000 (time)": ratio(measure("scaling")),
         "one layer of ResNet-18 again (`save_new_activations`) against one forward hook": ratio(
@@ -170,17 +238,30 @@ def make_table(seconds: float, with_peers: bool) -> str:
         ),
     }
     for kind, name in LISTINGS.items():
-        others[f"{name} of 100,000 operations against 10,000 (time)"] = listing(measure("listing", kind))
+        others[f"{name} of 100,000 operations against 10,000 (time)"] = listing(
+            measure("listing", kind)
+        )
     rows += ["", *training_rows(seconds), "", *monitoring_rows(seconds, with_peers)]
     memory, imports = measure("memory"), measure("import")
     if isinstance(memory, str) or isinstance(imports, str):
         raise SystemExit(f"memory: {memory}; import: {imports}")
     others["memory beyond the saved tensors"] = f"{memory['extra'] / 1024:.2f} KB per operation"
     others["`import torchlens` after `import torch`"] = f"{imports['seconds'] * 1000:.0f} ms"
-    rows += ["", "| more | |", "|---|---|", *(f"| {name} | {value} |" for name, value in others.items())]
+    rows += [
+        "",
+        "| more | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in others.items()),
+    ]
     rows += trace_rows(seconds, with_peers)
     rows += own_rows("jax", "benchmarks.jax_costs", "--seconds", str(seconds))
-    rows += ["", f"1× is the plain forward pass: {', '.join(plain)}. Measured on {os.cpu_count()} cores by `make bench`."]
+    rows += [
+        "",
+        (
+            f"1× is the plain forward pass: {', '.join(plain)}. Measured on {os.cpu_count()} cores "
+            "by `make bench`."
+        ),
+    ]
     return "\n".join(rows)
 
 
@@ -188,7 +269,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="per cell, at least three runs")
     parser.add_argument("--no-peers", action="store_true", help="only torchlens and hooks")
-    parser.add_argument("--monitoring", action="store_true", help="only the table of the monitor and its peers")
+    parser.add_argument(
+        "--monitoring", action="store_true", help="only the table of the monitor and its peers"
+    )
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
     options = parser.parse_args()
     if options.monitoring:

@@ -1,7 +1,9 @@
-"""The cost of writing one step of 100 modules with 4 series each: python -m benchmarks.run_writer [--steps 60]
+"""The cost of writing one step of 100 modules with 4 series each: python -m benchmarks.run_writer
+[--steps 60]
 
-CPU time of the writer's thread, in its parts: statistics of the samples, health, file. For comparison, numpy's sort of as
-many samples, which the quantiles need, and copying the samples into one array, which nothing can do without.
+CPU time of the writer's thread, in its parts: statistics of the samples, health, file. For
+comparison, numpy's sort of as many samples, which the quantiles need, and copying the samples into
+one array, which nothing can do without.
 """
 
 import argparse
@@ -18,10 +20,10 @@ import torch
 from torch import nn
 
 import torchlens
-from torchlens.monitoring import writer as writer_module
-from torchlens.monitoring.health import Health
-from torchlens.monitoring.samples import SAMPLE_SIZE
-from torchlens.monitoring.segments import SegmentWriter
+from torchlens._monitor.read.health import Health
+from torchlens._monitor.record.samples import SAMPLE_SIZE
+from torchlens._monitor.store import writer as writer_module
+from torchlens._monitor.store.segments import SegmentWriter
 
 __all__ = ["measure"]
 
@@ -46,7 +48,11 @@ def measure(num_steps: int) -> dict[str, float]:
         finally:
             times.setdefault(name, []).append(time.thread_time() - start)
 
-    parts = {"statistics": (writer_module, "summarized"), "health": (Health, "look"), "file": (SegmentWriter, "write")}
+    parts = {
+        "statistics": (writer_module, "summarized"),
+        "health": (Health, "look"),
+        "file": (SegmentWriter, "write"),
+    }
     originals = {name: getattr(owner, attribute) for name, (owner, attribute) in parts.items()}
     writer_module.summarized = partial(timed, "statistics", writer_module.summarized)
     Health.look = lambda *args: timed("health", originals["health"], *args)  # type: ignore[method-assign]
@@ -66,7 +72,10 @@ def measure(num_steps: int) -> dict[str, float]:
     finally:
         for name, (owner, attribute) in parts.items():
             setattr(owner, attribute, originals[name])
-    samples = [np.random.default_rng(row).standard_normal(SAMPLE_SIZE).astype(np.float32) for row in range(400)]
+    samples = [
+        np.random.default_rng(row).standard_normal(SAMPLE_SIZE).astype(np.float32)
+        for row in range(400)
+    ]
     for _ in range(num_steps):
         together = timed("reading alone", np.concatenate, samples).reshape(400, -1)
         timed("sorting alone", together.sort, axis=1)

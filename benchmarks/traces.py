@@ -1,7 +1,8 @@
-"""What traces cost: `python -m benchmarks.traces [--gigabytes 4] [--peer PYTHON]`; part of `make bench`.
+"""What traces cost: `python -m benchmarks.traces [--gigabytes 4] [--peer PYTHON]`; part of `make
+bench`.
 
-Each figure is a ratio or a bound measured in one process, the two that are compared taking turns. Where the machine may be
-busy, the time of the processor is counted, not that of the clock.
+Each figure is a ratio or a bound measured in one process, the two that are compared taking turns.
+Where the machine may be busy, the time of the processor is counted, not that of the clock.
 """
 
 import argparse
@@ -50,8 +51,17 @@ class Steps(nn.Module):
 
 
 def small_cnn() -> tuple[nn.Module, torch.Tensor]:
-    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3)]
-    model = nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10))
+    layers = [
+        nn.Conv2d(3, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3),
+    ]
+    model = nn.Sequential(
+        *layers, nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10)
+    )
     return model.eval(), torch.rand(4, 3, 32, 32)
 
 
@@ -84,7 +94,9 @@ class Peak:
 
 
 def large_trace(folder: Path, gigabytes: float) -> dict[str, float]:
-    """A trace of one call with many results of 32 MB: its memory, and its time against writing as many bytes."""
+    """A trace of one call with many results of 32 MB: its memory, and its time against writing as
+    many bytes.
+    """
     import torchlens
 
     size = 32 * _MB
@@ -101,14 +113,20 @@ def large_trace(folder: Path, gigabytes: float) -> dict[str, float]:
                 y = y + 1
 
     def traced() -> None:
-        with torch.no_grad(), torchlens.tail(model, folder / "large.safetensors", max_shard_bytes=2**40) as m:
+        with (
+            torch.no_grad(),
+            torchlens.tail(model, folder / "large.safetensors", max_shard_bytes=2**40) as m,
+        ):
             m(x)
 
     seconds: dict[str, list[float]] = {"raw": [], "traced": []}
     extra = 0
     written = 0
     for turn in range(5):
-        for name, path, run in (("raw", folder / "raw", raw), ("traced", folder / "large.safetensors", traced)):
+        for name, path, run in (
+            ("raw", folder / "raw", raw),
+            ("traced", folder / "large.safetensors", traced),
+        ):
             with Peak() if turn == 0 else nullcontext() as peak:  # which takes time of its own
                 start = time.process_time()
                 run()
@@ -117,7 +135,8 @@ def large_trace(folder: Path, gigabytes: float) -> dict[str, float]:
             if peak is not None and name == "traced":
                 extra = peak.extra
             written = path.stat().st_size
-            path.unlink()  # so that the one does not pay for the other, nor for freeing what was there
+            # so that the one does not pay for the other, nor for freeing what was there
+            path.unlink()
             os.sync()
     best = {name: min(own) for name, own in seconds.items()}
     return {"bytes": written, "extra": extra, "ratio": best["traced"] / best["raw"], **best}
@@ -144,7 +163,13 @@ def small_tensors(folder: Path) -> dict[str, float]:
     entries = iter(loaded.layer_list[1000:])
     read = best(lambda: next(entries).tensor_contents, 200)
     per_tensor = save / len(history)
-    return {"per_tensor": per_tensor, "open": opened, "label": looked_up, "read": read, "entries": len(history)}
+    return {
+        "per_tensor": per_tensor,
+        "open": opened,
+        "label": looked_up,
+        "read": read,
+        "entries": len(history),
+    }
 
 
 def best(run: Callable[[], Any], times: int) -> float:
@@ -172,7 +197,9 @@ def rounds(plain: Callable[[], Any], traced: Callable[[], Any], seconds: float) 
 
 
 def tail_of_cnn(folder: Path, seconds: float, tool: str) -> dict[str, float]:
-    """One call of a small CNN with the outputs of all its modules recorded: setting up, calling, closing the file."""
+    """One call of a small CNN with the outputs of all its modules recorded: setting up, calling,
+    closing the file.
+    """
     model, x = small_cnn()
     path = folder / "cnn.safetensors"
     if tool == "clouseau":
@@ -203,9 +230,18 @@ def cnn_in_turns(pythons: dict[str, str], seconds: float) -> dict[str, dict[str,
     for _ in range(_TURNS):
         for tool, python in pythons.items():
             path = str(Path(__file__).resolve().parent.parent) if tool != "clouseau" else ""
-            command = [python, str(Path(__file__)), "--cnn", tool, "--seconds", str(seconds / _TURNS)]
+            command = [
+                python,
+                str(Path(__file__)),
+                "--cnn",
+                tool,
+                "--seconds",
+                str(seconds / _TURNS),
+            ]
             environment = {**os.environ, "PYTHONPATH": path}
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env=environment
+            )
             found[tool].append(json.loads(done.stdout.strip().splitlines()[-1]))
     return {tool: min(own, key=lambda times: times["traced"]) for tool, own in found.items()}
 
@@ -216,25 +252,40 @@ def report(gigabytes: float, seconds: float, peer: str | None) -> Iterator[tuple
         folder = Path(name)
         large = large_trace(folder, gigabytes)
         yield (
-            f"a trace of {large['bytes'] / 2**30:.1f} GB (`tail`), one call: memory beyond the model's own",
+            (
+                f"a trace of {large['bytes'] / 2**30:.1f} GB (`tail`), one call: memory beyond the "
+                "model's own"
+            ),
             f"{large['extra'] / _MB:.0f} MB",
         )
-        yield "the same, processor time against running the model and a plain `write`", f"{large['ratio']:.2f}×"
+        yield (
+            "the same, processor time against running the model and a plain `write`",
+            f"{large['ratio']:.2f}×",
+        )
         small = small_tensors(folder)
         yield "`history.save`, each small tensor", f"{small['per_tensor'] * 1e6:.0f} µs"
         yield (
             f"`torchlens.load` of {small['entries']:,} entries; with the labels; one tensor of it",
-            f"{small['open'] * 1000:.0f} ms; {small['label'] * 1000:.0f} ms; {small['read'] * 1000:.2f} ms",
+            (
+                f"{small['open'] * 1000:.0f} ms; {small['label'] * 1000:.0f} ms; "
+                f"{small['read'] * 1000:.2f} ms"
+            ),
         )
         pythons = {"torchlens": sys.executable, "operations": sys.executable}
         if peer is not None:
             pythons["clouseau"] = peer
         found = cnn_in_turns(pythons, seconds)
         ours = found["torchlens"]
-        words = f"{ours['traced'] * 1000:.1f} ms; all operations {found['operations']['traced'] * 1000:.1f} ms"
+        words = (
+            f"{ours['traced'] * 1000:.1f} ms; all operations "
+            f"{found['operations']['traced'] * 1000:.1f} ms"
+        )
         if peer is not None:
             words += f"; clouseau {found['clouseau']['traced'] * 1000:.1f} ms"
-        yield f"`tail` of a small CNN ({ours['plain'] * 1000:.1f} ms), the outputs of its modules", words
+        yield (
+            f"`tail` of a small CNN ({ours['plain'] * 1000:.1f} ms), the outputs of its modules",
+            words,
+        )
 
 
 def main() -> None:
@@ -252,7 +303,10 @@ def main() -> None:
         return
     for what, much in report(options.gigabytes, options.seconds, options.peer):
         print(f"| {what} | {much} |", flush=True)
-    print(f"most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB", file=sys.stderr)
+    print(
+        f"most memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB",
+        file=sys.stderr,
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""The monitor, or one of its peers, on one training workload, in the environment it is run in; prints one line of JSON.
+"""The monitor, or one of its peers, on one training workload, in the environment it is run in;
+prints one line of JSON.
 
     python -m benchmarks.watchers torchlens|PEER WORKLOAD [--every 10] [--seconds 20]
 
-Watched and unwatched steps take turns, and each turn is compared with its neighbours: the median of these ratios is told,
-and the range of the middle half of them. `ratio` is of the CPU time of the training thread, `wall` of the clock meanwhile,
-`process` of the CPU time of all threads until everything is written. Ours is paused for the unwatched steps; a peer
-watches a copy of the model. Each peer records what it can of what the monitor records: torchexplorer all but updates,
-wandb.watch parameters and their gradients alone, TensorBoard everything, by hooks such as a user writes.
+Watched and unwatched steps take turns, and each turn is compared with its neighbours: the median of
+these ratios is told, and the range of the middle half of them. `ratio` is of the CPU time of the
+training thread, `wall` of the clock meanwhile, `process` of the CPU time of all threads until
+everything is written. Ours is paused for the unwatched steps; a peer watches a copy of the model.
+Each peer records what it can of what the monitor records: torchexplorer all but updates,
+wandb.watch parameters and their gradients alone, TensorBoard everything, by hooks such as a user
+writes.
 """
 
 import argparse
@@ -27,7 +30,8 @@ from benchmarks.workloads import TRAINING_WORKLOADS
 
 __all__ = ["WATCHERS", "measure"]
 
-# Of steps that are all recorded, so many are one turn: a neighbour is soon there, and the writer falls behind as it would.
+# Of steps that are all recorded, so many are one turn: a neighbour is soon there, and the writer
+# falls behind as it would.
 _STEPS_IN_TURN = 4
 
 
@@ -36,7 +40,9 @@ def _nothing(*_: Any) -> None:
 
 
 class Watch(NamedTuple):
-    """What is called before and after each step of the watched model, with the number of the step, and around a turn."""
+    """What is called before and after each step of the watched model, with the number of the step,
+    and around a turn.
+    """
 
     begin: Callable[[int], None] = _nothing
     end: Callable[[int], None] = _nothing
@@ -60,13 +66,19 @@ def with_torchlens(model: nn.Module, every: int, folder: str) -> Watch:
 
 
 def with_torchexplorer(model: nn.Module, every: int, folder: str) -> Watch:
-    """Inputs, outputs, parameters and the gradients of both, with its default of 1,000 sampled elements."""
+    """Inputs, outputs, parameters and the gradients of both, with its default of 1,000 sampled
+    elements.
+    """
     import torchexplorer
     import wandb
 
     run = wandb.init(mode="offline", dir=folder, settings=wandb.Settings(silent=True))
-    blocks = list({type(module) for module in model.modules() if type(module).__name__ == "Block"})  # adds in place
-    torchexplorer.watch(model, log_freq=every, disable_inplace=True, ignore_io_grad_classes=blocks, backend="wandb")
+    blocks = list(
+        {type(module) for module in model.modules() if type(module).__name__ == "Block"}
+    )  # adds in place
+    torchexplorer.watch(
+        model, log_freq=every, disable_inplace=True, ignore_io_grad_classes=blocks, backend="wandb"
+    )
     return Watch(end=lambda step: run.log({"step": step}))
 
 
@@ -101,7 +113,9 @@ def with_tensorboard(model: nn.Module, every: int, folder: str) -> Watch:
             result.register_hook(lambda gradient: see(f"{name}/gradient", gradient))
 
     for name, module in model.named_modules():
-        module.register_forward_hook(lambda module, args, result, name=name: hook(module, args, result, name))
+        module.register_forward_hook(
+            lambda module, args, result, name=name: hook(module, args, result, name)
+        )
 
     def begin(step: int) -> None:
         nonlocal now
@@ -150,10 +164,19 @@ def measure(watcher: str, workload: str, every: int, seconds: float) -> dict[str
             turns["watched"].append(watched.turn(length))
     found: dict[str, Any] = {"runs": len(turns["plain"])}
     for place, name in enumerate(("ratio", "wall", "process")):
-        before, own = [times[place] for times in turns["plain"]], [times[place] for times in turns["watched"]]
-        ratios = [each * 2 / (one + two) for each, one, two in zip(own, before, before[1:], strict=False)]
+        before, own = (
+            [times[place] for times in turns["plain"]],
+            [times[place] for times in turns["watched"]],
+        )
+        ratios = [
+            each * 2 / (one + two) for each, one, two in zip(own, before, before[1:], strict=False)
+        ]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        found |= {name: middle, f"{name}_half": [low, high], f"{name}_ms": [1e3 * statistics.median(before)]}
+        found |= {
+            name: middle,
+            f"{name}_half": [low, high],
+            f"{name}_ms": [1e3 * statistics.median(before)],
+        }
         found[f"{name}_ms"].append(1e3 * statistics.median(own))
     return found
 
@@ -169,7 +192,9 @@ class _Training:
         self.step = 0
 
     def settle(self, every: int) -> None:
-        """Takes steps that do not count: at least one, and until the next is one that is recorded."""
+        """Takes steps that do not count: at least one, and until the next is one that is
+        recorded.
+        """
         self.one()
         while self.step % every:
             self.one()
@@ -205,7 +230,10 @@ def main() -> None:
     torch.set_num_threads(1)  # what other threads do is not seen by the clock of this one
     warnings.simplefilter("ignore")
     os.environ.setdefault("WANDB_SILENT", "true")
-    print(json.dumps(measure(options.watcher, options.workload, options.every, options.seconds)), flush=True)
+    print(
+        json.dumps(measure(options.watcher, options.workload, options.every, options.seconds)),
+        flush=True,
+    )
     os._exit(0)  # an offline run of wandb has nothing to wait for
 
 

@@ -8,21 +8,39 @@ from torch import nn
 
 __all__ = ["TRAINING_WORKLOADS", "WORKLOADS"]
 
-# AlexNet and ResNet-18 are written out: torchvision, beside a CPU build of torch, is more than one of the peers can take.
+# AlexNet and ResNet-18 are written out: torchvision, beside a CPU build of torch, is more than one
+# of the peers can take.
 
 
 class AlexNet(nn.Sequential):
     """As in torchvision, in one sequence."""
 
     def __init__(self) -> None:
-        sizes = [(3, 64, 11, 4, 2), (64, 192, 5, 1, 2), (192, 384, 3, 1, 1), (384, 256, 3, 1, 1), (256, 256, 3, 1, 1)]
+        sizes = [
+            (3, 64, 11, 4, 2),
+            (64, 192, 5, 1, 2),
+            (192, 384, 3, 1, 1),
+            (384, 256, 3, 1, 1),
+            (256, 256, 3, 1, 1),
+        ]
         layers: list[nn.Module] = []
         for number, (inside, outside, kernel, stride, padding) in enumerate(sizes):
             layers += [nn.Conv2d(inside, outside, kernel, stride, padding), nn.ReLU(inplace=True)]
             if number in (0, 1, 4):
                 layers.append(nn.MaxPool2d(3, 2))
-        layers += [nn.AdaptiveAvgPool2d(6), nn.Flatten(), nn.Dropout(), nn.Linear(9216, 4096), nn.ReLU(inplace=True)]
-        layers += [nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Linear(4096, 1000)]
+        layers += [
+            nn.AdaptiveAvgPool2d(6),
+            nn.Flatten(),
+            nn.Dropout(),
+            nn.Linear(9216, 4096),
+            nn.ReLU(inplace=True),
+        ]
+        layers += [
+            nn.Dropout(),
+            nn.Linear(4096, 4096),
+            nn.ReLU(inplace=True),
+            nn.Linear(4096, 1000),
+        ]
         super().__init__(*layers)
 
 
@@ -38,7 +56,9 @@ class Block(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample: nn.Module | None = None
         if stride != 1 or inside != outside:
-            self.downsample = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
@@ -52,11 +72,17 @@ class ResNet18(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, 1),
         )
         sizes = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
         for number, (inside, outside, stride) in enumerate(sizes, start=1):
-            self.add_module(f"layer{number}", nn.Sequential(Block(inside, outside, stride), Block(outside, outside, 1)))
+            self.add_module(
+                f"layer{number}",
+                nn.Sequential(Block(inside, outside, stride), Block(outside, outside, 1)),
+            )
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(512, 1000)
 
@@ -122,13 +148,18 @@ class DenoisingBlock(nn.Module):
 
 
 class Diffusion(nn.Module):
-    """A sampling loop around a very small U-Net: a hundred module calls per step, each of them tiny."""
+    """A sampling loop around a very small U-Net: a hundred module calls per step, each of them
+    tiny.
+    """
 
     def __init__(self, num_steps: int, channels: int = 4) -> None:
         super().__init__()
         self.num_steps = num_steps
         self.time = nn.Sequential(nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8))
-        self.inside, self.outside = nn.Conv2d(1, channels, 3, padding=1), nn.Conv2d(2 * channels, 1, 3, padding=1)
+        self.inside, self.outside = (
+            nn.Conv2d(1, channels, 3, padding=1),
+            nn.Conv2d(2 * channels, 1, 3, padding=1),
+        )
         self.down = nn.ModuleList(DenoisingBlock(channels, 8) for _ in range(4))
         self.up = nn.ModuleList(DenoisingBlock(2 * channels, 8) for _ in range(4))
 
@@ -188,11 +219,17 @@ class GPTBlock(nn.Module):
         self.num_heads = num_heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
-        parts = self.qkv(self.norm1(x)).view(batch, length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        parts = (
+            self.qkv(self.norm1(x))
+            .view(batch, length, 3, self.num_heads, -1)
+            .permute(2, 0, 3, 1, 4)
+        )
         attended = nn.functional.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
         x = x + self.proj(attended.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.norm2(x))

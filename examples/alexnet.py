@@ -1,6 +1,7 @@
 """The main job in one file: log a model, then print, index, tabulate and draw the log.
 
-Run `make demo`, or `python examples/alexnet.py`. AlexNet is defined here, with random weights: nothing is downloaded.
+Run `make demo`, or `python examples/alexnet.py`. AlexNet is defined here, with random weights:
+nothing is downloaded.
 """
 
 from pathlib import Path
@@ -12,7 +13,9 @@ import torchlens as tl
 
 
 class AlexNet(nn.Module):
-    """The convolutional network of Krizhevsky, Sutskever and Hinton (2012), in its one-tower form."""
+    """The convolutional network of Krizhevsky, Sutskever and Hinton (2012), in its one-tower
+    form.
+    """
 
     def __init__(self, num_classes: int = 1000) -> None:
         super().__init__()
@@ -64,7 +67,11 @@ def main() -> None:
     print("Also found as:", ", ".join(repr(entry) for entry in same))
     print()
     table = history.to_pandas()
-    print(table[["layer_label", "tensor_shape", "num_params_total", "func_time_elapsed"]].to_string(index=False))
+    print(
+        table[["layer_label", "tensor_shape", "num_params_total", "func_time_elapsed"]].to_string(
+            index=False
+        )
+    )
 
     folder = Path("output")
     folder.mkdir(exist_ok=True)

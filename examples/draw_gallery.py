@@ -1,7 +1,7 @@
 """Draws all pictures of the documentation.
 
-Run `python examples/draw_gallery.py [folder]`; the folder is `images` unless you name another. The models are defined here,
-with random weights: nothing is downloaded.
+Run `python examples/draw_gallery.py [folder]`; the folder is `images` unless you name another. The
+models are defined here, with random weights: nothing is downloaded.
 """
 
 import sys
@@ -30,7 +30,9 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(num_out)
         self.downsample = None
         if stride != 1 or num_in != num_out:
-            self.downsample = nn.Sequential(nn.Conv2d(num_in, num_out, 1, stride, bias=False), nn.BatchNorm2d(num_out))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(num_in, num_out, 1, stride, bias=False), nn.BatchNorm2d(num_out)
+            )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.relu(self.bn1(self.conv1(x)))
@@ -87,7 +89,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.proj(y.transpose(1, 2).flatten(2))
 
@@ -183,17 +188,32 @@ def with_gradients() -> tl.ModelHistory:
 
 PICTURES: dict[str, tuple[Callable[[], tl.ModelHistory], dict[str, Any]]] = {
     "alexnet": (lambda: history_of(AlexNet(), torch.rand(1, 3, 224, 224)), {}),
-    "alexnet_modules": (lambda: history_of(AlexNet(), torch.rand(1, 3, 224, 224)), {"vis_nesting_depth": 1}),
-    "alexnet_flops": (lambda: history_of(AlexNet(), torch.rand(1, 3, 224, 224)), {"vis_color_by": "flops"}),
-    "resnet18": (lambda: history_of(ResNet18(), torch.rand(1, 3, 224, 224)), {"vis_nesting_depth": 2}),
+    "alexnet_modules": (
+        lambda: history_of(AlexNet(), torch.rand(1, 3, 224, 224)),
+        {"vis_nesting_depth": 1},
+    ),
+    "alexnet_flops": (
+        lambda: history_of(AlexNet(), torch.rand(1, 3, 224, 224)),
+        {"vis_color_by": "flops"},
+    ),
+    "resnet18": (
+        lambda: history_of(ResNet18(), torch.rand(1, 3, 224, 224)),
+        {"vis_nesting_depth": 2},
+    ),
     "resnet18_block": (
         lambda: history_of(ResNet18(), torch.rand(1, 3, 224, 224)),
         {"vis_collapse": lambda history, module: module in ("layer1", "layer3", "layer4")},
     ),
     "recurrent_unrolled": (lambda: history_of(RecurrentNet(), torch.rand(2, 4, 8)), {}),
-    "recurrent_rolled": (lambda: history_of(RecurrentNet(), torch.rand(2, 4, 8)), {"vis_opt": "rolled"}),
+    "recurrent_rolled": (
+        lambda: history_of(RecurrentNet(), torch.rand(2, 4, 8)),
+        {"vis_opt": "rolled"},
+    ),
     "transformer_block": (lambda: history_of(TransformerBlock(), torch.rand(1, 10, 64)), {}),
-    "gpt_folded": (lambda: history_of(GPT(), torch.randint(1000, (1, 32))), {"vis_fold_repeats": True}),
+    "gpt_folded": (
+        lambda: history_of(GPT(), torch.randint(1000, (1, 32))),
+        {"vis_fold_repeats": True},
+    ),
     "conditional": (lambda: history_of(Conditional(), torch.ones(2, 8)), {}),
     "buffers_and_gradients": (with_gradients, {"vis_buffer_layers": True}),
     "failing": (lambda: history_of(Failing(), torch.rand(4, 8)), {}),
@@ -207,7 +227,9 @@ def main(folder: Path) -> None:
     with TemporaryDirectory() as elsewhere:
         for name, (make_history, options) in PICTURES.items():
             options = {"vis_direction": "topdown", **options}
-            drawing = make_history().render_graph(**options, vis_outpath=Path(elsewhere, name), vis_fileformat="dot")
+            drawing = make_history().render_graph(
+                **options, vis_outpath=Path(elsewhere, name), vis_fileformat="dot"
+            )
             path = drawing.save(folder / f"{name}.png")
             print(f"{path}: {path.stat().st_size // 1024} KB")
 

@@ -1,7 +1,8 @@
 """Trains a small CNN in which a layer dies, and finds it: when, which one, and why.
 
-The learning rate is far too high for one moment. The loss says that something went wrong, but not where. The monitor does:
-`torchlens serve runs` shows it live, and the page written at the end shows it later.
+The learning rate is far too high for one moment. The loss says that something went wrong, but not
+where. The monitor does: `torchlens serve runs` shows it live, and the page written at the end shows
+it later.
 """
 
 import sys
@@ -33,7 +34,9 @@ def main(folder: Path) -> list[tl.Finding]:
     with tl.monitor(model, folder / "dying") as run:
         for step in range(NUM_STEPS):
             labels = torch.randint(0, 10, (32,))
-            loss = nn.functional.cross_entropy(model(patterns[labels] + torch.randn(32, 1, 16, 16)), labels)
+            loss = nn.functional.cross_entropy(
+                model(patterns[labels] + torch.randn(32, 1, 16, 16)), labels
+            )
             optimizer.zero_grad()
             loss.backward()
             if step == ACCIDENT:  # somebody's schedule jumps

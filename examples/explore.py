@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens.viewer import explore
+from torchlens._page.page import explore
 
 
 class Classifier(nn.Module):
@@ -16,7 +16,9 @@ class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(1000, 64)
-        layer = nn.TransformerEncoderLayer(64, nhead=4, dim_feedforward=128, batch_first=True, dropout=0.0)
+        layer = nn.TransformerEncoderLayer(
+            64, nhead=4, dim_feedforward=128, batch_first=True, dropout=0.0
+        )
         self.encoder = nn.TransformerEncoder(layer, num_layers=6, enable_nested_tensor=False)
         self.head = nn.Linear(64, 2)
 
@@ -27,8 +29,12 @@ class Classifier(nn.Module):
 def main() -> None:
     torch.manual_seed(0)
     history = tl.log_forward_pass(Classifier(), torch.randint(0, 1000, (2, 16)))
-    spread = {entry.layer_label: float(entry.tensor_contents.detach().float().std()) for entry in history}
-    print(explore(history, "output/classifier.html", overlays={"spread": spread}, title="Classifier"))
+    spread = {
+        entry.layer_label: float(entry.tensor_contents.detach().float().std()) for entry in history
+    }
+    print(
+        explore(history, "output/classifier.html", overlays={"spread": spread}, title="Classifier")
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Extracts the features of chosen layers over many batches, as from a pretrained network.
 
-Run `python examples/feature_extraction.py`. The network is a small ResNet defined here, its weights are random and its
-images noise, so nothing is downloaded; replace them with your own. The features go to `output/features.npz`
-and `output/features.pt`.
+Run `python examples/feature_extraction.py`. The network is a small ResNet defined here, its weights
+are random and its images noise, so nothing is downloaded; replace them with your own. The features
+go to `output/features.npz` and `output/features.pt`.
 """
 
 from pathlib import Path
@@ -24,7 +24,9 @@ class Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(num_out)
         self.conv2 = nn.Conv2d(num_out, num_out, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(num_out)
-        self.shortcut = nn.Conv2d(num_in, num_out, 1, stride, bias=False) if stride > 1 else nn.Identity()
+        self.shortcut = (
+            nn.Conv2d(num_in, num_out, 1, stride, bias=False) if stride > 1 else nn.Identity()
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = F.relu(self.bn1(self.conv1(x)))
@@ -50,7 +52,8 @@ class SmallResNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-# Modules by address, and an operation that no module returns: the sum at the end of the last block, before its relu.
+# Modules by address, and an operation that no module returns: the sum at the end of the last block,
+# before its relu.
 LAYERS = ["layer1", "layer2.0.conv1", "iadd_6", "fc"]
 
 
@@ -60,11 +63,16 @@ def pooled(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def extract(model: nn.Module, batches: list[torch.Tensor], layers: list[str]) -> dict[str, torch.Tensor]:
+def extract(
+    model: nn.Module, batches: list[torch.Tensor], layers: list[str]
+) -> dict[str, torch.Tensor]:
     """What `layers` computed for the images of all batches."""
     found: dict[str, list[torch.Tensor]] = {layer: [] for layer in layers}
-    # The first log learns the graph; from then on the same graph is filled anew, and only with what was asked for.
-    history = tl.log_forward_pass(model, batches[0], layers_to_save="none", activation_postfunc=pooled)
+    # The first log learns the graph; from then on the same graph is filled anew, and only with what
+    # was asked for.
+    history = tl.log_forward_pass(
+        model, batches[0], layers_to_save="none", activation_postfunc=pooled
+    )
     for batch in batches:
         history.save_new_activations(model, batch, layers_to_save=layers)
         for layer in layers:
@@ -81,13 +89,21 @@ def main() -> None:
 
     features = extract(model, batches, LAYERS)
     for layer, values in features.items():
-        print(f"{layer:15} {tuple(values.shape)!s:11} mean {values.mean():+.3f}, deviation {values.std():.3f}")
+        print(
+            f"{layer:15} {tuple(values.shape)!s:11} mean {values.mean():+.3f}, deviation "
+            f"{values.std():.3f}"
+        )
 
     folder = Path("output")
     folder.mkdir(exist_ok=True)
-    np.savez(folder / "features.npz", **{layer: values.numpy() for layer, values in features.items()})
+    np.savez(
+        folder / "features.npz", **{layer: values.numpy() for layer, values in features.items()}
+    )
     torch.save(features, folder / "features.pt")
-    print(f"\n{len(images)} images, {len(features)} layers: {folder / 'features.npz'} and {folder / 'features.pt'}")
+    print(
+        f"\n{len(images)} images, {len(features)} layers: {folder / 'features.npz'} and "
+        f"{folder / 'features.pt'}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Trains a small CNN, sends the run to TensorBoard and films its first layer and the embedding of its digits.
+"""Trains a small CNN, sends the run to TensorBoard and films its first layer and the embedding of
+its digits.
 
 python examples/film_training.py
 tensorboard --logdir output/tensorboard
@@ -28,7 +29,13 @@ def main(steps: int = 120) -> None:
     """Trains, and says where the files are."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(200, 32), nn.ReLU(), nn.Linear(32, 8)
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(200, 32),
+        nn.ReLU(),
+        nn.Linear(32, 8),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     sink = tl.sinks.TensorBoard("output/tensorboard", every=5)
@@ -44,9 +51,14 @@ def main(steps: int = 120) -> None:
             run.log(loss=loss)
     r = tl.open_run("output/runs/bars")
     losses = r.scalars["loss"].values
-    print(f"{len(r.steps)} of {steps} steps recorded; loss from {losses[0]:.2f} to {losses[-1]:.2f}")
+    print(
+        f"{len(r.steps)} of {steps} steps recorded; loss from {losses[0]:.2f} to {losses[-1]:.2f}"
+    )
     print(f"problems: {', '.join(run.problems) or 'none'}; pictures: {run.work_counts.done}")
-    print("output/conv.mp4, output/embedding.mp4, output/tensorboard (tensorboard --logdir output/tensorboard)")
+    print(
+        "output/conv.mp4, output/embedding.mp4, output/tensorboard (tensorboard --logdir "
+        "output/tensorboard)"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Finding a shape bug: what a log shows when the model raises.
 
-Run `python examples/find_shape_bug.py`. A small U-Net works for images whose sides are divisible by four. For others its
-decoder comes out a pixel short, and torch's message does not say where. The log does: the exception carries a note that
-names the module, the operation, the shapes and the line, and the log up to that point, in which you can look for the cause.
+Run `python examples/find_shape_bug.py`. A small U-Net works for images whose sides are divisible by
+four. For others its decoder comes out a pixel short, and torch's message does not say where. The
+log does: the exception carries a note that names the module, the operation, the shapes and the
+line, and the log up to that point, in which you can look for the cause.
 """
 
 import torch
@@ -74,8 +75,13 @@ def main() -> None:
 
     print("What was computed until then, with what went in:")
     for entry in history:
-        parents = ", ".join(f"{parent} {history[parent].tensor_shape}" for parent in entry.parent_layers)
-        print(f"    {entry.layer_label:22} {entry.tensor_shape!s:16} {entry.func_applied_name}({parents})")
+        parents = ", ".join(
+            f"{parent} {history[parent].tensor_shape}" for parent in entry.parent_layers
+        )
+        print(
+            f"    {entry.layer_label:22} {entry.tensor_shape!s:16} "
+            f"{entry.func_applied_name}({parents})"
+        )
 
     odd = next(
         entry
@@ -83,13 +89,15 @@ def main() -> None:
         if entry.layer_type == "maxpool2d" and history[entry.parent_layers[0]].tensor_shape[-1] % 2
     )
     print(
-        f"\nThe cause: {odd.layer_label} halves {history[odd.parent_layers[0]].tensor_shape[-1]} to {odd.tensor_shape[-1]},"
+        f"\nThe cause: {odd.layer_label} halves {history[odd.parent_layers[0]].tensor_shape[-1]} "
+        f"to {odd.tensor_shape[-1]},"
     )
     print(f"called at {odd.func_call_stack[0]}; twice that is a pixel short.")
 
     fixed = tl.log_forward_pass(UNet(FixedUp), image)
     print(
-        f"\nEnlarged to the size of the skip instead, it runs: {fixed['output_1'].tensor_shape} after {len(fixed)} entries."
+        f"\nEnlarged to the size of the skip instead, it runs: {fixed['output_1'].tensor_shape} "
+        f"after {len(fixed)} entries."
     )
 
 

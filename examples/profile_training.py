@@ -1,9 +1,10 @@
 """Profiling a training loop: where time and memory go, and why the weights turned into NaN.
 
-Run `python examples/profile_training.py`. A network learns which pairs of images are alike. Its loss is finite in the first
-step, and everything is NaN from the second on. The profile runs alongside the training, says where it began,
-and writes output/profile.json, output/profile.csv and output/profile.html, a page of the model coloured by
-what was measured. The model has random weights and random data: nothing is downloaded.
+Run `python examples/profile_training.py`. A network learns which pairs of images are alike. Its
+loss is finite in the first step, and everything is NaN from the second on. The profile runs
+alongside the training, says where it began, and writes output/profile.json, output/profile.csv and
+output/profile.html, a page of the model coloured by what was measured. The model has random weights
+and random data: nothing is downloaded.
 """
 
 from pathlib import Path
@@ -21,8 +22,10 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+            nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
         )  # fmt: skip
         self.head = nn.Linear(32 * 8 * 8, 16)
 
@@ -31,7 +34,9 @@ class Encoder(nn.Module):
 
 
 class Distance(nn.Module):
-    """How far apart two rows of numbers are. The derivative of the root is infinite where they are the same."""
+    """How far apart two rows of numbers are. The derivative of the root is infinite where they are
+    the same.
+    """
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return (a - b).square().sum(1).sqrt()
@@ -87,7 +92,9 @@ def main() -> None:
     profile.to_json(output / "profile.json", indent=2)
     profile.to_pandas().to_csv(output / "profile.csv", index=False)
     names = ("forward_time", "backward_time", "peak_bytes")
-    page = profile.history.explore(output / "profile.html", overlays={name: profile.overlay(name) for name in names})
+    page = profile.history.explore(
+        output / "profile.html", overlays={name: profile.overlay(name) for name in names}
+    )
     print(f"\nWritten: output/profile.json, output/profile.csv, {page.path}")
 
     torch.manual_seed(0)

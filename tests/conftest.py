@@ -1,4 +1,6 @@
-"""What all tests share: golden files, a quiet machine, and generators that start the same everywhere."""
+"""What all tests share: golden files, a quiet machine, and generators that start the same
+everywhere.
+"""
 
 import asyncio
 import os
@@ -10,17 +12,22 @@ import numpy as np
 import pytest
 import torch
 
-from torchlens.draw import render
+from torchlens._draw import render
 
-# Virtual machines may announce AMX without being able to run it: a product in bfloat16 then ends the process, with or
-# without torchlens (torch 2.13). Processes that tests start inherit it. oneDNN reads it at its first operation.
+# Virtual machines may announce AMX without being able to run it: a product in bfloat16 then ends
+# the process, with or without torchlens (torch 2.13). Processes that tests start inherit it. oneDNN
+# reads it at its first operation.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write the golden files anew from what is printed now")
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="write the golden files anew from what is printed now",
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -39,7 +46,9 @@ def _as_wide_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_loop_of_a_browser(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A browser, once started, holds an event loop in this thread until the last test; only its own tests may see that."""
+    """A browser, once started, holds an event loop in this thread until the last test; only its own
+    tests may see that.
+    """
     loop = None if "browser" in request.fixturenames else asyncio._get_running_loop()
     if loop is not None:
         asyncio._set_running_loop(None)
@@ -58,7 +67,9 @@ def _seeded() -> None:
 
 @pytest.fixture
 def generated(request: pytest.FixtureRequest) -> Callable[[Path, Callable[[str], str]], None]:
-    """Compares a page with what the code makes of it, or writes the page under `--update-golden`."""
+    """Compares a page with what the code makes of it, or writes the page under
+    `--update-golden`.
+    """
 
     def compare(path: Path, make: Callable[[str], str]) -> None:
         page = path.read_text(encoding="utf-8")
@@ -71,13 +82,18 @@ def generated(request: pytest.FixtureRequest) -> Callable[[Path, Callable[[str],
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compares a text with the file of that name in `tests/golden`, or writes the file under `--update-golden`."""
+    """Compares a text with the file of that name in `tests/golden`, or writes the file under
+    `--update-golden`.
+    """
 
     def compare(name: str, text: str) -> None:
         path = GOLDEN / name
         if request.config.getoption("--update-golden"):
             path.write_text(text, encoding="utf-8")
-        assert path.exists(), f"There is no golden file {path.name} yet: run pytest --update-golden and read what it wrote."
+        assert path.exists(), (
+            f"There is no golden file {path.name} yet: run pytest --update-golden and read what it "
+            "wrote."
+        )
         assert text == path.read_text(encoding="utf-8")
 
     return compare

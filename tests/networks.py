@@ -9,7 +9,9 @@ from torch import nn
 
 
 class Model(nn.Module):
-    """A network made of a function of (self, inputs...) and its submodules, parameters and attributes."""
+    """A network made of a function of (self, inputs...) and its submodules, parameters and
+    attributes.
+    """
 
     def __init__(self, function: Callable[..., Any], **attributes: Any) -> None:
         super().__init__()
@@ -67,7 +69,9 @@ class ResidualBlock(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Convolution, batch norm, in-place ReLU, pooling, dropout and a head: something of everything that trains."""
+    """Convolution, batch norm, in-place ReLU, pooling, dropout and a head: something of everything
+    that trains.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +112,8 @@ class Conditional(nn.Module):
         return x * 2
 
 
-# -- transformers ------------------------------------------------------------------------------------------------------
+# -- transformers
+# --------------------------------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
@@ -121,7 +126,11 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, dim = x.shape
-        heads = self.qkv(x).view(batch, length, 3, self.num_heads, dim // self.num_heads).permute(2, 0, 3, 1, 4)
+        heads = (
+            self.qkv(x)
+            .view(batch, length, 3, self.num_heads, dim // self.num_heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         q, k, v = heads.unbind(0)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal)
         return self.proj(y.transpose(1, 2).reshape(batch, length, dim))
@@ -132,14 +141,20 @@ class ManualAttention(Attention):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, dim = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.num_heads, dim // self.num_heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.qkv(x)
+            .view(batch, length, 3, self.num_heads, dim // self.num_heads)
+            .permute(2, 0, 3, 1, 4)
+        )
         scores = q @ k.transpose(-2, -1) / (dim // self.num_heads) ** 0.5
         y = scores.softmax(dim=-1) @ v
         return self.proj(y.transpose(1, 2).contiguous().view(batch, length, dim))
 
 
 class Block(nn.Module):
-    """Attention and MLP around a residual stream, with the norms before (GPT, ViT) or after (BERT)."""
+    """Attention and MLP around a residual stream, with the norms before (GPT, ViT) or after
+    (BERT).
+    """
 
     def __init__(self, dim: int, attention: nn.Module, *, is_pre_norm: bool = True) -> None:
         super().__init__()
@@ -161,7 +176,9 @@ class TinyGPT(nn.Module):
     def __init__(self, depth: int = 3, dim: int = 8) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(11, dim), nn.Embedding(16, dim)
-        self.blocks = nn.ModuleList(Block(dim, Attention(dim, is_causal=True)) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(dim, Attention(dim, is_causal=True)) for _ in range(depth)
+        )
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, 11, bias=False)
         self.head.weight = self.tokens.weight
@@ -176,13 +193,21 @@ class TinyGPT(nn.Module):
 class TinyBERT(nn.Module):
     def __init__(self, depth: int = 3, dim: int = 8) -> None:
         super().__init__()
-        self.words, self.positions, self.segments = nn.Embedding(11, dim), nn.Embedding(16, dim), nn.Embedding(2, dim)
+        self.words, self.positions, self.segments = (
+            nn.Embedding(11, dim),
+            nn.Embedding(16, dim),
+            nn.Embedding(2, dim),
+        )
         self.norm = nn.LayerNorm(dim)
-        self.blocks = nn.ModuleList(Block(dim, ManualAttention(dim), is_pre_norm=False) for _ in range(depth))
+        self.blocks = nn.ModuleList(
+            Block(dim, ManualAttention(dim), is_pre_norm=False) for _ in range(depth)
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         places = torch.arange(ids.shape[1]).expand_as(ids)
-        x = self.norm(self.words(ids) + self.segments(torch.zeros_like(ids)) + self.positions(places))
+        x = self.norm(
+            self.words(ids) + self.segments(torch.zeros_like(ids)) + self.positions(places)
+        )
         for block in self.blocks:
             x = block(x)
         return torch.tanh(x[:, 0])
@@ -218,8 +243,16 @@ class WindowBlock(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, height, width, dim = x.shape
         y = torch.roll(self.norm1(x), (-self.shift, -self.shift), (1, 2))
-        y = y.view(batch, height // 2, 2, width // 2, 2, dim).permute(0, 1, 3, 2, 4, 5).reshape(-1, 4, dim)
-        y = self.attention(y).view(batch, height // 2, width // 2, 2, 2, dim).permute(0, 1, 3, 2, 4, 5)
+        y = (
+            y.view(batch, height // 2, 2, width // 2, 2, dim)
+            .permute(0, 1, 3, 2, 4, 5)
+            .reshape(-1, 4, dim)
+        )
+        y = (
+            self.attention(y)
+            .view(batch, height // 2, width // 2, 2, 2, dim)
+            .permute(0, 1, 3, 2, 4, 5)
+        )
         y = torch.roll(y.reshape(batch, height, width, dim), (self.shift, self.shift), (1, 2))
         x = x + y
         return x + self.mlp(self.norm2(x))

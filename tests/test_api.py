@@ -14,7 +14,8 @@ def saved(history: tl.ModelHistory) -> list[str]:
     return history.layers_with_saved_activations
 
 
-# -- layers_to_save ----------------------------------------------------------------------------------------------------
+# -- layers_to_save
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -22,10 +23,12 @@ def saved(history: tl.ModelHistory) -> list[str]:
     [
         ("all", ["input_1_0", "linear_1_1", "relu_1_2", "linear_2_3", "output_1_4"]),
         ("none", []), (None, []), ([], []),
-        ("linear_1_1", ["linear_1_1"]), ("linear_1", ["linear_1_1"]), ("linear_1_1:1", ["linear_1_1"]),
+        ("linear_1_1", ["linear_1_1"]), ("linear_1", ["linear_1_1"]), ("linear_1_1:1",
+        ["linear_1_1"]),
         ("fc2", ["linear_2_3"]), ("fc2:1", ["linear_2_3"]), (2, ["relu_1_2"]), (-1, ["output_1_4"]),
         ("linear", ["linear_1_1", "linear_2_3"]), ("input.x", ["input_1_0"]),
-        (["act", "fc1"], ["linear_1_1", "relu_1_2"]), (["act", 0, "linear_2"], ["input_1_0", "relu_1_2", "linear_2_3"]),
+        (["act", "fc1"], ["linear_1_1", "relu_1_2"]), (["act", 0, "linear_2"], ["input_1_0",
+        "relu_1_2", "linear_2_3"]),
         (("relu", "output"), ["relu_1_2", "output_1_4"]),
         (lambda entry: entry.computed_with_params, ["linear_1_1", "linear_2_3"]),
         (lambda entry: False, []),
@@ -41,7 +44,11 @@ def test_layers_to_save(layers: Any, expected: list[str]) -> None:
     for label in expected:
         assert torch.equal(history[label].tensor_contents, everything[label].tensor_contents)
     for entry in history:
-        assert (entry.tensor_contents is not None) == entry.has_saved_activations == (entry.layer_label in expected)
+        assert (
+            (entry.tensor_contents is not None)
+            == entry.has_saved_activations
+            == (entry.layer_label in expected)
+        )
 
 
 @pytest.mark.parametrize("name", ["linear_1_1", "linear_1", "fc"])
@@ -70,7 +77,9 @@ def test_a_partial_save_marks_saved_layers_with_a_star() -> None:
 
 
 def test_keep_unsaved_layers() -> None:
-    history = tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False)
+    history = tl.log_forward_pass(
+        MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False
+    )
     assert history.layer_labels == ["linear_1_1"]
     assert len(history) == 1
     assert history.unlogged_layers == ["input_1_0", "relu_1_2", "linear_2_3", "output_1_4"]
@@ -79,7 +88,8 @@ def test_keep_unsaved_layers() -> None:
     assert history.input_layers == ["input_1_0"]
 
 
-# -- what is done to saved tensors -------------------------------------------------------------------------------------
+# -- what is done to saved tensors
+# -------------------------------------------------------------------------------------
 
 
 def test_output_device() -> None:
@@ -137,7 +147,8 @@ def test_get_model_metadata_is_the_same_without_tensors() -> None:
     assert named.layer_labels == history.layer_labels
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- refusals
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -147,23 +158,31 @@ def test_get_model_metadata_is_the_same_without_tensors() -> None:
         ({"layers_to_save": ["a", None]}, TypeError, "layers_to_save must be .*, got None"),
         ({"layers_to_save": ""}, TypeError, "layers_to_save must be .*, got ''"),
         ({"layers_to_save": True}, TypeError, "layers_to_save must be .*, got True"),
-        ({"layers_to_save": torch.rand(2)}, TypeError, r"layers_to_save must be .*, got a Tensor of shape \(2,\)"),
-        ({"keep_unsaved_layers": "no"}, TypeError, "keep_unsaved_layers must be True or False, got 'no'"),
+        ({"layers_to_save": torch.rand(2)}, TypeError, (r"layers_to_save must be .*, got a Tensor "
+                                                       r"of shape \(2,\)")),
+        ({"keep_unsaved_layers": "no"}, TypeError, ("keep_unsaved_layers must be True or False, "
+                                                   "got 'no'")),
         ({"save_gradients": 1}, TypeError, "save_gradients must be True or False, got 1"),
         ({"save_function_args": None}, TypeError, "save_function_args must be True or False"),
         ({"detach_saved_tensors": "x"}, TypeError, "detach_saved_tensors must be True or False"),
-        ({"mark_input_output_distances": 0}, TypeError, "mark_input_output_distances must be True or False"),
+        ({"mark_input_output_distances": 0}, TypeError, ("mark_input_output_distances must be True "
+                                                        "or False")),
         ({"output_device": "gpu"}, ValueError, "output_device must be 'same' or a torch device"),
-        ({"output_device": "cuda:99"}, ValueError, "output_device must be a device that this machine and this torch have"),
-        ({"output_device": None}, (TypeError, ValueError), "output_device must be 'same' or a torch device"),
-        ({"activation_postfunc": 3}, TypeError, "activation_postfunc must be a function of a tensor"),
+        ({"output_device": "cuda:99"}, ValueError, ("output_device must be a device that this "
+                                                   "machine and this torch have")),
+        ({"output_device": None}, (TypeError, ValueError), ("output_device must be 'same' or a "
+                                                           "torch device")),
+        ({"activation_postfunc": 3}, TypeError,
+        "activation_postfunc must be a function of a tensor"),
         ({"random_seed": "1"}, TypeError, "random_seed must be a whole number"),
         ({"random_seed": -1}, ValueError, "random_seed must be between"),
         ({"vis_opt": "sideways"}, ValueError, "vis_opt"),
         ({"layer_to_save": "all"}, TypeError, "layer_to_save"),
     ],
 )  # fmt: skip
-def test_a_bad_option_is_refused_before_the_model_runs(options: dict[str, Any], error: Any, message: str) -> None:
+def test_a_bad_option_is_refused_before_the_model_runs(
+    options: dict[str, Any], error: Any, message: str
+) -> None:
     model = Model(lambda self, x: x + 1)
     with pytest.raises(error, match=message):
         tl.log_forward_pass(model, torch.rand(3), **options)
@@ -181,7 +200,8 @@ class OneArgument(nn.Module):
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        ([torch.rand(3), torch.rand(3)], None, "OneArgument.forward.*cannot be called with .Tensor, Tensor."),
+        ([torch.rand(3), torch.rand(3)], None, ("OneArgument.forward.*cannot be called with "
+                                               ".Tensor, Tensor.")),
         ([], None, "missing a required argument: 'x'"),
         (torch.rand(3), {"y": 1}, "unexpected keyword argument 'y'"),
         (torch.rand(3), torch.rand(3), "input_kwargs must be a dict"),

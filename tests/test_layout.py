@@ -15,6 +15,7 @@ import pytest
 import torchlens as tl
 
 PACKAGE = Path(tl.__file__).parent
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Every public name, once. A new one is added here, on purpose.
 PUBLIC_NAMES = [
@@ -52,35 +53,52 @@ PUBLIC_NAMES = [
     "validate_saved_activations",
 ]
 
-# From the bottom up; a file imports from its own line and the lines above it in this list. A folder that is not listed
-# is a room: it hangs on the history, and no room knows another.
-GROUND = [
-    *("errors", "lazy_import", "wording", "problems", "foreign_names", "watch_names", "frameworks", "options", "health"),
-    *("capture", "jax", "state", "graph", "nonfinite", "history"),
+# From the bottom up: a file imports from its own package and from the packages before it.
+ORDER = [
+    *("errors", "_compat", "_recording", "_text", "_capture", "_jax", "_graph", "_history"),
+    *("_replay", "_health", "features", "api", "sinks", "callbacks", "__init__", "_cli"),
+    "__main__",
 ]
-FACADE = [
-    *("model_history", "api", "measure", "traces", "differences", "runs", "callbacks", "sinks"),
-    *("__init__", "commands", "cli", "__main__"),
-]
-# The monitor draws its graph on the page that a history has.
-FRIENDS = {("monitoring", "viewer")}
+# Features read histories. One imports another only if it is named here.
+FEATURES = ["_draw", "_page", "_export", "_validate", "_diff", "_profile", "_monitor", "_trace"]
+USES = {("_monitor", "_page"), ("_diff", "_page")}
+# Files whose functions import from packages above their own when they are called.
+CALLS_UP = {
+    "torchlens._history.model_history",
+    "torchlens._recording.frameworks",
+    "torchlens._trace.tailing",
+    "torchlens.api",
+}
 
 # Slow to import or not always there: imported where they are needed.
 OPTIONAL = {
-    *("pandas", "graphviz", "pygraphviz", "networkx", "IPython", "jax", "safetensors", "sympy", "transformers"),
+    *(
+        "pandas",
+        "graphviz",
+        "pygraphviz",
+        "networkx",
+        "IPython",
+        "jax",
+        "safetensors",
+        "sympy",
+        "transformers",
+    ),
     *("av", "lightning", "mlflow", "tensorboard", "trackio", "wandb"),
 }
 
 
 def place(module: str) -> str:
-    """`capture` for `torchlens.capture.session`, `api` for `torchlens.api`, `__init__` for `torchlens`."""
+    """`_capture` for `torchlens._capture.session`, `__init__` for `torchlens`."""
     return [*module.split("."), "__init__"][1]
 
 
-def rank(name: str) -> int:
-    if name in GROUND:
-        return GROUND.index(name)
-    return len(GROUND) + (1 + FACADE.index(name) if name in FACADE else 0)
+def may_import(mine: str, theirs: str) -> bool:
+    if theirs == mine or (mine, theirs) in USES:
+        return True
+    if mine in FEATURES and theirs in FEATURES:
+        return False
+    ranks = [ORDER.index("features" if name in FEATURES else name) for name in (mine, theirs)]
+    return ranks[1] < ranks[0]
 
 
 def module_name(path: Path) -> str:
@@ -100,7 +118,9 @@ def imports_of(node: ast.AST) -> list[str]:
 @cache
 def trees() -> dict[Path, ast.Module]:
     """Every file of the package, parsed once."""
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+    return {
+        path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))
+    }
 
 
 def is_for_types(node: ast.AST) -> bool:
@@ -108,7 +128,9 @@ def is_for_types(node: ast.AST) -> bool:
 
 
 def statements_in(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements inside a node, however deep; imports are statements, so expressions need not be looked into."""
+    """The statements inside a node, however deep; imports are statements, so expressions need not
+    be looked into.
+    """
     for field in ("body", "orelse", "finalbody", "handlers", "cases"):
         children = getattr(node, field, [])
         for child in children if isinstance(children, list) else []:
@@ -116,26 +138,56 @@ def statements_in(node: ast.AST) -> Iterator[ast.AST]:
             yield from statements_in(child)
 
 
+def own_imports(node: ast.AST) -> set[str]:
+    """The modules of the package that the statements inside a node import."""
+    names = (name for inner in statements_in(node) for name in imports_of(inner))
+    return {name for name in names if name.partition(".")[0] == "torchlens"}
+
+
 def test_imports_go_one_way() -> None:
     wrong = []
     for path, tree in trees().items():
-        mine = place(module_name(path))
-        for name in {name for node in statements_in(tree) for name in imports_of(node)}:
-            theirs = place(name) if name.partition(".")[0] == "torchlens" else mine
-            if not (theirs == mine or rank(theirs) < rank(mine) or (mine, theirs) in FRIENDS):
-                wrong.append(f"{module_name(path)} imports {name}")
+        name = module_name(path)
+        late = set()
+        if name in CALLS_UP:
+            functions = [node for node in statements_in(tree) if isinstance(node, FUNCTION)]
+            types = [node for node in tree.body if is_for_types(node)]
+            late = {other for node in (*functions, *types) for other in own_imports(node)}
+        for other in own_imports(tree) - late:
+            if not may_import(place(name), place(other)):
+                wrong.append(f"{name} imports {other}")
     assert wrong == []
 
 
-def test_imports_stand_at_the_top_unless_the_package_is_optional() -> None:
+def test_imports_stand_at_the_top_unless_a_package_is_optional_or_a_feature() -> None:
     wrong = []
     for path, tree in trees().items():
+        mine = place(module_name(path))
         for function in statements_in(tree):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            if isinstance(function, FUNCTION):
                 names = {name for node in statements_in(function) for name in imports_of(node)}
-                if not {name.partition(".")[0] for name in names} <= OPTIONAL:
+                late = {name for name in names if place(name) in FEATURES and place(name) != mine}
+                if module_name(path) in CALLS_UP:
+                    late |= own_imports(function)
+                if not {name.partition(".")[0] for name in names - late} <= OPTIONAL:
                     wrong.append(f"{module_name(path)}.{function.name} imports {sorted(names)}")
     assert wrong == []
+
+
+def test_private_files_have_no_list_of_public_names() -> None:
+    for path, tree in trees().items():
+        if place(module_name(path)).startswith("_") and path.parent != PACKAGE:
+            assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+            assert "__all__" not in [ast.unparse(node.targets[0]) for node in assigned], path
+
+
+def test_the_tests_mirror_the_packages() -> None:
+    tests = Path(__file__).parent
+    packages = {path.parent.name for path in PACKAGE.glob("_*/__init__.py")}
+    assert packages <= {*ORDER, *FEATURES}
+    for package in packages:
+        folder = tests / package.removeprefix("_")
+        assert list(folder.glob("test_*.py")), f"{folder.name}/ has no tests"
 
 
 def test_no_imports_go_round_in_a_circle() -> None:
@@ -151,11 +203,13 @@ def test_no_imports_go_round_in_a_circle() -> None:
 
 def test_optional_packages_are_never_imported_at_the_top() -> None:
     for path, tree in trees().items():
-        # The room of a framework is entered by those who use the framework.
-        optional = OPTIONAL - {place(module_name(path))}
+        # Only those who use a framework import the package for it.
+        optional = OPTIONAL - {place(module_name(path)).removeprefix("_")}
         for node in tree.body:
             if not is_for_types(node):
-                assert not optional & {name.partition(".")[0] for name in imports_of(node)}, module_name(path)
+                assert not optional & {name.partition(".")[0] for name in imports_of(node)}, (
+                    module_name(path)
+                )
 
 
 def test_the_public_names_are_these() -> None:
@@ -180,7 +234,9 @@ def test_the_exceptions_are_one_tree() -> None:
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -200,7 +256,8 @@ def test_importing_changes_nothing_in_torch_and_loads_no_optional_package() -> N
         import torchlens
         for space, old in zip(spaces, before):
             new = dict(vars(space))
-            # A submodule of torch that torchlens imports becomes an attribute of its package: that is Python's doing.
+            # A submodule of torch that torchlens imports becomes an attribute of its package: that
+            # is Python's doing.
             added = [key for key in new if key not in old and getattr(new[key], "__name__", "") not in sys.modules]
             changed = [key for key in old if new.get(key) is not old[key]]
             if added or changed:
@@ -233,9 +290,9 @@ def test_importing_looks_for_no_garbage_and_leaves_the_collector_as_it_was(is_on
 def test_importing_leaves_what_only_a_look_into_the_history_needs_for_later() -> None:
     out = run("""
         import sys, torch, torchlens
-        print(*[name for name in sys.modules if name.startswith(("torchlens.graph", "torchlens.nonfinite"))])
+        print(*[name for name in sys.modules if name.startswith(("torchlens._graph", "torchlens._health.nonfinite"))])
         torchlens.log_forward_pass(torch.nn.ReLU(), torch.rand(3)).layer_labels
-        print("torchlens.graph.build" in sys.modules)
+        print("torchlens._graph.build" in sys.modules)
     """)
     assert out == "\nTrue\n"
 

@@ -60,5 +60,9 @@ def test_a_type_checker_finds_the_wrong_calls_and_no_others(tmp_path: Path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     # By name alone: what mypy remembers of an earlier run stands under the folder of that run.
     found = {int(line) for line in re.findall(r"program\.py:(\d+): error", done.stdout)}
-    wrong = {number for number, line in enumerate(PROGRAM.split("\n"), start=1) if line.endswith("# wrong")}
+    wrong = {
+        number
+        for number, line in enumerate(PROGRAM.split("\n"), start=1)
+        if line.endswith("# wrong")
+    }
     assert found == wrong, done.stdout + done.stderr

@@ -8,12 +8,33 @@ import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Our modules leave no garbage, but they are enough new objects for Python to look through all of torch's for some, which
-# takes longer than importing them.
+# Our modules leave no garbage, but they are enough new objects for Python to look through all of
+# torch's for some, which takes longer than importing them.
 _is_collecting = gc.isenabled()
 gc.disable()
 try:
-    from torchlens.api import get_model_metadata, log_forward_pass, show_model_graph
+    from torchlens._compat.monitor_names import MONITOR_FUNCTIONS
+    from torchlens._compat.torchlens_names import FUNCTION_NAMES, no_such_name
+    from torchlens._history.layer_entry import LayerEntry
+    from torchlens._history.model_history import ModelHistory
+    from torchlens.api import (
+        compare,
+        current_run,
+        diff,
+        explore_together,
+        get_model_metadata,
+        load,
+        log_forward_pass,
+        magnify,
+        monitor,
+        open_run,
+        profile,
+        read_trace,
+        show_model_graph,
+        tail,
+        validate_forward_pass,
+        validate_saved_activations,
+    )
     from torchlens.errors import (
         CannotCompareError,
         DifferentGraphError,
@@ -24,23 +45,17 @@ try:
         TraceError,
         ValueChangedError,
     )
-    from torchlens.foreign_names import FUNCTION_NAMES, no_such_name
-    from torchlens.history.layer_entry import LayerEntry
-    from torchlens.model_history import ModelHistory
-    from torchlens.watch_names import MONITOR_FUNCTIONS
 finally:
     if _is_collecting:
         gc.enable()
 
 if TYPE_CHECKING:
-    from torchlens.differences import Diff, diff
-    from torchlens.measure import compare, profile
-    from torchlens.monitoring import Run, RunReader
-    from torchlens.profiling import Finding, Profile
-    from torchlens.runs import current_run, monitor, open_run
-    from torchlens.traces import load, magnify, read_trace, tail
-    from torchlens.validation import ValidationReport, validate_forward_pass, validate_saved_activations
-    from torchlens.viewer import explore_together
+    from torchlens._diff.diff import Diff
+    from torchlens._health.finding import Finding
+    from torchlens._monitor.read.reader import RunReader
+    from torchlens._monitor.record.run import Run
+    from torchlens._profile.profile import Profile
+    from torchlens._validate.report import ValidationReport
 
 __all__ = [
     "CannotCompareError",
@@ -77,36 +92,23 @@ __all__ = [
     "validate_saved_activations",
 ]
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
-# Parts of the package that not every program needs are imported when one of these names is first used.
+# Types of features, which are imported when one of these names is first used.
 _IMPORTED_ON_USE = {
-    "Diff": "torchlens.differences",
-    "Finding": "torchlens.profiling",
-    "Profile": "torchlens.profiling",
-    "Run": "torchlens.monitoring",
-    "RunReader": "torchlens.monitoring",
-    "ValidationReport": "torchlens.validation",
-    "compare": "torchlens.measure",
-    "current_run": "torchlens.runs",
-    "diff": "torchlens.differences",
-    "explore_together": "torchlens.viewer",
-    "load": "torchlens.traces",
-    "magnify": "torchlens.traces",
-    "monitor": "torchlens.runs",
-    "open_run": "torchlens.runs",
-    "profile": "torchlens.measure",
-    "read_trace": "torchlens.traces",
-    "tail": "torchlens.traces",
-    "validate_forward_pass": "torchlens.validation",
-    "validate_saved_activations": "torchlens.validation",
+    "Diff": "torchlens._diff.diff",
+    "Finding": "torchlens._health.finding",
+    "Profile": "torchlens._profile.profile",
+    "Run": "torchlens._monitor.record.run",
+    "RunReader": "torchlens._monitor.read.reader",
+    "ValidationReport": "torchlens._validate.report",
 }
 # Submodules that users reach as attributes, as in `torchlens.sinks.TensorBoard`.
 _MODULES = ("callbacks", "sinks")
 # The classic TorchLens's names for the types of an entry and of a layer with all its passes.
 _CLASSIC = {
-    "TensorLogEntry": ("torchlens.history.layer_entry", "LayerEntry"),
-    "RolledTensorLogEntry": ("torchlens.history.classic", "RolledLayer"),
+    "TensorLogEntry": ("torchlens._history.layer_entry", "LayerEntry"),
+    "RolledTensorLogEntry": ("torchlens._history.classic.rolled_layer", "RolledLayer"),
 }
 
 
@@ -122,7 +124,14 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     listing = f"Available: {', '.join(__all__)}."
     raise AttributeError(
-        no_such_name(f"module {__name__!r}", "attribute", name, FUNCTION_NAMES | MONITOR_FUNCTIONS, __all__, listing),
+        no_such_name(
+            f"module {__name__!r}",
+            "attribute",
+            name,
+            FUNCTION_NAMES | MONITOR_FUNCTIONS,
+            __all__,
+            listing,
+        ),
         name=name,
     )
 

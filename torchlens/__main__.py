@@ -2,7 +2,7 @@
 
 import sys
 
-from torchlens.cli import main
+from torchlens._cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,43 +1,46 @@
-"""The public functions: check the options, then capture → graph → history."""
+"""Every public function: its signature, its checks, and one call into the package that does it.
 
-import weakref
-from collections.abc import Callable, Mapping
+The packages of features are imported when one of their functions is first called.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import torch
 
-from torchlens.capture.collector import pause_collector, resume_collector
-from torchlens.capture.memory_watch import expected_bytes, warn_of_size
-from torchlens.capture.session import (
-    CaptureOptions,
-    Runnable,
-    Session,
-    generator_states,
-    restore_generators,
-    session_of,
-)
-from torchlens.capture.trees import named_tensors
-from torchlens.capture.user_code import warn_caller
-from torchlens.foreign_names import OPTION_NAMES, classic_drawing_options, no_such_name
-from torchlens.frameworks import Model, OtherModel, as_model, title_of
-from torchlens.history.base_history import LayersToSave
-from torchlens.history.failure import explain
-from torchlens.history.log import Log
-from torchlens.history.lookup import Lookup
-from torchlens.history.rerun import keep_only, rerun, select_numbers
-from torchlens.lazy_import import lazy_function
-from torchlens.model_history import ModelHistory
-from torchlens.options import LogOptions, check_inputs, check_model, forward_names, inputs_note
+from torchlens._capture.options import LogOptions, check_inputs, check_model, forward_names
+from torchlens._compat.monitor_names import known_options
+from torchlens._compat.torchlens_names import OPTION_NAMES, classic_drawing_options, no_such_name
+from torchlens._history.log_model import log_model
+from torchlens._history.model_history import LayersToSave, ModelHistory
+from torchlens._recording.collector import without_collector
+from torchlens._recording.frameworks import Model, OtherModel, as_model, title_of
+from torchlens._text.wording import check_count, checked_file, got
 
 if TYPE_CHECKING:
-    from torchlens.draw.drawing import draw
-    from torchlens.draw.options import DrawKeywords, DrawOptions, VisOpt, draw_options
-else:
-    draw = lazy_function("torchlens.draw.drawing", "draw")
-    draw_options = lazy_function("torchlens.draw.options", "draw_options")
+    from torchlens._diff.diff import Diff
+    from torchlens._draw.options import DrawKeywords, DrawOptions, VisOpt
+    from torchlens._monitor.read.reader import RunReader
+    from torchlens._monitor.record.run import Run
+    from torchlens._monitor.sinks.sink import Sink
+    from torchlens._page.page import Exploration
+    from torchlens._page.pairs import Pair
+    from torchlens._profile.options import Check, Level
+    from torchlens._profile.output.comparison import Comparison
+    from torchlens._profile.output.quantities import QuantityName
+    from torchlens._profile.profile import Profile
+    from torchlens._trace.tailing import Tail
+    from torchlens._validate.report import ValidationReport
 
-__all__ = ["get_model_metadata", "log_forward_pass", "show_model_graph"]
+_Model = TypeVar("_Model", bound=Model)
+
+# -- logging ---------------------------------------------------------------------------------------
 
 
 def log_forward_pass(
@@ -59,34 +62,39 @@ def log_forward_pass(
 ) -> ModelHistory:
     """Runs one forward pass and returns a log of every operation in it.
 
-    The log changes nothing: the model's result, its state, torch and the random generators are the same as without it.
+    The log changes nothing: the model's result, its state, torch and the random generators are the
+    same as without it.
 
     >>> history = log_forward_pass(model, x)
     >>> history['conv2d_3_7'].tensor_contents
 
     Args:
-        model: Any `nn.Module`; or a JAX function, an Equinox or nnx module, the `apply` of a linen module, or a dict of
-            layers.
-        input_args: A tensor, or a list or tuple of positional arguments. If `forward` takes only one argument, a tuple is
-            that argument. To pass a list as the only argument, write `[the_list]`.
+        model: Any `nn.Module`; or a JAX function, an Equinox or nnx module, the `apply` of a linen
+            module, or a dict of layers.
+        input_args: A tensor, or a list or tuple of positional arguments. If `forward` takes only
+            one argument, a tuple is that argument. To pass a list as the only argument, write
+            `[the_list]`.
         input_kwargs: Keyword arguments of the model.
-        layers_to_save: `'all'`, `'none'`, a key or a list of keys (a label, module, address, number, or part of a
-            label), or a function of a layer entry. Labels are known only after a pass, so naming labels takes two passes,
-            with generators, inputs and buffers restored in between; module addresses take one (two with
-            `save_function_args`).
+        layers_to_save: `'all'`, `'none'`, a key or a list of keys (a label, module, address,
+            number, or part of a label), or a function of a layer entry. Labels are known only after
+            a pass, so naming labels takes two passes, with generators, inputs and buffers restored
+            in between; module addresses take one (two with `save_function_args`).
         keep_unsaved_layers: If False, the history lists only saved layers.
         output_device: Where to put saved tensors: `'same'` or a torch device.
         activation_postfunc: Applied to each tensor that is saved.
-        mark_input_output_distances: Whether to compute the entries' distances from input and output.
+        mark_input_output_distances: Whether to compute the entries' distances from input and
+        output.
         detach_saved_tensors: Whether to detach saved tensors from the autograd graph.
         save_function_args: Whether to keep the arguments of each call.
         save_gradients: Whether a later `backward()` fills each entry's `grad_contents`.
-        vis_opt: `'unrolled'` draws every operation, `'rolled'` every layer once, `'none'` nothing. None draws unrolled if
-            another drawing option is given, and nothing otherwise.
-        *by_position: Drawing options in the order of the classic TorchLens, for code written for it.
-        random_seed: Seeds the generators of Python, NumPy and torch before the run; None leaves them alone.
-        **vis_options: The other drawing options: `vis_outpath`, `vis_fileformat`, `vis_nesting_depth`, ...;
-            `torchlens.draw.options.DrawOptions` lists all of them.
+        vis_opt: `'unrolled'` draws every operation, `'rolled'` every layer once, `'none'` nothing.
+            None draws unrolled if another drawing option is given, and nothing otherwise.
+        *by_position: Drawing options in the order of the classic TorchLens, for code written for
+        it.
+        random_seed: Seeds the generators of Python, NumPy and torch before the run; None leaves
+        them alone.
+        **vis_options: The other drawing options: `vis_outpath`, `vis_fileformat`,
+            `vis_nesting_depth`, ...; `torchlens._draw.options.DrawOptions` lists all of them.
     """
     model = as_model(model, input_args, input_kwargs)
     given = classic_drawing_options("log_forward_pass()", by_position, vis_options)
@@ -107,43 +115,19 @@ def log_forward_pass(
     )
     if isinstance(model, OtherModel) and options.save_gradients:
         raise ValueError(
-            "save_gradients=True is for PyTorch, where the backward pass comes later. In JAX, functions compute gradients: "
-            "log jax.grad(f) or jax.value_and_grad(f), and the gradients are entries of the log."
+            "save_gradients=True is for PyTorch, where the backward pass comes later. In JAX, "
+            "functions compute gradients: log jax.grad(f) or jax.value_and_grad(f), and the "
+            "gradients are entries of the log."
         )
-    capture = CaptureOptions(
-        transform=options.transform,
-        keeps_args=options.save_function_args,
-        keeps_gradients=options.save_gradients,
-        random_seed=options.random_seed,
-    )
-    # Not a context manager: an interrupt may come after it has been entered and before its block begins.
-    user = object()
-    try:
-        pause_collector(user)
-        if options.layers_to_save == "all":
-            log = _run(model, args, kwargs, options, replace(capture, saves=True))
-        elif options.layers_to_save == "none":
-            log = _run(model, args, kwargs, options, replace(capture, saves=False))
-        else:
-            log = _run_selecting(model, args, kwargs, options, capture)
-    except Exception as error:
-        note = inputs_note(model, input_args, args)
-        if note is not None:
-            error.add_note(note)
-        raise
-    finally:
-        try:
-            resume_collector(user)
-        finally:  # again, because an interrupt may cut the first call short
-            resume_collector(user)
-    for message in log.recording.warnings:
-        warn_caller(f"torchlens: {message}.")
-    history = ModelHistory(log, capture, options.keep_unsaved_layers)
-    _draw(history, drawing)
+    history = log_model(model, input_args, args, kwargs, options)
+    if drawing is not None:
+        _draw(history, drawing)
     return history
 
 
-def get_model_metadata(model: Model, input_args: Any = None, input_kwargs: Mapping[str, Any] | None = None) -> ModelHistory:
+def get_model_metadata(
+    model: Model, input_args: Any = None, input_kwargs: Mapping[str, Any] | None = None
+) -> ModelHistory:
     """Runs one forward pass and returns a log of every operation in it, without saving tensors.
 
     >>> get_model_metadata(model, x).module_nparams
@@ -160,7 +144,8 @@ def show_model_graph(
     random_seed: int | None = None,
     **vis_options: "Unpack[DrawKeywords]",
 ) -> None:
-    """Runs one forward pass and draws it, without saving tensors. The drawing options are those of `log_forward_pass`.
+    """Runs one forward pass and draws it, without saving tensors. The drawing options are those of
+    `log_forward_pass`.
 
     >>> show_model_graph(model, x, vis_opt='rolled', vis_outpath='model.svg')
     """
@@ -168,12 +153,19 @@ def show_model_graph(
     given = classic_drawing_options("show_model_graph()", by_position, vis_options)
     random_seed = given.pop("random_seed", random_seed)
     drawing = _drawing_options("show_model_graph()", model, vis_opt, given)
-    history = log_forward_pass(model, input_args, input_kwargs, layers_to_save="none", random_seed=random_seed)
-    _draw(history, drawing)
+    history = log_forward_pass(
+        model, input_args, input_kwargs, layers_to_save="none", random_seed=random_seed
+    )
+    if drawing is not None:
+        _draw(history, drawing)
 
 
-def _drawing_options(function: str, model: Any, vis_opt: "VisOpt", given: dict[str, Any]) -> "DrawOptions | None":
+def _drawing_options(
+    function: str, model: Any, vis_opt: "VisOpt", given: dict[str, Any]
+) -> "DrawOptions | None":
     """The given drawing options, checked; None if nothing is to be drawn."""
+    from torchlens._draw.options import draw_options
+
     check_model(model)
     if vis_opt == "none" and not given:
         return None
@@ -183,13 +175,15 @@ def _drawing_options(function: str, model: Any, vis_opt: "VisOpt", given: dict[s
             continue
         if name in forward_names(model):
             raise TypeError(
-                f"{function} has no option {name!r}. It is an argument of {title_of(model)}: give it as "
+                f"{function} has no option {name!r}. It is an argument of {title_of(model)}: give "
+                "it as "
                 f"input_kwargs={{{name!r}: ...}}."
             )
         if function == "show_model_graph()" and OPTION_NAMES.get(name, name) in own:
             raise TypeError(
-                f"{function} has no option {name!r}: it draws, and returns no log. Use log_forward_pass(model, x, "
-                f"{OPTION_NAMES.get(name, name)}=..., vis_opt='unrolled') instead."
+                f"{function} has no option {name!r}: it draws, and returns no log. Use "
+                f"log_forward_pass(model, x, {OPTION_NAMES.get(name, name)}=..., "
+                "vis_opt='unrolled') instead."
             )
         listing = f"Available: {', '.join(own)}, and those for drawing (vis_...)."
         if function == "show_model_graph()":
@@ -198,10 +192,10 @@ def _drawing_options(function: str, model: Any, vis_opt: "VisOpt", given: dict[s
     return draw_options({"vis_opt": vis_opt, **given}, function)
 
 
-def _draw(history: ModelHistory, options: "DrawOptions | None") -> None:
+def _draw(history: ModelHistory, options: "DrawOptions") -> None:
     """Writes the HTML page, or draws a picture."""
-    if options is None:
-        return
+    from torchlens._draw.drawing import draw
+
     if options.vis_opt != "none" and options.picture_format == "html":
         page = history.explore(options.picture_path)
         if not options.vis_save_only:
@@ -210,81 +204,451 @@ def _draw(history: ModelHistory, options: "DrawOptions | None") -> None:
         draw(history, options)
 
 
-def _run(model: Any, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions) -> Log:
-    return _run_session(session_of(model, capture), args, kwargs, options, capture)
+# -- proving ---------------------------------------------------------------------------------------
 
 
-def _run_session(
-    session: Runnable, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
-) -> Log:
-    try:
-        session.run(args, kwargs)
-    except BaseException as error:
-        explain(error, session.recording, capture, ModelHistory)
-        raise
-    log = Log(session.recording, marks_distances=options.mark_input_output_distances)
-    if isinstance(session, Session):
-        log.model = weakref.ref(session.model)
-    return log
-
-
-def _run_selecting(
-    model: Any, args: list[Any], kwargs: dict[str, Any], options: LogOptions, capture: CaptureOptions
-) -> Log:
-    """Saves the named layers: in one run if they are modules, otherwise in a second run.
-
-    The state of another framework's model cannot be restored, so such a model runs once: everything is saved, and what was
-    not named is released.
-    """
-    if isinstance(model, OtherModel):
-        log = _run(model, args, kwargs, options, replace(capture, saves=True))
-        chosen = select_numbers(log, Lookup(log), options.layers_to_save, ModelHistory(log, capture).layer_list)
-        if not isinstance(chosen, bool):
-            keep_only(chosen, log.recording)
-        return log
-    states = generator_states()
-    # The operation that made a module's output is known only when the module returns: too late to keep its arguments.
-    modules = frozenset() if options.save_function_args else _named_modules(model, options.layers_to_save)
-    first = replace(capture, saves=False, saved_modules=modules, keeps_undo=True, keeps_gradients=False)
-    if modules:
-        first = replace(first, keeps_gradients=capture.keeps_gradients)
-    session = Session(model, first)
-    log = _run_session(session, args, kwargs, options, first)
-    history = ModelHistory(log, first)
-    try:
-        saves = select_numbers(log, Lookup(log), options.layers_to_save, history.layer_list)
-    except BaseException:
-        session.restore_memory()
-        restore_generators(states)
-        raise
-    if modules and not session.is_uncertain:
-        return log
-    session.restore_memory()
-    restore_generators(states)
-    capture = replace(capture, watches_memory=not _warns_of_size(log, options, saves, args, kwargs))
-    log.take(rerun(log, capture, model, args, kwargs, saves, options.random_seed, ModelHistory))
-    return log
-
-
-def _warns_of_size(
-    log: Log, options: LogOptions, saves: bool | frozenset[int], args: list[Any], kwargs: dict[str, Any]
+def validate_saved_activations(
+    model: Model,
+    input_args: Any,
+    input_kwargs: Mapping[str, Any] | None = None,
+    random_seed: int | None = None,
+    verbose: bool = False,
 ) -> bool:
-    """Warns if saving these entries would take too much memory, now that their shapes are known; returns whether it did."""
-    if options.activation_postfunc is not None or isinstance(saves, bool):
-        return False
-    recording = log.recording
-    tensors = (*recording.params, *(tensor for _, tensor in named_tensors((args, kwargs))))
-    device = options.output_device
-    if device == "same":
-        device = next((tensor.device for tensor in tensors), "cpu")
-    return warn_of_size(expected_bytes(recording, saves), torch.device(device), options.save_gradients)
+    """Returns whether the log of this model on this input is right; `verbose` prints the report of
+    `validate_forward_pass`.
+
+    >>> validate_saved_activations(model, x)
+    True
+    """
+    report = validate_forward_pass(model, input_args, input_kwargs, random_seed)
+    if verbose:
+        sys.stdout.write(f"{report}\n")
+    return report.passed
 
 
-def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:
-    """The module addresses in `layers` if it consists of nothing else; otherwise an empty set."""
-    if callable(layers):
-        return frozenset()
-    keys = layers if isinstance(layers, list | tuple | set | frozenset) else [layers]
-    addresses = {address for address, _ in model.named_modules() if address}
-    names = [key for key in keys if isinstance(key, str) and key.partition(":")[0] in addresses]
-    return frozenset(names) if len(names) == len(keys) else frozenset()
+def validate_forward_pass(
+    model: Model,
+    input_args: Any,
+    input_kwargs: Mapping[str, Any] | None = None,
+    random_seed: int | None = None,
+) -> "ValidationReport":
+    """Proves the log of a forward pass against the model, and reports what does not hold.
+
+    Runs the model four times from the same state (without a log, logged, logged with a witness, and
+    logged under a dispatch mode), then every operation again, and once more for each of its
+    parents. Leaves the model, inputs, generators and gradients as they were. A model that raises is
+    a finding; bad arguments raise a TypeError, as elsewhere.
+
+    >>> print(validate_forward_pass(model, x))
+    """
+    from torchlens._validate.validate import validate
+
+    LogOptions(random_seed=random_seed)
+    model = as_model(model, input_args, input_kwargs)
+    args, kwargs = check_inputs(model, input_args, input_kwargs)
+    return validate(model, args, kwargs, random_seed)
+
+
+# -- comparing -------------------------------------------------------------------------------------
+
+
+def diff(
+    reference: ModelHistory | str | os.PathLike[str],
+    candidate: ModelHistory | str | os.PathLike[str],
+    *,
+    tolerance: float = 16,
+    mapping: Mapping[str, str] | None = None,
+    isolate: bool = False,
+) -> "Diff":
+    """Finds the first layer at which two implementations of a model compute something different
+    from the same inputs.
+
+    Both arguments are histories, or files of histories, of the same input with all values saved;
+    library, dtype and version may differ. Layers are matched by weights, values and order, whatever
+    their names and the number of their steps. Of a file with several calls, the first is compared;
+    `load(path, call=2)` gives another.
+
+    >>> print(torchlens.diff(reference, candidate))
+    >>> torchlens.diff(reference, candidate).ok
+
+    tolerance: how far apart, in units of rounding, the results of a correct layer may be; single
+        operations of torch and JAX differ by at most 8.5.
+    mapping: names of modules, layers or weights in the reference → in the candidate, for when
+        matching needs help: `{'h.*.ln_1': 'blocks.*.norm1'}`.
+    isolate: wherever an error begins, substitutes the reference's value, runs the rest of the
+        candidate again and continues to look, so that it finds errors behind the first, too. Needs
+        a candidate whose functions can still be called.
+
+    Raises CannotCompareError if nothing was saved, or if the inputs differ.
+    """
+    from torchlens._diff.compare import compare_histories
+
+    ours, theirs = _history("reference", reference), _history("candidate", candidate)
+    if not isinstance(tolerance, Real) or isinstance(tolerance, bool):
+        raise TypeError(f"tolerance must be a number of units of rounding, got {got(tolerance)}.")
+    if not tolerance > 0:
+        raise ValueError(f"tolerance must be above 0 (units of rounding), got {tolerance}.")
+    if not isinstance(isolate, bool):
+        raise TypeError(f"isolate must be True or False, got {got(isolate)}.")
+    return compare_histories(ours, theirs, float(tolerance), mapping, isolate)
+
+
+def _history(name: str, value: ModelHistory | str | os.PathLike[str]) -> ModelHistory:
+    if isinstance(value, str | os.PathLike):
+        return load(value)
+    if not isinstance(value, ModelHistory):
+        raise TypeError(
+            f"{name} must be a ModelHistory, as log_forward_pass returns it, or a file of one, got "
+            f"{got(value)}."
+        )
+    return value
+
+
+def explore_together(
+    a: ModelHistory,
+    b: ModelHistory,
+    path: str | os.PathLike[str] | None = "two.html",
+    *,
+    pairs: "Sequence[Pair] | None" = None,
+    names: tuple[str, str] | None = None,
+    title: str | None = None,
+) -> "Exploration":
+    """Writes one HTML file that shows two histories side by side, with the differences marked.
+
+    Operations are matched by structure, unless `pairs` says which correspond. Values are compared
+    if both histories saved them. With `path=None`, nothing is written.
+
+    >>> explore_together(before, after, 'two.html', names=('before', 'after'))
+    """
+    from torchlens._page.together import explore_together
+
+    for name, history in (("a", a), ("b", b)):
+        if not isinstance(history, ModelHistory):
+            raise TypeError(f"{name} must be the result of log_forward_pass, got {got(history)}.")
+    return explore_together(a, b, path, pairs=pairs, names=names, title=title)
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def profile(
+    model: torch.nn.Module,
+    input_args: Any = None,
+    input_kwargs: Mapping[str, Any] | None = None,
+    *,
+    level: "Level | None" = None,
+    check: "Check | None" = None,
+    stop: bool = False,
+    memory: bool = True,
+    backward: bool | None = None,
+    warmup: int | None = None,
+    repeats: int = 5,
+    max_steps: int = 100,
+    skip: int = 0,
+    measure: int | None = None,
+    every: int | None = None,
+    thresholds: Mapping[str, Any] | None = None,
+) -> "Profile":
+    """Measures the time, memory and FLOPs of every module of a model, forward and backward.
+
+    Without inputs, it measures whatever the block does in the current thread; each call of the
+    model begins a step:
+
+    >>> with torchlens.profile(model) as p:
+    ...     for x, y in batches:
+    ...         loss = loss_of(model(x), y)
+    ...         loss.backward()
+    ...         optimizer.step()
+    >>> print(p)
+
+    With inputs, it runs the model itself and leaves it as it was: `warmup` times, one to three
+    times for details, then `repeats` times for times, with a backward pass from an artificial
+    gradient of the outputs unless `backward=False` or nothing requires a gradient:
+
+    >>> print(torchlens.profile(model, x))
+
+    Measuring memory, recording operations and checking values slow a model down. They alternate
+    with steps in which only times are measured, and the times in the table come from those steps.
+
+    level: 'module', or 'operation' to measure each operation as well; this runs steps under the log
+    (`p.history`).
+    check: 'nonfinite' finds the first operation that makes NaN or Inf; 'health' also looks for dead
+        units, saturation, vanishing and exploding gradients (`p.findings()`). A check implies
+        level='operation' unless you give level='module'.
+    stop: raise NonFiniteError at the first NaN or Inf.
+    memory: whether to measure memory, by listening to torch's allocators.
+    warmup: how many steps to leave out of medians and spreads: by default 2 with inputs, none
+    otherwise.
+    max_steps: how many steps to measure at most.
+    skip, measure, every: a schedule for long loops. The first `skip` steps are not measured. Then,
+        of every `every` steps, the first `warmup` are warm-up, the next `measure` (by default one)
+        are measured, and the rest are not.
+    thresholds: the limits beyond which something is a finding, by name.
+    """
+    from torchlens._profile.options import ProfileOptions
+    from torchlens._profile.profile import Profile
+    from torchlens._profile.trial import run_trial
+
+    options = ProfileOptions(
+        level=level, check=check, stop=stop, memory=memory, backward=backward, warmup=warmup,
+        repeats=repeats,
+        max_steps=max_steps, skip=skip, measure=measure, every=every, thresholds=thresholds,
+        has_inputs=input_args is not None or input_kwargs is not None,
+    )  # fmt: skip
+    if not options.has_inputs:
+        check_model(model)
+        return Profile(model, options)
+    args, kwargs = check_inputs(model, input_args, input_kwargs)
+    measured = Profile(model, replace(options, max_steps=options.num_runs))
+    run_trial(measured, model, args, kwargs, options.num_runs, options.backward)
+    return measured
+
+
+def compare(
+    before: "Profile",
+    after: "Profile",
+    quantity: "QuantityName" = "total_time",
+    *,
+    step_kind: str | None = None,
+    width: int | None = None,
+    limit: int | None = None,
+) -> "Comparison":
+    """Shows what changed between two profiles, module by module, matched by address; the largest
+    change comes first.
+
+    quantity: what to compare: 'total_time', 'forward_time', 'peak_bytes', 'flops', ...
+    step_kind: which kind of steps to compare ('training', 'evaluation', ...); by default, the most
+    frequent kind.
+
+    >>> print(torchlens.compare(before, after))
+    >>> print(torchlens.compare(before, after, 'peak_bytes', limit=10))
+    """
+    from torchlens._profile.output.comparison import compare_measurements
+    from torchlens._profile.profile import Profile
+
+    for name, value in (("before", before), ("after", after)):
+        if not isinstance(value, Profile):
+            raise TypeError(
+                f"{name} must be a Profile, as torchlens.profile returns it, got {got(value)}."
+            )
+    for name, number in (("width", width), ("limit", limit)):
+        if number is not None:
+            check_count(name, number, 1)
+    return compare_measurements(
+        before.measurements, after.measurements, quantity, width, limit, step_kind
+    )
+
+
+# -- training runs ---------------------------------------------------------------------------------
+
+
+def monitor(
+    model: torch.nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    every: int = 1,
+    log: str | Iterable[str] = "all",
+    modules: str | Iterable[str] | None = None,
+    seconds: float | None = None,
+    step: int | None = None,
+    budget: int = 64 << 20,
+    graph: Literal["operations", "modules"] = "operations",
+    compiled: Literal["boundary", "eager"] = "boundary",
+    evaluation: bool = False,
+    sinks: "Sink | Sequence[Sink]" = (),
+    **foreign: Any,
+) -> "Run":
+    """Records, over a training run, the distributions of what the modules of a model compute, at
+    almost no cost.
+
+    >>> run = torchlens.monitor(model, 'runs/a', every=10)
+    >>> for x, y in batches:                       # the training loop, unchanged
+    ...     loss = loss_of(model(x), y)
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     run.log(loss=loss)
+    >>> run.finish()                               # or `with`; also at exit
+    >>> r = torchlens.open_run('runs/a')           # while it is written, or later
+
+    Losses and weights are bit for bit the same as without it. A step ends when an optimizer that
+    holds the model's parameters takes its step; without such an optimizer, call `run.step()`. If
+    the folder already holds a run, that run continues.
+
+    every: record every n-th step.
+    log: what to record, 'all' or some of: 'inputs', 'outputs', 'gradients' (of outputs),
+        'parameters', 'parameter_gradients', 'updates'.
+    modules: record only modules with these addresses; '*' stands for anything ('layer1.*').
+    seconds: record for this long, then let training continue unrecorded.
+    step: the number of the first step, if training resumes from a checkpoint; steps recorded from
+    there on are replaced.
+    budget: how many bytes the files of each process may take. Beyond that, the oldest steps are
+    merged in pairs.
+    graph: 'operations' logs the first recorded call to get the graph; 'modules' only notes which
+    module called which.
+    compiled: 'boundary' records compiled code from outside only; 'eager' runs its Python source in
+        recorded steps, whose numbers may differ in the last bits from those of the compiled code.
+    evaluation: whether to also record calls in eval mode without gradients.
+    sinks: where else to send the run: torchlens.sinks.TensorBoard('tb/a'), Wandb(),
+    Trackio('project'), MLflow().
+
+    Options of `torchexplorer.watch`, `wandb.watch` and pytorch_inspector that mean the same are
+    accepted (`log_freq=`, `log=['io', 'params']`); for the others, an error says what to write
+    instead.
+    """
+    from torchlens._monitor.record.options import MonitorOptions
+    from torchlens._monitor.record.run import Run
+
+    if isinstance(model, list | tuple | dict) and model:
+        raise TypeError(
+            f"model must be a torch.nn.Module, got {got(model)}. For several models, use one run "
+            "for each, monitor(a, 'runs/a') and monitor(b, 'runs/b'), or one run for "
+            "torch.nn.ModuleList([a, b])."
+        )
+    check_model(model)
+    own = {
+        "every": every, "log": log, "modules": modules, "seconds": seconds, "step": step,
+        "budget": budget, "graph": graph,
+        "compiled": compiled, "evaluation": evaluation, "sinks": sinks,
+    }  # fmt: skip
+    options = MonitorOptions(**known_options(foreign, own))
+    if not isinstance(folder, str | os.PathLike) or not str(folder):
+        raise TypeError(f"folder must name a folder, such as 'runs/a', got {got(folder)}.")
+    path = Path(folder).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"folder must name a folder, got the file {str(path)!r}.")
+    return Run(model, path, options).start()
+
+
+def current_run() -> "Run":
+    """Returns the run that is being recorded, from anywhere in the program; of several runs, the
+    one started last.
+
+    >>> torchlens.current_run().watch('latent', z)
+    >>> torchlens.current_run().video('layer1', 'layer1.mp4', seconds=60)
+    """
+    from torchlens._monitor.record.run import last_run
+
+    run = last_run()
+    if run is None:
+        raise RuntimeError(
+            "No run is being recorded. Start one with torchlens.monitor(model, 'runs/a')."
+        )
+    return run
+
+
+def open_run(folder: Any) -> "RunReader":
+    """Opens a run that `monitor` has recorded or is still recording.
+
+    >>> r = torchlens.open_run('runs/a')
+    >>> r['layer1.0.conv1'].outputs.histogram()
+    >>> r.scalars['loss'].values, r.findings, r.problems, r.counts
+    >>> r.to_pandas()
+    """
+    from torchlens._monitor.read.reader import open_run
+
+    return open_run(folder)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def load(path: str | os.PathLike[str], call: int | None = None) -> ModelHistory:
+    """Opens a history that `history.save(path)` wrote, or one of the calls that `tail` recorded (by
+    default the first).
+
+    Labels, tables, drawings, pages and summaries work at once; a value is read from the file when
+    you ask for it. The file may come from anyone: nothing in it is executed. Functions and
+    autograd's nodes are not stored: a stand-in has the name of the function, and raises an error
+    when called.
+
+    >>> history = load('trace.safetensors')
+    >>> history['conv2d_1'].tensor_contents
+    """
+    from torchlens._trace.load import load_trace
+
+    # It makes many objects, none of them garbage.
+    return without_collector(lambda: load_trace(path, call))
+
+
+def tail(
+    model: _Model,
+    path: str | os.PathLike[str] = "trace.safetensors",
+    layers: "str | Sequence[str] | Callable[[list[str], Any], bool]" = "all",
+    every: int = 1,
+    params: bool = False,
+    max_bytes: int | None = None,
+    *,
+    max_shard_bytes: int = 5_000_000_000,
+) -> "Tail[_Model]":
+    """Records every call of a model inside the `with` block to a safetensors file, each call
+    separately.
+
+    Values are written while the model and the loop around it run. Entering the block gives the
+    model itself, which behaves as it would without the recording. If something goes wrong, the
+    recording ends with a warning, and the loop continues.
+
+    >>> with tail(model, 'trace.safetensors') as m:
+    ...     m(x)
+    >>> load('trace.safetensors')
+
+    Args:
+        model: Any `nn.Module`, or a JAX callable, for which entering the block gives a function to
+            call in its place. A jitted function stays one compiled program, which also returns the
+            recorded arrays.
+        path: The file. While it is being written, it consists of a `.partial` and a `.journal`
+        file.
+        layers: `'all'` for every operation; modules by address or pattern (`'features.*'`), whose
+            outputs are recorded; names in the file (`'features.*/relu'`, every pass of it;
+            `'/relu:2'` is the second outside any module); or a function of the path of a module (a
+            list) and the module.
+        every: 2 records every second call.
+        params: Whether to write the parameters as well, as they are at the first call.
+        max_bytes: Once the file has this many bytes, further calls are counted but not recorded.
+        max_shard_bytes: Beyond this size, another file is started, and an index of all of them is
+        written.
+    """
+    from torchlens._trace.tailing import start_tail
+
+    own = as_model(model)
+    check_model(own)
+    target = checked_file("path", path, "trace.safetensors")
+    check_count("every", every, 1)
+    check_count("max_shard_bytes", max_shard_bytes, 1)
+    if max_bytes is not None:
+        check_count("max_bytes", max_bytes, 1)
+    if not isinstance(params, bool):
+        raise TypeError(f"params must be True or False, got {got(params)}.")
+    return start_tail(model, own, target, layers, every, params, max_bytes, max_shard_bytes)
+
+
+def magnify(
+    path: str | os.PathLike[str], key: str | None = None, depth: int = 1, call: int | None = None
+) -> None:
+    """Prints the modules and operations in a trace, with statistics of their values; with a key,
+    one of them in detail.
+
+    >>> magnify('trace.safetensors')
+    >>> magnify('trace.safetensors', 'features.0')
+    """
+    from torchlens._trace.opening import open_trace
+    from torchlens._trace.overview import overview
+
+    found = overview(open_trace(path), key, depth, call)
+    print(found.text(shutil.get_terminal_size((100, 24)).columns))  # noqa: T201 (printing is what it is for)
+
+
+def read_trace(path: str | os.PathLike[str], pattern: str | None = None) -> dict[str, Any]:
+    """Returns the values in a trace by name, in the order in which they were made; with a pattern,
+    those that match it.
+
+    A pattern is part of a name, or contains the wildcards `*` and `?`: `'features.0'`,
+    `'2/*/relu'`. Any safetensors file can be read.
+
+    >>> read_trace('trace.safetensors', 'act*')
+    """
+    from torchlens._trace.opening import open_trace
+    from torchlens._trace.reading import read_pattern
+
+    if pattern is not None and not isinstance(pattern, str):
+        raise TypeError(f"pattern must be text, such as 'features.*', got {got(pattern)}.")
+    return dict(read_pattern(open_trace(path), pattern))

@@ -1,10 +1,13 @@
-"""Records training whose loop is not yours: callbacks for the Trainers of Lightning and Hugging Face.
+"""Records training whose loop is not yours: callbacks for the Trainers of Lightning and Hugging
+Face.
 
 >>> trainer = lightning.Trainer(callbacks=[torchlens.callbacks.Lightning('runs/a', every=10)])
->>> trainer = transformers.Trainer(..., callbacks=[torchlens.callbacks.HuggingFace('runs/a', every=10)])
+>>> callback = torchlens.callbacks.HuggingFace('runs/a', every=10)
+>>> trainer = transformers.Trainer(..., callbacks=[callback])
 
-A recorded step is a step of the optimizer, even if gradients accumulate over several batches. The run includes what the
-trainer logs, by step. The options are those of `torchlens.monitor`, including `sinks=`.
+A recorded step is a step of the optimizer, even if gradients accumulate over several batches. The
+run includes what the trainer logs, by step. The options are those of `torchlens.monitor`, including
+`sinks=`.
 """
 
 import os
@@ -14,9 +17,9 @@ from typing import Any
 
 import torch
 
-from torchlens.monitoring import Run
-from torchlens.monitoring.sinks.sink import needed
-from torchlens.runs import monitor
+from torchlens._monitor.record.run import Run
+from torchlens._monitor.sinks.sink import needed
+from torchlens.api import monitor
 
 __all__ = ["HuggingFace", "Lightning"]
 
@@ -24,7 +27,9 @@ _STEP_KEY = "torchlens_step"  # in a checkpoint: how many steps were made
 
 
 class _Callback:
-    """What both share: a run while the training lasts. `run` is the last one, or None before the first."""
+    """What both share: a run while the training lasts. `run` is the last one, or None before the
+    first.
+    """
 
     run: Run | None = None
 
@@ -35,7 +40,8 @@ class _Callback:
         self._offset = 0
 
     def __reduce__(self) -> Any:
-        # The class is made when the trainer's package is there, so it has no name that pickle could find.
+        # The class is made when the trainer's package is there, so it has no name that pickle could
+        # find.
         return _made_again, (type(self).__mro__[1], self._folder, self._options)
 
     def _begin(self, model: torch.nn.Module, step: int) -> None:
@@ -52,7 +58,11 @@ class _Callback:
     def _log(self, numbers: Mapping[str, Any], step: int) -> None:
         if self.run is None or self.run.is_finished:
             return
-        found = {name: value for name, value in numbers.items() if _is_number(value) and name not in ("step", "self")}
+        found = {
+            name: value
+            for name, value in numbers.items()
+            if _is_number(value) and name not in ("step", "self")
+        }
         self.run.log(step=max(step, 0), **found)
 
 
@@ -67,7 +77,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_same(value: Any, last: Any) -> bool:
-    """Whether a metric was not logged again: a new one has memory of its own, even if the number is the same."""
+    """Whether a metric was not logged again: a new one has memory of its own, even if the number is
+    the same.
+    """
     if isinstance(value, torch.Tensor) and isinstance(last, torch.Tensor):
         return value.device == last.device and value.data_ptr() == last.data_ptr()
     return value is last
@@ -78,15 +90,19 @@ class Lightning(_Callback):
 
     >>> trainer = lightning.Trainer(callbacks=[torchlens.callbacks.Lightning('runs/a', every=10)])
 
-    Lightning calls `training_step`, not the module itself. So the run has the modules called there, by their addresses in
-    the LightningModule, and the graph is made from their calls.
+    Lightning calls `training_step`, not the module itself. So the run has the modules called there,
+    by their addresses in the LightningModule, and the graph is made from their calls.
     """
 
     def __new__(cls, *args: Any, **options: Any) -> "Lightning":
-        """An instance of Lightning's Callback, too: of the package that is in use, which goes by two names."""
+        """An instance of Lightning's Callback, too: of the package that is in use, which goes by
+        two names.
+        """
         package = "pytorch_lightning" if "pytorch_lightning" in sys.modules else "lightning.pytorch"
         base = needed(package, "lightning", "Lightning").Callback
-        found: Lightning = object.__new__(type(cls.__name__, (cls, base), {"__module__": cls.__module__}))
+        found: Lightning = object.__new__(
+            type(cls.__name__, (cls, base), {"__module__": cls.__module__})
+        )
         return found
 
     def __init__(self, folder: str | os.PathLike[str], **options: Any) -> None:
@@ -122,14 +138,20 @@ class Lightning(_Callback):
         num_turns = 1 if pl_module.automatic_optimization else len(trainer.optimizers)
         return int(trainer.global_step) // max(num_turns, 1)
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """What was logged belongs to the step that the optimizer has just made; there is none while gradients add up."""
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """What was logged belongs to the step that the optimizer has just made; there is none while
+        gradients add up.
+        """
         if self.run is None or self.run.num_steps_made == self._num_logged:
             return
         self._num_logged = self.run.num_steps_made
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, torch.Tensor) and pl_module.automatic_optimization:
-            loss = loss.detach() * trainer.accumulate_grad_batches  # by which Lightning has divided it
+            loss = (
+                loss.detach() * trainer.accumulate_grad_batches
+            )  # by which Lightning has divided it
         self._log({"loss": loss}, self._num_logged - 1)
         self._log_metrics(trainer)
 
@@ -151,7 +173,11 @@ class Lightning(_Callback):
         if self.run is None or self.run.is_finished:
             return
         last, self._metrics = self._metrics, dict(trainer.callback_metrics)
-        new = {name: value for name, value in self._metrics.items() if not _is_same(value, last.get(name))}
+        new = {
+            name: value
+            for name, value in self._metrics.items()
+            if not _is_same(value, last.get(name))
+        }
         self._log(new, self.run.num_steps_made - 1)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
@@ -170,23 +196,35 @@ class Lightning(_Callback):
 class HuggingFace(_Callback):
     """Records while `trainer.train()` trains.
 
-    >>> trainer = transformers.Trainer(..., callbacks=[torchlens.callbacks.HuggingFace('runs/a', every=10)])
+    >>> callback = torchlens.callbacks.HuggingFace('runs/a', every=10)
+    >>> trainer = transformers.Trainer(..., callbacks=[callback])
     """
 
     def __new__(cls, *args: Any, **options: Any) -> "HuggingFace":
         """An instance of TrainerCallback, too."""
         base = needed("transformers", "transformers", "transformers").TrainerCallback
-        found: HuggingFace = object.__new__(type(cls.__name__, (cls, base), {"__module__": cls.__module__}))
+        found: HuggingFace = object.__new__(
+            type(cls.__name__, (cls, base), {"__module__": cls.__module__})
+        )
         return found
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """After a checkpoint was loaded."""
         self._begin(kwargs["model"], int(state.global_step))
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """The trainer counts steps that are over; ours count from 0."""
         self._log(logs or {}, self._offset + int(state.global_step) - 1)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The training is over. After an exception nobody is called: the run ends with the model, or with the process."""
+        """The training is over. After an exception nobody is called: the run ends with the model,
+        or with the process.
+        """
         self._end()

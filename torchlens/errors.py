@@ -1,16 +1,16 @@
 """The exceptions that torchlens defines.
 
     TorchLensError
-    ├── CannotCompareError      two histories cannot be compared: nothing was saved, or their inputs differ
-    ├── NestedLogError          a log was started inside a log of the same thread
+    ├── CannotCompareError      two histories cannot be compared: nothing was saved, or their inputs
+    differ ├── NestedLogError          a log was started inside a log of the same thread
     ├── DifferentGraphError     a second run of the model did different operations from the first
     ├── DrawingError            Graphviz is missing, or could not draw a graph
     ├── NonFiniteError          a profile with stop=True met NaN or Inf
     ├── TraceError              a file is not a trace, or is damaged
     └── ValueChangedError       a saved tensor was changed in place after it was saved
 
-Bad arguments raise ``TypeError`` or ``ValueError``, unknown layers ``KeyError`` or ``IndexError``. An exception that the
-model raises comes through unchanged.
+Bad arguments raise ``TypeError`` or ``ValueError``, unknown layers ``KeyError`` or ``IndexError``.
+An exception that the model raises comes through unchanged.
 """
 
 __all__ = [

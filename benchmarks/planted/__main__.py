@@ -1,4 +1,6 @@
-"""Plants mistakes into ports, one at a time, and counts how many are located: `python -m benchmarks.planted [name ...]`."""
+"""Plants mistakes into ports, one at a time, and counts how many are located: `python -m
+benchmarks.planted [name ...]`.
+"""
 
 import sys
 import time
@@ -10,11 +12,18 @@ from benchmarks.planted import convnet, recurrent, transformer, unet
 
 __all__ = ["PORTS", "Trial", "clean", "trial"]
 
-PORTS: dict[str, ModuleType] = {"transformer": transformer, "convnet": convnet, "recurrent": recurrent, "unet": unet}
+PORTS: dict[str, ModuleType] = {
+    "transformer": transformer,
+    "convnet": convnet,
+    "recurrent": recurrent,
+    "unet": unet,
+}
 
 
 class Trial(NamedTuple):
-    """One mistake: whether a culprit lies where it was planted, how many others there are, and the guess."""
+    """One mistake: whether a culprit lies where it was planted, how many others there are, and the
+    guess.
+    """
 
     name: str
     is_located: bool
@@ -32,7 +41,9 @@ def _history(port: Any, model: Any, given: Any) -> tl.ModelHistory:
 def clean(port: Any) -> tl.Diff:
     """The port without a mistake."""
     model, given = port.example()
-    return tl.diff(tl.log_forward_pass(model, given), _history(port, port.ported(model), given), isolate=True)
+    return tl.diff(
+        tl.log_forward_pass(model, given), _history(port, port.ported(model), given), isolate=True
+    )
 
 
 def trial(port: Any, name: str) -> Trial:
@@ -50,7 +61,9 @@ def trial(port: Any, name: str) -> Trial:
 
 
 def _is_at(culprit: Any, candidate: tl.ModelHistory, addresses: set[str]) -> bool:
-    """Whether an operation of the module that was tampered with is among those that the culprit names."""
+    """Whether an operation of the module that was tampered with is among those that the culprit
+    names.
+    """
     entries = [candidate[label] for label in culprit.candidate_operations]
     modules = {(entry.containing_module_origin or "").rpartition(":")[0] or (entry.containing_module_origin or "")
                for entry in entries}  # fmt: skip
@@ -70,12 +83,21 @@ def main(names: list[str]) -> int:
         for name in port.MISTAKES:
             done = trial(port, name)
             good = done.is_located and done.num_extra <= 1
-            num_total, num_located, num_first = num_total + 1, num_located + good, num_first + done.first_is_it
+            num_total, num_located, num_first = (
+                num_total + 1,
+                num_located + good,
+                num_first + done.first_is_it,
+            )
             mark = "located" if good else "MISSED "
             extra = f" (+{done.num_extra})" if done.num_extra else ""
-            print(f"  {mark} {name}{extra}{'' if done.first_is_it else ' (not first)'}: {done.reason}")
+            print(
+                f"  {mark} {name}{extra}{'' if done.first_is_it else ' (not first)'}: {done.reason}"
+            )
     seconds = time.perf_counter() - started
-    print(f"{num_located} of {num_total} located, {num_first} as the first divergence; {num_false} culprits in clean ports")
+    print(
+        f"{num_located} of {num_total} located, {num_first} as the first divergence; {num_false} "
+        "culprits in clean ports"
+    )
     print(f"{seconds:.0f} s")
     return 0 if num_located >= 0.9 * num_total and not num_false else 1
 

@@ -18,7 +18,9 @@ class Residual(nn.Module):
         self.bn2 = nn.BatchNorm2d(size_out)
         self.down = None
         if stride != 1 or size_in != size_out:
-            self.down = nn.Sequential(nn.Conv2d(size_in, size_out, 1, stride, bias=False), nn.BatchNorm2d(size_out))
+            self.down = nn.Sequential(
+                nn.Conv2d(size_in, size_out, 1, stride, bias=False), nn.BatchNorm2d(size_out)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         y = torch.relu(self.bn1(self.conv1(x)))
@@ -47,7 +49,9 @@ class Net(nn.Module):
 
 
 class Conv(nn.Module):
-    def __init__(self, size: int, size_in: int, size_out: int, stride: int = 1, bias: bool = False) -> None:
+    def __init__(
+        self, size: int, size_in: int, size_out: int, stride: int = 1, bias: bool = False
+    ) -> None:
         super().__init__()
         self.kernel = nn.Parameter(torch.zeros(size, size, size_in, size_out))
         self.bias = nn.Parameter(torch.zeros(size_out)) if bias else None
@@ -117,14 +121,26 @@ class Block(nn.Module):
         self.mistake = ""
 
     def forward(self, x: Tensor) -> Tensor:
-        convs = (self.second, self.first) if self.mistake == "kernels swapped" else (self.first, self.second)
+        convs = (
+            (self.second, self.first)
+            if self.mistake == "kernels swapped"
+            else (self.first, self.second)
+        )
         y = self.norm1(convs[0](x))
-        y = y if self.mistake == "no relu" else y.clamp(0, 1) if self.mistake == "relu6" else y.clamp(min=0)
+        y = (
+            y
+            if self.mistake == "no relu"
+            else y.clamp(0, 1)
+            if self.mistake == "relu6"
+            else y.clamp(min=0)
+        )
         y = self.norm2(convs[1](y))
         if self.mistake == "relu before the sum":
             return y.clamp(min=0) + x
         if self.mistake != "no skip":
-            y = y + (x if self.side is None or self.side_norm is None else self.side_norm(self.side(x)))
+            y = y + (
+                x if self.side is None or self.side_norm is None else self.side_norm(self.side(x))
+            )
         return y.clamp(min=0)
 
 
@@ -136,8 +152,14 @@ class Port(nn.Module):
         self.stem, self.stem_norm = Conv(3, 3, WIDTH, bias=True), Norm(WIDTH)
         self.block1, self.block2 = Block(WIDTH, WIDTH), Block(WIDTH, 2 * WIDTH, 2)
         self.block3 = Block(2 * WIDTH, 2 * WIDTH)
-        self.hidden_w, self.hidden_b = nn.Parameter(torch.zeros(2 * WIDTH * 16, 32)), nn.Parameter(torch.zeros(32))
-        self.head_w, self.head_b = nn.Parameter(torch.zeros(32, CLASSES)), nn.Parameter(torch.zeros(CLASSES))
+        self.hidden_w, self.hidden_b = (
+            nn.Parameter(torch.zeros(2 * WIDTH * 16, 32)),
+            nn.Parameter(torch.zeros(32)),
+        )
+        self.head_w, self.head_b = (
+            nn.Parameter(torch.zeros(32, CLASSES)),
+            nn.Parameter(torch.zeros(CLASSES)),
+        )
         self.mistake = ""
 
     def forward(self, x: Tensor) -> Tensor:

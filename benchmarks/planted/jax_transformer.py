@@ -1,4 +1,6 @@
-"""The GPT of `transformer.py` ported to JAX with Equinox: the same mistakes can be planted as in the port in torch."""
+"""The GPT of `transformer.py` ported to JAX with Equinox: the same mistakes can be planted as in
+the port in torch.
+"""
 
 import math
 from typing import Any
@@ -90,7 +92,9 @@ class Transformer(eqx.Module):
 
 
 def ported(reference: GPT, mistakes: dict[str, str] | None = None) -> Transformer:
-    """A port with the reference's weights; `mistakes` ("small eps", "tanh", "transposed", "no mask") by address."""
+    """A port with the reference's weights; `mistakes` ("small eps", "tanh", "transposed", "no
+    mask") by address.
+    """
     planted = mistakes or {}
 
     def dense(weight: torch.Tensor, bias: torch.Tensor | None, address: str) -> Dense:
@@ -98,19 +102,31 @@ def ported(reference: GPT, mistakes: dict[str, str] | None = None) -> Transforme
         return Dense(array(weight), None if bias is None else array(bias))
 
     def norm(layer: Any, address: str) -> Norm:
-        return Norm(array(layer.weight), array(layer.bias), 1e-6 if planted.get(address) == "small eps" else 1e-5)
+        return Norm(
+            array(layer.weight),
+            array(layer.bias),
+            1e-6 if planted.get(address) == "small eps" else 1e-5,
+        )
 
     blocks = []
     for number, layer in enumerate(reference.h):
         own: Any = layer
         at = f"blocks.{number}"
         weights, biases = own.attn.qkv.weight.chunk(3), own.attn.qkv.bias.chunk(3)
-        q, k, v = (dense(w, b, f"{at}.attention.{n}") for w, b, n in zip(weights, biases, "qkv", strict=True))
+        q, k, v = (
+            dense(w, b, f"{at}.attention.{n}")
+            for w, b, n in zip(weights, biases, "qkv", strict=True)
+        )
         output = dense(own.attn.proj.weight, own.attn.proj.bias, f"{at}.attention.output")
         attention = Attention(q, k, v, output, planted.get(f"{at}.attention") != "no mask")
-        up, down = (dense(m.weight, m.bias, f"{at}.ffn.{n}") for m, n in ((own.mlp.fc, "up"), (own.mlp.proj, "down")))
+        up, down = (
+            dense(m.weight, m.bias, f"{at}.ffn.{n}")
+            for m, n in ((own.mlp.fc, "up"), (own.mlp.proj, "down"))
+        )
         ffn = FeedForward(up, down, planted.get(f"{at}.ffn") != "tanh")
-        blocks.append(Block(norm(own.ln_1, f"{at}.norm1"), attention, norm(own.ln_2, f"{at}.norm2"), ffn))
+        blocks.append(
+            Block(norm(own.ln_1, f"{at}.norm1"), attention, norm(own.ln_2, f"{at}.norm2"), ffn)
+        )
     return Transformer(
         array(reference.wte.weight),
         array(reference.wpe.weight),

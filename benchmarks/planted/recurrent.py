@@ -1,4 +1,6 @@
-"""An LSTM and a GRU as torch has them, and a port that goes step by step through time with gates by hand."""
+"""An LSTM and a GRU as torch has them, and a port that goes step by step through time with gates by
+hand.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +33,10 @@ class Cell(nn.Module):
             nn.Parameter(torch.zeros(WIDTH, gates * WIDTH)),
             nn.Parameter(torch.zeros(WIDTH, gates * WIDTH)),
         )
-        self.b_in, self.b_state = nn.Parameter(torch.zeros(gates * WIDTH)), nn.Parameter(torch.zeros(gates * WIDTH))
+        self.b_in, self.b_state = (
+            nn.Parameter(torch.zeros(gates * WIDTH)),
+            nn.Parameter(torch.zeros(gates * WIDTH)),
+        )
         self.mistake = ""
 
 
@@ -70,7 +75,9 @@ class GRU(Cell):
             if self.mistake == "gates":
                 r, z = z, r
             if self.mistake == "reset before":
-                new = torch.tanh(given[2] + ((r * h) @ self.w_state + self.b_state).chunk(3, dim=-1)[2])
+                new = torch.tanh(
+                    given[2] + ((r * h) @ self.w_state + self.b_state).chunk(3, dim=-1)[2]
+                )
             else:
                 new = torch.tanh(given[2] + r * kept[2])
             h = (1 - z) * h + z * new if self.mistake == "update" else (1 - z) * new + z * h
@@ -85,7 +92,10 @@ class Port(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(WORDS, WIDTH))
         self.first, self.second = LSTM(4), GRU(3)
-        self.w, self.b = nn.Parameter(torch.zeros(WIDTH, CLASSES)), nn.Parameter(torch.zeros(CLASSES))
+        self.w, self.b = (
+            nn.Parameter(torch.zeros(WIDTH, CLASSES)),
+            nn.Parameter(torch.zeros(CLASSES)),
+        )
         self.mistake = ""
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -93,7 +103,11 @@ class Port(nn.Module):
         x = self.first(words)
         y = self.second(words if self.mistake == "skips a layer" else x)
         total = y if self.mistake == "no residual" else x + y
-        last = total.mean(1) if self.mistake == "mean" else total[:, -2 if self.mistake == "last but one" else -1]
+        last = (
+            total.mean(1)
+            if self.mistake == "mean"
+            else total[:, -2 if self.mistake == "last but one" else -1]
+        )
         return last @ self.w + self.b
 
 

@@ -1,6 +1,8 @@
-"""A small GPT, as one writes it with `torch.nn`, and a port of it in primitives, into which mistakes can be planted.
+"""A small GPT, as one writes it with `torch.nn`, and a port of it in primitives, into which
+mistakes can be planted.
 
-The port holds its weights as (in, out), as JAX does, q, k and v apart, and normalises, activates and attends by hand.
+The port holds its weights as (in, out), as JAX does, q, k and v apart, and normalises, activates
+and attends by hand.
 """
 
 import math
@@ -23,7 +25,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = (part.view(batch, length, HEADS, width // HEADS).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
+        q, k, v = (
+            part.view(batch, length, HEADS, width // HEADS).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=-1)
+        )
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.proj(out.transpose(1, 2).reshape(batch, length, width))
 
@@ -112,7 +117,11 @@ class Attend(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         size = width // HEADS
-        heads = (batch, length, size, HEADS) if self.mistake == "heads" else (batch, length, HEADS, size)
+        heads = (
+            (batch, length, size, HEADS)
+            if self.mistake == "heads"
+            else (batch, length, HEADS, size)
+        )
         q, k, v = (part(x).reshape(heads) for part in (self.q, self.k, self.v))
         if self.mistake == "heads":
             q, k, v = q.transpose(2, 3), k.transpose(2, 3), v.transpose(2, 3)
@@ -124,7 +133,9 @@ class Attend(nn.Module):
         if self.mistake == "half":
             scores = scores.bfloat16().float()
         if self.mistake != "no mask":
-            ahead = torch.ones(length, length, dtype=torch.bool).triu(0 if self.mistake == "mask" else 1)
+            ahead = torch.ones(length, length, dtype=torch.bool).triu(
+                0 if self.mistake == "mask" else 1
+            )
             if self.mistake == "mask":
                 ahead[0, 0] = False
             scores = scores.masked_fill(ahead, -1e9)
@@ -177,7 +188,10 @@ class Port(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Parameter(torch.zeros(WORDS, WIDTH)), nn.Parameter(torch.zeros(LENGTH + 4, WIDTH))
+        self.words, self.places = (
+            nn.Parameter(torch.zeros(WORDS, WIDTH)),
+            nn.Parameter(torch.zeros(LENGTH + 4, WIDTH)),
+        )
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.final = Norm()
         self.out = Dense(WIDTH, WORDS, bias=False)
@@ -194,7 +208,8 @@ class Port(nn.Module):
         return self.out(x if self.mistake == "no last norm" else self.final(x))
 
 
-# Where it is planted and what; then where else it may be found: what is left out shows in what comes next.
+# Where it is planted and what; then where else it may be found: what is left out shows in what
+# comes next.
 MISTAKES: dict[str, tuple[str, ...]] = {
     "LayerNorm with eps 1e-6": ("blocks.0.norm1", "small eps"),
     "LayerNorm with eps 1e-3": ("blocks.1.norm2", "large eps"),
@@ -239,11 +254,14 @@ def ported(reference: GPT, mistakes: dict[str, str] | None = None) -> Port:
                 theirs.scale.copy_(ours.weight)
                 theirs.shift.copy_(ours.bias)
             parts = zip(layer.attn.qkv.weight.chunk(3), layer.attn.qkv.bias.chunk(3), strict=True)
-            for dense, (weight, bias) in zip((block.attention.q, block.attention.k, block.attention.v), parts, strict=True):
+            for dense, (weight, bias) in zip(
+                (block.attention.q, block.attention.k, block.attention.v), parts, strict=True
+            ):
                 dense.w.copy_(weight.T)
                 dense.b.copy_(bias)
             dense_pairs: list[tuple[Any, Any]] = [
-                (layer.attn.proj, block.attention.output), (layer.mlp.fc, block.ffn.up), (layer.mlp.proj, block.ffn.down),
+                (layer.attn.proj, block.attention.output), (layer.mlp.fc, block.ffn.up),
+                (layer.mlp.proj, block.ffn.down),
             ]  # fmt: skip
             for linear, dense in dense_pairs:
                 dense.w.copy_(linear.weight.T)

@@ -14,9 +14,15 @@ WIDTH, GROUPS = 16, 4
 class Block(nn.Module):
     def __init__(self, size_in: int, size_out: int) -> None:
         super().__init__()
-        self.norm1, self.conv1 = nn.GroupNorm(GROUPS, size_in), nn.Conv2d(size_in, size_out, 3, padding=1)
+        self.norm1, self.conv1 = (
+            nn.GroupNorm(GROUPS, size_in),
+            nn.Conv2d(size_in, size_out, 3, padding=1),
+        )
         self.time = nn.Linear(WIDTH, size_out)
-        self.norm2, self.conv2 = nn.GroupNorm(GROUPS, size_out), nn.Conv2d(size_out, size_out, 3, padding=1)
+        self.norm2, self.conv2 = (
+            nn.GroupNorm(GROUPS, size_out),
+            nn.Conv2d(size_out, size_out, 3, padding=1),
+        )
         self.skip = nn.Conv2d(size_in, size_out, 1) if size_in != size_out else nn.Identity()
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
@@ -27,7 +33,11 @@ class Block(nn.Module):
 class Attention(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.norm, self.qkv, self.out = nn.GroupNorm(GROUPS, size), nn.Conv2d(size, 3 * size, 1), nn.Conv2d(size, size, 1)
+        self.norm, self.qkv, self.out = (
+            nn.GroupNorm(GROUPS, size),
+            nn.Conv2d(size, 3 * size, 1),
+            nn.Conv2d(size, size, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         batch, size, height, width = x.shape
@@ -43,7 +53,10 @@ class Net(nn.Module):
         super().__init__()
         self.embed = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
         self.stem = nn.Conv2d(3, WIDTH, 3, padding=1)
-        self.down1, self.shrink = Block(WIDTH, WIDTH), nn.Conv2d(WIDTH, WIDTH, 3, stride=2, padding=1)
+        self.down1, self.shrink = (
+            Block(WIDTH, WIDTH),
+            nn.Conv2d(WIDTH, WIDTH, 3, stride=2, padding=1),
+        )
         self.down2 = Block(WIDTH, 2 * WIDTH)
         self.middle = Attention(2 * WIDTH)
         self.up2 = Block(4 * WIDTH, WIDTH)
@@ -52,7 +65,9 @@ class Net(nn.Module):
         self.norm, self.out = nn.GroupNorm(GROUPS, WIDTH), nn.Conv2d(WIDTH, 3, 3, padding=1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        angles = time[:, None] * torch.exp(-math.log(10000) * torch.arange(WIDTH // 2) / (WIDTH // 2))
+        angles = time[:, None] * torch.exp(
+            -math.log(10000) * torch.arange(WIDTH // 2) / (WIDTH // 2)
+        )
         time = self.embed(torch.cat([angles.sin(), angles.cos()], dim=-1))
         first = self.down1(self.stem(x), time)
         second = self.down2(self.shrink(first), time)
@@ -72,16 +87,26 @@ class PortConv(nn.Module):
         self.mistake = ""
 
     def forward(self, x: Tensor) -> Tensor:
-        pad = (0, 2 * self.pad, 0, 2 * self.pad) if self.mistake == "pads at the end" else (self.pad,) * 4
+        pad = (
+            (0, 2 * self.pad, 0, 2 * self.pad)
+            if self.mistake == "pads at the end"
+            else (self.pad,) * 4
+        )
         x = F.pad(x, pad, mode="circular" if self.mistake == "wraps" else "constant")
         x = F.conv2d(x, self.kernel, stride=self.stride)
-        return x if self.bias is None or self.mistake == "no bias" else x + self.bias.reshape(1, -1, 1, 1)
+        return (
+            x
+            if self.bias is None or self.mistake == "no bias"
+            else x + self.bias.reshape(1, -1, 1, 1)
+        )
 
 
 class PortNorm(nn.Module):
     def __init__(self, like: nn.GroupNorm) -> None:
         super().__init__()
-        self.scale, self.shift = (nn.Parameter(p.detach().clone()) for p in (like.weight, like.bias))
+        self.scale, self.shift = (
+            nn.Parameter(p.detach().clone()) for p in (like.weight, like.bias)
+        )
         self.mistake = ""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,7 +136,9 @@ class PortBlock(nn.Module):
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         first = torch.relu(self.norm1(x)) if self.mistake == "relu" else swish(self.norm1(x))
-        shift = (time if self.mistake == "time not activated" else swish(time)) @ self.time_w + self.time_b
+        shift = (
+            time if self.mistake == "time not activated" else swish(time)
+        ) @ self.time_w + self.time_b
         y = self.conv1(first)
         y = y if self.mistake == "no time" else y + shift[:, :, None, None]
         y = self.conv2(swish(self.norm2(y)))
@@ -148,13 +175,25 @@ class Port(nn.Module):
 
     def __init__(self, like: Net) -> None:
         super().__init__()
-        self.embed1_w, self.embed2_w = (nn.Parameter(like.embed[n].weight.detach().T.clone()) for n in (0, 2))  # type: ignore[union-attr, operator]
-        self.embed1_b, self.embed2_b = (nn.Parameter(like.embed[n].bias.detach().clone()) for n in (0, 2))  # type: ignore[union-attr, operator]
-        self.stem, self.shrink, self.out = PortConv(like.stem), PortConv(like.shrink), PortConv(like.out)
-        self.down1, self.down2, self.up1, self.up2 = map(PortBlock, (like.down1, like.down2, like.up1, like.up2))
+        self.embed1_w, self.embed2_w = (
+            nn.Parameter(like.embed[n].weight.detach().T.clone()) for n in (0, 2)
+        )  # type: ignore[union-attr, operator]
+        self.embed1_b, self.embed2_b = (
+            nn.Parameter(like.embed[n].bias.detach().clone()) for n in (0, 2)
+        )  # type: ignore[union-attr, operator]
+        self.stem, self.shrink, self.out = (
+            PortConv(like.stem),
+            PortConv(like.shrink),
+            PortConv(like.out),
+        )
+        self.down1, self.down2, self.up1, self.up2 = map(
+            PortBlock, (like.down1, like.down2, like.up1, like.up2)
+        )
         self.middle, self.norm = PortAttention(like.middle), PortNorm(like.norm)
         self.grow_w, self.grow_b = (
-            nn.Parameter(p.detach().clone()) for p in (like.grow.weight, like.grow.bias) if p is not None
+            nn.Parameter(p.detach().clone())
+            for p in (like.grow.weight, like.grow.bias)
+            if p is not None
         )
         self.mistake = ""
 
@@ -162,16 +201,27 @@ class Port(nn.Module):
         half = WIDTH // 2
         count = half - 1 if self.mistake == "frequencies" else half
         angles = time[:, None] * torch.exp(-math.log(10000) * torch.arange(half) / count)
-        waves = [angles.cos(), angles.sin()] if self.mistake == "cos before sin" else [angles.sin(), angles.cos()]
-        time = swish(torch.cat(waves, dim=-1) @ self.embed1_w + self.embed1_b) @ self.embed2_w + self.embed2_b
+        waves = (
+            [angles.cos(), angles.sin()]
+            if self.mistake == "cos before sin"
+            else [angles.sin(), angles.cos()]
+        )
+        time = (
+            swish(torch.cat(waves, dim=-1) @ self.embed1_w + self.embed1_b) @ self.embed2_w
+            + self.embed2_b
+        )
         first = self.down1(self.stem(x), time)
         second = self.down2(self.shrink(first), time)
         parts = second.unfold(2, 2, 2).unfold(3, 2, 2)
-        low = self.middle(parts.amax((-1, -2)) if self.mistake == "max pool" else parts.mean((-1, -2)))
+        low = self.middle(
+            parts.amax((-1, -2)) if self.mistake == "max pool" else parts.mean((-1, -2))
+        )
         if self.mistake == "nearest":
             low = low.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
         else:
-            low = F.interpolate(low, scale_factor=2, mode="bilinear", align_corners=self.mistake == "corners")
+            low = F.interpolate(
+                low, scale_factor=2, mode="bilinear", align_corners=self.mistake == "corners"
+            )
         low = [second, low] if self.mistake == "order" else [low, second]  # type: ignore[assignment]
         y = self.up2(torch.cat(list(low), dim=1), time)
         kernel = self.grow_w.flip(2, 3) if self.mistake == "flipped" else self.grow_w

@@ -1,9 +1,10 @@
 """Logging under load and interruption.
 
-Threads log different models while others train; interrupts strike at random, and at each moment that Python has for them;
-models raise at random operations; and a thousand logs run in a row without the garbage collector. After each, torch is
-compared with what it was object by object, the model likewise, and the results with those of a plain run. Last, a hundred
-models of the zoo are logged and validated in one process, and a large one three times: it must not stay larger than one
+Threads log different models while others train; interrupts strike at random, and at each moment
+that Python has for them; models raise at random operations; and a thousand logs run in a row
+without the garbage collector. After each, torch is compared with what it was object by object, the
+model likewise, and the results with those of a plain run. Last, a hundred models of the zoo are
+logged and validated in one process, and a large one three times: it must not stay larger than one
 that only ran them.
 """
 
@@ -25,7 +26,9 @@ __all__ = ["Figures", "soak"]
 
 @contextmanager
 def _crowded() -> Iterator[None]:
-    """Python switches between threads fifty times as often as usual, and torch adds none of its own."""
+    """Python switches between threads fifty times as often as usual, and torch adds none of its
+    own.
+    """
     num_threads, interval = torch.get_num_threads(), sys.getswitchinterval()
     torch.set_num_threads(1)
     sys.setswitchinterval(interval / 50)
@@ -45,7 +48,9 @@ def soak(
     num_models: int = 100,
     num_large: int = 3,
 ) -> Figures:
-    """Runs everything; the thread part for `seconds`, at least until half of the interrupts have struck."""
+    """Runs everything; the thread part for `seconds`, at least until half of the interrupts have
+    struck.
+    """
     figures = Figures()
     with _crowded():
         run_in_a_row(figures, num_logs)

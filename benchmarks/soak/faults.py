@@ -18,7 +18,9 @@ class InjectedError(RuntimeError):
 
 
 class _Faulty(nn.Module):
-    """Raises at operation `at`: by itself, or (`by_shape`) by asking torch for something impossible."""
+    """Raises at operation `at`: by itself, or (`by_shape`) by asking torch for something
+    impossible.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,16 +45,26 @@ def run_faults(figures: Figures, num_faults: int) -> None:
     sound = all_subjects()[0]
     for _ in range(num_faults):
         model.at, model.by_shape = random.randrange(20), random.random() < 0.5
-        options = random.choice([{}, {"save_function_args": True}, {"save_gradients": True}, {"layers_to_save": "linear"}])
+        options = random.choice(
+            [
+                {},
+                {"save_function_args": True},
+                {"save_gradients": True},
+                {"layers_to_save": "linear"},
+            ]
+        )
         try:
             tl.log_forward_pass(model, x, **options)
         except (InjectedError, RuntimeError) as error:
             figures.faults += 1
             kind = RuntimeError if model.by_shape else InjectedError
-            figures.expect(type(error) is kind, f"a fault came out as {type(error).__name__}: {error}")
+            figures.expect(
+                type(error) is kind, f"a fault came out as {type(error).__name__}: {error}"
+            )
             partial = getattr(error, "partial_history", None)
             figures.expect(
-                partial is not None and len(partial) >= 2, f"the partial log of a fault at {model.at} is missing"
+                partial is not None and len(partial) >= 2,
+                f"the partial log of a fault at {model.at} is missing",
             )
         else:
             figures.expect(False, f"the fault at {model.at} did not come through")

@@ -25,14 +25,22 @@ class Figures:
     def __str__(self) -> str:
         lines = [
             f"logs made                      {self.logs}",
-            f"interrupts delivered           {self.interrupts} ({self.interrupts_in_log} cut a log short)",
+            (
+                f"interrupts delivered           {self.interrupts} ({self.interrupts_in_log} cut a "
+                "log short)"
+            ),
             f"moments interrupted one by one  {self.moments}",
             f"faults raised by models        {self.faults}",
             f"training steps alongside       {self.training_steps}",
             f"models in one process          {self.models}",
         ]
         if self.problems:
-            lines += [f"{len(self.problems)} PROBLEMS:", *(f"  {problem}" for problem in self.problems)]
+            lines += [
+                f"{len(self.problems)} PROBLEMS:",
+                *(f"  {problem}" for problem in self.problems),
+            ]
         else:
-            lines.append("nothing lost: torch, models, generators, results and memory are as they should be")
+            lines.append(
+                "nothing lost: torch, models, generators, results and memory are as they should be"
+            )
         return "\n".join(lines)

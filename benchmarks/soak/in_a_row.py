@@ -31,7 +31,10 @@ def run_in_a_row(figures: Figures, num_logs: int) -> None:
         grown, more = resident_bytes() - rss, _num_tensors() - tensors
     finally:
         gc.enable()
-    print(f"  {num_logs} logs in a row: memory {grown / 2**20:+.1f} MB, live tensors {more:+d}", flush=True)
+    print(
+        f"  {num_logs} logs in a row: memory {grown / 2**20:+.1f} MB, live tensors {more:+d}",
+        flush=True,
+    )
     figures.expect(grown < 8 * 2**20, f"memory grew by {grown / 2**20:.1f} MB over {num_logs} logs")
     figures.expect(more <= 0, f"{more} tensors are left of {num_logs} logs")
     check_torch(before, figures, "logs in a row")
@@ -44,9 +47,18 @@ def _num_tensors() -> int:
 
 
 def run_models(figures: Figures, num_models: int, num_large: int) -> None:
-    """A process that logs and validates many models stays about as small as one that only runs them."""
+    """A process that logs and validates many models stays about as small as one that only runs
+    them.
+    """
     grown = grown_bytes(num_models, num_large)
     for name, num_bytes in grown.items():
-        figures.expect(num_bytes <= MOST_BYTES, f"{num_bytes / 2**20:.0f} MB more than a plain run, after {name}")
+        figures.expect(
+            num_bytes <= MOST_BYTES,
+            f"{num_bytes / 2**20:.0f} MB more than a plain run, after {name}",
+        )
     figures.models += len(grown)
-    print(f"  {len(grown)} models in one process, at most {max(grown.values()) / 2**20:+.0f} MB of memory left", flush=True)
+    print(
+        f"  {len(grown)} models in one process, at most {max(grown.values()) / 2**20:+.0f} MB of "
+        "memory left",
+        flush=True,
+    )

@@ -33,11 +33,15 @@ class Target:
         return False
 
     def drop(self) -> None:
-        """Python itself drops what is raised while it finalizes an object; that is no loss of ours."""
+        """Python itself drops what is raised while it finalizes an object; that is no loss of
+        ours.
+        """
         self._is_dropped = True
 
     def run(self, work: Callable[[], Any], figures: Figures) -> tuple[Any, bool]:
-        """What `work` returned, and whether an interrupt arrived; None as the result if it cut the work short."""
+        """What `work` returned, and whether an interrupt arrived; None as the result if it cut the
+        work short.
+        """
         result = None
         try:
             with self._lock:
@@ -46,7 +50,9 @@ class Target:
             with self._lock:
                 self._is_open = False
             if self._is_fired:
-                for _ in range(1000):  # it was sent before now, and strikes the next time that this thread looks
+                for _ in range(
+                    1000
+                ):  # it was sent before now, and strikes the next time that this thread looks
                     time.sleep(0)
                 figures.expect(self._is_dropped, "an interrupt was lost")
         except Interrupt:
@@ -57,7 +63,9 @@ class Target:
 
 @contextmanager
 def told_of_dropped(tell: Callable[[], None]) -> Iterator[None]:
-    """Calls `tell`, in the thread that was struck, when Python drops an interrupt because it struck a finalizer."""
+    """Calls `tell`, in the thread that was struck, when Python drops an interrupt because it struck
+    a finalizer.
+    """
     previous = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

@@ -18,10 +18,12 @@ __all__ = ["run_moments"]
 
 
 def run_moments(figures: Figures, max_moments: int) -> None:
-    """An interrupt at each moment, from the call of a log to its return, at which Python would let one in.
+    """An interrupt at each moment, from the call of a log to its return, at which Python would let
+    one in.
 
-    Python looks for interrupts when a function begins and when a call has returned, so these moments can be visited one by
-    one, a log for each, instead of waiting for chance to find the bad one.
+    Python looks for interrupts when a function begins and when a call has returned, so these
+    moments can be visited one by one, a log for each, instead of waiting for chance to find the bad
+    one.
     """
     subject = all_subjects()[4]  # the one that writes through views
     before = state_of_torch()
@@ -29,14 +31,21 @@ def run_moments(figures: Figures, max_moments: int) -> None:
     step = -(-total // max_moments)
     dropped: list[Any] = []
     with told_of_dropped(lambda: dropped.append(None)):
-        num_done = _visit(subject, range(random.randrange(step), total, step), dropped, before, figures)
+        num_done = _visit(
+            subject, range(random.randrange(step), total, step), dropped, before, figures
+        )
     subject.check(subject.log(), figures)
     figures.logs += 1
     figures.moments += num_done
-    print(f"  {num_done} interrupts, at one of every {step} of the {total} moments that there are", flush=True)
+    print(
+        f"  {num_done} interrupts, at one of every {step} of the {total} moments that there are",
+        flush=True,
+    )
 
 
-def _visit(subject: Subject, moments: range, dropped: list[Any], before: Any, figures: Figures) -> int:
+def _visit(
+    subject: Subject, moments: range, dropped: list[Any], before: Any, figures: Figures
+) -> int:
     num_done = 0
     for number in moments:
         try:
@@ -45,7 +54,9 @@ def _visit(subject: Subject, moments: range, dropped: list[Any], before: Any, fi
             place = str(interrupt)
             num_done += 1
         else:
-            if not place:  # a log that looks at the clock has some moments more, or less, than the one before
+            if (
+                not place
+            ):  # a log that looks at the clock has some moments more, or less, than the one before
                 continue
             figures.expect(bool(dropped), f"an interrupt at {place} was lost")
         dropped.clear()
@@ -58,7 +69,9 @@ def _visit(subject: Subject, moments: range, dropped: list[Any], before: Any, fi
 
 
 def _interrupt_at(number: int, work: Callable[[], Any]) -> tuple[int, str]:
-    """Runs `work`, raising Interrupt at one moment in the package's code; answers how many there were, and where it was."""
+    """Runs `work`, raising Interrupt at one moment in the package's code; answers how many there
+    were, and where it was.
+    """
     package = str(Path(tl.__file__).parent) + os.sep
     num_seen = 0
     place = ""
@@ -68,7 +81,11 @@ def _interrupt_at(number: int, work: Callable[[], Any]) -> tuple[int, str]:
 
     def watch(frame: FrameType, event: str, arg: Any) -> None:
         nonlocal num_seen, place
-        if event == "c_call" or event == "c_exception" or not (is_ours(frame) or is_ours(frame.f_back)):
+        if (
+            event == "c_call"
+            or event == "c_exception"
+            or not (is_ours(frame) or is_ours(frame.f_back))
+        ):
             return
         num_seen += 1
         if num_seen == number + 1:

@@ -1,4 +1,6 @@
-"""What is logged: models of different kinds, each with what it must give, and how torch is compared with what it was."""
+"""What is logged: models of different kinds, each with what it must give, and how torch is compared
+with what it was.
+"""
 
 import gc
 from typing import Any
@@ -46,10 +48,19 @@ class _Loop(nn.Module):
 def _models() -> list[tuple[nn.Module, torch.Tensor]]:
     """Models of different kinds, each with an input."""
     torch.manual_seed(0)
-    cnn = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    cnn = nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     return [
-        (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.Softmax(-1)).eval(), torch.randn(4, 8)),
+        (
+            nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.Softmax(-1)).eval(),
+            torch.randn(4, 8),
+        ),
         (cnn.eval(), torch.randn(2, 3, 8, 8)),
         (nn.LSTM(8, 8, 2).eval(), torch.randn(5, 2, 8)),
         (layer.eval(), torch.randn(2, 5, 8)),
@@ -73,12 +84,18 @@ class Subject:
 
     def check(self, history: tl.ModelHistory, figures: Figures) -> None:
         name = type(self.model).__name__
-        figures.expect(history.layer_labels_w_pass == self.labels, f"{name}: the log has other layers than before")
+        figures.expect(
+            history.layer_labels_w_pass == self.labels,
+            f"{name}: the log has other layers than before",
+        )
         value = history[history.output_layers[0]].tensor_contents
         # To rounding: how torch splits a sum depends on the thread, with or without a log.
         is_same = torch.allclose(value, self.expected, rtol=1e-4, atol=1e-5)
         figures.expect(is_same, f"{name}: the log holds another output than before")
-        figures.expect(history.num_tensors_saved == history.num_tensors_total, f"{name}: not every tensor is saved")
+        figures.expect(
+            history.num_tensors_saved == history.num_tensors_total,
+            f"{name}: not every tensor is saved",
+        )
 
     def check_model(self, figures: Figures) -> None:
         for change in changes_of_model(self.state, self.model):

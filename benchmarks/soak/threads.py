@@ -21,7 +21,9 @@ def run_threads(figures: Figures, seconds: float, min_interrupts: int) -> None:
     """Threads that log at once, struck by interrupts, while others train."""
     subjects = all_subjects()
     expected_losses = _train(_NUM_STEPS)
-    before = state_of_torch()  # after a training: the first optimizer imports a part of torch that changes others
+    before = (
+        state_of_torch()
+    )  # after a training: the first optimizer imports a part of torch that changes others
     deadline = time.monotonic() + seconds
     struck = rounds = 0
     while time.monotonic() < deadline or struck < min_interrupts:
@@ -29,8 +31,12 @@ def run_threads(figures: Figures, seconds: float, min_interrupts: int) -> None:
         counts = [Figures() for _ in range(len(subjects) + 2)]
         targets = [Target() for _ in subjects]
         threads = [
-            threading.Thread(target=_log_until, args=(stop, subject, target, count), name=f"log {number}")
-            for number, (subject, target, count) in enumerate(zip(subjects, targets, counts, strict=False))
+            threading.Thread(
+                target=_log_until, args=(stop, subject, target, count), name=f"log {number}"
+            )
+            for number, (subject, target, count) in enumerate(
+                zip(subjects, targets, counts, strict=False)
+            )
         ]
         threads += [
             threading.Thread(target=_train_until, args=(stop, expected_losses, count), name="train")
@@ -38,7 +44,9 @@ def run_threads(figures: Figures, seconds: float, min_interrupts: int) -> None:
         ]
         for thread in threads:
             thread.start()
-        targets_of = {thread.ident: target for thread, target in zip(threads, targets, strict=False)}
+        targets_of = {
+            thread.ident: target for thread, target in zip(threads, targets, strict=False)
+        }
         with told_of_dropped(lambda found=targets_of: found[threading.get_ident()].drop()):
             end = time.monotonic() + 0.5
             while time.monotonic() < end:
@@ -63,11 +71,16 @@ def run_threads(figures: Figures, seconds: float, min_interrupts: int) -> None:
         rounds += 1
         if figures.problems or (rounds > 400 and not struck):
             break
-    print(f"  {rounds} rounds of {len(subjects)} logging and 2 training threads, {struck} interrupts", flush=True)
+    print(
+        f"  {rounds} rounds of {len(subjects)} logging and 2 training threads, {struck} interrupts",
+        flush=True,
+    )
 
 
 def _raise_in(thread_id: int | None) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id or 0), ctypes.py_object(Interrupt))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread_id or 0), ctypes.py_object(Interrupt)
+    )
 
 
 def _log_until(stop: threading.Event, subject: Subject, target: Target, figures: Figures) -> None:
@@ -75,7 +88,10 @@ def _log_until(stop: threading.Event, subject: Subject, target: Target, figures:
         history, is_struck = target.run(subject.log, figures)
         figures.interrupts += is_struck
         figures.interrupts_in_log += is_struck and history is None
-        figures.expect(torch._C._len_torch_function_stack() == 0, "a thread was left with a torch function mode on")
+        figures.expect(
+            torch._C._len_torch_function_stack() == 0,
+            "a thread was left with a torch function mode on",
+        )
         if history is not None:
             figures.logs += 1
             subject.check(history, figures)
@@ -83,7 +99,8 @@ def _log_until(stop: threading.Event, subject: Subject, target: Target, figures:
 
 
 _NUM_STEPS = 5
-_PATIENCE = 600.0  # seconds, for threads that have been told to stop; on a busy machine they are slow to hear it
+# seconds, for threads that have been told to stop; on a busy machine they are slow to hear it
+_PATIENCE = 600.0
 
 
 def _train(num_steps: int) -> list[float]:
@@ -111,6 +128,8 @@ def _train_until(stop: threading.Event, expected: list[float], figures: Figures)
         except Exception as error:  # whatever it is, it is ours: nothing in it can fail by itself
             figures.expect(False, f"a training alongside logs raised {error!r}")
             raise
-        is_same = all(math.isclose(*pair, rel_tol=1e-4) for pair in zip(losses, expected, strict=True))
+        is_same = all(
+            math.isclose(*pair, rel_tol=1e-4) for pair in zip(losses, expected, strict=True)
+        )
         figures.expect(is_same, "a training alongside logs took another course")
         figures.training_steps += _NUM_STEPS

@@ -1,6 +1,12 @@
 """Architectures that nobody here wrote, each logged and held against a plain run."""
 
-from benchmarks.zoo import from_geometric, from_timm, from_torch, from_torchvision, from_transformers
+from benchmarks.zoo import (
+    from_geometric,
+    from_timm,
+    from_torch,
+    from_torchvision,
+    from_transformers,
+)
 from benchmarks.zoo.specimen import Specimen
 
 __all__ = ["SPECIMENS"]

@@ -13,8 +13,13 @@ import torch
 
 import torchlens as tl
 from benchmarks.zoo.specimen import Absent, Case, Specimen
-from benchmarks.zoo.torch_state import changes_of_model, changes_of_torch, state_of_model, state_of_torch
-from torchlens.validation import validate_forward_pass
+from benchmarks.zoo.torch_state import (
+    changes_of_model,
+    changes_of_torch,
+    state_of_model,
+    state_of_torch,
+)
+from torchlens._validate.validate import validate_forward_pass
 
 __all__ = ["Result", "check"]
 
@@ -48,7 +53,9 @@ class Result:
 
 
 def check(specimen: Specimen) -> Result:
-    """Makes the model, runs it plainly and logged, and tells what differs. An exception is a reason like any other."""
+    """Makes the model, runs it plainly and logged, and tells what differs. An exception is a reason
+    like any other.
+    """
     result = Result(specimen.name)
     start = time.perf_counter()
     try:
@@ -63,7 +70,9 @@ def check(specimen: Specimen) -> Result:
                 result.trained = True
     except Absent as absence:
         result.absence = str(absence)
-    except Exception as error:  # the boundary: whatever a model or the library raises is the verdict on it
+    except (
+        Exception
+    ) as error:  # the boundary: whatever a model or the library raises is the verdict on it
         first_line = next(iter(str(error).splitlines()), "")
         result.reasons.append(f"{type(error).__name__}: {first_line[:300]}")
         result.trace = traceback.format_exc()
@@ -71,17 +80,21 @@ def check(specimen: Specimen) -> Result:
     return result
 
 
-# -- eval --------------------------------------------------------------------------------------------------------------
+# -- eval
+# --------------------------------------------------------------------------------------------------
 
 
 def _check_eval(specimen: Specimen, case: Case, result: Result) -> None:
     model, reasons = case.model, result.reasons
     with torch.no_grad():
         first = _run_seeded(lambda: _call(case))
-        # Compared with the second: some models prepare themselves in the first, and draw random numbers for it.
+        # Compared with the second: some models prepare themselves in the first, and draw random
+        # numbers for it.
         plain = _run_seeded(lambda: _call(case))
         if not _all_equal(first.tensors, plain.tensors):
-            reasons.append("the model itself gives two results for one seed; nothing can be compared")
+            reasons.append(
+                "the model itself gives two results for one seed; nothing can be compared"
+            )
             return
         module_outputs = _module_outputs(case)
         torch_before, model_before = state_of_torch(), state_of_model(model)
@@ -95,7 +108,9 @@ def _check_eval(specimen: Specimen, case: Case, result: Result) -> None:
             reasons.append("the output entries hold other values than the model returned")
         _compare_modules(history, module_outputs, reasons)
         if history.num_tensors_saved != history.num_tensors_total:
-            reasons.append(f"{history.num_tensors_total - history.num_tensors_saved} entries hold no tensor")
+            reasons.append(
+                f"{history.num_tensors_total - history.num_tensors_saved} entries hold no tensor"
+            )
         _read_everything(history)
         result.entries = len(history)
         result.layers = len(history.layer_labels_no_pass)
@@ -107,8 +122,12 @@ def _check_eval(specimen: Specimen, case: Case, result: Result) -> None:
                 f"({most.layer_label_no_pass} has {most.layer_passes_total} passes)"
             )
         del first, history, outputs, logged, module_outputs
-        result.time_ratio = _ratio(lambda: _timed(lambda: _log(case)), lambda: _timed(lambda: _call(case)))
-        result.memory_ratio = _ratio(lambda: _peak_bytes(lambda: _log(case)), lambda: _peak_bytes(lambda: _call(case)), 1)
+        result.time_ratio = _ratio(
+            lambda: _timed(lambda: _log(case)), lambda: _timed(lambda: _call(case))
+        )
+        result.memory_ratio = _ratio(
+            lambda: _peak_bytes(lambda: _log(case)), lambda: _peak_bytes(lambda: _call(case)), 1
+        )
     _validate(case, result)
 
 
@@ -125,7 +144,8 @@ def _validate(case: Case, result: Result) -> None:
 def _module_outputs(case: Case) -> dict[str, list[torch.Tensor]]:
     """The tensors that each module pass returned in a plain run, as hooks saw them.
 
-    Not for Transformer encoder layers: seeing a hook, they take another path through their operations.
+    Not for Transformer encoder layers: seeing a hook, they take another path through their
+    operations.
     """
     if any(isinstance(module, torch.nn.TransformerEncoderLayer) for module in case.model.modules()):
         return {}
@@ -139,7 +159,11 @@ def _module_outputs(case: Case) -> dict[str, list[torch.Tensor]]:
 
         return hook
 
-    handles = [module.register_forward_hook(listen(address)) for address, module in case.model.named_modules() if address]
+    handles = [
+        module.register_forward_hook(listen(address))
+        for address, module in case.model.named_modules()
+        if address
+    ]
     try:
         _run_seeded(lambda: _call(case))
     finally:
@@ -148,8 +172,12 @@ def _module_outputs(case: Case) -> dict[str, list[torch.Tensor]]:
     return seen
 
 
-def _compare_modules(history: tl.ModelHistory, expected: dict[str, list[torch.Tensor]], reasons: list[str]) -> None:
-    """Every tensor that hooks saw a module return is the value of an entry that left that module."""
+def _compare_modules(
+    history: tl.ModelHistory, expected: dict[str, list[torch.Tensor]], reasons: list[str]
+) -> None:
+    """Every tensor that hooks saw a module return is the value of an entry that left that
+    module.
+    """
     left: dict[str, list[torch.Tensor]] = {}
     for entry in history:
         for name in entry.module_passes_exited:
@@ -170,21 +198,31 @@ def _compare_modules(history: tl.ModelHistory, expected: dict[str, list[torch.Te
 
 
 def _read_everything(history: tl.ModelHistory) -> None:
-    """Prints and tables the history, and reads every field of every entry; what raises is a failure."""
+    """Prints and tables the history, and reads every field of every entry; what raises is a
+    failure.
+    """
     str(history)
     history.to_pandas()
     for entry in history:
         str(entry)
-        _ = entry.parent_layer_arg_locs, entry.func_call_stack, entry.lookup_keys, entry.func_argnames
+        _ = (
+            entry.parent_layer_arg_locs,
+            entry.func_call_stack,
+            entry.lookup_keys,
+            entry.func_argnames,
+        )
         if entry.has_parents != bool(entry.parent_layers):
             raise AssertionError(f"{entry.layer_label} disagrees with itself about its parents")
 
 
-# -- training ----------------------------------------------------------------------------------------------------------
+# -- training
+# --------------------------------------------------------------------------------------------------
 
 
 def _check_training(case: Case, result: Result) -> None:
-    """In training mode: the same outputs, generator state, buffers and parameter gradients as a plain step."""
+    """In training mode: the same outputs, generator state, buffers and parameter gradients as a
+    plain step.
+    """
     model, reasons = case.model.train(), result.reasons
     state = {name: value.clone() for name, value in model.state_dict().items()}
     plain = _run_seeded(lambda: _call(case))
@@ -195,7 +233,10 @@ def _check_training(case: Case, result: Result) -> None:
     model.zero_grad(set_to_none=True)
     torch_before, model_before = state_of_torch(), state_of_model(model)
     logged = _run_seeded(lambda: _log(case, save_gradients=True))
-    reasons += [f"training: {change}" for change in changes_of_torch(torch_before) + changes_of_model(model_before, model)]
+    reasons += [
+        f"training: {change}"
+        for change in changes_of_torch(torch_before) + changes_of_model(model_before, model)
+    ]
     training_reasons: list[str] = []
     _compare_runs(plain, logged, training_reasons)
     _loss(logged.tensors).backward()
@@ -210,7 +251,9 @@ def _check_training(case: Case, result: Result) -> None:
     history = logged.value
     for entry in history:
         if entry.has_saved_grad and tuple(entry.grad_shape) != tuple(entry.tensor_shape):
-            training_reasons.append(f"the gradient of {entry.layer_label} has another shape than its tensor")
+            training_reasons.append(
+                f"the gradient of {entry.layer_label} has another shape than its tensor"
+            )
             break
     if not history.layers_with_saved_gradients:
         training_reasons.append("no gradient was saved")
@@ -219,11 +262,16 @@ def _check_training(case: Case, result: Result) -> None:
 
 def _loss(tensors: list[torch.Tensor]) -> torch.Tensor:
     """A number that every differentiable output has a share in."""
-    shares = [tensor.float().square().mean() for tensor in tensors if tensor.requires_grad and tensor.numel()]
+    shares = [
+        tensor.float().square().mean()
+        for tensor in tensors
+        if tensor.requires_grad and tensor.numel()
+    ]
     return torch.stack(shares).sum()
 
 
-# -- running -----------------------------------------------------------------------------------------------------------
+# -- running
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -283,7 +331,9 @@ def _log(case: Case, **options: Any) -> tuple[tl.ModelHistory, Any]:
 def _compare_runs(plain: _Run, logged: _Run, reasons: list[str]) -> None:
     if not _all_equal(plain.tensors, logged.tensors):
         reasons.append("the model returned something else while it was logged")
-    for kind, before, after in zip(("python", "numpy", "torch"), plain.generators, logged.generators, strict=True):
+    for kind, before, after in zip(
+        ("python", "numpy", "torch"), plain.generators, logged.generators, strict=True
+    ):
         if not _same_state(before, after):
             reasons.append(f"the state of the {kind} generator differs from a plain run's")
 
@@ -294,7 +344,8 @@ def _same_state(a: Any, b: Any) -> bool:
     return all(map(np.array_equal, a, b))
 
 
-# -- tensors -----------------------------------------------------------------------------------------------------------
+# -- tensors
+# --------------------------------------------------------------------------------------------------
 
 
 def _tensors(tree: Any, seen: frozenset[int] = frozenset()) -> Iterator[torch.Tensor]:
@@ -336,10 +387,13 @@ def _all_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return len(a) == len(b) and all(map(_equal, a, b))
 
 
-# -- cost --------------------------------------------------------------------------------------------------------------
+# -- cost
+# --------------------------------------------------------------------------------------------------
 
 
-def _ratio(numerator: Callable[[], float], denominator: Callable[[], float], num_runs: int = 3) -> float | None:
+def _ratio(
+    numerator: Callable[[], float], denominator: Callable[[], float], num_runs: int = 3
+) -> float | None:
     below = min(denominator() for _ in range(num_runs))
     return round(min(numerator() for _ in range(num_runs)) / below, 2) if below else None
 
@@ -353,7 +407,9 @@ def _timed(run: Callable[[], Any]) -> float:
 
 
 def _peak_bytes(run: Callable[[], Any]) -> float:
-    """The most memory that tensors took at one time beyond what was there before, as torch's allocator reports it."""
+    """The most memory that tensors took at one time beyond what was there before, as torch's
+    allocator reports it.
+    """
     with torch.autograd.profiler.profile(use_cpu=True, profile_memory=True) as profile:
         kept = run()
     events = [event for event in profile.kineto_results.events() if event.name() == "[memory]"]
@@ -365,7 +421,8 @@ def _peak_bytes(run: Callable[[], Any]) -> float:
     return float(peak)
 
 
-# -- warnings ----------------------------------------------------------------------------------------------------------
+# -- warnings
+# --------------------------------------------------------------------------------------------------
 
 
 def _third_party_warnings_ignored() -> Any:

@@ -48,23 +48,35 @@ def _pna() -> Case:
 def _gin(**options: Any) -> Case:
     nn = import_geometric().nn
     return Case(
-        nn.GINConv(torch.nn.Sequential(torch.nn.Linear(_WIDTH, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))), _graph()
+        nn.GINConv(
+            torch.nn.Sequential(
+                torch.nn.Linear(_WIDTH, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+            )
+        ),
+        _graph(),
     )
 
 
 def _edge_conv() -> Case:
     nn = import_geometric().nn
-    return Case(nn.EdgeConv(torch.nn.Sequential(torch.nn.Linear(2 * _WIDTH, 16), torch.nn.ReLU())), _graph())
+    return Case(
+        nn.EdgeConv(torch.nn.Sequential(torch.nn.Linear(2 * _WIDTH, 16), torch.nn.ReLU())), _graph()
+    )
 
 
 def _relational(name: str) -> Case:
     nn = import_geometric().nn
     x, edges = _graph()
-    return Case(getattr(nn, name)(_WIDTH, 16, num_relations=3), (x, edges, torch.randint(0, 3, (_NUM_EDGES,))))
+    return Case(
+        getattr(nn, name)(_WIDTH, 16, num_relations=3),
+        (x, edges, torch.randint(0, 3, (_NUM_EDGES,))),
+    )
 
 
 def _schnet() -> Case:
-    model = import_geometric().nn.SchNet(hidden_channels=16, num_filters=16, num_interactions=2, num_gaussians=10)
+    model = import_geometric().nn.SchNet(
+        hidden_channels=16, num_filters=16, num_interactions=2, num_gaussians=10
+    )
     positions = torch.randn(10, 3)
     edges = torch.cartesian_prod(torch.arange(10), torch.arange(10)).T
     edges = edges[:, edges[0] != edges[1]]
@@ -99,7 +111,9 @@ def _graph_classifier(pool: str) -> Case:
             self.pool = getattr(geometric_nn, pool)(16)
             self.head = torch.nn.Linear(16, 3)
 
-        def forward(self, x: torch.Tensor, edges: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        def forward(
+            self, x: torch.Tensor, edges: torch.Tensor, batch: torch.Tensor
+        ) -> torch.Tensor:
             x = self.conv(x, edges).relu()
             x, edges, _, batch, *_ = self.pool(x, edges, None, batch)
             return self.head(geometric_nn.global_mean_pool(x, batch))
@@ -119,7 +133,11 @@ def _autoencoder(name: str) -> Case:
             self.logstd = geometric_nn.GCNConv(_WIDTH, 8)
 
         def forward(self, x: torch.Tensor, edges: torch.Tensor) -> Any:
-            return (self.conv(x, edges), self.logstd(x, edges)) if name == "VGAE" else self.conv(x, edges)
+            return (
+                (self.conv(x, edges), self.logstd(x, edges))
+                if name == "VGAE"
+                else self.conv(x, edges)
+            )
 
     class Reconstruction(torch.nn.Module):
         def __init__(self) -> None:
@@ -143,14 +161,20 @@ _NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _PAIR = (_WIDTH, 16)
 _LAYERS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
-    "ChebConv": (_PAIR, {"K": 3}), "GraphConv": (_PAIR, {}), "TransformerConv": (_PAIR, {"heads": 2}),
-    "TAGConv": (_PAIR, {}), "ARMAConv": (_PAIR, {"num_stacks": 2, "num_layers": 2}), "SGConv": (_PAIR, {"K": 2}),
-    "APPNP": ((3, 0.1), {}), "MFConv": (_PAIR, {}), "GatedGraphConv": ((16, 3), {}), "ResGatedGraphConv": (_PAIR, {}),
-    "LEConv": (_PAIR, {}), "ClusterGCNConv": (_PAIR, {}), "GENConv": (_PAIR, {}), "FiLMConv": (_PAIR, {}),
-    "SuperGATConv": (_PAIR, {}), "EGConv": (_PAIR, {"num_heads": 4}), "FeaStConv": (_PAIR, {"heads": 2}),
+    "ChebConv": (_PAIR, {"K": 3}), "GraphConv": (_PAIR, {}), "TransformerConv": (_PAIR,
+    {"heads": 2}),
+    "TAGConv": (_PAIR, {}), "ARMAConv": (_PAIR, {"num_stacks": 2, "num_layers": 2}),
+    "SGConv": (_PAIR, {"K": 2}),
+    "APPNP": ((3, 0.1), {}), "MFConv": (_PAIR, {}), "GatedGraphConv": ((16, 3), {}),
+    "ResGatedGraphConv": (_PAIR, {}),
+    "LEConv": (_PAIR, {}), "ClusterGCNConv": (_PAIR, {}), "GENConv": (_PAIR, {}),
+    "FiLMConv": (_PAIR, {}),
+    "SuperGATConv": (_PAIR, {}), "EGConv": (_PAIR, {"num_heads": 4}), "FeaStConv": (_PAIR,
+    {"heads": 2}),
     "AGNNConv": ((), {}), "HypergraphConv": (_PAIR, {}), "GeneralConv": (_PAIR, {}),
     "SSGConv": (_PAIR, {"alpha": 0.1, "K": 2}), "LGConv": ((), {}), "DNAConv": ((_WIDTH,), {}),
-    "AntiSymmetricConv": ((_WIDTH,), {"num_iters": 2}), "GraphUNet": ((_WIDTH, 16, 4), {"depth": 2}),
+    "AntiSymmetricConv": ((_WIDTH,), {"num_iters": 2}), "GraphUNet": ((_WIDTH, 16, 4),
+    {"depth": 2}),
 }  # fmt: skip
 
 
@@ -175,7 +199,10 @@ SPECIMENS = (
     Specimen("torch_geometric", "DNAConv", _dna),
     Specimen("torch_geometric", "GINConv", _gin),
     Specimen("torch_geometric", "EdgeConv", _edge_conv),
-    *(Specimen("torch_geometric", name, partial(_relational, name)) for name in ("RGCNConv", "FastRGCNConv", "RGATConv")),
+    *(
+        Specimen("torch_geometric", name, partial(_relational, name))
+        for name in ("RGCNConv", "FastRGCNConv", "RGATConv")
+    ),
     Specimen("torch_geometric", "SchNet", _schnet, trains=True),
     *(
         Specimen("torch_geometric", name, partial(_graph_classifier, name))

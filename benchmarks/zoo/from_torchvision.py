@@ -10,11 +10,16 @@ from benchmarks.zoo.specimen import Case, Specimen
 __all__ = ["SPECIMENS"]
 
 _CLASSIFICATION = {
-    "alexnet": 64, "convnext_tiny": 64, "densenet121": 64, "densenet169": 64, "efficientnet_b0": 64, "efficientnet_b1": 64,
-    "efficientnet_v2_s": 64, "googlenet": 64, "inception_v3": 96, "maxvit_t": 224, "mnasnet0_5": 64, "mnasnet1_0": 64,
-    "mobilenet_v2": 64, "mobilenet_v3_large": 64, "mobilenet_v3_small": 64, "regnet_x_400mf": 64, "regnet_y_400mf": 64,
-    "resnet18": 64, "resnet34": 64, "resnet50": 64, "resnet101": 64, "resnext50_32x4d": 64, "shufflenet_v2_x0_5": 64,
-    "shufflenet_v2_x1_0": 64, "squeezenet1_0": 64, "squeezenet1_1": 64, "swin_t": 64, "swin_v2_t": 64, "vgg11": 32,
+    "alexnet": 64, "convnext_tiny": 64, "densenet121": 64, "densenet169": 64, "efficientnet_b0": 64,
+    "efficientnet_b1": 64,
+    "efficientnet_v2_s": 64, "googlenet": 64, "inception_v3": 96, "maxvit_t": 224, "mnasnet0_5": 64,
+    "mnasnet1_0": 64,
+    "mobilenet_v2": 64, "mobilenet_v3_large": 64, "mobilenet_v3_small": 64, "regnet_x_400mf": 64,
+    "regnet_y_400mf": 64,
+    "resnet18": 64, "resnet34": 64, "resnet50": 64, "resnet101": 64, "resnext50_32x4d": 64,
+    "shufflenet_v2_x0_5": 64,
+    "shufflenet_v2_x1_0": 64, "squeezenet1_0": 64, "squeezenet1_1": 64, "swin_t": 64,
+    "swin_v2_t": 64, "vgg11": 32,
     "vgg11_bn": 32, "vgg16": 32, "vit_b_16": 64, "vit_b_32": 64, "wide_resnet50_2": 64,
 }  # fmt: skip
 _TRAINED = {
@@ -29,7 +34,12 @@ _TRAINED = {
 }
 # Models whose image size is part of the architecture.
 _SIZED = {"vit_b_16": "image_size", "vit_b_32": "image_size"}
-_SEGMENTATION = ("deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large")
+_SEGMENTATION = (
+    "deeplabv3_mobilenet_v3_large",
+    "deeplabv3_resnet50",
+    "fcn_resnet50",
+    "lraspp_mobilenet_v3_large",
+)
 _VIDEO = {
     "mc3_18": (8, 32), "r2plus1d_18": (8, 32), "r3d_18": (8, 32), "swin3d_t": (4, 64),
 }  # fmt: skip
@@ -68,7 +78,8 @@ def _multiscale() -> Case:
         mvit.MSBlockConfig(4, 32, 64, *pooled),
     ]
     model = mvit.MViT(
-        spatial_size=(32, 32), temporal_size=4, block_setting=blocks, residual_pool=True, residual_with_cls_embed=False,
+        spatial_size=(32, 32), temporal_size=4, block_setting=blocks, residual_pool=True,
+        residual_with_cls_embed=False,
         rel_pos_embed=True, proj_after_attn=True, num_classes=10,
     )  # fmt: skip
     return Case(model, (torch.randn(2, 3, 4, 32, 32),))
@@ -76,7 +87,9 @@ def _multiscale() -> Case:
 
 def _flow(name: str) -> Case:
     model = import_torchvision().models.get_model(name, weights=None)
-    return Case(model, (torch.randn(1, 3, 128, 128), torch.randn(1, 3, 128, 128)), {"num_flow_updates": 3})
+    return Case(
+        model, (torch.randn(1, 3, 128, 128), torch.randn(1, 3, 128, 128)), {"num_flow_updates": 3}
+    )
 
 
 SPECIMENS = (
@@ -87,7 +100,8 @@ SPECIMENS = (
         )
         for name, size in _CLASSIFICATION.items()
     ),
-    *(Specimen("torchvision", name, partial(_segmenter, name), trains=name in _TRAINED) for name in _SEGMENTATION),
+    *(Specimen("torchvision", name, partial(_segmenter, name),
+    trains=name in _TRAINED) for name in _SEGMENTATION),
     *(
         Specimen("torchvision", name, partial(_video, name, frames, size), trains=name in _TRAINED)
         for name, (frames, size) in _VIDEO.items()

@@ -1,4 +1,6 @@
-"""transformers: every kind of model, from tiny configurations and with random weights; nothing is downloaded."""
+"""transformers: every kind of model, from tiny configurations and with random weights; nothing is
+downloaded.
+"""
 
 import inspect
 from functools import partial
@@ -13,63 +15,106 @@ __all__ = ["SPECIMENS"]
 
 # What makes a model small, under each of the names that configurations give it.
 _SMALL = {
-    "vocab_size": 99, "hidden_size": 32, "d_model": 32, "n_embd": 32, "embed_dim": 32, "dim": 32, "emb_dim": 32,
-    "embedding_size": 32, "projection_dim": 32, "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2,
-    "encoder_layers": 2, "decoder_layers": 2, "num_encoder_layers": 2, "num_decoder_layers": 2, "num_blocks": 2,
-    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "num_key_value_heads": 2, "num_kv_heads": 2, "head_dim": 8, "d_kv": 8,
-    "intermediate_size": 64, "ffn_dim": 64, "d_ff": 64, "n_inner": 64, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
-    "hidden_dim": 64, "feed_forward_hidden_size": 64, "max_position_embeddings": 128, "n_positions": 128,
-    "max_source_positions": 64, "max_target_positions": 64, "max_seq_len": 128, "num_experts": 4, "num_local_experts": 4,
-    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-    "image_size": 32, "patch_size": 8, "num_mel_bins": 16, "state_size": 8, "d_state": 8, "bos_token_id": 1,
+    "vocab_size": 99, "hidden_size": 32, "d_model": 32, "n_embd": 32, "embed_dim": 32, "dim": 32,
+    "emb_dim": 32,
+    "embedding_size": 32, "projection_dim": 32, "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2,
+    "num_layers": 2,
+    "encoder_layers": 2, "decoder_layers": 2, "num_encoder_layers": 2, "num_decoder_layers": 2,
+    "num_blocks": 2,
+    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "num_key_value_heads": 2, "num_kv_heads": 2, "head_dim": 8,
+    "d_kv": 8,
+    "intermediate_size": 64, "ffn_dim": 64, "d_ff": 64, "n_inner": 64, "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "hidden_dim": 64, "feed_forward_hidden_size": 64, "max_position_embeddings": 128,
+    "n_positions": 128,
+    "max_source_positions": 64, "max_target_positions": 64, "max_seq_len": 128, "num_experts": 4,
+    "num_local_experts": 4,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "image_size": 32, "patch_size": 8, "num_mel_bins": 16, "state_size": 8, "d_state": 8,
+    "bos_token_id": 1,
     "eos_token_id": 2, "pad_token_id": 0, "decoder_start_token_id": 1,
 }  # fmt: skip
 
 # Types of model that are small enough and consistent with nothing but `_SMALL`.
 _PLAIN = (
-    "afmoe", "aimv2", "aimv2_vision_model", "albert", "altclip", "apertus", "arcee", "aria_text", "bart", "beam",
-    "beit", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "bit", "bitnet", "blenderbot",
-    "blenderbot-small", "blip", "bloom", "camembert", "canine", "chinese_clip", "chinese_clip_vision_model", "clip",
-    "clip_text_model", "clip_vision_model", "clipseg", "cohere", "cohere2", "cohere2_moe", "convbert", "cpmant", "ctrl",
-    "cvt", "cwm", "data2vec-audio", "data2vec-text", "data2vec-vision", "deberta", "deberta-v2", "deepseek_v4", "deit",
-    "diffllama", "dinov2", "dinov2_with_registers", "dinov3_convnext", "dinov3_vit", "distilbert", "doge", "dpr", "dpt",
-    "electra", "ernie", "ernie4_5", "ernie4_5_moe", "eurobert", "exaone4", "exaone_moe", "falcon", "falcon_h1",
-    "falcon_mamba", "fastspeech2_conformer", "flaubert", "flava", "flex_olmo", "flint", "fnet", "focalnet", "fsmt",
-    "gemma", "gemma2", "gemma3_text", "gemma4_audio", "git", "glm", "glm4", "glm4_moe", "glpn", "gpt2", "gpt_bigcode",
-    "gpt_neox", "gpt_oss", "granite", "granitemoe", "groupvit", "hgnet_v2", "hubert", "ibert", "imagegpt", "led",
-    "llama", "longformer", "mamba", "marian", "mistral", "mixtral", "mobilenet_v1", "mobilevit", "modernbert",
-    "moonshine", "mpnet", "mra", "nemotron_h", "nystromformer", "olmoe", "opt", "phi3", "qwen2_moe", "recurrent_gemma",
-    "resnet", "roberta", "roformer", "rwkv", "sam_vision_model", "segformer", "siglip", "swiftformer",
-    "switch_transformers", "t5", "tapas", "vilt", "visual_bert", "vit", "vit_mae", "vits", "wav2vec2", "whisper", "xlm",
+    "afmoe", "aimv2", "aimv2_vision_model", "albert", "altclip", "apertus", "arcee", "aria_text",
+    "bart", "beam",
+    "beit", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "biogpt", "bit", "bitnet",
+    "blenderbot",
+    "blenderbot-small", "blip", "bloom", "camembert", "canine", "chinese_clip",
+    "chinese_clip_vision_model", "clip",
+    "clip_text_model", "clip_vision_model", "clipseg", "cohere", "cohere2", "cohere2_moe",
+    "convbert", "cpmant", "ctrl",
+    "cvt", "cwm", "data2vec-audio", "data2vec-text", "data2vec-vision", "deberta", "deberta-v2",
+    "deepseek_v4", "deit",
+    "diffllama", "dinov2", "dinov2_with_registers", "dinov3_convnext", "dinov3_vit", "distilbert",
+    "doge", "dpr", "dpt",
+    "electra", "ernie", "ernie4_5", "ernie4_5_moe", "eurobert", "exaone4", "exaone_moe", "falcon",
+    "falcon_h1",
+    "falcon_mamba", "fastspeech2_conformer", "flaubert", "flava", "flex_olmo", "flint", "fnet",
+    "focalnet", "fsmt",
+    "gemma", "gemma2", "gemma3_text", "gemma4_audio", "git", "glm", "glm4", "glm4_moe", "glpn",
+    "gpt2", "gpt_bigcode",
+    "gpt_neox", "gpt_oss", "granite", "granitemoe", "groupvit", "hgnet_v2", "hubert", "ibert",
+    "imagegpt", "led",
+    "llama", "longformer", "mamba", "marian", "mistral", "mixtral", "mobilenet_v1", "mobilevit",
+    "modernbert",
+    "moonshine", "mpnet", "mra", "nemotron_h", "nystromformer", "olmoe", "opt", "phi3", "qwen2_moe",
+    "recurrent_gemma",
+    "resnet", "roberta", "roformer", "rwkv", "sam_vision_model", "segformer", "siglip",
+    "swiftformer",
+    "switch_transformers", "t5", "tapas", "vilt", "visual_bert", "vit", "vit_mae", "vits",
+    "wav2vec2", "whisper", "xlm",
     "xlnet", "yoso",
 )  # fmt: skip
 
 # Types that need more said: further configuration, and arguments where those by name will not do.
-_SWIN = {"embed_dim": 16, "depths": [1, 2], "num_heads": [2, 2], "window_size": 2, "patch_size": 2, "image_size": 16}
-_LATENT_ATTENTION = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16,
+_SWIN = {
+    "embed_dim": 16,
+    "depths": [1, 2],
+    "num_heads": [2, 2],
+    "window_size": 2,
+    "patch_size": 2,
+    "image_size": 16,
+}
+_LATENT_ATTENTION = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+    "kv_lora_rank": 16, "q_lora_rank": 16,
                      "num_key_value_heads": 4, "n_group": 2, "topk_group": 1}  # fmt: skip
-_SERIES = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1}
+_SERIES = {
+    "prediction_length": 4,
+    "context_length": 8,
+    "lags_sequence": [1, 2],
+    "num_time_features": 1,
+}
 _CONFIGURED: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 4},
-    "convnext": {"image_size": 64, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1], "patch_size": 4},
-    "convnextv2": {"image_size": 64, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1], "patch_size": 4},
+    "convnext": {"image_size": 64, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1],
+    "patch_size": 4},
+    "convnextv2": {"image_size": 64, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 2, 1],
+    "patch_size": 4},
     "deepseek_v2": _LATENT_ATTENTION | {"num_experts_per_tok": 2},
     "deepseek_v3": _LATENT_ATTENTION,
     "donut-swin": _SWIN,
     "esm": {"vocab_size": 33, "mask_token_id": 32, "pad_token_id": 1},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gptj": {"rotary_dim": 4},
-    "levit": {"image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4], "depths": [1, 1, 1],
+    "levit": {"image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4],
+    "depths": [1, 1, 1],
               "key_dim": [8, 8, 8], "patch_size": 16},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 4},
     "maskformer-swin": _SWIN,
-    "reformer": {"attn_layers": ["local", "lsh"], "axial_pos_embds_dim": [16, 16], "axial_pos_shape": [4, 4],
-                 "attention_head_size": 8, "lsh_attn_chunk_length": 4, "local_attn_chunk_length": 4, "num_buckets": 2,
+    "reformer": {"attn_layers": ["local", "lsh"], "axial_pos_embds_dim": [16, 16],
+    "axial_pos_shape": [4, 4],
+                 "attention_head_size": 8, "lsh_attn_chunk_length": 4, "local_attn_chunk_length": 4,
+                 "num_buckets": 2,
                  "hash_seed": 0},
     "speech_to_text": {"input_feat_per_channel": 16, "conv_channels": 32},
     "swin": _SWIN,
-    "swin2sr": {"image_size": 16, "patch_size": 1, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2],
+    "swin2sr": {"image_size": 16, "patch_size": 1, "embed_dim": 16, "depths": [1, 1],
+    "num_heads": [2, 2],
                 "window_size": 4},
     "swinv2": _SWIN,
 }  # fmt: skip
@@ -93,11 +138,13 @@ def _series() -> dict[str, Any]:
 
 
 _FED: dict[str, tuple[dict[str, Any], Any]] = {
-    "audio-spectrogram-transformer": ({"max_length": 32}, lambda: {"input_values": torch.randn(2, 32, 16)}),
+    "audio-spectrogram-transformer": ({"max_length": 32}, lambda: {"input_values": torch.randn(2,
+    32, 16)}),
     "decision_transformer": (
         {"state_dim": 5, "act_dim": 3},
         lambda: {
-            "states": torch.randn(2, 4, 5), "actions": torch.randn(2, 4, 3), "rewards": torch.randn(2, 4, 1),
+            "states": torch.randn(2, 4, 5), "actions": torch.randn(2, 4, 3),
+            "rewards": torch.randn(2, 4, 1),
             "returns_to_go": torch.randn(2, 4, 1), "timesteps": torch.arange(4).repeat(2, 1),
             "attention_mask": torch.ones(2, 4),
         },
@@ -108,8 +155,10 @@ _FED: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "informer": (_SERIES, _series),
     "lxmert": (
-        {"num_hidden_layers": 2, "l_layers": 1, "x_layers": 1, "r_layers": 1, "visual_feat_dim": 12},
-        lambda: {"input_ids": _ids(), "visual_feats": torch.randn(2, 3, 12), "visual_pos": torch.rand(2, 3, 4)},
+        {"num_hidden_layers": 2, "l_layers": 1, "x_layers": 1, "r_layers": 1,
+        "visual_feat_dim": 12},
+        lambda: {"input_ids": _ids(), "visual_feats": torch.randn(2, 3, 12),
+        "visual_pos": torch.rand(2, 3, 4)},
     ),
     "patchtst": (
         {"num_input_channels": 2, "context_length": 16, "patch_length": 4, "patch_stride": 4},
@@ -120,29 +169,36 @@ _FED: dict[str, tuple[dict[str, Any], Any]] = {
         lambda: {"past_values": torch.randn(2, 16, 2)},
     ),
     "perceiver": (
-        {"d_latents": 16, "num_latents": 8, "num_blocks": 1, "num_self_attends_per_block": 2, "num_self_attention_heads": 2,
+        {"d_latents": 16, "num_latents": 8, "num_blocks": 1, "num_self_attends_per_block": 2,
+        "num_self_attention_heads": 2,
          "num_cross_attention_heads": 2, "qk_channels": 16, "v_channels": 16},
         lambda: {"inputs": torch.randn(2, 10, 32)},
     ),
     "time_series_transformer": (_SERIES, _series),
     "timesformer": ({"num_frames": 4}, lambda: {"pixel_values": _pixels(32, 4)}),
     "videomae": ({"num_frames": 4}, lambda: {"pixel_values": _pixels(32, 4)}),
-    "vivit": ({"num_frames": 4, "tubelet_size": [2, 8, 8]}, lambda: {"pixel_values": _pixels(32, 4)}),
-    "vjepa2": ({"crop_size": 32, "frames_per_clip": 4}, lambda: {"pixel_values_videos": _pixels(32, 4)}),
+    "vivit": ({"num_frames": 4, "tubelet_size": [2, 8, 8]}, lambda: {"pixel_values": _pixels(32,
+    4)}),
+    "vjepa2": ({"crop_size": 32, "frames_per_clip": 4}, lambda: {"pixel_values_videos": _pixels(32,
+    4)}),
 }  # fmt: skip
 _FEEDFORWARD = {"bert", "gpt2", "llama", "roberta", "swin", "vit"}
 _RECURRENT = {"albert", "t5"}  # one block used twice; one embedding for both encoder and decoder
 _TRAINED = {
-    "albert", "bart", "bert", "bloom", "clip", "distilbert", "gpt2", "gpt_neox", "llama", "mamba", "mixtral", "opt",
+    "albert", "bart", "bert", "bloom", "clip", "distilbert", "gpt2", "gpt_neox", "llama", "mamba",
+    "mixtral", "opt",
     "resnet", "rwkv", "segformer", "swin", "t5", "vit", "wav2vec2", "whisper", "xlnet",
 }  # fmt: skip
 
 
-# -- making one --------------------------------------------------------------------------------------------------------
+# -- making one
+# --------------------------------------------------------------------------------------------------
 
 
 def _tiny_config(cls: Any, extra: dict[str, Any]) -> Any:
-    """A configuration of class `cls` with every size it has a name for set small, those of its parts too."""
+    """A configuration of class `cls` with every size it has a name for set small, those of its
+    parts too.
+    """
     defaults = cls()
     fields = set(inspect.signature(cls.__init__).parameters).union(
         *(vars(base).get("__annotations__", {}) for base in cls.__mro__)
@@ -174,7 +230,9 @@ def _arguments(model: torch.nn.Module, config: Any) -> dict[str, Any]:
     known = {
         "input_ids": lambda: _ids(16 if config.model_type == "reformer" else 8),
         "decoder_input_ids": lambda: _ids(6),
-        "pixel_values": lambda: torch.randn(2, channels if isinstance(channels, int) else 3, size, size),
+        "pixel_values": lambda: torch.randn(
+            2, channels if isinstance(channels, int) else 3, size, size
+        ),
         "input_values": lambda: torch.randn(2, 4000),
         "input_features": lambda: torch.randn(features),
     }
@@ -191,11 +249,14 @@ def _make(kind: str) -> Case:
     return Case(model, (), _arguments(model, config) if feed is None else feed())
 
 
-# -- more than one call of a model -------------------------------------------------------------------------------------
+# -- more than one call of a model
+# -------------------------------------------------------------------------------------
 
 
 class _Generation(torch.nn.Module):
-    """Text generation, one token after the other, with the keys and values of earlier tokens kept."""
+    """Text generation, one token after the other, with the keys and values of earlier tokens
+    kept.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -233,9 +294,19 @@ def _specimen(kind: str) -> Specimen:
 
 SPECIMENS = (
     *map(_specimen, sorted({*_PLAIN, *_CONFIGURED, *_FED})),
-    Specimen("transformers", "gpt2-generate", partial(_generation, "gpt2", "AutoModelForCausalLM"), is_recurrent=True),
+    Specimen(
+        "transformers",
+        "gpt2-generate",
+        partial(_generation, "gpt2", "AutoModelForCausalLM"),
+        is_recurrent=True,
+    ),
     *(
-        Specimen("transformers", name, partial(_with_head, kind, f"AutoModelFor{head}", arguments), trains=True)
+        Specimen(
+            "transformers",
+            name,
+            partial(_with_head, kind, f"AutoModelFor{head}", arguments),
+            trains=True,
+        )
         for name, kind, head, arguments in (
             ("gpt2-with_loss", "gpt2", "CausalLM", _language_modelling),
             ("bert-with_loss", "bert", "MaskedLM", _language_modelling),

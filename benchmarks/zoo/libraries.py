@@ -16,8 +16,8 @@ _torchvision_operators: Any = None
 def import_torchvision() -> ModuleType:
     """torchvision, also where its compiled operators are missing or were built for another torch.
 
-    Without them, importing it fails at the first mention of `nms`, which no model of the zoo calls; so its signature is
-    declared in its place.
+    Without them, importing it fails at the first mention of `nms`, which no model of the zoo calls;
+    so its signature is declared in its place.
     """
     global _torchvision_operators
     with warnings.catch_warnings():
@@ -29,7 +29,9 @@ def import_torchvision() -> ModuleType:
                 raise
             _torchvision_operators = torch.library.Library("torchvision", "DEF")
             for name in ("nms", "qnms"):
-                _torchvision_operators.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                _torchvision_operators.define(
+                    f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
             import torchvision
     return torchvision
 

@@ -1,9 +1,16 @@
-"""Imported once by the process that the zoo's workers are forked from: everything that takes long to import."""
+"""Imported once by the process that the zoo's workers are forked from: everything that takes long
+to import.
+"""
 
 import torch
 
 from benchmarks.zoo import check
-from benchmarks.zoo.libraries import import_geometric, import_timm, import_torchvision, import_transformers
+from benchmarks.zoo.libraries import (
+    import_geometric,
+    import_timm,
+    import_torchvision,
+    import_transformers,
+)
 
 __all__ = ["check"]
 

@@ -13,7 +13,9 @@ __all__ = ["check_all"]
 
 
 def check_all(names: list[str], num_jobs: int, timeout: float) -> Iterator[Result]:
-    """Yields results as they come. The workers are forked from a server that has imported the libraries once."""
+    """Yields results as they come. The workers are forked from a server that has imported the
+    libraries once.
+    """
     context = get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.zoo.preload"])
     waiting = list(reversed(names))
@@ -27,11 +29,17 @@ def check_all(names: list[str], num_jobs: int, timeout: float) -> Iterator[Resul
                 process.start()
                 sender.close()
                 running[receiver] = (name, process, time.monotonic() + timeout)
-            patience = max(0.0, min(deadline for _, _, deadline in running.values()) - time.monotonic())
+            patience = max(
+                0.0, min(deadline for _, _, deadline in running.values()) - time.monotonic()
+            )
             for receiver in connection.wait(list(running), patience):
                 name, process, _ = running.pop(receiver)
                 yield _receive(name, process, receiver)
-            for receiver in [receiver for receiver, (_, _, deadline) in running.items() if deadline < time.monotonic()]:
+            for receiver in [
+                receiver
+                for receiver, (_, _, deadline) in running.items()
+                if deadline < time.monotonic()
+            ]:
                 name, process, _ = running.pop(receiver)
                 process.kill()
                 process.join()

@@ -50,7 +50,10 @@ def write_table(path: Path, results: list[Result], unchecked: Sequence[str] = ()
         "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
     sources = list(dict.fromkeys(_source(result) for result in results))
-    lines += [_summary(source, [result for result in results if _source(result) == source]) for source in sources]
+    lines += [
+        _summary(source, [result for result in results if _source(result) == source])
+        for source in sources
+    ]
     lines += [_summary("**all**", results), ""]
     lines += [f"Made with Python {platform.python_version()}, {', '.join(_versions())}.", ""]
     if failed:
@@ -87,18 +90,25 @@ def _summary(source: str, results: list[Result]) -> str:
     memories = [result.memory_ratio for result in results if result.memory_ratio is not None]
     return (
         f"| {source} | {len(results)} | {sum(result.passed for result in results)} | "
-        f"{sum(bool(result.reasons) for result in results)} | {sum(result.trained for result in results)} | "
-        f"{sum(result.entries for result in results)} | {_times(median(times) if times else None)} | "
-        f"{_times(median(memories) if memories else None)} |"
+        f"{sum(bool(result.reasons) for result in results)} | "
+        f"{sum(result.trained for result in results)} | "
+        f"{sum(result.entries for result in results)} | {_times(median(times) if times else None)} "
+        f"| {_times(median(memories) if memories else None)} |"
     )
 
 
 def _row(result: Result) -> str:
     name = result.name.partition("/")[2]
-    verdict = "holds, trained" if result.passed and result.trained else "holds" if result.passed else "**fails**"
+    verdict = (
+        "holds, trained"
+        if result.passed and result.trained
+        else "holds"
+        if result.passed
+        else "**fails**"
+    )
     return (
-        f"| {name} | {result.entries} | {result.layers} | {result.passes} | {_times(result.time_ratio)} | "
-        f"{_times(result.memory_ratio)} | {verdict} |"
+        f"| {name} | {result.entries} | {result.layers} | {result.passes} | "
+        f"{_times(result.time_ratio)} | {_times(result.memory_ratio)} | {verdict} |"
     )
 
 

@@ -1,4 +1,6 @@
-"""What a log must leave as it was: torch's namespaces, the mode stack, the model's attributes and hooks."""
+"""What a log must leave as it was: torch's namespaces, the mode stack, the model's attributes and
+hooks.
+"""
 
 import gc
 from types import FunctionType
@@ -50,7 +52,11 @@ def state_of_torch() -> dict[str, dict[str, Any]]:
 def _names(namespace: Any) -> dict[str, Any]:
     """What stands in a namespace, and what stands in its functions."""
     names = dict(vars(namespace))
-    codes = {f"{name}.__code__": value.__code__ for name, value in names.items() if isinstance(value, FunctionType)}
+    codes = {
+        f"{name}.__code__": value.__code__
+        for name, value in names.items()
+        if isinstance(value, FunctionType)
+    }
     return {**names, **codes}
 
 
@@ -65,7 +71,8 @@ def changes_of_torch(before: dict[str, dict[str, Any]]) -> list[str]:
         found += [
             f"{place}.{name} is new"
             for name in now
-            if name not in names and ("torchlens" in name or "torchlens" in getattr(now[name], "__module__", ""))
+            if name not in names
+            and ("torchlens" in name or "torchlens" in getattr(now[name], "__module__", ""))
         ]
     depth = torch._C._len_torch_function_stack()
     if depth:
@@ -78,13 +85,18 @@ def changes_of_torch(before: dict[str, dict[str, Any]]) -> list[str]:
 def state_of_model(model: torch.nn.Module) -> dict[str, dict[str, Any]]:
     """Each module's attributes, hooks included (copied, so that a hook added later shows)."""
     return {
-        address: {name: dict(value) if isinstance(value, dict) else value for name, value in vars(module).items()}
+        address: {
+            name: dict(value) if isinstance(value, dict) else value
+            for name, value in vars(module).items()
+        }
         for address, module in model.named_modules()
     }
 
 
 def changes_of_model(before: dict[str, dict[str, Any]], model: torch.nn.Module) -> list[str]:
-    """Attributes and hooks that came or went. Values that the model itself may set (caches, counters) may differ."""
+    """Attributes and hooks that came or went. Values that the model itself may set (caches,
+    counters) may differ.
+    """
     now = state_of_model(model)
     found = [f"module {address!r} came or went" for address in before.keys() ^ now.keys()]
     for address in before.keys() & now.keys():

@@ -1,7 +1,8 @@
-"""What each of two processes does in `test_distributed.py`: one function per case, the same on both.
+"""What each of two processes does in `test_distributed.py`: one function per case, the same on
+both.
 
-Run as `python distributed_cases.py RANK FOLDER`. Every case has a process group of its own, so that one that fails leaves
-the next alone; what came of it is written to a file in the folder.
+Run as `python distributed_cases.py RANK FOLDER`. Every case has a process group of its own, so that
+one that fails leaves the next alone; what came of it is written to a file in the folder.
 """
 
 import contextlib
@@ -36,11 +37,14 @@ def case(function: Callable[[int], None]) -> Callable[[int], None]:
     return function
 
 
-# -- looking -----------------------------------------------------------------------------------------------------------
+# -- looking
+# --------------------------------------------------------------------------------------------------
 
 
 class Noting(nn.Module):
-    """A model that, run plainly, notes copies of what it computes; logged, it computes the same and notes nothing."""
+    """A model that, run plainly, notes copies of what it computes; logged, it computes the same and
+    notes nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +57,9 @@ class Noting(nn.Module):
 
 def gather_into(output: torch.Tensor, tensor: torch.Tensor, **options: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have another name for it
+        warnings.simplefilter(
+            "ignore", FutureWarning
+        )  # newer versions of torch have another name for it
         return dist.all_gather_into_tensor(output, tensor, **options)
 
 
@@ -70,13 +76,19 @@ def plain_notes(model: Noting, *args: Any) -> dict[str, torch.Tensor]:
     return notes
 
 
-def check(model: Noting, x: torch.Tensor, parents: dict[str, list[str]], **options: Any) -> tl.ModelHistory:
-    """Logs and validates; each saved value is what a plain run noted, and parents are those given."""
+def check(
+    model: Noting, x: torch.Tensor, parents: dict[str, list[str]], **options: Any
+) -> tl.ModelHistory:
+    """Logs and validates; each saved value is what a plain run noted, and parents are those
+    given.
+    """
     notes = plain_notes(model, x)
     history = tl.log_forward_pass(model, x.clone(), **options)
     for label, value in notes.items():
         saved = history[label].tensor_contents
-        assert torch.equal(saved, value), f"{label}: saved {saved.tolist()}, computed {value.tolist()}"
+        assert torch.equal(saved, value), (
+            f"{label}: saved {saved.tolist()}, computed {value.tolist()}"
+        )
     found = {label: history[label].parent_layers for label in parents}
     assert found == parents, found
     report = tl.validate_forward_pass(model, x.clone())
@@ -84,7 +96,8 @@ def check(model: Noting, x: torch.Tensor, parents: dict[str, list[str]], **optio
     return history
 
 
-# -- collectives that write in place -----------------------------------------------------------------------------------
+# -- collectives that write in place
+# -----------------------------------------------------------------------------------
 
 
 class Reduced(Noting):
@@ -107,7 +120,9 @@ def all_reduce_is_an_entry_and_what_was_before_stays(rank: int) -> None:
     x = torch.full((2, 2), rank + 1.0)
     for reduce in (dist.all_reduce, all_reduce_imported_early, distributed_c10d.all_reduce):
         history = check(
-            Reduced(reduce), x, {"allreduce_1_2": ["mul_1_1"], "add_1_3": ["allreduce_1_2"], "output_1_4": ["add_1_3"]}
+            Reduced(reduce),
+            x,
+            {"allreduce_1_2": ["mul_1_1"], "add_1_3": ["allreduce_1_2"], "output_1_4": ["add_1_3"]},
         )
         assert history["mul_1_1"].tensor_contents.tolist() == [[3.0 * (rank + 1)] * 2] * 2
         assert history["allreduce_1_2"].tensor_contents.tolist() == [[9.0, 9.0]] * 2
@@ -135,7 +150,10 @@ def broadcast_and_reduce(rank: int) -> None:
         model.label = "broadcast_1_2"
         history = check(model, x, {"broadcast_1_2": ["mul_1_1"], "add_1_3": ["broadcast_1_2"]})
         assert history["broadcast_1_2"].tensor_contents.tolist() == [[3.0 * (src + 1)] * 2] * 2
-        assert history["broadcast_1_2"].func_keyword_args_non_tensor == {"group_src": src, "group": "ranks 0, 1"}
+        assert history["broadcast_1_2"].func_keyword_args_non_tensor == {
+            "group_src": src,
+            "group": "ranks 0, 1",
+        }
         model = Reduced(reduce)
         model.label = "reduce_1_2"
         history = check(model, x, {"reduce_1_2": ["mul_1_1"], "add_1_3": ["reduce_1_2"]})
@@ -172,7 +190,8 @@ def all_reduce_of_a_part_a_view_and_a_complex_tensor(rank: int) -> None:
     )
 
 
-# -- collectives that fill other tensors -------------------------------------------------------------------------------
+# -- collectives that fill other tensors
+# -------------------------------------------------------------------------------
 
 
 @case
@@ -237,9 +256,14 @@ def gather_and_scatter(rank: int) -> None:
     x = torch.full((2, 2), rank + 1.0)
     for root in range(WORLD):
         history = check(There(root), x, {})
-        gathered, scattered = [entry for entry in history if entry.layer_type == "gather"], history["scatter_1"]
+        gathered, scattered = (
+            [entry for entry in history if entry.layer_type == "gather"],
+            history["scatter_1"],
+        )
         labels = [entry.layer_label for entry in gathered]
-        assert [entry.parent_layers for entry in gathered] == [["mul_1_1"]] * (WORLD if rank == root else 1)
+        assert [entry.parent_layers for entry in gathered] == [["mul_1_1"]] * (
+            WORLD if rank == root else 1
+        )
         assert history["mul_2"].parent_layers == [scattered.layer_label]
         added = [entry for entry in history if entry.layer_type == "add"]
         if rank == root:
@@ -275,11 +299,21 @@ def reduce_scatter_and_all_to_all(rank: int) -> None:
             return torch.cat([out, whole, single, *parts])
 
     x = torch.arange(4.0).reshape(2, 2) + 10 * rank
-    history = check(Exchanged(), x, {"reducescattertensor_1": ["mul_1_1"], "alltoallsingle_1": ["mul_1_1"]})
-    labels = {name: history[name].layer_label for name in ("split_1", "split_2", "split_3", "split_4")}
+    history = check(
+        Exchanged(), x, {"reducescattertensor_1": ["mul_1_1"], "alltoallsingle_1": ["mul_1_1"]}
+    )
+    labels = {
+        name: history[name].layer_label for name in ("split_1", "split_2", "split_3", "split_4")
+    }
     assert history["reducescatter_1"].parent_layers == [labels["split_1"], labels["split_2"]]
     assert history["alltoall_2"].parent_layers == [labels["split_3"], labels["split_4"]]
-    results = ("reducescatter_1", "reducescattertensor_1", "alltoallsingle_1", "alltoall_1", "alltoall_2")
+    results = (
+        "reducescatter_1",
+        "reducescattertensor_1",
+        "alltoallsingle_1",
+        "alltoall_1",
+        "alltoall_2",
+    )
     assert history["cat_1"].parent_layers == [history[name].layer_label for name in results]
     sizes = history["alltoallsingle_1"].func_keyword_args_non_tensor
     assert sizes["input_split_sizes"] == ([1, 1] if rank == 0 else [2, 0])
@@ -322,11 +356,14 @@ def sending_and_receiving(rank: int) -> None:
     assert history["add_3"].parent_layers[1] == history["irecv_2"].layer_label
 
 
-# -- results that come later -------------------------------------------------------------------------------------------
+# -- results that come later
+# -------------------------------------------------------------------------------------------
 
 
 class Overlapped(Noting):
-    """Computes something else while the others are heard from; `wait` says how it waits for them."""
+    """Computes something else while the others are heard from; `wait` says how it waits for
+    them.
+    """
 
     def __init__(self, wait: Callable[[Any], Any], *, writes: bool = False) -> None:
         super().__init__()
@@ -356,12 +393,20 @@ def the_value_is_what_was_there_after_waiting(rank: int) -> None:
     x = torch.full((2, 2), rank + 1.0)
     for wait in (lambda work: work.wait(), lambda work: work.get_future().wait()):
         for writes in (False, True):
-            history = check(Overlapped(wait, writes=writes), x, {"allreduce_1": ["mul_1_1"], "mul_1": ["input_1_0"]})
+            history = check(
+                Overlapped(wait, writes=writes),
+                x,
+                {"allreduce_1": ["mul_1_1"], "mul_1": ["input_1_0"]},
+            )
             assert history["allgatherintotensor_1"].parent_layers == ["input_1_0"]
-            sums = tl.log_forward_pass(Overlapped(wait, writes=writes), x, activation_postfunc=torch.sum)
+            sums = tl.log_forward_pass(
+                Overlapped(wait, writes=writes), x, activation_postfunc=torch.sum
+            )
             assert sums["allreduce_1"].tensor_contents == 36.0
             assert sums["allgatherintotensor_1"].tensor_contents == 12.0
-            some = tl.log_forward_pass(Overlapped(wait, writes=writes), x, layers_to_save=["allreduce_1", "mul_1"])
+            some = tl.log_forward_pass(
+                Overlapped(wait, writes=writes), x, layers_to_save=["allreduce_1", "mul_1"]
+            )
             assert some["allreduce_1"].tensor_contents.tolist() == [[9.0, 9.0]] * 2
             assert some["mul_1"].tensor_contents.tolist() == [[3.0 * (rank + 1)] * 2] * 2
             assert some["allgatherintotensor_1"].tensor_contents is None
@@ -383,7 +428,10 @@ def what_nobody_waited_for_has_no_value(rank: int) -> None:
         warnings.simplefilter("always")
         history = tl.log_forward_pass(model, x)
     assert [str(warning.message) for warning in told] == [
-        "torchlens: irecv was begun but not waited for before the forward pass ended: its result has no saved value."
+        (
+            "torchlens: irecv was begun but not waited for before the forward pass ended: its "
+            "result has no saved value."
+        )
     ]
     dist.barrier()
     sending = dist.isend(x, 1 - rank)
@@ -409,7 +457,9 @@ def collectives_in_one_go(rank: int) -> None:
             return y + z
 
     x = torch.full((2, 2), rank + 1.0)
-    history = check(Together(), x, {"allreducecoalesced_1": ["mul_1_1"], "allreducecoalesced_2": ["mul_2_2"]})
+    history = check(
+        Together(), x, {"allreducecoalesced_1": ["mul_1_1"], "allreducecoalesced_2": ["mul_2_2"]}
+    )
     assert history["add_1"].parent_layers == ["allreducecoalesced_1_3", "allreducecoalesced_2_4"]
 
 
@@ -429,7 +479,9 @@ def objects_and_barriers_leave_no_trace(rank: int) -> None:
             return y + told[1]["rank"]
 
     x = torch.full((2, 2), rank + 1.0)
-    history = check(Talks(), x, {"mul_1_1": ["input_1_0"], "add_1_2": ["mul_1_1"], "output_1_3": ["add_1_2"]})
+    history = check(
+        Talks(), x, {"mul_1_1": ["input_1_0"], "add_1_2": ["mul_1_1"], "output_1_3": ["add_1_2"]}
+    )
     assert len(history) == 4
 
 
@@ -448,7 +500,9 @@ def tensors_inside_objects(rank: int) -> None:
     history = check(Talks(), x, {})
     other = history["tensortoobject_2" if rank == 0 else "tensortoobject_1"]
     assert history["add_1"].parent_layers == ["mul_1_1", other.layer_label]
-    assert {"mul_1_1", history["objecttotensor_1"].layer_label} <= ancestors(history, other.layer_label)
+    assert {"mul_1_1", history["objecttotensor_1"].layer_label} <= ancestors(
+        history, other.layer_label
+    )
 
 
 @case
@@ -466,7 +520,9 @@ def a_group_of_its_own(rank: int) -> None:
             return y + 1
 
     x = torch.full((2, 2), rank + 1.0)
-    history = check(Grouped(), x, {"allreduce_1_2": ["mul_1_1"], "allreduce_2_3": ["allreduce_1_2"]})
+    history = check(
+        Grouped(), x, {"allreduce_1_2": ["mul_1_1"], "allreduce_2_3": ["allreduce_1_2"]}
+    )
     assert history["allreduce_1"].func_keyword_args_non_tensor["group"] == f"ranks {rank}"
     assert history["allreduce_2"].func_keyword_args_non_tensor["group"] == "ranks 0, 1"
     assert history["allreduce_1"].tensor_contents[0, 0] == 3.0 * (rank + 1)
@@ -491,15 +547,23 @@ def a_stage_of_a_pipeline(rank: int) -> None:
     x = torch.ones(1, 2)
     history = tl.log_forward_pass(model, [x] if rank == 0 else [])
     if rank == 0:
-        assert [entry.layer_label for entry in history] == ["input_1_0", "linear_1_1", "detach_1_2", "send_1_3"]
+        assert [entry.layer_label for entry in history] == [
+            "input_1_0",
+            "linear_1_1",
+            "detach_1_2",
+            "send_1_3",
+        ]
         assert torch.equal(history["send_1"].tensor_contents, model.fc(x))
     else:
         assert [entry.layer_type for entry in history] == ["recv", "linear", "mul", "output"]
         assert history["linear_1"].parent_layers == ["recv_1_1"]
-        assert torch.equal(history["recv_1"].tensor_contents, model.fc(x))  # the same parameters in both processes
+        assert torch.equal(
+            history["recv_1"].tensor_contents, model.fc(x)
+        )  # the same parameters in both processes
 
 
-# -- with gradients ----------------------------------------------------------------------------------------------------
+# -- with gradients
+# --------------------------------------------------------------------------------------------------
 
 
 @case
@@ -507,7 +571,9 @@ def collectives_that_autograd_knows(rank: int) -> None:
     import torch.distributed.nn.functional as F_dist
 
     world = dist.group.WORLD
-    warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch would have the functional collectives used
+    warnings.simplefilter(
+        "ignore", FutureWarning
+    )  # newer versions of torch would have the functional collectives used
 
     class Differentiable(Noting):
         def __init__(self) -> None:
@@ -532,7 +598,14 @@ def collectives_that_autograd_knows(rank: int) -> None:
     model = Differentiable()
     x = torch.arange(4.0).reshape(2, 2) + rank
     history = check(model, x, {}, save_gradients=True)
-    names = ("allreduce_1", "allgather_1", "allgather_2", "alltoallsingle_1", "broadcast_1", "reducescatter_1")
+    names = (
+        "allreduce_1",
+        "allgather_1",
+        "allgather_2",
+        "alltoallsingle_1",
+        "broadcast_1",
+        "reducescatter_1",
+    )
     for name in names:
         assert history[name].layer_label in ancestors(history, "cat_1"), name
         assert "linear_1_1" in ancestors(history, name), name
@@ -560,14 +633,17 @@ def ancestors(history: tl.ModelHistory, label: str) -> set[str]:
     return found
 
 
-# -- functional collectives and DTensor --------------------------------------------------------------------------------
+# -- functional collectives and DTensor
+# --------------------------------------------------------------------------------
 
 
 @case
 def functional_collectives(rank: int) -> None:
     import torch.distributed._functional_collectives as funcol
 
-    warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch have other names for some
+    warnings.simplefilter(
+        "ignore", FutureWarning
+    )  # newer versions of torch have other names for some
 
     class Functional(Noting):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -583,10 +659,15 @@ def functional_collectives(rank: int) -> None:
             return torch.cat([z, waited])
 
     x = torch.full((2, 2), rank + 1.0)
-    history = check(Functional(), x, {"allreduce_1": ["mul_1_1"], "allgatherintotensor_1": ["mul_1_1"]})
+    history = check(
+        Functional(), x, {"allreduce_1": ["mul_1_1"], "allgatherintotensor_1": ["mul_1_1"]}
+    )
     assert history["add_1"].parent_layers == [history["allreduce_1"].layer_label]
     assert history["waittensor_1"].parent_layers == [history["allgatherintotensor_1"].layer_label]
-    assert history["cat_1"].parent_layers == [history["add_1"].layer_label, history["waittensor_1"].layer_label]
+    assert history["cat_1"].parent_layers == [
+        history["add_1"].layer_label,
+        history["waittensor_1"].layer_label,
+    ]
     assert history["mul_1"].tensor_contents.tolist() == (x * 3).tolist()
     sums = tl.log_forward_pass(Functional(), x, activation_postfunc=torch.sum)
     assert sums["allreduce_1"].tensor_contents == 36.0
@@ -634,7 +715,11 @@ def dtensors_have_values_neighbours_and_gradients(rank: int) -> None:
     assert torch.equal(relu.tensor_contents.to_local(), expected.to_local())
     assert history["output_2"].parent_layers == [relu.layer_label]
     assert relu.tensor_contents.placements == expected.placements
-    gathered = next(entry for entry in history if entry.layer_type.startswith(("allgather", "allreduce", "reducescatter")))
+    gathered = next(
+        entry
+        for entry in history
+        if entry.layer_type.startswith(("allgather", "allreduce", "reducescatter"))
+    )
     assert {relu.layer_label, "input_1_0"} <= ancestors(history, gathered.layer_label)
     added = history["add_1"]
     assert gathered.layer_label in ancestors(history, added.layer_label)
@@ -683,7 +768,10 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        query, key, value = (f(x).view(batch, length, -1, 4).transpose(1, 2) for f in (self.query, self.key, self.value))
+        query, key, value = (
+            f(x).view(batch, length, -1, 4).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
         mixed = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, -1))
 
@@ -716,13 +804,19 @@ class Language(nn.Module):
 @case
 def tensor_parallel_mlp(rank: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
 
     plain = MLP()
     x = torch.randn(2, 8)
     expected = tl.log_forward_pass(plain, x)
     model = parallelize_module(
-        copy.deepcopy(plain), init_device_mesh("cpu", (WORLD,)), {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        copy.deepcopy(plain),
+        init_device_mesh("cpu", (WORLD,)),
+        {"up": ColwiseParallel(), "down": RowwiseParallel()},
     )
     history = tl.log_forward_pass(model, x, save_gradients=True)
     assert [entry.parent_param_addresses for entry in history if entry.computed_with_params] == [
@@ -730,9 +824,11 @@ def tensor_parallel_mlp(rank: int) -> None:
         ["down.weight", "down.bias"],
     ]
     assert [entry.num_params_total for entry in history if entry.computed_with_params] == [144, 136]
-    # A product of half the width may round otherwise than the whole one's half: which kernels run is up to the processor.
+    # A product of half the width may round otherwise than the whole one's half: which kernels run
+    # is up to the processor.
     torch.testing.assert_close(
-        history["linear_1"].tensor_contents.to_local(), expected["linear_1"].tensor_contents.chunk(2, 1)[rank]
+        history["linear_1"].tensor_contents.to_local(),
+        expected["linear_1"].tensor_contents.chunk(2, 1)[rank],
     )
     reduced = history["allreduce_1"]
     assert reduced.parent_layers == [history["linear_2"].layer_label]
@@ -771,9 +867,11 @@ def sequence_parallel_transformer(rank: int) -> None:
             block,
             mesh,
             {
-                "norm1": SequenceParallel(), "attention": whole, "attention.query": ColwiseParallel(),
+                "norm1": SequenceParallel(), "attention": whole,
+                "attention.query": ColwiseParallel(),
                 "attention.key": ColwiseParallel(), "attention.value": ColwiseParallel(),
-                "attention.out": RowwiseParallel(output_layouts=Shard(1)), "norm2": SequenceParallel(), "mlp": whole,
+                "attention.out": RowwiseParallel(output_layouts=Shard(1)),
+                "norm2": SequenceParallel(), "mlp": whole,
                 "mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel(output_layouts=Shard(1)),
             },
         )  # fmt: skip
@@ -790,10 +888,16 @@ def sequence_parallel_transformer(rank: int) -> None:
     torch.testing.assert_close(history["output_1"].tensor_contents, plain(tokens))
     expected = tl.log_forward_pass(plain, tokens)
     params = [entry.parent_param_addresses for entry in expected if entry.computed_with_params]
-    assert [entry.parent_param_addresses for entry in history if entry.computed_with_params] == params
+    assert [
+        entry.parent_param_addresses for entry in history if entry.computed_with_params
+    ] == params
     above = ancestors(history, "output_1")
     assert "input_1_0" in above
-    collectives = [entry.layer_label for entry in history if entry.layer_type.startswith(("allgather", "reducescatter"))]
+    collectives = [
+        entry.layer_label
+        for entry in history
+        if entry.layer_type.startswith(("allgather", "reducescatter"))
+    ]
     assert len(collectives) >= 10
     assert above.issuperset(collectives)
     assert all(history[label].parent_layers for label in collectives)
@@ -802,7 +906,8 @@ def sequence_parallel_transformer(rank: int) -> None:
     assert report.num_checked["replay"] > 80, report
 
 
-# -- parameters in pieces, and copies of a model -----------------------------------------------------------------------
+# -- parameters in pieces, and copies of a model
+# -----------------------------------------------------------------------
 
 
 @case
@@ -815,7 +920,9 @@ def fully_sharded_layers_have_their_parameters_and_gradients(rank: int) -> None:
         fully_shard(block)
     fully_shard(model)
     tokens = torch.arange(8).reshape(1, 8) + rank
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)  # what it returns is a view, as `nn.Linear` does
+    warnings.filterwarnings(
+        "ignore", "FSDP2-wrapped module", UserWarning
+    )  # what it returns is a view, as `nn.Linear` does
     expected = tl.log_forward_pass(plain, tokens, save_gradients=True)
     for step in range(3):  # the whole parameters are made in the first pass, and used again
         with_grads = tl.log_forward_pass(model, tokens, save_gradients=True)
@@ -846,7 +953,9 @@ def fully_sharded_layers_have_their_parameters_and_gradients(rank: int) -> None:
             if entry.computed_with_params:
                 own = [gradients[name] for name in entry.parent_param_addresses]
                 torch.testing.assert_close(entry.parent_param_grads, own)
-        assert all(entry.grad_contents is not None for entry in history if entry.gradfunc is not None)
+        assert all(
+            entry.grad_contents is not None for entry in history if entry.gradfunc is not None
+        )
     report = tl.validate_forward_pass(model, tokens)
     assert report.passed, report
     assert report.num_checked["replay"] > 30, report
@@ -929,7 +1038,10 @@ def the_older_fsdp(rank: int) -> None:
     expected = tl.log_forward_pass(plain, x, save_gradients=True)
     expected["output_1"].tensor_contents.sum().backward()
     for keeps_originals in (True, False):
-        options: dict[str, Any] = {"use_orig_params": keeps_originals, "device_id": torch.device("cpu")}
+        options: dict[str, Any] = {
+            "use_orig_params": keeps_originals,
+            "device_id": torch.device("cpu"),
+        }
         layers = copy.deepcopy(plain)
         layers.zero_grad()
         for number in (0, 1):
@@ -941,18 +1053,30 @@ def the_older_fsdp(rank: int) -> None:
                 assert entry.layer_label == other.layer_label
                 assert entry.parent_layers == other.parent_layers
                 assert torch.equal(entry.tensor_contents, other.tensor_contents)
-                names = [name.replace("_fsdp_wrapped_module.", "") for name in entry.parent_param_addresses]
+                names = [
+                    name.replace("_fsdp_wrapped_module.", "")
+                    for name in entry.parent_param_addresses
+                ]
                 assert not keeps_originals or names == other.parent_param_addresses
                 assert entry.computed_with_params == other.computed_with_params
             history["output_1"].tensor_contents.sum().backward()
-            found = {name.replace("_fsdp_wrapped_module.", ""): grad for name, grad in history.param_grads.items()}
+            found = {
+                name.replace("_fsdp_wrapped_module.", ""): grad
+                for name, grad in history.param_grads.items()
+            }
             if keeps_originals:
                 for name, gradient in expected.param_grads.items():
                     torch.testing.assert_close(found[name], gradient)
             else:
-                parts = [gradient.flatten() for name, gradient in expected.param_grads.items() if name.startswith("0.")]
+                parts = [
+                    gradient.flatten()
+                    for name, gradient in expected.param_grads.items()
+                    if name.startswith("0.")
+                ]
                 torch.testing.assert_close(found["0._flat_param"], torch.cat(parts))
-        some = tl.log_forward_pass(model, x, layers_to_save=["linear_2", "relu_1"], save_function_args=True)
+        some = tl.log_forward_pass(
+            model, x, layers_to_save=["linear_2", "relu_1"], save_function_args=True
+        )
         assert torch.equal(some["linear_2"].tensor_contents, expected["linear_2"].tensor_contents)
         assert torch.equal(some["linear_2"].creation_args[1], plain.get_parameter("0.down.weight"))
         report = tl.validate_forward_pass(model, x)
@@ -970,7 +1094,9 @@ def distributed_data_parallel_with_batch_norm(rank: int) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.relu(self.norm(self.conv(x)))
 
-    warnings.simplefilter("ignore", FutureWarning)  # `broadcast_buffers` has another name in newer versions of torch
+    warnings.simplefilter(
+        "ignore", FutureWarning
+    )  # `broadcast_buffers` has another name in newer versions of torch
     model = nn.parallel.DistributedDataParallel(Normed())
     with torch.no_grad():
         model.module.norm.running_mean.fill_(rank)
@@ -1009,7 +1135,8 @@ def uneven_inputs(rank: int) -> None:
     assert num_entries == [3] * (1 + rank)
 
 
-# -- what the log leaves behind ----------------------------------------------------------------------------------------
+# -- what the log leaves behind
+# ----------------------------------------------------------------------------------------
 
 
 @case
@@ -1017,7 +1144,10 @@ def torch_is_as_it_was_and_other_threads_are_not_heard(rank: int) -> None:
     c10d = torch._C._distributed_c10d
     owners = (c10d.ProcessGroup, c10d.Backend, c10d.Work, distributed_c10d, dist)
     other = dist.new_group([0, 1])
-    before = [{name: id(value) for name, value in vars(owner).items() if callable(value)} for owner in owners]
+    before = [
+        {name: id(value) for name, value in vars(owner).items() if callable(value)}
+        for owner in owners
+    ]
 
     asked, answered = threading.Event(), threading.Event()
     elsewhere = torch.full((2,), 1.0)
@@ -1047,7 +1177,8 @@ def torch_is_as_it_was_and_other_threads_are_not_heard(rank: int) -> None:
     assert history["allreduce_1"].tensor_contents.tolist() == [6.0, 6.0]
     assert history["mul_1"].tensor_contents.tolist() == [3.0, 3.0]
 
-    # A group of its own: gloo's barrier waits for what its group still runs, and would raise this failure once more.
+    # A group of its own: gloo's barrier waits for what its group still runs, and would raise this
+    # failure once more.
     of_its_own = dist.new_group()
 
     class Broken(nn.Module):
@@ -1061,8 +1192,14 @@ def torch_is_as_it_was_and_other_threads_are_not_heard(rank: int) -> None:
     except RuntimeError as error:
         caught = error
     assert "by the operation all_reduce" in caught.__notes__[0]
-    assert [entry.has_saved_activations for entry in caught.partial_history] == [True, False]  # it was begun
-    assert [{name: id(value) for name, value in vars(owner).items() if callable(value)} for owner in owners] == before
+    assert [entry.has_saved_activations for entry in caught.partial_history] == [
+        True,
+        False,
+    ]  # it was begun
+    assert [
+        {name: id(value) for name, value in vars(owner).items() if callable(value)}
+        for owner in owners
+    ] == before
 
 
 @case
@@ -1072,7 +1209,9 @@ def nothing_is_patched_without_a_process_group(rank: int) -> None:
 
     class Looking(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            is_patched.append(vars(torch._C._distributed_c10d.ProcessGroup)["allreduce"] is not original)
+            is_patched.append(
+                vars(torch._C._distributed_c10d.ProcessGroup)["allreduce"] is not original
+            )
             return x + 1
 
     tl.log_forward_pass(Looking(), torch.ones(2))

@@ -1,4 +1,6 @@
-"""Tensors that a module keeps as plain attributes are entries where an operation reads them, by address, like buffers."""
+"""Tensors that a module keeps as plain attributes are entries where an operation reads them, by
+address, like buffers.
+"""
 
 import gc
 import weakref
@@ -12,7 +14,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens.capture import attributes as attributes_file
+from torchlens._capture import attributes as attributes_file
 
 GLOBAL = torch.ones(3)
 
@@ -76,7 +78,10 @@ class OwnAnchor(Anchored):
 def test_a_tensor_that_the_class_of_a_module_keeps_is_a_buffer():
     model = Model(lambda self, x: self.body(x), body=OwnAnchor())
     history = tl.log_forward_pass(model, torch.rand(3))
-    assert [history[label].buffer_address for label in history.buffer_layers] == ["body.anchor", "body.levels.fine"]
+    assert [history[label].buffer_address for label in history.buffer_layers] == [
+        "body.anchor",
+        "body.levels.fine",
+    ]
     assert torch.equal(history["body.anchor"].tensor_contents, torch.zeros(3))
     assert history["mul_1"].parent_layers == ["buffer_1_0", "buffer_2_0"]
     assert tl.validate_saved_activations(model, torch.rand(3))
@@ -90,7 +95,12 @@ def test_the_saved_value_stays_when_the_attribute_is_changed_later() -> None:
 
 
 def test_attributes_nobody_reads_are_no_entries() -> None:
-    model = Model(lambda self, x: x + self.used, used=torch.ones(3), unused=torch.ones(3), many=[torch.ones(3)] * 9)
+    model = Model(
+        lambda self, x: x + self.used,
+        used=torch.ones(3),
+        unused=torch.ones(3),
+        many=[torch.ones(3)] * 9,
+    )
     assert tl.log_forward_pass(model, torch.rand(3)).buffer_layers == ["buffer_1_0"]
     model = Model(lambda self, x: x + 1 if self.flag else x, flag=torch.tensor(True))
     assert tl.log_forward_pass(model, torch.rand(3)).buffer_layers == []
@@ -106,7 +116,9 @@ def test_a_model_without_such_tensors_is_not_searched(monkeypatch: pytest.Monkey
         tl.log_forward_pass(Model(lambda self, x: x + GLOBAL), torch.rand(3))
 
 
-def test_a_model_that_points_to_the_whole_program_is_searched_only_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_points_to_the_whole_program_is_searched_only_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(attributes_file, "_MAX_OBJECTS", 50)
     endless: list[Any] = []
     for _ in range(200):
@@ -125,7 +137,8 @@ def test_closures_globals_and_hidden_modules_stay_unknown() -> None:
     assert len(history["linear_1"].parent_layers) == 1
 
 
-# -- state that is replaced or written ---------------------------------------------------------------------------------
+# -- state that is replaced or written
+# ---------------------------------------------------------------------------------
 
 
 def recurrent(self: Model, x: torch.Tensor) -> torch.Tensor:
@@ -149,9 +162,17 @@ def first_time(self: Model, x: torch.Tensor) -> torch.Tensor:
 
 
 STATES: dict[str, tuple[Any, Any, list[str]]] = {
-    "replaced": (recurrent, lambda: torch.zeros(3), ["buffer_1_0", "add_1_1", "tanh_1_2", "mul_1_3"]),
+    "replaced": (
+        recurrent,
+        lambda: torch.zeros(3),
+        ["buffer_1_0", "add_1_1", "tanh_1_2", "mul_1_3"],
+    ),
     "growing": (growing, lambda: [torch.zeros(3)], ["buffer_1_0", "mul_1_1", "cat_1_2"]),
-    "written": (written, lambda: torch.zeros(3), ["buffer_1_0", "getitem_1_1", "setitem_1_2", "mul_1_3"]),
+    "written": (
+        written,
+        lambda: torch.zeros(3),
+        ["buffer_1_0", "getitem_1_1", "setitem_1_2", "mul_1_3"],
+    ),
     "made": (first_time, lambda: None, ["mul_1_1", "mul_2_2"]),
 }
 
@@ -191,23 +212,40 @@ def test_a_write_is_seen_through_another_attribute_that_looks_at_the_same_memory
     model = Model(forward, base=base, head=base[:2], tail=base[2:])
     history = tl.log_forward_pass(model, torch.rand(2))
     assert history["mul_1"].parent_layers == [history["tail"].layer_label]
-    assert history["add_1"].parent_layers == ["mul_1_3", "copy_1_2"]  # of the head nothing is left but what was written
+    assert history["add_1"].parent_layers == [
+        "mul_1_3",
+        "copy_1_2",
+    ]  # of the head nothing is left but what was written
     assert tl.validate_saved_activations(model, torch.rand(2))
 
 
 def test_a_module_that_returns_its_attribute_adds_an_identity() -> None:
     prior = Model(lambda self: self.kept, kept=torch.ones(3))
-    history = tl.log_forward_pass(Model(lambda self, x: x * self.prior(), prior=prior), torch.rand(3))
-    assert history.layer_labels == ["input_1_0", "buffer_1_0", "identity_1_1", "mul_1_2", "output_1_3"]
+    history = tl.log_forward_pass(
+        Model(lambda self, x: x * self.prior(), prior=prior), torch.rand(3)
+    )
+    assert history.layer_labels == [
+        "input_1_0",
+        "buffer_1_0",
+        "identity_1_1",
+        "mul_1_2",
+        "output_1_3",
+    ]
     assert history["prior"] == history["identity_1"]
     registered = Model(lambda self: self.kept)
     registered.register_buffer("kept", torch.ones(3))
-    wanted = tl.log_forward_pass(Model(lambda self, x: x * self.prior(), prior=registered), torch.rand(3))
+    wanted = tl.log_forward_pass(
+        Model(lambda self, x: x * self.prior(), prior=registered), torch.rand(3)
+    )
     assert wanted.layer_labels == history.layer_labels
 
 
 def test_an_attribute_as_the_models_output_or_a_modules_input() -> None:
-    model = Model(lambda self, x: (x + 1, self.kept, self.fc(self.kept)), kept=torch.ones(3), fc=nn.Linear(3, 3))
+    model = Model(
+        lambda self, x: (x + 1, self.kept, self.fc(self.kept)),
+        kept=torch.ones(3),
+        fc=nn.Linear(3, 3),
+    )
     history = tl.log_forward_pass(model, torch.rand(3))
     assert history["output_2"].parent_layers == ["buffer_1_0"]
     assert history["buffer_1"].is_submodule_input

@@ -10,7 +10,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.networks import MLP, ConvNet
-from torchlens.capture.backward import MOST_WATCHED, BackwardWatch, NodeInfo, next_sequence, sequence_of
+from torchlens._capture.gradients.backward_hooks import (
+    MOST_WATCHED,
+    BackwardWatch,
+    NodeInfo,
+    next_sequence,
+    sequence_of,
+)
 
 
 def leaf(*shape: int, **options: Any) -> torch.Tensor:
@@ -39,7 +45,9 @@ def test_each_node_is_written_down_in_the_order_it_ran() -> None:
     loss.backward()
     assert names(watch) == ["SumBackward0", "SinBackward0", "MulBackward0", "AccumulateGrad"]
     assert all(run.start <= run.end and run.start_ns <= run.end_ns for run in watch.runs)
-    assert all(one.end <= other.start for one, other in zip(watch.runs, watch.runs[1:], strict=False))
+    assert all(
+        one.end <= other.start for one, other in zip(watch.runs, watch.runs[1:], strict=False)
+    )
     assert len({run.task for run in watch.runs}) == 1
     assert [run.parameter for run in watch.runs] == [None, None, None, id(x)]
     assert watch.runs[-1].sequence == -1
@@ -102,7 +110,9 @@ def test_what_looks_sees_the_gradients_before_and_after_each_node() -> None:
     seen: list[tuple[str, str, list[float]]] = []
 
     def look(when: str) -> Callable[[NodeInfo, tuple[Any, ...]], None]:
-        return lambda node, gradients: seen.append((when, node.name, [float(g.sum()) for g in gradients if g is not None]))
+        return lambda node, gradients: seen.append(
+            (when, node.name, [float(g.sum()) for g in gradients if g is not None])
+        )
 
     loss = (leaf(3) * 2).sum()
     watch = BackwardWatch(look("before"), look("after"))
@@ -126,7 +136,9 @@ def test_what_fails_while_looking_is_noted_and_backward_goes_on() -> None:
     loss.backward()
     assert x.grad is not None
     assert len(watch.runs) == 3
-    assert watch.failures == [f"{name}: KeyError: 'oops'" for name in names(watch) for _ in range(2)]
+    assert watch.failures == [
+        f"{name}: KeyError: 'oops'" for name in names(watch) for _ in range(2)
+    ]
 
 
 def test_an_exception_that_is_let_through_stops_backward() -> None:
@@ -244,7 +256,9 @@ def test_gradients_changed_by_a_hook_are_seen_changed() -> None:
     x = leaf(3)
     y = x * 2
     y.register_hook(lambda gradient: gradient * 10)
-    watch = BackwardWatch(before=lambda node, gradients: seen.update({node.name: gradients[0].tolist()}))
+    watch = BackwardWatch(
+        before=lambda node, gradients: seen.update({node.name: gradients[0].tolist()})
+    )
     watch.watch([y])
     y.sum().backward()
     assert seen["MulBackward0"] == [10, 10, 10]
@@ -264,7 +278,8 @@ def test_a_very_deep_graph_is_watched_in_part_and_let_go_of_safely() -> None:
     assert x.grad.tolist() == [1]
     assert len(watch.runs) == MOST_WATCHED
     assert watch.failures == [
-        "More than 20,000 nodes are waiting for a backward pass; what is beyond them is not watched."
+        ("More than 20,000 nodes are waiting for a backward pass; what is beyond them is not "
+        "watched.")
     ]  # fmt: skip
     del y
     assert len(watch._hooks) == 0

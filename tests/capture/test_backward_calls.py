@@ -1,4 +1,6 @@
-"""A backward pass that the model runs inside its forward pass: the gradients it leaves are entries."""
+"""A backward pass that the model runs inside its forward pass: the gradients it leaves are
+entries.
+"""
 
 import pytest
 import torch
@@ -53,11 +55,17 @@ class Adding(nn.Module):
         return first, self.weight.grad * 1
 
 
-@pytest.mark.parametrize("backward", [torch.Tensor.backward, lambda loss: torch.autograd.backward([loss])])
+@pytest.mark.parametrize(
+    "backward", [torch.Tensor.backward, lambda loss: torch.autograd.backward([loss])]
+)
 def test_the_gradient_of_a_leaf_reads_what_was_differentiated_and_the_leaf(backward):
     model, x = Force(backward), torch.randn(4, 5)
     history = tl.log_forward_pass(model, x)
-    gradient = next(entry for entry in history if entry.layer_type == "backward" and entry.tensor_shape == (4, 5))
+    gradient = next(
+        entry
+        for entry in history
+        if entry.layer_type == "backward" and entry.tensor_shape == (4, 5)
+    )
     assert set(gradient.parent_layers) == {"sum_1_4", "detach_1_1"}
     assert gradient.child_layers == ["neg_1_8"]
     torch.testing.assert_close(-gradient.tensor_contents, model(x))
@@ -95,7 +103,9 @@ def test_what_hooks_compute_is_part_of_the_backward_pass():
 
         def forward(self, x):
             handle = self.weight.register_hook(lambda gradient: gradient * 2)
-            torch.autograd.backward([(self.weight * x).sum()], [torch.tensor(3.0)], inputs=[self.weight])
+            torch.autograd.backward(
+                [(self.weight * x).sum()], [torch.tensor(3.0)], inputs=[self.weight]
+            )
             handle.remove()
             gradient, self.weight.grad = self.weight.grad, None
             return gradient + 1

@@ -27,13 +27,15 @@ from torch import (
 
 import torchlens as tl
 from tests.networks import Model
-from torchlens.capture.arguments import are_plain
+from torchlens._recording.arguments import are_plain
 
 early_linear, early_method, early_op = F.linear, torch.Tensor.tanh, torch.ops.aten.sin.default
 TABLE = {"act": torch.tanh, "methods": [torch.Tensor.exp]}
 
 
-def with_default(x: torch.Tensor, function: Callable[..., torch.Tensor] = torch.sin) -> torch.Tensor:
+def with_default(
+    x: torch.Tensor, function: Callable[..., torch.Tensor] = torch.sin
+) -> torch.Tensor:
     return function(x)
 
 
@@ -84,17 +86,23 @@ CALLS: list[tuple[str, Callable[..., Any], list[str] | None]] = [
     ("map", lambda x: next(map(torch.exp, [x])), ["exp"]),
     ("lru_cache", lambda x: functools.lru_cache(torch.exp)(x), ["exp"]),
     ("getattr", lambda x: getattr(torch, "ab" + "s")(x), ["abs"]),
-    ("torch.distributions", lambda x: torch.distributions.Normal(x, 1.0, validate_args=False).mean * 1, None),
+    ("torch.distributions", lambda x: torch.distributions.Normal(x, 1.0,
+    validate_args=False).mean * 1, None),
     ("numpy argument", lambda x: x * torch.as_tensor(np.ones(3, dtype=np.float32)), None),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "expected"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS])
-def test_a_call_is_logged_whichever_way_it_is_made(call: Callable[..., Any], expected: list[str] | None) -> None:
+@pytest.mark.parametrize(
+    ("call", "expected"), [row[1:] for row in CALLS], ids=[row[0] for row in CALLS]
+)
+def test_a_call_is_logged_whichever_way_it_is_made(
+    call: Callable[..., Any], expected: list[str] | None
+) -> None:
     history = tl.log_forward_pass(Model(lambda self, x: call(x)), SQUARE.clone())
     types = [entry.layer_type for entry in history][1:-1]
     if expected is not None:
-        # torch has more than one spelling of some names (`linalg_inv`, `fft_fft`); what counts is that they are there.
+        # torch has more than one spelling of some names (`linalg_inv`, `fft_fft`); what counts is
+        # that they are there.
         assert [found.removeprefix("aten") for found in types] == expected
     assert torch.equal(history["output_1"].tensor_contents, call(SQUARE.clone()))
     assert history["output_1"].has_input_ancestor
@@ -102,7 +110,12 @@ def test_a_call_is_logged_whichever_way_it_is_made(call: Callable[..., Any], exp
 
 def test_a_function_kept_as_a_module_attribute_is_logged() -> None:
     model = Model(lambda self, x: self.act(self.method(x)), act=torch.tanh, method=torch.Tensor.exp)
-    assert [entry.layer_type for entry in tl.log_forward_pass(model, X)] == ["input", "exp", "tanh", "output"]
+    assert [entry.layer_type for entry in tl.log_forward_pass(model, X)] == [
+        "input",
+        "exp",
+        "tanh",
+        "output",
+    ]
 
 
 def test_nested_tensors_are_logged() -> None:
@@ -133,7 +146,12 @@ def test_a_custom_operator_is_one_operation_and_its_writes_are_seen() -> None:
         return view - 3
 
     history = tl.log_forward_pass(Model(forward), torch.zeros(3))
-    assert [entry.layer_label for entry in history][1:-1] == ["plusone_1_1", "view_1_2", "double_1_3", "sub_1_4"]
+    assert [entry.layer_label for entry in history][1:-1] == [
+        "plusone_1_1",
+        "view_1_2",
+        "double_1_3",
+        "sub_1_4",
+    ]
     assert history["sub_1"].parent_layers == ["view_1_2", "double_1_3"]
     assert history["plusone_1"].tensor_contents.tolist() == [1, 1, 1]
     assert history["double_1"].tensor_contents.tolist() == [2, 2, 2]
@@ -166,11 +184,22 @@ def test_a_custom_operator_with_a_gradient_of_its_own_is_one_operation(wants_gra
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.save_for_backward(inputs[0])
 
-    numpy_sin.register_autograd(lambda ctx, grad: grad * ctx.saved_tensors[0].cos(), setup_context=keep)
-    model, x = Model(lambda self, x: torch.ops.torchlens_tests.numpy_sin(numpy_sin(x * 1).neg()) + 1), torch.rand(3)
+    numpy_sin.register_autograd(
+        lambda ctx, grad: grad * ctx.saved_tensors[0].cos(), setup_context=keep
+    )
+    model, x = (
+        Model(lambda self, x: torch.ops.torchlens_tests.numpy_sin(numpy_sin(x * 1).neg()) + 1),
+        torch.rand(3),
+    )
     x.requires_grad_(wants_grad)
     history = tl.log_forward_pass(model, x, save_gradients=True)
-    assert [entry.layer_type for entry in history][1:-1] == ["mul", "numpysin", "neg", "numpysin", "add"]
+    assert [entry.layer_type for entry in history][1:-1] == [
+        "mul",
+        "numpysin",
+        "neg",
+        "numpysin",
+        "add",
+    ]
     assert history["numpysin_1"].parent_layers == ["mul_1_1"]
     report = tl.validate_forward_pass(model, x)
     assert report.passed, str(report)
@@ -195,7 +224,13 @@ def test_what_a_custom_operator_does_inside_is_its_own_affair() -> None:
 
     x = torch.rand(2, 4)
     history = tl.log_forward_pass(model, x)
-    assert [entry.layer_label for entry in history] == ["input_1_0", "mul_1_1", "busy_1_2", "add_1_3", "output_1_4"]
+    assert [entry.layer_label for entry in history] == [
+        "input_1_0",
+        "mul_1_1",
+        "busy_1_2",
+        "add_1_3",
+        "output_1_4",
+    ]
     assert history.module_addresses == []
     assert torch.equal(history["output_1"].tensor_contents, model(x))
 
@@ -219,7 +254,10 @@ def test_tensors_in_nested_arguments_are_parents() -> None:
 
     history = tl.log_forward_pass(Model(forward), torch.rand(3))
     assert history["stack_1"].parent_layers == ["mul_1_2", "add_1_1"]
-    assert history["stack_1"].parent_layer_arg_locs["args"] == {(0, 0): "mul_1_2", (0, 1): "add_1_1"}
+    assert history["stack_1"].parent_layer_arg_locs["args"] == {
+        (0, 0): "mul_1_2",
+        (0, 1): "add_1_1",
+    }
     assert history["cat_1"].func_keyword_args_non_tensor == {"dim": 0}
 
 
@@ -248,7 +286,8 @@ def test_short_lived_tensors_are_not_taken_for_one_another(saved: str) -> None:
             assert [label.partition("_")[0] for label in entry.parent_layers] == wanted
 
 
-# -- arguments that hold tensors ---------------------------------------------------------------------------------------
+# -- arguments that hold tensors
+# ---------------------------------------------------------------------------------------
 
 
 def slice_one(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
@@ -277,16 +316,37 @@ def slice_add(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor
 
 SLICES = [
     (slice_one, "getitem_1", {0: "input_1_0", (1, "start"): "input_2_0", (1, "stop"): "input_3_0"}),
-    (slice_many, "getitem_1", {0: "input_1_0", (1, 1, "start"): "input_2_0", (1, 1, "stop"): "add_1_1"}),
-    (slice_step, "getitem_1", {0: "input_1_0", (1, 1, "start"): "input_2_0", (1, 1, "step"): "input_3_0"}),
-    (slice_write, "setitem_1", {0: "clone_1_1", (1, 1, "start"): "input_2_0", (1, 1, "stop"): "input_3_0"}),
-    (slice_add, "getitem_2", {0: "getitem_1_2", (1, "start"): "input_2_0", (1, "stop"): "input_3_0"}),
+    (
+        slice_many,
+        "getitem_1",
+        {0: "input_1_0", (1, 1, "start"): "input_2_0", (1, 1, "stop"): "add_1_1"},
+    ),
+    (
+        slice_step,
+        "getitem_1",
+        {0: "input_1_0", (1, 1, "start"): "input_2_0", (1, 1, "step"): "input_3_0"},
+    ),
+    (
+        slice_write,
+        "setitem_1",
+        {0: "clone_1_1", (1, 1, "start"): "input_2_0", (1, 1, "stop"): "input_3_0"},
+    ),
+    (
+        slice_add,
+        "getitem_2",
+        {0: "getitem_1_2", (1, "start"): "input_2_0", (1, "stop"): "input_3_0"},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("forward", "label", "expected"), SLICES)
-def test_tensors_that_are_bounds_of_a_slice_are_parents(forward: Any, label: str, expected: dict[Any, str]) -> None:
-    model, inputs = Model(lambda self, *args: forward(*args)), [torch.rand(3, 4), torch.tensor(1), torch.tensor(2)]
+def test_tensors_that_are_bounds_of_a_slice_are_parents(
+    forward: Any, label: str, expected: dict[Any, str]
+) -> None:
+    model, inputs = (
+        Model(lambda self, *args: forward(*args)),
+        [torch.rand(3, 4), torch.tensor(1), torch.tensor(2)],
+    )
     history = tl.log_forward_pass(model, inputs, save_function_args=True)
     entry = history[label]
     assert entry.parent_layer_arg_locs["args"] == expected
@@ -311,13 +371,19 @@ def test_a_slice_keeps_no_tensor_alive() -> None:
 def test_plain_slices_take_the_short_way() -> None:
     """Slices are frequent: those without tensors must cost what they did."""
     x = torch.rand(3)
-    plain: list[Any] = [slice(0, 2), slice(None), (slice(1, None), 0), (..., slice(None, None, 2), None)]
+    plain: list[Any] = [
+        slice(0, 2),
+        slice(None),
+        (slice(1, None), 0),
+        (..., slice(None, None, 2), None),
+    ]
     others: list[Any] = [slice(torch.tensor(1), 2), (0, slice(None, torch.tensor(1)))]
     assert all(are_plain((x, index)) for index in plain)
     assert not any(are_plain((x, index)) for index in others)
 
 
-# -- tensors made of tensors in ways that torch does not report --------------------------------------------------------
+# -- tensors made of tensors in ways that torch does not report
+# --------------------------------------------------------
 
 
 class Plain(torch.Tensor):
@@ -337,25 +403,33 @@ COPIES: list[tuple[str, Callable[..., Any], list[str] | None]] = [
     ("copy in a list", lambda self, x: copy.copy([x])[0] * 1, ["mul"]),
     ("deepcopy", lambda self, x: copy.deepcopy({"a": [x]})["a"][0], ["deepcopy"]),
     ("parameter", lambda self, x: nn.Parameter(x), ["parameter"]),
-    ("parameter by keyword", lambda self, x: nn.Parameter(data=x, requires_grad=False), ["parameter"]),
+    ("parameter by keyword", lambda self, x: nn.Parameter(data=x, requires_grad=False),
+    ["parameter"]),
     ("buffer", lambda self, x: nn.Buffer(x), ["detach"]),
     ("constructor", lambda self, x: torch.Tensor(x), ["tensor"]),
-    ("constructor from tensors", lambda self, x: torch.Tensor([x.sum(), x.mean()]), ["sum", "mean", "tensor"]),
-    ("class of its own", lambda self, x: Plain(x).as_subclass(torch.Tensor), ["plain", "assubclass"]),
+    ("constructor from tensors", lambda self, x: torch.Tensor([x.sum(), x.mean()]), ["sum", "mean",
+    "tensor"]),
+    ("class of its own", lambda self, x: Plain(x).as_subclass(torch.Tensor), ["plain",
+    "assubclass"]),
     ("constructor of its own", lambda self, x: x if Labelled(x).label == "a" else None, []),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "expected"), [row[1:] for row in COPIES], ids=[row[0] for row in COPIES])
+@pytest.mark.parametrize(
+    ("make", "expected"), [row[1:] for row in COPIES], ids=[row[0] for row in COPIES]
+)
 @pytest.mark.parametrize("saved", ["all", "none"])
-def test_a_tensor_made_from_another_has_it_for_a_parent(make: Any, expected: list[str], saved: str) -> None:
+def test_a_tensor_made_from_another_has_it_for_a_parent(
+    make: Any, expected: list[str], saved: str
+) -> None:
     model, x = Model(lambda self, x: make(self, x * 2) + 1), torch.rand(3)
     history = tl.log_forward_pass(model, x, layers_to_save=saved)
     assert [entry.layer_type for entry in history] == ["input", "mul", *expected, "add", "output"]
     assert history["output_1"].has_input_ancestor
     if saved == "all":
         assert torch.equal(history["output_1"].tensor_contents, model(x))
-        # torch refuses to make tensors of another class while a dispatch mode is on, as the last check has it.
+        # torch refuses to make tensors of another class while a dispatch mode is on, as the last
+        # check has it.
         assert "plain" in expected or not expected or tl.validate_saved_activations(model, x)
 
 
@@ -423,7 +497,9 @@ def test_what_numpy_computes_from_tensors_is_an_entry_below_them(call: Callable[
 
 @pytest.mark.filterwarnings("ignore:torchlens. what runs inside torch.func")
 @pytest.mark.parametrize("name", ["vjp", "jacrev"])
-def test_the_function_that_vjp_returns_is_an_operation_below_what_it_was_made_from(name: str) -> None:
+def test_the_function_that_vjp_returns_is_an_operation_below_what_it_was_made_from(
+    name: str,
+) -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         if name == "jacrev":
             return torch.func.jacrev(self.fc)(x)
@@ -433,7 +509,15 @@ def test_the_function_that_vjp_returns_is_an_operation_below_what_it_was_made_fr
     model, x = Model(forward, fc=nn.Linear(3, 2)), torch.rand(3)
     history = tl.log_forward_pass(model, x)
     if name == "vjp":
-        assert [entry.layer_type for entry in history] == ["input", "mul", "vjp", "oneslike", "vjpfn", "add", "output"]
+        assert [entry.layer_type for entry in history] == [
+            "input",
+            "mul",
+            "vjp",
+            "oneslike",
+            "vjpfn",
+            "add",
+            "output",
+        ]
         assert history["vjpfn_1"].parent_layers == ["oneslike_1_3", "mul_1_1"]
         assert history["vjpfn_1"].num_param_tensors == 2
     assert torch.equal(history["output_1"].tensor_contents, model(x))
@@ -449,7 +533,8 @@ def test_the_function_that_vjp_returns_is_an_operation_below_what_it_was_made_fr
     assert len(tl.log_forward_pass(Model(lambda self, x: kept[0](x)[0]), x)) == 3
 
 
-# -- arguments that are no tensors but act like them -------------------------------------------------------------------
+# -- arguments that are no tensors but act like them
+# -------------------------------------------------------------------
 
 
 class Quantity:
@@ -459,7 +544,9 @@ class Quantity:
         self.value = value
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> "Quantity":
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> "Quantity":
         values = [arg.value if isinstance(arg, cls) else arg for arg in args]
         return cls(func(*values, **(kwargs or {})))
 
@@ -476,7 +563,14 @@ def test_what_a_class_does_for_torchs_functions_is_logged() -> None:
     model = Model(lambda self, x: exp(torch.ones(3) + torch.add(quantity(x * 2), x)).value.relu())
     x = torch.rand(3)
     history = tl.log_forward_pass(model, x)
-    assert [entry.layer_type for entry in history][1:-1] == ["ones", "mul", "add", "add", "exp", "relu"]
+    assert [entry.layer_type for entry in history][1:-1] == [
+        "ones",
+        "mul",
+        "add",
+        "add",
+        "exp",
+        "relu",
+    ]
     assert history["output_1"].has_input_ancestor
     assert torch.equal(history["output_1"].tensor_contents, model(x))
     assert tl.validate_saved_activations(model, x)
@@ -488,7 +582,9 @@ class Measured:
     def __init__(self, value: torch.Tensor) -> None:
         self.value = value
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> torch.Tensor:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> torch.Tensor:
         return func(self.value, *args[1:], **(kwargs or {}))
 
 

@@ -1,6 +1,7 @@
 """Logs of models that several processes run together: two of them, over gloo.
 
-The cases stand in `distributed_cases.py`. One pair of processes runs them all, as starting it is what takes time.
+The cases stand in `distributed_cases.py`. One pair of processes runs them all, as starting it is
+what takes time.
 """
 
 import json
@@ -18,7 +19,8 @@ from tests.capture import distributed_cases
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="torch without gloo"
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+        reason="torch without gloo",
     ),
 ]
 RANKS = range(distributed_cases.WORLD)
@@ -27,13 +29,17 @@ LIMIT = 900
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+def results(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> list[dict[str, Any]]:
     """What came of each case in each process."""
     folder = tmp_path_factory.mktemp("distributed")
     items: list[Any] = request.session.items
     wanted = [item.callspec.params["name"] for item in items if item.module is request.module]
     root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, distributed_cases.__file__, str(rank), str(folder), *wanted],

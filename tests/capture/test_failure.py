@@ -66,7 +66,8 @@ def test_the_partial_history_holds_the_log_so_far() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("no"), KeyError("k"), ZeroDivisionError(), KeyboardInterrupt(), OSError(2, "x")]
+    "error",
+    [ValueError("no"), KeyError("k"), ZeroDivisionError(), KeyboardInterrupt(), OSError(2, "x")],
 )
 def test_an_exception_of_any_type_comes_through_as_it_is(error: BaseException) -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:

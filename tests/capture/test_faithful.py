@@ -21,7 +21,8 @@ def parents(history: tl.ModelHistory, label: str) -> list[str]:
     return [parent.rpartition("_")[0] for parent in history[label].parent_layers]
 
 
-# -- who reads whom ----------------------------------------------------------------------------------------------------
+# -- who reads whom
+# --------------------------------------------------------------------------------------------------
 
 
 def write_to_a_row(x: torch.Tensor) -> torch.Tensor:
@@ -142,8 +143,12 @@ READS = [
 
 
 @pytest.mark.parametrize("saved", ["all", "none"])
-@pytest.mark.parametrize(("forward", "label", "expected"), READS, ids=[row[0].__name__ for row in READS])
-def test_a_parent_is_an_operation_whose_result_is_read(forward: Any, label: str, expected: list[str], saved: str) -> None:
+@pytest.mark.parametrize(
+    ("forward", "label", "expected"), READS, ids=[row[0].__name__ for row in READS]
+)
+def test_a_parent_is_an_operation_whose_result_is_read(
+    forward: Any, label: str, expected: list[str], saved: str
+) -> None:
     history = log(forward, torch.randn(2, 3), layers_to_save=saved)
     assert parents(history, label) == expected
 
@@ -186,7 +191,8 @@ def test_the_log_tells_which_argument_each_parent_is() -> None:
     assert history["mul_2"].parent_layer_arg_locs["args"] == {0: ["mul_1_1", "add_1_3"]}
 
 
-# -- values of the moment ----------------------------------------------------------------------------------------------
+# -- values of the moment
+# ----------------------------------------------------------------------------------------------
 
 
 def busy(x: torch.Tensor, note: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -218,9 +224,13 @@ def busy(x: torch.Tensor, note: Callable[[torch.Tensor], torch.Tensor]) -> torch
     return note(c * 1)
 
 
-@pytest.mark.parametrize("options", [{}, {"detach_saved_tensors": True}, {"save_function_args": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"detach_saved_tensors": True}, {"save_function_args": True}]
+)
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_saved_tensor_is_the_value_at_the_moment_its_operation_ended(options: dict[str, Any], grad: bool) -> None:
+def test_a_saved_tensor_is_the_value_at_the_moment_its_operation_ended(
+    options: dict[str, Any], grad: bool
+) -> None:
     notes: list[Any] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
@@ -301,11 +311,19 @@ def test_every_entry_of_a_tensor_that_is_written_keeps_its_value(how: str, grad:
 
     with torch.set_grad_enabled(grad):
         history = tl.log_forward_pass(Model(forward, **parts), torch.ones(2, requires_grad=True))
-    before = [entry for entry in history if entry.layer_type not in ("neg", "iadd", "mul", "input", "output")]
+    before = [
+        entry
+        for entry in history
+        if entry.layer_type not in ("neg", "iadd", "mul", "input", "output")
+    ]
     half = len(before) // 2
     assert [entry.tensor_contents[0].item() for entry in before] == [2] * half + [-2] * half
-    assert [history[label].tensor_contents[0].item() for label in ("mul_1", "neg_1", "iadd_1", "mul_2")] == [2, -2, -1, -1]
-    assert parents(history, "iadd_1") == [before[-1].layer_label_no_pass.rpartition("_")[0] if before else "neg_1"]
+    assert [
+        history[label].tensor_contents[0].item() for label in ("mul_1", "neg_1", "iadd_1", "mul_2")
+    ] == [2, -2, -1, -1]
+    assert parents(history, "iadd_1") == [
+        before[-1].layer_label_no_pass.rpartition("_")[0] if before else "neg_1"
+    ]
 
 
 def test_memory_that_gets_a_view_between_two_writes_is_told_apart() -> None:
@@ -321,7 +339,11 @@ def test_memory_that_gets_a_view_between_two_writes_is_told_apart() -> None:
 
     with torch.no_grad():
         history = log(forward, torch.ones(4))
-    found = {entry.layer_type: entry.tensor_contents.flatten()[0].item() for entry in history if entry.layer_type != "add"}
+    found = {
+        entry.layer_type: entry.tensor_contents.flatten()[0].item()
+        for entry in history
+        if entry.layer_type != "add"
+    }
     assert found == {"input": 1, "mul": 2, "iadd": 3, "view": 3, "imul": 9, "isub": 8, "output": 17}
     assert parents(history, "add_1") == ["view_1", "imul_1"]
     assert parents(history, "isub_1") == ["imul_1"]

@@ -25,7 +25,11 @@ def _without_collector() -> Iterator[None]:
 
 def watch(history: tl.ModelHistory) -> list[weakref.ref[Any]]:
     tensors = [entry.tensor_contents for entry in history]
-    return [weakref.ref(history), weakref.ref(history._log), *(weakref.ref(t) for t in tensors if t is not None)]
+    return [
+        weakref.ref(history),
+        weakref.ref(history._log),
+        *(weakref.ref(t) for t in tensors if t is not None),
+    ]
 
 
 def alive(references: list[weakref.ref[Any]]) -> int:
@@ -33,8 +37,10 @@ def alive(references: list[weakref.ref[Any]]) -> int:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {}, {"save_function_args": True}, {"save_gradients": True}, {"layers_to_save": "relu"}, {"layers_to_save": "conv"},
-    {"detach_saved_tensors": True}, {"activation_postfunc": lambda t: t.float().mean()}, {"keep_unsaved_layers": False},
+    {}, {"save_function_args": True}, {"save_gradients": True}, {"layers_to_save": "relu"},
+    {"layers_to_save": "conv"},
+    {"detach_saved_tensors": True}, {"activation_postfunc": lambda t: t.float().mean()},
+    {"keep_unsaved_layers": False},
     {"mark_input_output_distances": True},
 ]  # fmt: skip
 
@@ -50,7 +56,9 @@ def test_del_frees_everything(options: dict[str, Any]) -> None:
 
 
 def test_del_frees_everything_after_backward() -> None:
-    history = tl.log_forward_pass(Recurrent(), torch.rand(2, 4, requires_grad=True), save_gradients=True)
+    history = tl.log_forward_pass(
+        Recurrent(), torch.rand(2, 4, requires_grad=True), save_gradients=True
+    )
     history["output_1"].tensor_contents.sum().backward()
     references = watch(history)
     references += [weakref.ref(entry.grad_contents) for entry in history if entry.has_saved_grad]
@@ -83,7 +91,9 @@ def test_a_new_run_frees_the_old_values() -> None:
 
 
 def test_cleanup_frees_the_values_and_keeps_the_rest() -> None:
-    history = tl.log_forward_pass(Recurrent(), torch.rand(2, 4), save_gradients=True, save_function_args=True)
+    history = tl.log_forward_pass(
+        Recurrent(), torch.rand(2, 4), save_gradients=True, save_function_args=True
+    )
     history["output_1"].tensor_contents.sum().backward()
     entry = history["linear_1:1"]
     references = watch(history)[2:]

@@ -1,4 +1,6 @@
-"""The memory of dropped logs goes back to the system, but for what the next log will use; nobody's settings are changed."""
+"""The memory of dropped logs goes back to the system, but for what the next log will use; nobody's
+settings are changed.
+"""
 
 import ctypes
 import json
@@ -15,14 +17,17 @@ import torch
 
 import torchlens as tl
 from tests.networks import MLP
-from torchlens.capture.freed_memory import FreedMemory
-from torchlens.capture.glibc import Block, Glibc, HeapBytes, glibc
-from torchlens.history.log import Log
+from torchlens._capture.memory.freed_memory import FreedMemory
+from torchlens._capture.memory.glibc import Block, Glibc, HeapBytes, glibc
+from torchlens._history.log import Log
 
 MB = 2**20
-needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps so much")
+needs_glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc keeps so much"
+)
 
-# -- what is decided, of an allocator that is made up ------------------------------------------------------------------
+# -- what is decided, of an allocator that is made up
+# ------------------------------------------------------------------
 
 
 class CountedBlock(Block):
@@ -91,7 +96,9 @@ def test_little_is_kept_for_the_next_log(allocator: Allocator) -> None:
     assert allocator.resident == 1200 * MB
 
 
-def test_little_is_kept_where_each_log_is_dropped_after_the_next_was_made(allocator: Allocator) -> None:
+def test_little_is_kept_where_each_log_is_dropped_after_the_next_was_made(
+    allocator: Allocator,
+) -> None:
     memory = FreedMemory(allocator)
     held = log(memory, allocator, 200 * MB)
     for _ in range(50):
@@ -110,7 +117,9 @@ def test_much_is_handed_back_each_time(allocator: Allocator) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_the_order_in_which_logs_are_dropped_does_not_matter(allocator: Allocator, order: tuple[int, ...]) -> None:
+def test_the_order_in_which_logs_are_dropped_does_not_matter(
+    allocator: Allocator, order: tuple[int, ...]
+) -> None:
     memory = FreedMemory(allocator)
     logs = [log(memory, allocator, num_bytes * MB) for num_bytes in (800, 20, 700)]
     for number in order:
@@ -165,7 +174,9 @@ def test_a_small_log_does_not_ask_the_allocator(allocator: Allocator) -> None:
     assert allocator.num_looks == 0
 
 
-def test_an_allocator_that_does_not_tell_is_trimmed_when_the_process_grew(allocator: Allocator) -> None:
+def test_an_allocator_that_does_not_tell_is_trimmed_when_the_process_grew(
+    allocator: Allocator,
+) -> None:
     allocator.heap_bytes = lambda: None  # type: ignore[method-assign]
     memory = FreedMemory(allocator)
     memory.drop(log(memory, allocator, 100 * MB))
@@ -181,7 +192,9 @@ def test_a_small_machine_keeps_less(allocator: Allocator) -> None:
     assert allocator.resident == 1000 * MB
 
 
-def test_what_another_thread_frees_while_memory_is_handed_back_is_handed_back_too(allocator: Allocator) -> None:
+def test_what_another_thread_frees_while_memory_is_handed_back_is_handed_back_too(
+    allocator: Allocator,
+) -> None:
     memory = FreedMemory(allocator)
     first, second = log(memory, allocator, 700 * MB), log(memory, allocator, 700 * MB)
 
@@ -192,7 +205,9 @@ def test_what_another_thread_frees_while_memory_is_handed_back_is_handed_back_to
                 second()  # in the other thread: too late for this time
 
     allocator.__class__ = Slow
-    memory.drop(lambda: memory.drop(first))  # the other thread's drop, which begins before and ends after the first one's
+    memory.drop(
+        lambda: memory.drop(first)
+    )  # the other thread's drop, which begins before and ends after the first one's
     assert allocator.num_trims == 2
     assert allocator.resident == 1000 * MB
 
@@ -224,11 +239,12 @@ def test_who_has_said_what_to_keep_is_left_alone(
 
 
 def test_on_other_systems_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchlens.capture.glibc.sys.platform", "darwin")
+    monkeypatch.setattr("torchlens._capture.memory.glibc.sys.platform", "darwin")
     assert glibc.__wrapped__() is None
 
 
-# -- what the system sees ----------------------------------------------------------------------------------------------
+# -- what the system sees
+# ----------------------------------------------------------------------------------------------
 
 SCENARIOS = """
     import gc, json, sys, threading, torch, torchlens as tl
@@ -239,7 +255,8 @@ SCENARIOS = """
         return int(fields["Rss"].split()[0]) / 1024
 
     class Wide(torch.nn.Module):
-        # Between its large tensors it makes small ones that stay, so that nothing lies free at the end of the heap.
+        # Between its large tensors it makes small ones that stay, so that nothing lies free at the
+        # end of the heap.
         def __init__(self):
             super().__init__()
             self.scale, self.stays, self.raises = torch.nn.Parameter(torch.ones(1)), [], False
@@ -301,7 +318,11 @@ SCENARIOS = """
 
 def run(code: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -363,7 +384,7 @@ def test_a_small_log_writes_to_the_memory_of_the_last() -> None:
 
 THRESHOLDS = """
     import ctypes, sys, torch, torchlens as tl
-    from torchlens.capture.glibc import _MallocInfo
+    from torchlens._capture.memory.glibc import _MallocInfo
 
     if {logs}:
         tl.log_forward_pass(torch.nn.Linear(4, 4), torch.ones(2, 4))
@@ -380,7 +401,9 @@ THRESHOLDS = """
 
 @pytest.mark.slow
 @needs_glibc
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="an older glibc does not tell")
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="an older glibc does not tell"
+)
 def test_the_allocator_adapts_to_the_program_as_it_does_without_a_log() -> None:
     """Told any of its thresholds, glibc stops to adapt them: that cannot be taken back."""
     assert run(THRESHOLDS.format(logs=False)) == "of its own\nin the heap\nin the heap\n"
@@ -389,7 +412,7 @@ def test_the_allocator_adapts_to_the_program_as_it_does_without_a_log() -> None:
 
 REUSED = """
     import gc, json, resource, torch, torchlens as tl
-    from torchlens.capture.system_memory import resident_bytes
+    from torchlens._recording.system_memory import resident_bytes
 
     def num_faults():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -429,23 +452,31 @@ def test_what_keeps_memory_goes_with_the_model(allocator: Allocator) -> None:
     assert allocator.num_blocks == 2  # the last of each
     del model, owner
     assert allocator.num_blocks == 1
-    memory.drop(log(memory, allocator, 300 * MB), other)  # much is handed back: nothing is to be kept
+    memory.drop(
+        log(memory, allocator, 300 * MB), other
+    )  # much is handed back: nothing is to be kept
     assert allocator.num_trims == 1
     assert allocator.num_blocks == 1
 
 
 @pytest.mark.slow
 def test_a_history_that_lives_until_the_process_ends_is_freed_quietly() -> None:
-    code = "import torch, torchlens as tl; history = tl.log_forward_pass(torch.nn.Linear(4, 4), torch.ones(2, 4))"
+    code = (
+        "import torch, torchlens as tl; history = tl.log_forward_pass(torch.nn.Linear(4, 4), "
+        "torch.ones(2, 4))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-# -- interrupts --------------------------------------------------------------------------------------------------------
+# -- interrupts
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [Log, Block])
-def test_what_an_interrupt_left_half_made_is_freed_quietly(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_interrupt_left_half_made_is_freed_quietly(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     object.__new__(kind)  # and gone
@@ -459,7 +490,7 @@ def test_an_interrupt_while_a_log_is_freed_comes_through(monkeypatch: pytest.Mon
             raise KeyboardInterrupt
 
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
-    monkeypatch.setattr("torchlens.history.log.freed_memory", lambda: Struck(None))
+    monkeypatch.setattr("torchlens._history.log.freed_memory", lambda: Struck(None))
 
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - that it comes later is the point
         del history

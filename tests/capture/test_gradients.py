@@ -1,4 +1,6 @@
-"""`save_gradients`: every differentiable entry gets its gradient, checked against an independent computation."""
+"""`save_gradients`: every differentiable entry gets its gradient, checked against an independent
+computation.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,9 @@ from tests.networks import MLP, ConvNet, Model, Recurrent, Residual, TinyGPT, Ti
 
 
 class Retaining(TorchFunctionMode):
-    """Keeps each operation's result and asks autograd to keep its gradient: good for models without in-place writes."""
+    """Keeps each operation's result and asks autograd to keep its gradient: good for models without
+    in-place writes.
+    """
 
     def __init__(self) -> None:
         self.results: list[torch.Tensor] = []
@@ -29,9 +33,12 @@ class Retaining(TorchFunctionMode):
 
 
 @pytest.mark.parametrize(
-    ("make", "shape"), [(MLP, (2, 4)), (Recurrent, (2, 4)), (Residual, (2, 4)), (TinyViT, (2, 3, 8, 8))]
+    ("make", "shape"), [(MLP, (2, 4)), (Recurrent, (2, 4)), (Residual, (2, 4)), (TinyViT, (2, 3, 8,
+    8))]
 )  # fmt: skip
-def test_gradients_are_those_that_autograd_keeps(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def test_gradients_are_those_that_autograd_keeps(
+    make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
     model, x = make(), torch.randn(shape, requires_grad=True)
     model.eval()
     history = tl.log_forward_pass(model, x, save_gradients=True)
@@ -40,7 +47,8 @@ def test_gradients_are_those_that_autograd_keeps(make: Callable[[], nn.Module], 
     logged = {entry.layer_label: entry for entry in history}
     x.grad = None
 
-    # Independently: the same model, its operations found through autograd's own retain_grad, matched by value and shape.
+    # Independently: the same model, its operations found through autograd's own retain_grad,
+    # matched by value and shape.
     with Retaining() as mode:
         output = model(x)
     outputs = output.values() if isinstance(output, dict) else [output]
@@ -50,17 +58,24 @@ def test_gradients_are_those_that_autograd_keeps(make: Callable[[], nn.Module], 
     for tensor, grad in results:
         matches = [
             entry for entry in logged.values()
-            if entry.tensor_shape == tuple(tensor.shape) and torch.equal(entry.tensor_contents, tensor)
+            if entry.tensor_shape == tuple(tensor.shape) and torch.equal(entry.tensor_contents,
+            tensor)
             and entry.grad_contents is not None and torch.allclose(entry.grad_contents, grad)
         ]  # fmt: skip
         assert matches, f"no entry has the value and the gradient of a {tuple(tensor.shape)} result"
     torch.testing.assert_close(history["input_1"].grad_contents, x.grad)
-    missing = [e.layer_label for e in history if e.gradfunc and e.is_output_ancestor and not e.has_saved_grad]
+    missing = [
+        e.layer_label
+        for e in history
+        if e.gradfunc and e.is_output_ancestor and not e.has_saved_grad
+    ]
     assert missing == []
 
 
 def gradients(forward: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> dict[str, Any]:
-    history = tl.log_forward_pass(Model(lambda self, *args: forward(*args)), list(inputs), save_gradients=True)
+    history = tl.log_forward_pass(
+        Model(lambda self, *args: forward(*args)), list(inputs), save_gradients=True
+    )
     history["output_1"].tensor_contents.sum().backward()
     return {entry.layer_label.rpartition("_")[0]: entry.grad_contents for entry in history}
 
@@ -68,7 +83,9 @@ def gradients(forward: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> di
 def assert_gradients(found: dict[str, torch.Tensor], **expected: Any) -> None:
     for name, value in expected.items():
         assert found[name] is not None, f"no gradient of {name}"
-        torch.testing.assert_close(found[name], torch.as_tensor(value, dtype=found[name].dtype).expand_as(found[name]))
+        torch.testing.assert_close(
+            found[name], torch.as_tensor(value, dtype=found[name].dtype).expand_as(found[name])
+        )
 
 
 def leaf(*values: float) -> torch.Tensor:
@@ -81,7 +98,9 @@ def test_gradients_through_an_in_place_function() -> None:
         return F.relu(y, inplace=True) * 3
 
     # Without in-place: y = 2x, r = relu(y), out = 3r.
-    assert_gradients(gradients(forward, leaf(1, -1)), output_1=1, mul_2=1, relu_1=3, mul_1=[3, 0], input_1=[6, 0])
+    assert_gradients(
+        gradients(forward, leaf(1, -1)), output_1=1, mul_2=1, relu_1=3, mul_1=[3, 0], input_1=[6, 0]
+    )
 
 
 def test_gradients_through_an_in_place_operator() -> None:
@@ -99,7 +118,12 @@ def test_gradients_through_views() -> None:
         y = x * 2
         return (y.view(2, 2)[0] * 3).sum() + y.sum()
 
-    expected = {"view_1": [[3, 3], [0, 0]], "getitem_1": 3, "mul_1": [4, 4, 1, 1], "input_1": [8, 8, 2, 2]}
+    expected = {
+        "view_1": [[3, 3], [0, 0]],
+        "getitem_1": 3,
+        "mul_1": [4, 4, 1, 1],
+        "input_1": [8, 8, 2, 2],
+    }
     assert_gradients(gradients(forward, leaf(1, 2, 3, 4)), **expected)
 
 
@@ -111,7 +135,9 @@ def test_gradients_through_an_in_place_operation_on_a_view() -> None:
 
     # Functionally: y = 2x, r = y[0], s = 5r, y' = [s, y[1]], out = 3y'.
     found = gradients(forward, torch.ones(2, 2, requires_grad=True))
-    assert_gradients(found, mul_3=1, mul_2=3, getitem_1=15, mul_1=[[15, 15], [3, 3]], input_1=[[30, 30], [6, 6]])
+    assert_gradients(
+        found, mul_3=1, mul_2=3, getitem_1=15, mul_1=[[15, 15], [3, 3]], input_1=[[30, 30], [6, 6]]
+    )
 
 
 def test_gradients_through_slice_assignment() -> None:
@@ -130,7 +156,9 @@ def test_gradients_through_mask_assignment() -> None:
         y[x > 2] = 0
         return y * 3
 
-    assert_gradients(gradients(forward, leaf(1, 2, 3)), setitem_1=3, mul_1=[3, 3, 0], input_1=[6, 6, 0])
+    assert_gradients(
+        gradients(forward, leaf(1, 2, 3)), setitem_1=3, mul_1=[3, 3, 0], input_1=[6, 6, 0]
+    )
 
 
 def test_gradients_through_a_chain_of_writes_to_views() -> None:
@@ -155,7 +183,9 @@ def test_gradients_through_several_outputs_of_one_call() -> None:
         a, b = (x * 2).split(1)
         return a * 3 + b * 5
 
-    assert_gradients(gradients(forward, leaf(1, 2)), split_1=3, split_2=5, mul_1=[3, 5], input_1=[6, 10])
+    assert_gradients(
+        gradients(forward, leaf(1, 2)), split_1=3, split_2=5, mul_1=[3, 5], input_1=[6, 10]
+    )
 
 
 def test_what_is_not_differentiable_has_no_gradient() -> None:
@@ -178,7 +208,12 @@ def test_fields_of_gradients() -> None:
     assert entry.has_saved_grad
     assert entry.grad_shape == (2, 5)
     assert entry.grad_dtype is torch.float32
-    assert history.layers_with_saved_gradients == ["linear_1_1", "relu_1_2", "linear_2_3", "output_1_4"]
+    assert history.layers_with_saved_gradients == [
+        "linear_1_1",
+        "relu_1_2",
+        "linear_2_3",
+        "output_1_4",
+    ]
     assert "Gradient: shape=(2, 5)" in str(entry)
 
 
@@ -217,7 +252,11 @@ def test_the_models_own_gradients_do_not_change(make: Callable[[], nn.Module], k
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
         assert parameter.grad is not None
         assert torch.equal(parameter.grad, wanted)
-    missing = [e.layer_label for e in history if e.gradfunc and e.is_output_ancestor and not e.has_saved_grad]
+    missing = [
+        e.layer_label
+        for e in history
+        if e.gradfunc and e.is_output_ancestor and not e.has_saved_grad
+    ]
     assert missing == []
 
 
@@ -226,7 +265,9 @@ def test_gradients_with_selected_layers() -> None:
         model = MLP()
         results = []
         hook = model.register_forward_hook(lambda module, args, out: results.append(out))  # noqa: B023
-        history = tl.log_forward_pass(model, torch.rand(2, 4), layers_to_save=saved, save_gradients=True)
+        history = tl.log_forward_pass(
+            model, torch.rand(2, 4), layers_to_save=saved, save_gradients=True
+        )
         results[-1].sum().backward()
         hook.remove()
         assert history["linear_1"].grad_shape == (2, 5), saved

@@ -12,7 +12,9 @@ from tests.networks import Model
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 200, 50))
 @pytest.mark.parametrize("saves", [True, False])
-def test_gradients_of_random_programs_are_those_without_views_and_writes(start: int, saves: bool) -> None:
+def test_gradients_of_random_programs_are_those_without_views_and_writes(
+    start: int, saves: bool
+) -> None:
     counts = [check_gradients(seed, saves) for seed in range(start, start + 50)]
     right, without = sum(count.right for count in counts), sum(count.without for count in counts)
     assert right > 200
@@ -51,14 +53,18 @@ class AnotherType(nn.Module):
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_a_write_through_a_view_of_a_view_counts_for_both(saves: bool) -> None:
-    history = tl.log_forward_pass(WrittenBelow(), torch.ones(2, 2, requires_grad=True), save_gradients=saves)
+    history = tl.log_forward_pass(
+        WrittenBelow(), torch.ones(2, 2, requires_grad=True), save_gradients=saves
+    )
     history.log_backward(history["output_1"].tensor_contents)
     assert history["view_1"].grad_contents.tolist() == [7, 7, 7, 7]
     assert history["unsqueeze_1"].grad_contents.tolist() == [[5, 5, 5, 5]]
 
 
 def test_an_output_that_is_a_view_written_elsewhere_since_counts_for_the_view() -> None:
-    history = tl.log_forward_pass(OutputIsStale(), torch.ones(2, 2, requires_grad=True), save_gradients=True)
+    history = tl.log_forward_pass(
+        OutputIsStale(), torch.ones(2, 2, requires_grad=True), save_gradients=True
+    )
     history["output_1"].tensor_contents.sum().backward()
     assert history["getitem_1"].grad_contents.tolist() == [1, 1]
 
@@ -71,7 +77,9 @@ def test_where_the_gradient_of_a_view_cannot_be_told_there_is_none_and_a_reason(
     assert entry.grad_contents is None
     assert not entry.has_saved_grad
     assert entry.grad_missing_reason == "its memory was written or read as another data type"
-    assert "Gradient: none, because its memory was written or read as another data type" in str(entry)
+    assert "Gradient: none, because its memory was written or read as another data type" in str(
+        entry
+    )
     assert history["mul_1"].grad_missing_reason is None
 
 
@@ -84,15 +92,25 @@ def test_a_view_whose_memory_is_written_after_it_was_made_has_a_gradient_or_a_wo
         return r.sum() + y.sum()
 
     for saves, gradient, word in ((False, None, "save_gradients=True"), (True, [[3.0] * 3], None)):
-        history = tl.log_forward_pass(Model(forward), torch.rand(2, 3, requires_grad=True), save_gradients=saves)
+        history = tl.log_forward_pass(
+            Model(forward), torch.rand(2, 3, requires_grad=True), save_gradients=saves
+        )
         assert history["getitem_1"].grad_missing_reason is None
         history.log_backward(history["output_1"].tensor_contents)
         history.save(tmp_path / "views.tl")
         for each in (history, tl.load(tmp_path / "views.tl")):
             entry = each["getitem_1"]
-            assert (None if entry.grad_contents is None else entry.grad_contents.tolist()) == gradient
-            assert entry.grad_missing_reason is None if word is None else word in entry.grad_missing_reason
-            assert each["getitem_2"].grad_missing_reason is each["add_2"].grad_missing_reason is None
+            assert (
+                None if entry.grad_contents is None else entry.grad_contents.tolist()
+            ) == gradient
+            assert (
+                entry.grad_missing_reason is None
+                if word is None
+                else word in entry.grad_missing_reason
+            )
+            assert (
+                each["getitem_2"].grad_missing_reason is each["add_2"].grad_missing_reason is None
+            )
 
 
 def test_a_view_that_is_written_through_another_and_was_read_before_has_all_of_its_gradient_or_none():
@@ -105,7 +123,9 @@ def test_a_view_that_is_written_through_another_and_was_read_before_has_all_of_i
         return r.sum() + (u * 5).sum() + y.sum()
 
     for saves in (False, True):
-        history = tl.log_forward_pass(Model(forward), torch.rand(3, 3, requires_grad=True), save_gradients=saves)
+        history = tl.log_forward_pass(
+            Model(forward), torch.rand(3, 3, requires_grad=True), save_gradients=saves
+        )
         history.log_backward(history["output_1"].tensor_contents)
         entry = history["getitem_1"]
         if entry.grad_contents is None:
@@ -144,7 +164,9 @@ def test_what_a_custom_function_writes_in_place_has_its_value_and_its_own_gradie
 
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("is_written_before", [False, True])
-def test_a_view_that_a_custom_function_writes_has_its_gradients_before_and_after(is_written_before, saves):
+def test_a_view_that_a_custom_function_writes_has_its_gradients_before_and_after(
+    is_written_before, saves
+):
     def forward(self, x):
         y = x * 2
         if is_written_before:
@@ -165,7 +187,9 @@ def test_a_view_that_a_custom_function_writes_has_its_gradients_before_and_after
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("is_view", [False, True])
 @pytest.mark.parametrize("is_written_before", [False, True])
-def test_a_write_under_no_grad_leaves_the_gradients_of_what_was_before(is_written_before, is_view, saves):
+def test_a_write_under_no_grad_leaves_the_gradients_of_what_was_before(
+    is_written_before, is_view, saves
+):
     def forward(self, x):
         y = x * 2
         if is_written_before:
@@ -178,7 +202,9 @@ def test_a_write_under_no_grad_leaves_the_gradients_of_what_was_before(is_writte
     x = torch.ones(2, 2, requires_grad=True)
     history = tl.log_forward_pass(Model(forward), x, save_gradients=saves)
     history.log_backward(history["output_1"].tensor_contents)
-    assert history["mul_1"].grad_contents.tolist() == ([[11.0, 11.0], [4.0, 4.0]] if is_view else [[11.0, 11.0]] * 2)
+    assert history["mul_1"].grad_contents.tolist() == (
+        [[11.0, 11.0], [4.0, 4.0]] if is_view else [[11.0, 11.0]] * 2
+    )
     if is_view:  # it was read with the base as well, which does not lead there
         assert history["add_1"].grad_contents is None
 
@@ -192,7 +218,9 @@ HIDDEN_BASES = {
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("is_viewed", [False, True])
 @pytest.mark.parametrize("name", HIDDEN_BASES)
-def test_a_result_that_is_a_view_of_what_the_operation_keeps_to_itself_has_its_gradient(name, is_viewed, saves):
+def test_a_result_that_is_a_view_of_what_the_operation_keeps_to_itself_has_its_gradient(
+    name, is_viewed, saves
+):
     def forward(self, x):
         y = HIDDEN_BASES[name](x)
         r = (y * 2).sum()
@@ -207,7 +235,9 @@ def test_a_result_that_is_a_view_of_what_the_operation_keeps_to_itself_has_its_g
 
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("is_written_before", [False, True])
-def test_views_that_one_call_writes_together_have_no_gradient_and_a_reason(is_written_before, saves):
+def test_views_that_one_call_writes_together_have_no_gradient_and_a_reason(
+    is_written_before, saves
+):
     def forward(self, x):
         y = x * 1
         a, b, c = y[:1], y[1:], x * 2
@@ -216,7 +246,9 @@ def test_views_that_one_call_writes_together_have_no_gradient_and_a_reason(is_wr
         torch._foreach_mul_([a, b, c], 3.0)
         return y.sum() + (a * 5).sum() + c.sum()
 
-    history = tl.log_forward_pass(Model(forward), torch.ones(3, 2, requires_grad=True), save_gradients=saves)
+    history = tl.log_forward_pass(
+        Model(forward), torch.ones(3, 2, requires_grad=True), save_gradients=saves
+    )
     history.log_backward(history["output_1"].tensor_contents)
     before = ["add_1", "getitem_2"] if is_written_before else ["getitem_1", "getitem_2"]
     for label in ("foreachmul_1", "foreachmul_2", *before):

@@ -28,7 +28,9 @@ class Returns(nn.Module):
 
 
 class Around(nn.Module):
-    """Calls another module, and returns what `pick` makes of its argument and the other's result."""
+    """Calls another module, and returns what `pick` makes of its argument and the other's
+    result.
+    """
 
     def __init__(self, inner: nn.Module, pick: Any) -> None:
         super().__init__()
@@ -62,16 +64,22 @@ class Net(nn.Module):
         (Around(Norm(), lambda x, y: x), "identity_1"),  # the outer one returns what it was given
         (Around(Returns(), lambda x, y: y), "contiguous_1"),
         (Around(Returns(), lambda x, y: {"a": [y]}), "contiguous_1"),
-        (Around(Returns(), lambda x, y: y + 1), "exp_1"),  # the inner one returned it, the outer one did not
+        (
+            Around(Returns(), lambda x, y: y + 1),
+            "exp_1",
+        ),  # the inner one returned it, the outer one did not
         (Around(nn.Identity(), lambda x, y: y.cos()), "exp_1"),
         (Around(Norm(), lambda x, y: x.add_(1)), "add_1"),  # a write stays
     ],
     ids=str,
 )
 @pytest.mark.parametrize(
-    "options", [{}, {"layers_to_save": "none"}, {"layers_to_save": ["sin"]}, {"save_function_args": True}]
+    "options",
+    [{}, {"layers_to_save": "none"}, {"layers_to_save": ["sin"]}, {"save_function_args": True}],
 )
-def test_it_stands_for_the_tensor_as_long_as_modules_hand_it_on(inner: nn.Module, parent: str, options: Any) -> None:
+def test_it_stands_for_the_tensor_as_long_as_modules_hand_it_on(
+    inner: nn.Module, parent: str, options: Any
+) -> None:
     model = Net(inner).eval()
     history = torchlens.log_forward_pass(model, torch.rand(3, 4), **options)
     assert parents(history, "sin_1") == [parent]
@@ -139,20 +147,38 @@ def test_a_module_that_raises_undoes_it_too() -> None:
 @pytest.mark.parametrize("name", ["Llama", "Mixtral", "Qwen2", "Gemma", "T5"])
 def test_the_residual_of_a_transformer_starts_at_the_input_of_its_block(name: str) -> None:
     library = import_transformers()
-    options: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    options: dict[str, Any] = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     if name == "T5":
-        options = {"vocab_size": 50, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+        options = {
+            "vocab_size": 50,
+            "d_model": 32,
+            "d_kv": 8,
+            "d_ff": 64,
+            "num_layers": 2,
+            "num_heads": 4,
+        }
         options["feed_forward_proj"] = "gated-gelu"
         model = library.T5EncoderModel(library.T5Config(**options)).eval()
     else:
         options |= {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8}
         if name == "Mixtral":
             options |= {"num_local_experts": 2, "num_experts_per_tok": 1}
-        model = getattr(library, f"{name}Model")(getattr(library, f"{name}Config")(**options)).eval()
+        model = getattr(library, f"{name}Model")(
+            getattr(library, f"{name}Config")(**options)
+        ).eval()
     ids = torch.randint(0, 50, (1, 5))
     history = torchlens.log_forward_pass(model, input_kwargs={"input_ids": ids}, input_args=[])
     norms = ("layer_norm", "layernorm")
-    blocks = [address for address in history.module_addresses if address.rsplit(".", 1)[-1].endswith(norms)]
+    blocks = [
+        address
+        for address in history.module_addresses
+        if address.rsplit(".", 1)[-1].endswith(norms)
+    ]
     assert len(blocks) >= 4
     inside = {
         label for address in blocks for label in history.layer_labels
@@ -165,4 +191,7 @@ def test_the_residual_of_a_transformer_starts_at_the_input_of_its_block(name: st
     ]  # fmt: skip
     assert len(residuals) >= 4
     for entry in residuals:
-        assert not inside.intersection(entry.parent_layers), (entry.layer_label, entry.parent_layers)
+        assert not inside.intersection(entry.parent_layers), (
+            entry.layer_label,
+            entry.parent_layers,
+        )

@@ -1,4 +1,6 @@
-"""A log that saves more than half of the memory that is free says so while there is still some left."""
+"""A log that saves more than half of the memory that is free says so while there is still some
+left.
+"""
 
 import re
 import subprocess
@@ -18,10 +20,10 @@ from torch import nn
 import torchlens as tl
 from tests.failures import partial_history
 from tests.networks import Model
-from torchlens.capture import memory_watch, system_memory
-from torchlens.capture.memory_watch import expected_bytes
-from torchlens.capture.session import CaptureOptions, Session
-from torchlens.capture.system_memory import free_bytes, resident_bytes
+from torchlens._capture.memory import memory_watch, system_memory
+from torchlens._capture.memory.memory_watch import expected_bytes
+from torchlens._capture.session import CaptureOptions, Session
+from torchlens._recording.system_memory import free_bytes, resident_bytes
 
 MB = 2**20
 CPU = torch.device("cpu")
@@ -38,7 +40,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def pretend(free: float | None, asks_system: bool = False) -> None:
         known = None if free is None else int(free * MB)
-        monkeypatch.setattr(memory_watch, "free_bytes", lambda device: known if device.type == "cpu" else None)
+        monkeypatch.setattr(
+            memory_watch, "free_bytes", lambda device: known if device.type == "cpu" else None
+        )
         monkeypatch.setattr(memory_watch, "_has_devices", lambda: not asks_system)
         for name in ("_INTERVAL", "_DEVICE_INTERVAL", "_NEGLIGIBLE_BYTES"):
             monkeypatch.setattr(memory_watch, name, -1)
@@ -62,7 +66,8 @@ def chain(length: int) -> Model:
     return Model(forward)
 
 
-# -- when it warns -----------------------------------------------------------------------------------------------------
+# -- when it warns
+# --------------------------------------------------------------------------------------------------
 
 
 def test_it_warns_once_and_before_the_memory_is_full(machine: Callable[..., None]) -> None:
@@ -78,14 +83,16 @@ def test_it_warns_once_and_before_the_memory_is_full(machine: Callable[..., None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         tl.log_forward_pass(Model(forward), megabytes(1))
-    # What is free was asked when the input and one product were there: 12 MB then. The fifth product makes it half of them.
+    # What is free was asked when the input and one product were there: 12 MB then. The fifth
+    # product makes it half of them.
     assert seen == [0] * 4 + [1] * 8
     (warning,) = caught
     assert warning.filename == __file__
     assert str(warning.message) == (
-        "torchlens: this log has saved 6.0 MB so far, and the model is still running: more than half of the 12.0 MB that "
-        "were free when it began. Save less: layers_to_save=[...] with the layers or modules you need, or 'none' for a log "
-        "without values. Or make the batch smaller, or put model and inputs on torch.device('meta') if shapes are enough."
+        "torchlens: this log has saved 6.0 MB so far, and the model is still running: more than "
+        "half of the 12.0 MB that were free when it began. Save less: layers_to_save=[...] with "
+        "the layers or modules you need, or 'none' for a log without values. Or make the batch "
+        "smaller, or put model and inputs on torch.device('meta') if shapes are enough."
     )
 
 
@@ -93,13 +100,17 @@ def test_it_points_at_the_line_that_asked_for_the_log(machine: Callable[..., Non
     machine(free=10)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        tl.log_forward_pass(nn.Sequential(*(nn.ReLU() for _ in range(12))), megabytes(1))  # this line
+        tl.log_forward_pass(
+            nn.Sequential(*(nn.ReLU() for _ in range(12))), megabytes(1)
+        )  # this line
     (warning,) = caught
     assert "# this line" in Path(warning.filename).read_text().splitlines()[warning.lineno - 1]
 
 
 @pytest.mark.parametrize("free", [None, 30])
-def test_it_is_silent_where_there_is_enough_or_nobody_knows(machine: Callable[..., None], free: float | None) -> None:
+def test_it_is_silent_where_there_is_enough_or_nobody_knows(
+    machine: Callable[..., None], free: float | None
+) -> None:
     machine(free=free)
     assert warnings_of(lambda: tl.log_forward_pass(chain(8), megabytes(1))) == []
 
@@ -116,10 +127,18 @@ def test_memory_that_is_shared_counts_once(machine: Callable[..., None]) -> None
     assert warnings_of(lambda: tl.log_forward_pass(Model(forward), megabytes(1))) == []
 
 
-def test_parameters_that_are_kept_among_the_arguments_live_anyway(machine: Callable[..., None]) -> None:
+def test_parameters_that_are_kept_among_the_arguments_live_anyway(
+    machine: Callable[..., None],
+) -> None:
     machine(free=10)
-    model = Model(lambda self, x: sum((self.weight[:3] * x) for _ in range(12)), weight=nn.Parameter(megabytes(8)))
-    assert warnings_of(lambda: tl.log_forward_pass(model, torch.ones(3), save_function_args=True)) == []
+    model = Model(
+        lambda self, x: sum((self.weight[:3] * x) for _ in range(12)),
+        weight=nn.Parameter(megabytes(8)),
+    )
+    assert (
+        warnings_of(lambda: tl.log_forward_pass(model, torch.ones(3), save_function_args=True))
+        == []
+    )
 
 
 def test_copies_of_what_is_written_in_place_count(machine: Callable[..., None]) -> None:
@@ -146,7 +165,9 @@ def test_copies_of_what_is_written_in_place_count(machine: Callable[..., None]) 
         ({"output_device": "meta"}, 0),
     ],
 )
-def test_what_counts_is_what_is_saved(machine: Callable[..., None], options: dict[str, Any], num_warnings: int) -> None:
+def test_what_counts_is_what_is_saved(
+    machine: Callable[..., None], options: dict[str, Any], num_warnings: int
+) -> None:
     machine(free=10)
 
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
@@ -155,14 +176,19 @@ def test_what_counts_is_what_is_saved(machine: Callable[..., None], options: dic
         return self.fc(x[:4])
 
     model = Model(forward, fc=nn.Linear(4, 4))
-    assert len(warnings_of(lambda: tl.log_forward_pass(model, megabytes(1), **options))) == num_warnings
+    assert (
+        len(warnings_of(lambda: tl.log_forward_pass(model, megabytes(1), **options)))
+        == num_warnings
+    )
 
 
 def test_gradients_are_still_to_come(machine: Callable[..., None]) -> None:
     machine(free=20)
     run = chain(8)
     assert warnings_of(lambda: tl.log_forward_pass(run, megabytes(1))) == []
-    (message,) = warnings_of(lambda: tl.log_forward_pass(run, megabytes(1).requires_grad_(), save_gradients=True))
+    (message,) = warnings_of(
+        lambda: tl.log_forward_pass(run, megabytes(1).requires_grad_(), save_gradients=True)
+    )
     assert "a backward pass will save as much again for the gradients" in message
 
 
@@ -186,7 +212,9 @@ def test_threads_of_the_model_are_watched_and_warn_once(machine: Callable[..., N
     assert len(warnings_of(lambda: tl.log_forward_pass(Model(forward), megabytes(1)))) == 1
 
 
-def test_the_system_is_asked_first(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_is_asked_first(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is taken out of memory that the process holds already is not taken from what is free."""
     machine(free=10, asks_system=True)
     grown = 0
@@ -205,7 +233,8 @@ def test_the_system_is_asked_first(machine: Callable[..., None], monkeypatch: py
     assert warnings_of(lambda: tl.log_forward_pass(Model(forward), torch.ones(1))) == []
 
 
-# -- what is still to come ---------------------------------------------------------------------------------------------
+# -- what is still to come
+# ---------------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
@@ -226,7 +255,9 @@ def run_blocks(widths: list[int]) -> tuple[list[int], list[str]]:
     seen: list[int] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        blocks = nn.Sequential(*(nn.Sequential(Block(seen, caught, width), nn.ReLU()) for width in widths))
+        blocks = nn.Sequential(
+            *(nn.Sequential(Block(seen, caught, width), nn.ReLU()) for width in widths)
+        )
         tl.log_forward_pass(nn.Sequential(nn.Identity(), blocks), megabytes(1))
     return seen, [str(warning.message) for warning in caught if "free" in str(warning.message)]
 
@@ -234,7 +265,8 @@ def run_blocks(widths: list[int]) -> tuple[list[int], list[str]]:
 def test_parts_that_are_alike_are_expected_to_save_as_much(machine: Callable[..., None]) -> None:
     machine(free=40)
     seen, (message,) = run_blocks([4] * 12)
-    # A block and what follows it are three megabytes; the twelve and the input are 37, more than half of what is free.
+    # A block and what follows it are three megabytes; the twelve and the input are 37, more than
+    # half of what is free.
     assert seen == [0, 0] + [1] * 10
     assert "and by the parts of the model to come: more than half of the 4" in message
     expected = float(re.findall(r"about (\d+\.\d) MB", message)[0])
@@ -254,7 +286,8 @@ def test_a_few_parts_that_are_alike_are_no_reason_to_warn(machine: Callable[...,
     assert run_blocks([4] * 5) == ([0] * 5, [])
 
 
-# -- what two passes will save, which is known after the first ---------------------------------------------------------
+# -- what two passes will save, which is known after the first
+# ---------------------------------------------------------
 
 
 def test_two_passes_say_it_before_the_second(machine: Callable[..., None]) -> None:
@@ -272,7 +305,9 @@ def test_two_passes_say_it_before_the_second(machine: Callable[..., None]) -> No
         assert runs == [0, 1]
         assert "is about to save 8.0 MB: more than half of the 10.0 MB" in str(warning.message)
         assert warning.filename == __file__
-        tl.log_forward_pass(Model(forward), megabytes(1), layers_to_save=["mul_1:1", "mul_1:2", "sum_1"])
+        tl.log_forward_pass(
+            Model(forward), megabytes(1), layers_to_save=["mul_1:1", "mul_1:2", "sum_1"]
+        )
         assert len(caught) == 1
 
 
@@ -308,7 +343,8 @@ def test_the_size_known_from_the_first_pass_is_that_of_the_second(forward: Any, 
     assert expected_bytes(first.recording, saves) == sum(storages.values())
 
 
-# -- what the system says ----------------------------------------------------------------------------------------------
+# -- what the system says
+# ----------------------------------------------------------------------------------------------
 
 
 @needs_linux
@@ -321,13 +357,17 @@ def test_free_memory_is_what_the_system_says() -> None:
     assert free_bytes(torch.device("meta")) is None
 
 
-def test_free_memory_of_a_device_is_what_it_and_torch_have_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_of_a_device_is_what_it_and_torch_have_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Device:
         mem_get_info = staticmethod(lambda device: (1000, 5000))
         memory_reserved = staticmethod(lambda device: 300)
         memory_allocated = staticmethod(lambda device: 100)
 
-    monkeypatch.setattr(torch, "get_device_module", lambda device: Device if device.type == "cuda" else torch.mps)
+    monkeypatch.setattr(
+        torch, "get_device_module", lambda device: Device if device.type == "cuda" else torch.mps
+    )
     assert free_bytes(torch.device("cuda:1")) == 1200
     assert free_bytes(torch.device("mps")) is None
 
@@ -360,7 +400,12 @@ def test_limits_of_containers(tmp_path: Path) -> None:
     assert left() == []  # no such folder: a container that does not see it
     write(groups / "user" / "app", memory__max="max", memory__current=70)
     assert left() == []
-    write(groups / "user", memory__max=200, memory__current=90, memory__stat="anon 50\ninactive_file 30\n")
+    write(
+        groups / "user",
+        memory__max=200,
+        memory__current=90,
+        memory__stat="anon 50\ninactive_file 30\n",
+    )
     assert left() == [140]  # of the group around it
     write(groups / "user" / "app", memory__max=100)
     assert left() == [30, 140]
@@ -373,7 +418,12 @@ def test_limits_of_containers(tmp_path: Path) -> None:
     write(groups / "memory", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=80)
     assert left() == []
     stat = "inactive_file 1\ntotal_inactive_file 20"
-    write(groups / "memory" / "job:7", memory__limit_in_bytes=100, memory__usage_in_bytes=60, memory__stat=stat)
+    write(
+        groups / "memory" / "job:7",
+        memory__limit_in_bytes=100,
+        memory__usage_in_bytes=60,
+        memory__stat=stat,
+    )
     assert left() == [60]
 
 
@@ -384,7 +434,7 @@ def test_a_real_log_is_warned_of_as_its_process_grows() -> None:
     program = """
         import warnings
         import torch
-        from torchlens.capture import memory_watch
+        from torchlens._capture.memory import memory_watch
         import torchlens as tl
 
         memory_watch.free_bytes = lambda device: 600 * 2**20
@@ -406,9 +456,15 @@ def test_a_real_log_is_warned_of_as_its_process_grows() -> None:
         tl.log_forward_pass(Chain(), torch.ones(2**18))
         print(len(caught))
     """
-    found = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
-    (before, num_warnings), (num_later,) = (map(int, line.split()) for line in found.stdout.splitlines())
-    assert 15 <= before <= 25  # of 30, at 16 MB each; half of what is free are 18.75, or some more that was taken before
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    (before, num_warnings), (num_later,) = (
+        map(int, line.split()) for line in found.stdout.splitlines()
+    )
+    assert (
+        15 <= before <= 25
+    )  # of 30, at 16 MB each; half of what is free are 18.75, or some more that was taken before
     assert (num_warnings, num_later) == (1, 0)
 
 

@@ -1,4 +1,6 @@
-"""Threads that the model starts log with it; each test compares with the same model in one thread, or runs it often."""
+"""Threads that the model starts log with it; each test compares with the same model in one thread,
+or runs it often.
+"""
 
 import asyncio
 import gc
@@ -18,7 +20,7 @@ from torch.masked import masked_tensor
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens.capture.current import CURRENT
+from torchlens._capture.current import CURRENT
 
 PATIENCE = 600.0  # seconds; only so that a test that fails ends
 
@@ -67,12 +69,16 @@ def in_a_pool(work: Work, count: int) -> list[torch.Tensor]:
 
 def by_submitting(work: Work, count: int) -> list[torch.Tensor]:
     with ThreadPoolExecutor(3) as pool:
-        return [future.result() for future in [pool.submit(work, number) for number in range(count)]]
+        return [
+            future.result() for future in [pool.submit(work, number) for number in range(count)]
+        ]
 
 
 def in_asyncio(work: Work, count: int) -> list[torch.Tensor]:
     async def gather() -> list[torch.Tensor]:
-        return list(await asyncio.gather(*(asyncio.to_thread(work, number) for number in range(count))))
+        return list(
+            await asyncio.gather(*(asyncio.to_thread(work, number) for number in range(count)))
+        )
 
     return asyncio.run(gather())
 
@@ -83,18 +89,32 @@ def in_nested_threads(work: Work, count: int) -> list[torch.Tensor]:
 
 def by_applying(work: Work, count: int) -> list[torch.Tensor]:
     with ThreadPool(3) as pool:
-        return [result.get() for result in [pool.apply_async(work, (number,)) for number in range(count)]]
+        return [
+            result.get()
+            for result in [pool.apply_async(work, (number,)) for number in range(count)]
+        ]
 
 
 WAYS: dict[str, Run] = {
     way.__name__: way
-    for way in (in_threads, in_a_subclass, in_a_pool, by_submitting, in_asyncio, in_nested_threads, by_applying)
+    for way in (
+        in_threads,
+        in_a_subclass,
+        in_a_pool,
+        by_submitting,
+        in_asyncio,
+        in_nested_threads,
+        by_applying,
+    )
 }
 
 
 def parts() -> dict[str, Any]:
     torch.manual_seed(3)
-    return {"fcs": nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), "norm": nn.BatchNorm1d(4).eval()}
+    return {
+        "fcs": nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]),
+        "norm": nn.BatchNorm1d(4).eval(),
+    }
 
 
 def model_with(run: Run, count: int = 4) -> Model:
@@ -128,7 +148,8 @@ def facts_of(history: tl.ModelHistory) -> list[Any]:
     ]
 
 
-# -- they are logged ---------------------------------------------------------------------------------------------------
+# -- they are logged
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -172,14 +193,19 @@ def test_a_pool_that_was_there_before_works_for_the_model() -> None:
         started.set()
         for future in waiting:
             future.result()
-        model = Model(lambda self, x: pool.submit(self.fc, x).result() + sum(other.map(torch.exp, [x])), fc=nn.Linear(4, 4))
+        model = Model(
+            lambda self, x: pool.submit(self.fc, x).result() + sum(other.map(torch.exp, [x])),
+            fc=nn.Linear(4, 4),
+        )
         history = tl.log_forward_pass(model, torch.rand(4))
         assert history["linear_1"].parent_layers == ["input_1_0"]
         assert history["linear_1"].containing_module_origin == "fc:1"
         assert history["exp_1"].parent_layers == ["input_1_0"]
         assert tl.validate_saved_activations(model, torch.rand(4))
         # What others give the same pool to do afterwards is no business of the log.
-        assert pool.submit(lambda: (CURRENT.tracker, torch._C._len_torch_function_stack())).result() == (None, 0)
+        assert pool.submit(
+            lambda: (CURRENT.tracker, torch._C._len_torch_function_stack())
+        ).result() == (None, 0)
 
 
 def test_jobs_of_others_in_the_same_pool_stay_unlogged() -> None:
@@ -223,11 +249,13 @@ def test_forks_are_logged() -> None:
     assert history["add_1"].parent_layers == ["linear_1_1", "linear_2_2"]
 
 
-# -- what the options do -----------------------------------------------------------------------------------------------
+# -- what the options do
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "saved", [["sin", "output_1"], ["fcs.1"], ["fcs.1:2"], lambda entry: entry.layer_type == "cos", "none"]
+    "saved",
+    [["sin", "output_1"], ["fcs.1"], ["fcs.1:2"], lambda entry: entry.layer_type == "cos", "none"],
 )
 def test_layers_that_are_to_be_saved_are(saved: Any) -> None:
     x = torch.rand(2, 4)
@@ -270,14 +298,19 @@ def test_a_history_of_threads_can_be_pickled_and_drawn(tmp_path: Any) -> None:
     history = tl.log_forward_pass(model_with(in_a_pool), torch.rand(2, 4))
     assert facts_of(pickle.loads(pickle.dumps(history))) == facts_of(history)
     assert "linear_1_2:1" in str(history)
-    history.render_graph("rolled", vis_outpath=str(tmp_path / "graph.gv"), vis_save_only=True, vis_fileformat="svg")
+    history.render_graph(
+        "rolled", vis_outpath=str(tmp_path / "graph.gv"), vis_save_only=True, vis_fileformat="svg"
+    )
 
 
-# -- what threads do to each other -------------------------------------------------------------------------------------
+# -- what threads do to each other
+# -------------------------------------------------------------------------------------
 
 
 def test_threads_that_hand_tensors_to_each_other() -> None:
-    """A thread may read what another made after it began: parents come first all the same, and nobody waits for ever."""
+    """A thread may read what another made after it began: parents come first all the same, and
+    nobody waits for ever.
+    """
 
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         there: queue.Queue[torch.Tensor] = queue.Queue()
@@ -315,7 +348,16 @@ def test_an_operation_may_wait_for_an_operation_of_another_thread() -> None:
 
     model = Model(lambda self, x: sum(in_threads(lambda number: meet(x * number), 2)))
     history = tl.log_forward_pass(model, torch.rand(3))
-    assert [entry.layer_type for entry in history] == ["input", "mul", "meet", "mul", "meet", "radd", "add", "output"]
+    assert [entry.layer_type for entry in history] == [
+        "input",
+        "mul",
+        "meet",
+        "mul",
+        "meet",
+        "radd",
+        "add",
+        "output",
+    ]
 
 
 def test_writes_of_threads_to_one_tensor_are_followed() -> None:
@@ -358,7 +400,8 @@ def test_many_threads_at_once() -> None:
             assert torch.equal(torch.sin(history[parent].tensor_contents), entry.tensor_contents)
 
 
-# -- how they end ------------------------------------------------------------------------------------------------------
+# -- how they end
+# --------------------------------------------------------------------------------------------------
 
 
 def test_an_exception_in_a_thread_is_placed_there() -> None:
@@ -383,7 +426,11 @@ def test_all_is_as_before_after_threads_and_an_exception(error: type[BaseExcepti
 
     with pytest.raises(error):
         tl.log_forward_pass(Model(forward), torch.rand(3))
-    assert (dict(vars(threading.Thread)), dict(vars(ThreadPoolExecutor)), dict(vars(ThreadPool))) == before
+    assert (
+        dict(vars(threading.Thread)),
+        dict(vars(ThreadPoolExecutor)),
+        dict(vars(ThreadPool)),
+    ) == before
     assert CURRENT.tracker is None
     assert torch._C._len_torch_function_stack() == 0
 
@@ -472,8 +519,14 @@ def test_classes_that_act_like_tensors_do_so_in_threads_too() -> None:
             self.value = value
 
         @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> "Quantity":
-            return cls(func(*[arg.value if isinstance(arg, cls) else arg for arg in args], **(kwargs or {})))
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> "Quantity":
+            return cls(
+                func(
+                    *[arg.value if isinstance(arg, cls) else arg for arg in args], **(kwargs or {})
+                )
+            )
 
     exp: Any = torch.exp  # torch's stubs know only tensors
     model = Model(lambda self, x: in_a_pool(lambda _: exp(x + Quantity(x * 2)).value, 1)[0])
@@ -511,5 +564,13 @@ def test_a_tensor_that_is_met_when_the_model_has_returned() -> None:
         return masked_tensor(y, y > 0.5)
 
     history = tl.log_forward_pass(Model(forward), torch.rand(3))
-    assert [entry.layer_type for entry in history] == ["input", "mul", "gt", "clone", "clone", "maskedtensor", "output"]
+    assert [entry.layer_type for entry in history] == [
+        "input",
+        "mul",
+        "gt",
+        "clone",
+        "clone",
+        "maskedtensor",
+        "output",
+    ]
     assert history["output_1"].parent_layers == ["maskedtensor_1_5"]

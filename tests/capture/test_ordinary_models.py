@@ -21,8 +21,12 @@ import torchlens as tl
 from tests.networks import MLP, Model, ResidualBlock
 
 
-def check(model: nn.Module, *inputs: Any, kwargs: dict[str, Any] | None = None, **options: Any) -> tl.ModelHistory:
-    """Logs the model, sees that its outputs are those of a plain call and that printing works; returns the log."""
+def check(
+    model: nn.Module, *inputs: Any, kwargs: dict[str, Any] | None = None, **options: Any
+) -> tl.ModelHistory:
+    """Logs the model, sees that its outputs are those of a plain call and that printing works;
+    returns the log.
+    """
     state = torch.get_rng_state()
     expected = [tensor for _, tensor in tensors_in(model(*inputs, **(kwargs or {})))]
     torch.set_rng_state(state)
@@ -70,7 +74,8 @@ def f(x: torch.Tensor) -> torch.Tensor:
     return torch.sin(x) + 1
 
 
-# -- inputs and outputs ------------------------------------------------------------------------------------------------
+# -- inputs and outputs
+# ------------------------------------------------------------------------------------------------
 
 
 class KeywordOnly(nn.Module):
@@ -85,19 +90,31 @@ def test_keyword_only_calls() -> None:
 
 
 class Variadic(nn.Module):
-    def forward(self, first: torch.Tensor, *rest: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, first: torch.Tensor, *rest: torch.Tensor, **named: torch.Tensor
+    ) -> torch.Tensor:
         return first + sum(rest) + named["last"]
 
 
 def test_forwards_with_any_number_of_arguments() -> None:
-    history = check(Variadic(), torch.rand(3), torch.rand(3), torch.rand(3), kwargs={"last": torch.rand(3)})
+    history = check(
+        Variadic(), torch.rand(3), torch.rand(3), torch.rand(3), kwargs={"last": torch.rand(3)}
+    )
     addresses = [history[label].input_output_address for label in history.input_layers]
-    assert addresses == ["input.first", "input.rest.0", "input.rest.1", "input.last"] or len(set(addresses)) == 4
+    assert (
+        addresses == ["input.first", "input.rest.0", "input.rest.1", "input.last"]
+        or len(set(addresses)) == 4
+    )
 
 
 class Nested(nn.Module):
     def forward(self, batch: dict[str, Any], pair: tuple[Any, ...]) -> dict[str, Any]:
-        return {"sum": batch["x"] + batch["more"][1], "pair": [pair[0] * 2, (pair[1], None)], "none": None, "number": 3}
+        return {
+            "sum": batch["x"] + batch["more"][1],
+            "pair": [pair[0] * 2, (pair[1], None)],
+            "none": None,
+            "number": 3,
+        }
 
 
 def test_nested_lists_dicts_and_tuples_with_none_among_them() -> None:
@@ -117,7 +134,10 @@ Pair = namedtuple("Pair", ["left", "right"])
 def test_named_tuples_as_input_and_output() -> None:
     model = Model(lambda self, pair: Pair(pair.left + 1, pair.right * 2))
     history = tl.log_forward_pass(model, Pair(torch.rand(3), torch.rand(3)))
-    assert [history[label].input_output_address for label in history.output_layers] == ["output.left", "output.right"]
+    assert [history[label].input_output_address for label in history.output_layers] == [
+        "output.left",
+        "output.right",
+    ]
     assert len(history.input_layers) == 2
 
 
@@ -142,8 +162,13 @@ class ModelOutput(OrderedDict):
 
 
 def test_model_output_objects() -> None:
-    history = check(Model(lambda self, x: ModelOutput(logits=x * 2, hidden=(x + 1, None))), torch.rand(3))
-    assert [history[label].input_output_address for label in history.output_layers] == ["output.logits", "output.hidden.0"]
+    history = check(
+        Model(lambda self, x: ModelOutput(logits=x * 2, hidden=(x + 1, None))), torch.rand(3)
+    )
+    assert [history[label].input_output_address for label in history.output_layers] == [
+        "output.logits",
+        "output.hidden.0",
+    ]
 
 
 def test_plain_objects_as_output() -> None:
@@ -163,7 +188,9 @@ class Slotted:
 
 
 def addresses_of(result: Any) -> list[str | None]:
-    """The output addresses of a model that returns `result(x)`; as an input the same has the same addresses."""
+    """The output addresses of a model that returns `result(x)`; as an input the same has the same
+    addresses.
+    """
     history = tl.log_forward_pass(Model(lambda self, x: result(x + 1)), torch.rand(3))
     again = tl.log_forward_pass(Model(lambda self, tree: None), [result(torch.rand(3))])
     found = [history[label].input_output_address for label in history.output_layers]
@@ -188,7 +215,10 @@ def test_what_is_registered_as_a_pytree_is_input_and_output(has_keys: bool) -> N
             self.take_apart = lambda: held
 
     def flatten_with_keys(tree: Opaque) -> Any:
-        return [(pytree.MappingKey(name), part) for name, part in zip("ab", tree.take_apart(), strict=True)], None
+        return [
+            (pytree.MappingKey(name), part)
+            for name, part in zip("ab", tree.take_apart(), strict=True)
+        ], None
 
     pytree.register_pytree_node(
         Opaque, lambda tree: (tree.take_apart(), None), lambda parts, _: Opaque(list(parts)),
@@ -209,7 +239,9 @@ def test_a_model_that_returns_no_tensor(result: Any) -> None:
 
 
 def test_a_parameter_as_output() -> None:
-    history = check(Model(lambda self, x: (x + 1, self.w), w=nn.Parameter(torch.rand(2))), torch.rand(3))
+    history = check(
+        Model(lambda self, x: (x + 1, self.w), w=nn.Parameter(torch.rand(2))), torch.rand(3)
+    )
     assert history["output_2"].parent_layers == []
     assert history["output_2"].tensor_shape == (2,)
 
@@ -235,11 +267,13 @@ def test_a_single_list_argument() -> None:
     assert len(history.input_layers) == 2
 
 
-# -- kinds of tensors --------------------------------------------------------------------------------------------------
+# -- kinds of tensors
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128, torch.int8, torch.int64,
+    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128,
+    torch.int8, torch.int64,
               torch.uint8],
 )  # fmt: skip
 def test_tensors_of_many_dtypes(dtype: torch.dtype) -> None:
@@ -317,9 +351,18 @@ def test_masked_tensors(way: str, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 def test_a_masked_tensor_as_input() -> None:
-    model, x = Model(lambda self, m: (m + 1).get_data()), masked_tensor(torch.rand(3), torch.tensor([True, False, True]))
+    model, x = (
+        Model(lambda self, m: (m + 1).get_data()),
+        masked_tensor(torch.rand(3), torch.tensor([True, False, True])),
+    )
     history = tl.log_forward_pass(model, x)
-    assert history.layer_labels == ["input_1_0", "add_1_1", "maskeddata_1_2", "detach_1_3", "output_1_4"]
+    assert history.layer_labels == [
+        "input_1_0",
+        "add_1_1",
+        "maskeddata_1_2",
+        "detach_1_3",
+        "output_1_4",
+    ]
     assert "--" in str(history["input_1"])
 
 
@@ -362,10 +405,19 @@ def test_tensor_subclasses(cls: type[torch.Tensor]) -> None:
     model, x = Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4).as_subclass(cls)
     history = check(model, x)
     assert type(history["relu_1"].tensor_contents) is cls
-    assert [entry.layer_type for entry in history] == ["input", "relu", "add", "iadd", "linear", "truediv", "output"]
+    assert [entry.layer_type for entry in history] == [
+        "input",
+        "relu",
+        "add",
+        "iadd",
+        "linear",
+        "truediv",
+        "output",
+    ]
 
 
-# -- modes -------------------------------------------------------------------------------------------------------------
+# -- modes
+# --------------------------------------------------------------------------------------------------
 
 
 def test_autocast() -> None:
@@ -413,7 +465,14 @@ def test_checkpoint(is_reentrant: bool) -> None:
 
     model = Model(forward, block=ResidualBlock())
     history = check(model, torch.rand(2, 4, requires_grad=True))
-    assert [entry.layer_type for entry in history] == ["input", "relu", "linear", "add", "mul", "output"]
+    assert [entry.layer_type for entry in history] == [
+        "input",
+        "relu",
+        "linear",
+        "add",
+        "mul",
+        "output",
+    ]
     assert history["mul_1"].parent_layers == ["add_1_3"]
     assert history["block"].layer_label == "add_1_3"
     history["output_1"].tensor_contents.sum().backward()
@@ -428,7 +487,8 @@ def test_a_device_context_inside() -> None:
     assert check(Model(forward), torch.rand(3))["add_1"].parent_layers == ["input_1_0", "ones_1_1"]
 
 
-# -- functions that torch does not report ------------------------------------------------------------------------------
+# -- functions that torch does not report
+# ------------------------------------------------------------------------------
 
 
 class Exp(torch.autograd.Function):
@@ -480,7 +540,10 @@ def test_autograd_functions_are_tied_when_nothing_is_kept(saved: str) -> None:
 
 
 def test_vmap_is_one_operation_with_a_warning() -> None:
-    model = Model(lambda self, x: torch.func.vmap(lambda row: (row * self.w).sum())(x) + 1, w=nn.Parameter(torch.rand(3)))
+    model = Model(
+        lambda self, x: torch.func.vmap(lambda row: (row * self.w).sum())(x) + 1,
+        w=nn.Parameter(torch.rand(3)),
+    )
     x = torch.rand(2, 3)
     with pytest.warns(UserWarning, match="vmap"):
         history = tl.log_forward_pass(model, x)
@@ -507,7 +570,8 @@ def test_a_gradient_taken_inside_the_model() -> None:
     assert history["neg_1"].input_ancestors == {"input_1_0"}
 
 
-# -- compiled and scripted ---------------------------------------------------------------------------------------------
+# -- compiled and scripted
+# ---------------------------------------------------------------------------------------------
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
@@ -534,7 +598,13 @@ def test_modules_compiled_in_place_are_logged_as_their_source() -> None:
     expected = model(x)
     implementation = model._compiled_call_impl
     history = tl.log_forward_pass(model, x)
-    assert [entry.layer_type for entry in history] == ["input", "linear", "relu", "linear", "output"]
+    assert [entry.layer_type for entry in history] == [
+        "input",
+        "linear",
+        "relu",
+        "linear",
+        "output",
+    ]
     assert model._compiled_call_impl is implementation
     assert model.fc1._compiled_call_impl is not None
     assert torch.equal(model(x), expected)
@@ -553,7 +623,9 @@ def scripted_block() -> nn.Module:
 
 
 def test_a_scripted_submodule_is_one_operation() -> None:
-    history = check(Model(lambda self, x: self.block(x) * 2, block=scripted_block()), torch.rand(2, 4))
+    history = check(
+        Model(lambda self, x: self.block(x) * 2, block=scripted_block()), torch.rand(2, 4)
+    )
     assert [entry.layer_type for entry in history] == ["input", "residualblock", "mul", "output"]
     assert history["residualblock_1"].num_param_tensors == 2
     assert history["block"].layer_type == "residualblock"
@@ -586,10 +658,13 @@ def test_an_fx_graph_module() -> None:
     assert history["fc2"].layer_label == "linear_2_3"
 
 
-# -- modules -----------------------------------------------------------------------------------------------------------
+# -- modules
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize(
+    "wrap", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
+)
 @pytest.mark.parametrize("is_training", [False, True])
 def test_parametrizations(wrap: Any, is_training: bool) -> None:
     import copy
@@ -685,7 +760,9 @@ def test_packed_sequences(make: Any) -> None:
 
 
 def test_a_packed_sequence_as_input() -> None:
-    packed = nn.utils.rnn.pack_padded_sequence(torch.rand(2, 5, 4), torch.tensor([5, 3]), batch_first=True)
+    packed = nn.utils.rnn.pack_padded_sequence(
+        torch.rand(2, 5, 4), torch.tensor([5, 3]), batch_first=True
+    )
     history = tl.log_forward_pass(nn.LSTM(4, 6, batch_first=True), packed)
     assert "input.input.data" in history
 
@@ -704,11 +781,15 @@ def test_a_module_that_calls_itself() -> None:
     check(nn.Sequential(Model(forward, fc=nn.Linear(4, 4))), torch.rand(2, 4))
 
 
-@pytest.mark.parametrize("options", [{"activation_postfunc": lambda t: (t * 2).mean()}, {"detach_saved_tensors": True}])
+@pytest.mark.parametrize(
+    "options", [{"activation_postfunc": lambda t: (t * 2).mean()}, {"detach_saved_tensors": True}]
+)
 @pytest.mark.parametrize("saved", ["all", "inner", "identity"])
 def test_what_is_done_to_saved_tensors_is_not_logged(options: dict[str, Any], saved: str) -> None:
     model = Model(lambda self, x: Exp.apply(self.inner(x)) + 1, inner=nn.Identity())
-    history = tl.log_forward_pass(model, torch.rand(3, requires_grad=True), layers_to_save=saved, **options)
+    history = tl.log_forward_pass(
+        model, torch.rand(3, requires_grad=True), layers_to_save=saved, **options
+    )
     assert [entry.layer_type for entry in history] == ["input", "identity", "exp", "add", "output"]
     assert history["exp_1"].parent_layers == ["identity_1_1"]
 
@@ -726,7 +807,8 @@ def test_a_view_whose_base_was_written_behind_autograds_back() -> None:
     assert history["output_1"].tensor_contents.tolist() == [2.0] * 4
 
 
-# -- results that are computed when somebody asks for them -------------------------------------------------------------
+# -- results that are computed when somebody asks for them
+# -------------------------------------------------------------
 
 
 class Streaming(nn.Module):
@@ -764,7 +846,11 @@ def test_a_generator_is_run_to_its_end() -> None:
     model, x = Streaming(), torch.rand(4)
     history = tl.log_forward_pass(model, x)
     assert [entry.layer_type for entry in history][1:-3] == ["linear", "relu"] * 3
-    assert [history[label].input_output_address for label in history.output_layers] == ["output.0", "output.1", "output.2"]
+    assert [history[label].input_output_address for label in history.output_layers] == [
+        "output.0",
+        "output.1",
+        "output.2",
+    ]
     for label, wanted in zip(history.output_layers, model(x), strict=True):
         assert torch.equal(history[label].tensor_contents, wanted)
     assert tl.validate_saved_activations(model, x)
@@ -779,10 +865,24 @@ def test_a_generator_inside_the_model_runs_where_it_is_asked() -> None:
 def test_lazy_maps_and_coroutines_are_run_too() -> None:
     model, x = Model(lambda self, x: map(self.fc, [x, x * 2]), fc=nn.Linear(4, 4)), torch.rand(4)
     history = tl.log_forward_pass(model, x)
-    assert [entry.layer_type for entry in history] == ["input", "mul", "linear", "linear", "output", "output"]
+    assert [entry.layer_type for entry in history] == [
+        "input",
+        "mul",
+        "linear",
+        "linear",
+        "output",
+        "output",
+    ]
     assert tl.validate_saved_activations(model, x)
-    assert tl.log_forward_pass(Waiting(), x).layer_labels == ["input_1_0", "linear_1_1", "output_1_2"]
-    assert tl.log_forward_pass(StreamingWhileOthersRun(), x).output_layers == ["output_1_2", "output_2_3"]
+    assert tl.log_forward_pass(Waiting(), x).layer_labels == [
+        "input_1_0",
+        "linear_1_1",
+        "output_1_2",
+    ]
+    assert tl.log_forward_pass(StreamingWhileOthersRun(), x).output_layers == [
+        "output_1_2",
+        "output_2_3",
+    ]
     assert tl.validate_saved_activations(StreamingWhileOthersRun(), x)
 
 
@@ -802,7 +902,10 @@ def test_coroutines_are_run_beside_an_event_loop_that_is_running() -> None:
             assert "linear_1_1" in loop.run_until_complete(cell(model)).layer_labels_no_pass
         with pytest.raises(RuntimeError, match=r"asyncio\.to_thread"):
             loop.run_until_complete(cell(WaitingForOthers()))
-        assert "linear_1_1" in loop.run_until_complete(elsewhere(WaitingForOthers())).layer_labels_no_pass
+        assert (
+            "linear_1_1"
+            in loop.run_until_complete(elsewhere(WaitingForOthers())).layer_labels_no_pass
+        )
     finally:
         loop.close()
 

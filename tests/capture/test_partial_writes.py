@@ -1,4 +1,6 @@
-"""Writes to parts of tensors, with views alive: saved values stay right, and no more is copied or compared than must be."""
+"""Writes to parts of tensors, with views alive: saved values stay right, and no more is copied or
+compared than must be.
+"""
 
 import sys
 from collections.abc import Callable
@@ -11,9 +13,9 @@ from torch import nn
 
 import torchlens as tl
 from tests.graph.byte_exact import bytes_of, random_view
-from torchlens.capture import aliases
-from torchlens.capture.aliases import Aliases
-from torchlens.capture.regions import region_of
+from torchlens._capture.memory import aliases
+from torchlens._capture.memory.aliases import Aliases
+from torchlens._recording.regions import region_of
 
 
 class Runs(nn.Module):
@@ -37,12 +39,15 @@ def num_bytes_held(history: tl.ModelHistory) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-# -- which values a write changes --------------------------------------------------------------------------------------
+# -- which values a write changes
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("few", [0, 12])
 @pytest.mark.parametrize("start", range(0, 80, 20))
-def test_a_write_takes_every_alias_that_it_changes(start: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_takes_every_alias_that_it_changes(
+    start: int, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(aliases, "_FEW", few)
     num_taken = num_needless = 0
     for seed in range(start, start + 20):
@@ -74,11 +79,14 @@ def test_columns_and_steps_leave_each_other_alone() -> None:
         found.add(column, region_of(base[:, column]))
     found.add("odd", region_of(base[:, 1::2]))
     assert found.take(region_of(base[:, 4])) == [4]
-    assert sorted(found.take(region_of(base[:, ::2]))) == [column for column in range(0, 60, 2) if column != 4]
+    assert sorted(found.take(region_of(base[:, ::2]))) == [
+        column for column in range(0, 60, 2) if column != 4
+    ]
     assert "odd" in found.take(region_of(base[:, 7:9]))
 
 
-# -- what is copied ----------------------------------------------------------------------------------------------------
+# -- what is copied
+# --------------------------------------------------------------------------------------------------
 
 
 def test_views_of_what_was_written_before_are_not_copied() -> None:
@@ -95,10 +103,17 @@ def test_views_of_what_was_written_before_are_not_copied() -> None:
     history = log(fill, 2, 3, 100, 64)
     size = 2 * 3 * 100 * 64 * 4
     assert num_bytes_held(history) < 8 * size  # 50 times if each view had a copy of its own
-    filled = [entry for entry in history if entry.layer_type == "getitem" and entry.tensor_shape[2:] not in ((64,), ())]
+    filled = [
+        entry
+        for entry in history
+        if entry.layer_type == "getitem" and entry.tensor_shape[2:] not in ((64,), ())
+    ]
     sums = [entry for entry in history if entry.layer_type == "sum"]
     assert len(filled) == len(sums) == 100
-    assert all(torch.equal(view.tensor_contents.sum(), own.tensor_contents) for view, own in zip(filled, sums, strict=True))
+    assert all(
+        torch.equal(view.tensor_contents.sum(), own.tensor_contents)
+        for view, own in zip(filled, sums, strict=True)
+    )
 
 
 def test_views_that_are_changed_together_share_one_copy() -> None:
@@ -114,18 +129,25 @@ def test_views_that_are_changed_together_share_one_copy() -> None:
     before = history["mul_1_1"].tensor_contents
     for number, entry in enumerate(history.layer_list[2:102]):
         assert torch.equal(entry.tensor_contents, before[:, number:])
-    assert all(torch.equal(entry.tensor_contents, before.T) for entry in history.layer_list[102:202])
+    assert all(
+        torch.equal(entry.tensor_contents, before.T) for entry in history.layer_list[102:202]
+    )
 
 
 def test_views_of_an_input_share_its_copy() -> None:
     x = torch.rand(50, 400)
-    history = tl.log_forward_pass(Runs(lambda x: sum(x[:, :column].sum() for column in range(1, 100))), x)
+    history = tl.log_forward_pass(
+        Runs(lambda x: sum(x[:, :column].sum() for column in range(1, 100))), x
+    )
     assert num_bytes_held(history) < 3 * x.nbytes
     before = x.clone()
     x.zero_()
     views = [entry for entry in history if entry.layer_type == "getitem"]
     assert len(views) == 99
-    assert all(torch.equal(entry.tensor_contents, before[:, : number + 1]) for number, entry in enumerate(views))
+    assert all(
+        torch.equal(entry.tensor_contents, before[:, : number + 1])
+        for number, entry in enumerate(views)
+    )
 
 
 def test_a_repeated_tensor_is_copied_as_it_lies() -> None:
@@ -170,7 +192,8 @@ def test_saved_arguments_share_the_copies_of_saved_values() -> None:
     assert len({argument.untyped_storage().data_ptr() for argument in [y, *given]}) == 1
 
 
-# -- what happened behind our back -------------------------------------------------------------------------------------
+# -- what happened behind our back
+# -------------------------------------------------------------------------------------
 
 
 def write_unseen(tensor: torch.Tensor) -> None:
@@ -205,10 +228,13 @@ def test_values_that_a_seen_write_leaves_alone_are_no_error(how: str) -> None:
     for entry in history:
         _ = entry.tensor_contents
     rows = [entry for entry in history if entry.layer_type == "getitem"][:3]
-    assert all(torch.equal(entry.tensor_contents, history["mul_1_1"].tensor_contents[1]) for entry in rows)
+    assert all(
+        torch.equal(entry.tensor_contents, history["mul_1_1"].tensor_contents[1]) for entry in rows
+    )
 
 
-# -- how much is done --------------------------------------------------------------------------------------------------
+# -- how much is done
+# --------------------------------------------------------------------------------------------------
 
 
 def count_calls(function: Callable[[], Any]) -> int:
@@ -246,8 +272,12 @@ def assigned(y: torch.Tensor, number: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [rows, columns, overlapping, assigned])
-@pytest.mark.parametrize("options", [{}, {"layers_to_save": "none"}, {"save_function_args": True}], ids=str)
-def test_the_work_grows_with_the_number_of_writes(write: Callable[..., None], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"layers_to_save": "none"}, {"save_function_args": True}], ids=str
+)
+def test_the_work_grows_with_the_number_of_writes(
+    write: Callable[..., None], options: dict[str, Any]
+) -> None:
     def run(num_writes: int) -> Callable[[], Any]:
         def function(x: torch.Tensor) -> torch.Tensor:
             y = x * 1

@@ -6,8 +6,8 @@ from torch import nn
 
 import torchlens as tl
 from tests.failures import partial_history
-from torchlens.capture.recorder import Recorder
-from torchlens.capture.session import CaptureOptions, Session
+from torchlens._capture.recorder import Recorder
+from torchlens._capture.session import CaptureOptions, Session
 
 
 class Counting(nn.Module):
@@ -44,4 +44,9 @@ def test_an_interrupt_after_the_pass_leaves_a_log_that_can_be_read(monkeypatch):
     monkeypatch.setattr(Recorder, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:
         tl.log_forward_pass(Counting(), torch.ones(3))
-    assert [entry.layer_type for entry in partial_history(caught.value)] == ["input", "add", "mul", "output"]
+    assert [entry.layer_type for entry in partial_history(caught.value)] == [
+        "input",
+        "add",
+        "mul",
+        "output",
+    ]

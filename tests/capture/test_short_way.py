@@ -1,4 +1,6 @@
-"""Calls that are written down the short way leave the same log as those that are not: nested arguments, several results."""
+"""Calls that are written down the short way leave the same log as those that are not: nested
+arguments, several results.
+"""
 
 from typing import Any
 
@@ -9,12 +11,14 @@ from torch import nn
 
 import torchlens as tl
 from tests.work import lines_run
-from torchlens.capture import recorder
-from torchlens.capture.arguments import shallow_arguments
+from torchlens._capture import recorder
+from torchlens._recording.arguments import shallow_arguments
 
 
 class ManyKinds(nn.Module):
-    """Lists of tensors, tensors by keyword, several results, results that are handed back, writes to one of several."""
+    """Lists of tensors, tensors by keyword, several results, results that are handed back, writes
+    to one of several.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,14 +39,19 @@ class ManyKinds(nn.Module):
         g = torch.einsum("ij,jk->ik", rows[0], torch.block_diag(*rows[1][:2].chunk(2, 1)))
         h = torch.where(g > 0, g, values) + first.sum() + places.float().mean()
         i = F.interpolate(h[None], scale_factor=2.0)[0, :, places[0]]
-        return torch.addcmul(i, tensor1=i, tensor2=i, value=0.5) + torch.meshgrid([i[0], i[1]], indexing="ij")[0].sum()
+        return (
+            torch.addcmul(i, tensor1=i, tensor2=i, value=0.5)
+            + torch.meshgrid([i[0], i[1]], indexing="ij")[0].sum()
+        )
 
 
 def _description(history: tl.ModelHistory) -> list[Any]:
     return [
         (
-            entry.layer_label, entry.parent_layers, entry.parent_layer_arg_locs, entry.iterable_output_index,
-            entry.func_position_args_non_tensor, entry.func_keyword_args_non_tensor, entry.tensor_shape, entry.tensor_dtype,
+            entry.layer_label, entry.parent_layers, entry.parent_layer_arg_locs,
+            entry.iterable_output_index,
+            entry.func_position_args_non_tensor, entry.func_keyword_args_non_tensor,
+            entry.tensor_shape, entry.tensor_dtype,
             entry.parent_param_shapes, entry.gradfunc, entry.modules_exited,
             entry.tensor_contents.tolist() if entry.has_saved_activations else None,
         )
@@ -56,7 +65,9 @@ def test_the_short_way_leaves_the_log_that_the_long_way_leaves() -> None:
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
             short = tl.log_forward_pass(model, x)
-            long = tl.log_forward_pass(model, x, save_function_args=True)  # arguments are kept, so nothing may wait
+            long = tl.log_forward_pass(
+                model, x, save_function_args=True
+            )  # arguments are kept, so nothing may wait
         assert _description(short) == _description(long)
 
 
@@ -70,11 +81,15 @@ def test_what_is_not_saved_leaves_the_same_log_either_way(layers: Any, grad: boo
         long = tl.log_forward_pass(model, x, layers_to_save=layers, save_function_args=True)
         everything = tl.log_forward_pass(model, x)
     assert _description(short) == _description(long)
-    assert [line[:-1] for line in _description(short)] == [line[:-1] for line in _description(everything)]
+    assert [line[:-1] for line in _description(short)] == [
+        line[:-1] for line in _description(everything)
+    ]
 
 
 class InPlace(nn.Module):
-    """Writes to tensors of its own, to one that is looked at by another, and to one whose memory is used again later."""
+    """Writes to tensors of its own, to one that is looked at by another, and to one whose memory is
+    used again later.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         a = (x * 2).relu_()
@@ -130,11 +145,15 @@ def test_saving_nothing_is_about_the_work_of_saving_everything() -> None:
     with torch.no_grad():
         for layers in ("all", "none"):
             tl.log_forward_pass(model, x, layers_to_save=layers)  # what is worked out once
-        assert lines_run(lambda: tl.get_model_metadata(model, x)) < 1.25 * lines_run(lambda: tl.log_forward_pass(model, x))
+        assert lines_run(lambda: tl.get_model_metadata(model, x)) < 1.25 * lines_run(
+            lambda: tl.log_forward_pass(model, x)
+        )
 
 
 @pytest.mark.parametrize("layers", ["all", "none"])
-def test_lists_of_tensors_and_several_results_go_the_short_way(layers: str, monkeypatch: Any) -> None:
+def test_lists_of_tensors_and_several_results_go_the_short_way(
+    layers: str, monkeypatch: Any
+) -> None:
     def refuse(*args: Any) -> Any:
         raise AssertionError("the long way")
 
@@ -151,7 +170,11 @@ def test_shallow_arguments_are_those_with_tensors_no_deeper_than_one_list() -> N
     x, y = torch.rand(2), torch.rand(2)
     found = shallow_arguments(([x, 3, y], 1, (2, 3)), {"dim": 0, "other": x})
     assert found is not None
-    assert {path: id(tensor) for path, tensor in found.tensors.items()} == {(0, 0): id(x), (0, 2): id(y), "other": id(x)}
+    assert {path: id(tensor) for path, tensor in found.tensors.items()} == {
+        (0, 0): id(x),
+        (0, 2): id(y),
+        "other": id(x),
+    }
     assert (found.args, found.kwargs) == (([None, 3, None], 1, (2, 3)), {"dim": 0, "other": None})
     assert shallow_arguments(([[x]],), None) is None
     assert shallow_arguments((x,), {"out": y}) is None

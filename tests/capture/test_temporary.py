@@ -15,14 +15,18 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, ConvNet, Model
-from torchlens.capture.current import CURRENT
+from torchlens._capture.current import CURRENT
 
 NAMESPACES = [
-    torch, torch.Tensor, torch._C.TensorBase, torch.nn.functional, torch._tensor, torch.functional, torch.overrides,
-    torch.nn.Module, torch.nn.init, torch.linalg, torch.fft, torch.special, torch.sparse, torch.nested, torch._C._nn,
+    torch, torch.Tensor, torch._C.TensorBase, torch.nn.functional, torch._tensor, torch.functional,
+    torch.overrides,
+    torch.nn.Module, torch.nn.init, torch.linalg, torch.fft, torch.special, torch.sparse,
+    torch.nested, torch._C._nn,
     torch.autograd.Function, torch.autograd.function._SingleLevelFunction, torch.jit,
-    torch._functorch.apis, torch._functorch.eager_transforms, torch.utils.dlpack, torch.func, torch.nn.Parameter,
-    torch._C.ScriptFunction, torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch.nn.modules.module,
+    torch._functorch.apis, torch._functorch.eager_transforms, torch.utils.dlpack, torch.func,
+    torch.nn.Parameter,
+    torch._C.ScriptFunction, torch._ops.OpOverload, torch._ops.OpOverloadPacket,
+    torch.nn.modules.module,
 ]  # fmt: skip
 
 
@@ -33,7 +37,11 @@ def snapshot() -> list[dict[str, Any]]:
 def names(space: Any) -> dict[str, Any]:
     """What stands in a namespace, and what stands in its functions."""
     own = dict(vars(space))
-    return own | {f"{name}.__code__": value.__code__ for name, value in own.items() if isinstance(value, FunctionType)}
+    return own | {
+        f"{name}.__code__": value.__code__
+        for name, value in own.items()
+        if isinstance(value, FunctionType)
+    }
 
 
 def is_ours(value: Any) -> bool:
@@ -72,7 +80,8 @@ def warm_up() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"save_gradients": True}, {"layers_to_save": "relu"}, {"save_function_args": True}]
+    "options",
+    [{}, {"save_gradients": True}, {"layers_to_save": "relu"}, {"save_function_args": True}],
 )
 def test_after_the_call_every_name_in_torch_is_the_same_object(options: dict[str, Any]) -> None:
     warm_up()
@@ -81,7 +90,9 @@ def test_after_the_call_every_name_in_torch_is_the_same_object(options: dict[str
     assert_untouched(before)
 
 
-@pytest.mark.parametrize("error", [OwnError(), KeyboardInterrupt(), SystemExit(), GeneratorExit(), StopIteration()])
+@pytest.mark.parametrize(
+    "error", [OwnError(), KeyboardInterrupt(), SystemExit(), GeneratorExit(), StopIteration()]
+)
 def test_after_an_exception_every_name_in_torch_is_the_same_object(error: BaseException) -> None:
     warm_up()
     before = snapshot()
@@ -131,7 +142,9 @@ def test_after_ctrl_c_at_any_moment_every_name_in_torch_is_the_same_object() -> 
                 tl.log_forward_pass(model, torch.rand(2, 4))
             assert_untouched(before)
     finally:
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # what is still on its way must not end the session
+        signal.signal(
+            signal.SIGALRM, signal.SIG_IGN
+        )  # what is still on its way must not end the session
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
 
@@ -163,7 +176,9 @@ def test_the_garbage_collector_is_as_before() -> None:
 
 
 def run(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -242,7 +257,8 @@ def test_a_model_may_bring_in_the_compiler_itself() -> None:
 def test_an_interrupt_while_torch_hands_over_a_call_does_not_bring_the_mode_back_later() -> None:
     class Interrupted(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            # What torch does around a Python method of a tensor; the interrupt comes before it is undone.
+            # What torch does around a Python method of a tensor; the interrupt comes before it is
+            # undone.
             self.handing_over = torch.overrides._pop_mode_temporarily()
             self.handing_over.__enter__()
             raise KeyboardInterrupt

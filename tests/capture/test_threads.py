@@ -12,8 +12,8 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, ConvNet, Model
-from torchlens.capture.current import CURRENT
-from torchlens.capture.modules import patched_call_impl
+from torchlens._capture.current import CURRENT
+from torchlens._capture.module_tracker import patched_call_impl
 
 PATIENCE = 600.0  # seconds; only so that a test that fails ends
 
@@ -45,7 +45,9 @@ def test_two_threads_may_log_at_once() -> None:
 
 
 def test_a_module_called_just_before_another_threads_log_ends_runs_as_ever() -> None:
-    """The thread stands at the first instruction of the patched call when the log ends and takes the patch away."""
+    """The thread stands at the first instruction of the patched call when the log ends and takes
+    the patch away.
+    """
     module = nn.Linear(4, 4)
     x = torch.rand(2, 4)
     late = FunctionType(patched_call_impl.__code__, nn.Module._call_impl.__globals__)
@@ -106,7 +108,9 @@ def test_a_busy_third_thread_stays_correct_and_unlogged() -> None:
         thread.join()
     assert {entry.layer_type for entry in history} == {"input", "sin", "output"}
     for result in results:
-        assert torch.allclose(result, (expected + 1) / 2)  # to rounding: torch sums differently in another thread
+        assert torch.allclose(
+            result, (expected + 1) / 2
+        )  # to rounding: torch sums differently in another thread
 
 
 def test_a_log_that_ends_while_another_runs_leaves_it_working() -> None:
@@ -119,13 +123,20 @@ def test_a_log_that_ends_while_another_runs_leaves_it_working() -> None:
         return self.fc(x)
 
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(tl.log_forward_pass, Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4))
+        future = pool.submit(
+            tl.log_forward_pass, Model(forward, fc=nn.Linear(4, 4)), torch.rand(2, 4)
+        )
         inside.wait(PATIENCE)
         short = tl.log_forward_pass(MLP(), torch.rand(2, 4))
         go_on.set()
         history = future.result()
     assert len(short) == 5
-    assert [entry.layer_label for entry in history] == ["input_1_0", "iadd_1_1", "linear_1_2", "output_1_3"]
+    assert [entry.layer_label for entry in history] == [
+        "input_1_0",
+        "iadd_1_1",
+        "linear_1_2",
+        "output_1_3",
+    ]
     assert history["fc"].layer_type == "linear"
 
 

@@ -11,7 +11,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchlens as tl
-from tests.networks import MLP, ConvNet, Model, Recurrent, Residual, TinyBERT, TinyGPT, TinySwin, TinyViT
+from tests.networks import (
+    MLP,
+    ConvNet,
+    Model,
+    Recurrent,
+    Residual,
+    TinyBERT,
+    TinyGPT,
+    TinySwin,
+    TinyViT,
+)
 
 IMAGE, TOKENS, VECTOR = (2, 3, 8, 8), "tokens", (2, 4)
 
@@ -25,12 +35,17 @@ def states() -> tuple[Any, ...]:
 
 
 def noisy(self: Model, x: torch.Tensor) -> torch.Tensor:
-    x = F.dropout(x, 0.5, training=True) + torch.rand_like(x) * random.random() + float(np.random.rand())
+    x = (
+        F.dropout(x, 0.5, training=True)
+        + torch.rand_like(x) * random.random()
+        + float(np.random.rand())
+    )
     return x.bernoulli(0.5) + torch.randperm(x.shape[-1])
 
 
 NETWORKS = [
-    (MLP, VECTOR), (Residual, VECTOR), (ConvNet, IMAGE), (Recurrent, VECTOR), (TinyGPT, TOKENS), (TinyBERT, TOKENS),
+    (MLP, VECTOR), (Residual, VECTOR), (ConvNet, IMAGE), (Recurrent, VECTOR), (TinyGPT, TOKENS),
+    (TinyBERT, TOKENS),
     (TinyViT, IMAGE), (TinySwin, IMAGE), (lambda: Model(noisy), VECTOR),
 ]  # fmt: skip
 
@@ -40,7 +55,11 @@ def outputs(history: tl.ModelHistory) -> list[torch.Tensor]:
 
 
 def flat(result: Any) -> list[torch.Tensor]:
-    return [result] if isinstance(result, torch.Tensor) else list(result.values() if isinstance(result, dict) else result)
+    return (
+        [result]
+        if isinstance(result, torch.Tensor)
+        else list(result.values() if isinstance(result, dict) else result)
+    )
 
 
 @pytest.mark.parametrize("saved", ["all", "none", ["input", "output"]])
@@ -59,13 +78,17 @@ def test_output_and_generators_are_those_of_a_plain_call(make: Any, kind: Any, s
     if saved != "none":
         for found, wanted in zip(outputs(history), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    for (name, value), wanted in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
+    for (name, value), wanted in zip(
+        model.state_dict().items(), twin.state_dict().values(), strict=True
+    ):
         assert torch.equal(value, wanted), name
 
 
 @pytest.mark.parametrize("is_training", [False, True])
 @pytest.mark.parametrize("grad", [False, True])
-def test_transformer_encoder_takes_the_same_path_as_without_a_log(is_training: bool, grad: bool) -> None:
+def test_transformer_encoder_takes_the_same_path_as_without_a_log(
+    is_training: bool, grad: bool
+) -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train(is_training)
     x = torch.randn(2, 5, 8)
@@ -79,7 +102,10 @@ def test_transformer_encoder_takes_the_same_path_as_without_a_log(is_training: b
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_multihead_attention_takes_the_same_path_as_without_a_log(grad: bool) -> None:
-    model = Model(lambda self, x: self.attention(x, x, x), attention=nn.MultiheadAttention(8, 2, batch_first=True)).eval()
+    model = Model(
+        lambda self, x: self.attention(x, x, x),
+        attention=nn.MultiheadAttention(8, 2, batch_first=True),
+    ).eval()
     x = torch.randn(2, 5, 8)
     with torch.set_grad_enabled(grad):
         expected = model(x)
@@ -116,7 +142,15 @@ def test_no_requires_grad_changes() -> None:
 
 def test_one_forward_pass_runs() -> None:
     model = Model(lambda self, x: self.fc(x) + 1, fc=nn.Linear(4, 4))
-    for saved, runs in [("all", 1), ("none", 1), ([], 1), (None, 1), ("fc", 1), (["fc"], 1), ("linear_1_1", 2)]:
+    for saved, runs in [
+        ("all", 1),
+        ("none", 1),
+        ([], 1),
+        (None, 1),
+        ("fc", 1),
+        (["fc"], 1),
+        ("linear_1_1", 2),
+    ]:
         model.num_calls = 0
         tl.log_forward_pass(model, torch.rand(2, 4), layers_to_save=saved)
         assert model.num_calls == runs, saved
@@ -139,7 +173,11 @@ def test_two_passes_see_the_same_inputs_buffers_and_random_numbers() -> None:
         self.count.add_(1)
         self.memory = self.memory * 2
         self.plain += 1
-        return (x + torch.rand(3) + random.random() + float(np.random.rand())) * self.count + self.memory + self.plain
+        return (
+            (x + torch.rand(3) + random.random() + float(np.random.rand())) * self.count
+            + self.memory
+            + self.plain
+        )
 
     def make() -> Model:
         torch.manual_seed(5)

@@ -1,4 +1,6 @@
-"""The tables of docs/fields.md are made of the docstrings; `pytest --update-golden` makes them anew."""
+"""The tables of docs/fields.md are made of the docstrings; `pytest --update-golden` makes them
+anew.
+"""
 
 import inspect
 import re
@@ -25,7 +27,9 @@ def fields_of(cls: type) -> dict[str, str]:
 
 
 def with_rows_of(page: str, fields: dict[str, str]) -> str:
-    """The page with these sentences; a field it does not have comes after the one that is defined before it."""
+    """The page with these sentences; a field it does not have comes after the one that is defined
+    before it.
+    """
     rows = {match[1] for line in page.split("\n") if (match := _ROW.match(line))}
     lines = []
     for line in page.split("\n"):
@@ -65,7 +69,9 @@ def test_every_field_and_method_says_what_it_is(cls: type):
             assert inspect.getdoc(getattr(cls, name)), name
 
 
-def test_the_page_says_what_the_docstrings_say(generated: Callable[[Path, Callable[[str], str]], None]):
+def test_the_page_says_what_the_docstrings_say(
+    generated: Callable[[Path, Callable[[str], str]], None],
+):
     generated(PAGE, made_anew)
 
 

@@ -1,4 +1,6 @@
-"""The commands of docs/port-a-model.md find what the page says they find; `pytest --update-golden` writes the page anew."""
+"""The commands of docs/port-a-model.md find what the page says they find; `pytest --update-golden`
+writes the page anew.
+"""
 
 import contextlib
 import io
@@ -10,15 +12,19 @@ from typing import Any
 
 import pytest
 
-from torchlens.cli import main
+from torchlens._cli.main import main
 
 PAGE = Path(__file__).parents[2] / "docs" / "port-a-model.md"
 _FILE = re.compile(r"^```py\n# (?P<name>\w+\.py)\n(?P<body>.*?)^```\n", re.MULTILINE | re.DOTALL)
-_COMMAND = re.compile(r"^```console\n\$ (?P<command>[^\n]*)\n(?P<printed>.*?)^```\n", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(
+    r"^```console\n\$ (?P<command>[^\n]*)\n(?P<printed>.*?)^```\n", re.MULTILINE | re.DOTALL
+)
 
 
 def without_measures(text: str) -> str:
-    """The text without measured errors, whose last digits are the machine's, and without what keeps columns apart."""
+    """The text without measured errors, whose last digits are the machine's, and without what keeps
+    columns apart.
+    """
     return " ".join(re.sub(r"[\d,.]+(e[-+]?\d+)? eps|\d\.\d+(e[-+]?\d+)|-{5,}", "#", text).split())
 
 
@@ -37,7 +43,9 @@ def printed_by(command: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_commands_find_the_three_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: Any) -> None:
+def test_the_commands_find_the_three_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: Any
+) -> None:
     updates = pytestconfig.getoption("--update-golden")
     text = PAGE.read_text()
     for file in _FILE.finditer(text):
@@ -55,7 +63,10 @@ def test_the_commands_find_the_three_mistakes(tmp_path: Path, monkeypatch: pytes
             if updates:
                 text = text.replace(found[0], f"```console\n$ {found['command']}\n{printed}```\n")
             elif without_measures(printed) != without_measures(found["printed"]):
-                pytest.fail(f"{found['command']} should print\n\n{found['printed']}\nand prints\n\n{printed}")
+                pytest.fail(
+                    f"{found['command']} should print\n\n{found['printed']}\nand "
+                    f"prints\n\n{printed}"
+                )
     finally:
         for name in ("gpt", "port"):
             sys.modules.pop(name, None)

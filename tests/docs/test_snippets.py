@@ -1,8 +1,8 @@
 """Every snippet in the README and the docs runs, and prints what the page says it prints.
 
-A ```python block is run; the blocks of a page share one namespace, in order. A ```text block that follows one directly
-(with nothing but blank lines between) is what it must print, to the letter; `...` stands for anything, as in doctest.
-Blocks in any other language are for reading only.
+A ```python block is run; the blocks of a page share one namespace, in order. A ```text block that
+follows one directly (with nothing but blank lines between) is what it must print, to the letter;
+`...` stands for anything, as in doctest. Blocks in any other language are for reading only.
 """
 
 import contextlib
@@ -40,7 +40,11 @@ def snippets_of(text: str) -> list[Snippet]:
         if block["language"] != "python":
             continue
         expected = None
-        if following is not None and following["language"] == "text" and not text[block.end() : following.start()].strip():
+        if (
+            following is not None
+            and following["language"] == "text"
+            and not text[block.end() : following.start()].strip()
+        ):
             expected = following["body"]
         found.append(Snippet(block["body"], text.count("\n", 0, block.start("body")), expected))
     return found
@@ -64,7 +68,8 @@ def _check_printed(page: str, snippet: Snippet, printed: str) -> None:
     expected, got = (_comparable(text) for text in (snippet.expected or "", printed))
     if not doctest.OutputChecker().check_output(expected, got, doctest.ELLIPSIS):
         raise AssertionError(
-            f"{page}, the snippet at line {snippet.line + 1} should print\n\n{expected}\nand prints\n\n{got}"
+            f"{page}, the snippet at line {snippet.line + 1} should print\n\n{expected}\nand "
+            f"prints\n\n{got}"
         )
 
 
@@ -94,14 +99,18 @@ def test_snippets_run_and_print_what_the_page_says(page: Path):
 def test_a_snippet_that_prints_something_else_is_noticed(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text("```python\nprint(1)\n```\n\n```text\n2\n```\n")
-    with pytest.raises(AssertionError, match=r"page\.md, the snippet at line 2 should print\n\n2\n\nand prints\n\n1\n"):
+    with pytest.raises(
+        AssertionError,
+        match=r"page\.md, the snippet at line 2 should print\n\n2\n\nand prints\n\n1\n",
+    ):
         run_page(page)
 
 
 def test_snippets_of_a_page_share_a_namespace_and_other_blocks_do_not_run(tmp_path: Path):
     page = tmp_path / "page.md"
     page.write_text(
-        "```python\na = 1\n```\n\n```sh\nraise\n```\n\n```python\nprint(a, [2, 3])\n```\n```text\n1 [...]\n```\n"
+        "```python\na = 1\n```\n\n```sh\nraise\n```\n\n```python\nprint(a, [2, "
+        "3])\n```\n```text\n1 [...]\n```\n"
     )
     run_page(page)
 
@@ -109,14 +118,18 @@ def test_snippets_of_a_page_share_a_namespace_and_other_blocks_do_not_run(tmp_pa
 def headings_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-    headings = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"^#+ (.*)$", text, re.M)]
+    headings = [
+        re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"^#+ (.*)$", text, re.M)
+    ]
     return {heading.replace(" ", "-") for heading in headings}
 
 
 def test_links_between_pages_lead_somewhere():
     broken = []
     for page in [*PAGES, ROOT / "CHANGELOG.md"]:
-        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8")):
+        for target, anchor in re.findall(
+            r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text(encoding="utf-8")
+        ):
             if target.startswith(("http:", "https:")):
                 continue
             file = page.parent / target if target else page
@@ -126,5 +139,7 @@ def test_links_between_pages_lead_somewhere():
 
 
 def test_the_index_lists_every_page():
-    listed = set(re.findall(r"\]\((\w[^)]*\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8")))
+    listed = set(
+        re.findall(r"\]\((\w[^)]*\.md)\)", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    )
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}

@@ -16,18 +16,20 @@ from torch import nn
 import torchlens as tl
 from tests.failures import partial_history
 from tests.networks import MLP, Conditional, ConvNet, HandingOn, Model, Recurrent, Residual, TinyGPT
-from torchlens.draw import render as render_module
-from torchlens.draw.crowding import thin_out
-from torchlens.draw.dot import dot_source
-from torchlens.draw.drawing import draw, make_drawing, notebook_svg, render_graph
-from torchlens.draw.layout import lay_out
-from torchlens.draw.options import DrawOptions
-from torchlens.draw.render import is_graphviz_there
-from torchlens.draw.scene import Edge, EdgeKind, Node, NodeShape, Scene
+from torchlens._draw import render as render_module
+from torchlens._draw.crowding import thin_out
+from torchlens._draw.dot import dot_source
+from torchlens._draw.drawing import draw, make_drawing, notebook_svg, render_graph
+from torchlens._draw.layout import lay_out
+from torchlens._draw.options import DrawOptions
+from torchlens._draw.render import is_graphviz_there
+from torchlens._draw.scene import Edge, EdgeKind, Node, NodeShape, Scene
 from torchlens.errors import DrawingError
 
 GOLDEN = Path(__file__).parent / "golden"
-needs_graphviz = pytest.mark.skipif(not is_graphviz_there(), reason="there is no Graphviz on this machine")
+needs_graphviz = pytest.mark.skipif(
+    not is_graphviz_there(), reason="there is no Graphviz on this machine"
+)
 
 
 def scene_of(model: nn.Module, x: Any, **options: Any) -> Scene:
@@ -75,16 +77,31 @@ def gpt() -> nn.Module:
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "mlp": (lambda: tl.get_model_metadata(MLP(), torch.rand(2, 4)), {}),
-    "mlp_leftright": (lambda: tl.get_model_metadata(MLP(), torch.rand(2, 4)), {"vis_direction": "leftright"}),
-    "residual_buffers": (lambda: tl.get_model_metadata(Residual(), torch.rand(2, 4)), {"vis_buffer_layers": True}),
-    "residual_folded": (lambda: tl.get_model_metadata(Residual(), torch.rand(2, 4)), {"vis_fold_repeats": True}),
+    "mlp_leftright": (
+        lambda: tl.get_model_metadata(MLP(), torch.rand(2, 4)),
+        {"vis_direction": "leftright"},
+    ),
+    "residual_buffers": (
+        lambda: tl.get_model_metadata(Residual(), torch.rand(2, 4)),
+        {"vis_buffer_layers": True},
+    ),
+    "residual_folded": (
+        lambda: tl.get_model_metadata(Residual(), torch.rand(2, 4)),
+        {"vis_fold_repeats": True},
+    ),
     "recurrent_unrolled": (lambda: tl.get_model_metadata(Recurrent(), torch.rand(2, 4)), {}),
-    "recurrent_rolled": (lambda: tl.get_model_metadata(Recurrent(), torch.rand(2, 4)), {"vis_opt": "rolled"}),
+    "recurrent_rolled": (
+        lambda: tl.get_model_metadata(Recurrent(), torch.rand(2, 4)),
+        {"vis_opt": "rolled"},
+    ),
     "conditional": (lambda: tl.get_model_metadata(Conditional(), torch.ones(3)), {}),
     "gradients": (history_with_gradients, {}),
     "failing": (failed_history, {}),
     "memory": (lambda: tl.get_model_metadata(MLP(), torch.rand(2, 4)), {"vis_color_by": "memory"}),
-    "collapsed": (lambda: tl.get_model_metadata(Residual(), torch.rand(2, 4)), {"vis_nesting_depth": 1}),
+    "collapsed": (
+        lambda: tl.get_model_metadata(Residual(), torch.rand(2, 4)),
+        {"vis_nesting_depth": 1},
+    ),
 }
 
 
@@ -95,11 +112,15 @@ def test_the_source_is_the_golden_one(name: str, pytestconfig: pytest.Config):
     path = GOLDEN / f"{name}.gv"
     if pytestconfig.getoption("--update-golden"):
         path.write_text(source, encoding="utf-8")
-    assert path.exists(), f"There is no golden file {path.name} yet: run pytest --update-golden and read what it wrote."
+    assert path.exists(), (
+        f"There is no golden file {path.name} yet: run pytest --update-golden and read what it "
+        "wrote."
+    )
     assert source == path.read_text(encoding="utf-8")
 
 
-# -- nodes -------------------------------------------------------------------------------------------------------------
+# -- nodes
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_node_says_its_arguments_and_the_names_of_its_parameters_if_asked():
@@ -107,7 +128,10 @@ def test_a_node_says_its_arguments_and_the_names_of_its_parameters_if_asked():
     history = tl.get_model_metadata(model, torch.rand(1, 4, 8, 8))
     scene = make_drawing(history, DrawOptions(vis_arguments=True)).scene
     convolution = node_of(scene, "conv2d_1_1")
-    assert convolution.lines[1:3] == ("kernel 3×3, stride 2, padding 1", "params: weight 8x4x3x3, bias (8,)")
+    assert convolution.lines[1:3] == (
+        "kernel 3×3, stride 2, padding 1",
+        "params: weight 8x4x3x3, bias (8,)",
+    )
     assert "dim −1" in node_of(scene, "softmax_1_2").lines
     plain = make_drawing(history, DrawOptions()).scene
     assert "dim −1" not in node_of(plain, "softmax_1_2").lines
@@ -168,12 +192,15 @@ def test_a_callback_decides_which_modules_are_one_box():
         return module == "blocks.1"
 
     scene = scene_of(Residual(), torch.rand(2, 4), vis_collapse=collapse)
-    assert [node.title for node in scene.nodes if node.shape is NodeShape.COLLAPSED] == ["@blocks.1"]
+    assert [node.title for node in scene.nodes if node.shape is NodeShape.COLLAPSED] == [
+        "@blocks.1"
+    ]
     assert [box.title for box in scene.boxes] == ["@blocks.0"]
     assert len(asked) == len(set(asked)), "each module is asked about once"
 
 
-# -- loops -------------------------------------------------------------------------------------------------------------
+# -- loops
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_rolled_drawing_has_one_node_per_layer_and_says_which_passes_an_edge_belongs_to():
@@ -205,7 +232,8 @@ def test_a_rolled_module_that_reads_itself_has_a_loop():
     assert edges_of(scene)["@body (x3)", "@body (x3)"].lines == ("Out 1-2", "In 2-3")
 
 
-# -- edges -------------------------------------------------------------------------------------------------------------
+# -- edges
+# --------------------------------------------------------------------------------------------------
 
 
 def test_arguments_are_labelled_where_their_order_matters():
@@ -229,10 +257,14 @@ def test_gradients_are_drawn_back_where_they_were_saved():
     backward = [edge for edge in drawing.scene.edges if edge.kind is EdgeKind.GRADIENT]
     assert len(backward) == 4
     assert drawing.source.count("#9197F6") == 4
-    assert "#9197F6" not in make_drawing(tl.log_forward_pass(MLP(), torch.rand(2, 4)), DrawOptions()).source
+    assert (
+        "#9197F6"
+        not in make_drawing(tl.log_forward_pass(MLP(), torch.rand(2, 4)), DrawOptions()).source
+    )
 
 
-# -- folding -----------------------------------------------------------------------------------------------------------
+# -- folding
+# --------------------------------------------------------------------------------------------------
 
 
 def test_blocks_alike_are_folded_to_one():
@@ -246,7 +278,9 @@ def test_blocks_alike_are_folded_to_one():
 
 
 def test_modules_that_differ_are_not_folded():
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, size)) for size in (4, 4, 5)))
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, size)) for size in (4, 4, 5))
+    )
     scene = scene_of(model, torch.rand(2, 4), vis_fold_repeats=True)
     assert [box.title for box in scene.boxes] == ["@0 … @1 × 2", "@2"]
 
@@ -255,14 +289,20 @@ def test_modules_side_by_side_are_folded_and_say_so():
     def forward(self: Model, x: torch.Tensor) -> Any:
         return sum(expert(x) for expert in self.experts)
 
-    model = Model(forward, experts=nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
+    model = Model(
+        forward, experts=nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
+    )
     scene = scene_of(model, torch.rand(2, 4), vis_fold_repeats=True)
-    assert "@experts.0 … @experts.2 × 3 side by side" not in [box.title for box in scene.boxes], "the sums are between"
+    assert "@experts.0 … @experts.2 × 3 side by side" not in [box.title for box in scene.boxes], (
+        "the sums are between"
+    )
 
     def stacked(self: Model, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([expert(x) for expert in self.experts])
 
-    model = Model(stacked, experts=nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
+    model = Model(
+        stacked, experts=nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3))
+    )
     scene = scene_of(model, torch.rand(2, 4), vis_fold_repeats=True)
     assert [box.title for box in scene.boxes] == ["@experts.0 … @experts.2 × 3 side by side"]
 
@@ -272,7 +312,8 @@ def test_a_folded_module_can_be_one_box():
     assert "@blocks.0 × 2" in [node.title for node in scene.nodes]
 
 
-# -- colours -----------------------------------------------------------------------------------------------------------
+# -- colours
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("measure", ["time", "memory", "flops"])
@@ -284,7 +325,10 @@ def test_nodes_are_coloured_by_a_measure_with_a_legend(measure: str):
 
 
 def test_flops_of_a_linear_layer_are_two_per_weight_and_row():
-    assert node_of(scene_of(MLP(), torch.rand(2, 4), vis_color_by="flops"), "linear_1_1").lines[-1] == "FLOPs: 80 FLOP"
+    assert (
+        node_of(scene_of(MLP(), torch.rand(2, 4), vis_color_by="flops"), "linear_1_1").lines[-1]
+        == "FLOPs: 80 FLOP"
+    )
 
 
 def test_nodes_are_coloured_by_values_of_the_callers_own():
@@ -300,7 +344,8 @@ def test_nodes_are_coloured_by_values_of_the_callers_own():
         scene_of(MLP(), torch.rand(2, 4), vis_color_by={"linear_1_1": "many"})
 
 
-# -- overrides ---------------------------------------------------------------------------------------------------------
+# -- overrides
+# --------------------------------------------------------------------------------------------------
 
 
 def test_overrides_are_values_or_functions_of_what_they_are_about():
@@ -329,10 +374,15 @@ def test_overrides_are_values_or_functions_of_what_they_are_about():
 
 def test_module_overrides_are_asked_by_address():
     history = tl.get_model_metadata(Residual(), torch.rand(2, 4))
-    options = DrawOptions(vis_module_overrides={"color": lambda history, module: "red" if module == "blocks.1" else None})
+    options = DrawOptions(
+        vis_module_overrides={
+            "color": lambda history, module: "red" if module == "blocks.1" else None
+        }
+    )
     assert make_drawing(history, options).source.count("color=red") == 1
     options = DrawOptions(
-        vis_nesting_depth=1, vis_nested_node_overrides={"color": lambda history, layer: layer.layer_label}
+        vis_nesting_depth=1,
+        vis_nested_node_overrides={"color": lambda history, layer: layer.layer_label},
     )
     assert "color=add_1_3" in make_drawing(history, options).source
 
@@ -342,7 +392,8 @@ def test_an_override_that_returns_no_dict_is_named():
         scene_of(MLP(), torch.rand(2, 4), vis_node_overrides=lambda history, layer: "red")
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
+# -- failures
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_pass_draws_with_the_failing_operation_and_its_arguments():
@@ -367,7 +418,8 @@ def test_a_failure_that_is_no_operation_hangs_below_the_last_one():
     assert "no &lt;more&gt;" in drawing.source
 
 
-# -- size --------------------------------------------------------------------------------------------------------------
+# -- size
+# --------------------------------------------------------------------------------------------------
 
 
 class Loop(nn.Module):
@@ -383,7 +435,10 @@ class Loop(nn.Module):
 
 def test_a_drawing_that_would_be_too_large_is_simplified_and_says_so(tmp_path: Path):
     history = tl.get_model_metadata(Loop(1000), torch.rand(2))
-    with pytest.warns(UserWarning, match="Simplified, as 2,002 nodes would be too many to read: passes of one layer"):
+    with pytest.warns(
+        UserWarning,
+        match="Simplified, as 2,002 nodes would be too many to read: passes of one layer",
+    ):
         drawing = render_graph(history, vis_outpath=tmp_path / "loop.gv", vis_fileformat="dot")
     assert drawing is not None
     assert len(drawing.scene.nodes) == 4
@@ -392,14 +447,18 @@ def test_a_drawing_that_would_be_too_large_is_simplified_and_says_so(tmp_path: P
 
 @pytest.mark.parametrize("max_nodes", [1, 5, 60, 500])
 def test_a_model_without_modules_or_loops_is_drawn_in_runs(max_nodes: int):
-    scene = make_drawing(tl.get_model_metadata(Loop(600, 1), torch.rand(2)), DrawOptions(vis_max_nodes=max_nodes)).scene
+    scene = make_drawing(
+        tl.get_model_metadata(Loop(600, 1), torch.rand(2)), DrawOptions(vis_max_nodes=max_nodes)
+    ).scene
     assert len(scene.nodes) <= max(max_nodes, 3)
     assert scene.nodes[1].shape is NodeShape.COLLAPSED
     assert "operations" in scene.nodes[1].lines[-1]
 
 
 def test_many_long_edges_are_written_rather_than_drawn():
-    nodes = [Node(f"n{number}", f"n{number}", (), NodeShape.OPERATION, "white") for number in range(100)]
+    nodes = [
+        Node(f"n{number}", f"n{number}", (), NodeShape.OPERATION, "white") for number in range(100)
+    ]
     edges = [Edge(source, target) for target in range(100) for source in range(target)]
     drawn_nodes, drawn, note = thin_out(nodes, edges)
     assert note is not None
@@ -409,10 +468,17 @@ def test_many_long_edges_are_written_rather_than_drawn():
     assert thin_out(nodes[:10], edges[:45]) == (nodes[:10], edges[:45], None)
 
 
-@pytest.mark.parametrize(("count", "has_labels", "is_hasty"), [(300, True, False), (301, True, True), (801, False, True)])
+@pytest.mark.parametrize(
+    ("count", "has_labels", "is_hasty"), [(300, True, False), (301, True, True), (801, False, True)]
+)
 def test_large_drawings_do_without_polish_and_labels(count: int, has_labels: bool, is_hasty: bool):
-    nodes = [Node(f"n{number}", f"n{number}", (), NodeShape.OPERATION, "white") for number in range(count)]
-    source = dot_source(Scene("Large", (), None, (), "topdown", nodes, [Edge(0, 1, ("arg 0",))], []))
+    nodes = [
+        Node(f"n{number}", f"n{number}", (), NodeShape.OPERATION, "white")
+        for number in range(count)
+    ]
+    source = dot_source(
+        Scene("Large", (), None, (), "topdown", nodes, [Edge(0, 1, ("arg 0",))], [])
+    )
     assert ("arg 0" in source) == has_labels
     assert ("nslimit=1" in source) == is_hasty
 
@@ -427,21 +493,30 @@ def test_a_graph_with_long_edges_everywhere_draws():
 
     history = tl.get_model_metadata(Model(forward), torch.rand(1, 3))
     drawing = make_drawing(history, DrawOptions())
-    assert "long edges are written into the nodes" in drawing.source  # a plain `dot` would take minutes
+    assert (
+        "long edges are written into the nodes" in drawing.source
+    )  # a plain `dot` would take minutes
     assert drawing.to_bytes("svg").startswith(b"<?xml")
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- files
+# --------------------------------------------------------------------------------------------------
 
 
 @needs_graphviz
 @pytest.mark.parametrize(
-    ("fileformat", "start"), [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG"), ("jpg", b"\xff\xd8")]
+    ("fileformat", "start"),
+    [("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG"), ("jpg", b"\xff\xd8")],
 )
-def test_the_source_is_written_and_the_picture_beside_it(tmp_path: Path, fileformat: str, start: bytes):
+def test_the_source_is_written_and_the_picture_beside_it(
+    tmp_path: Path, fileformat: str, start: bytes
+):
     history = tl.get_model_metadata(MLP(), torch.rand(2, 4))
     drawing = render_graph(
-        history, vis_outpath=tmp_path / "new" / "graph.gv", vis_fileformat=fileformat, vis_save_only=True
+        history,
+        vis_outpath=tmp_path / "new" / "graph.gv",
+        vis_fileformat=fileformat,
+        vis_save_only=True,
     )
     assert drawing is not None
     assert (tmp_path / "new" / "graph.gv").read_text() == drawing.source
@@ -453,9 +528,9 @@ def test_the_source_is_written_and_the_picture_beside_it(tmp_path: Path, filefor
 def test_every_golden_source_draws():
     for path in GOLDEN.glob("*.gv"):
         svg = render_module.render(path.read_text(encoding="utf-8"), "svg").decode()
-        assert svg.count('<g id="node') == len(re.findall(r'^ *"[^"]*" \[label=', path.read_text(), re.MULTILINE)), (
-            path.name
-        )
+        assert svg.count('<g id="node') == len(
+            re.findall(r'^ *"[^"]*" \[label=', path.read_text(), re.MULTILINE)
+        ), path.name
 
 
 @needs_graphviz
@@ -463,7 +538,10 @@ def test_the_name_of_a_picture_may_be_given(tmp_path: Path):
     history = tl.get_model_metadata(MLP(), torch.rand(2, 4))
     drawing = render_graph(history, vis_outpath=tmp_path / "net.svg", vis_save_only=True)
     assert drawing is not None
-    assert (drawing.source_path, drawing.picture_path) == (tmp_path / "net.gv", tmp_path / "net.svg")
+    assert (drawing.source_path, drawing.picture_path) == (
+        tmp_path / "net.gv",
+        tmp_path / "net.svg",
+    )
     assert drawing.save(tmp_path / "other.png").read_bytes().startswith(b"\x89PNG")
     assert drawing.save(tmp_path / "other.dot").read_text() == drawing.source
 
@@ -489,7 +567,9 @@ def test_without_graphviz_the_error_names_both_cures_and_the_source_is_there(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     history = tl.get_model_metadata(MLP(), torch.rand(2, 4))
     with pytest.raises(
-        DrawingError, match=r"pip install 'torchlens\[draw\]'.*apt install graphviz.*The source is in '.*graph.gv'"
+        DrawingError,
+        match=r"pip install 'torchlens\[draw\]'.*apt install graphviz.*The source is in "
+        r"'.*graph.gv'",
     ):
         render_graph(history, vis_outpath=tmp_path / "graph.gv")
     assert (tmp_path / "graph.gv").read_text().startswith("digraph {")
@@ -501,7 +581,9 @@ def test_dot_on_the_machine_comes_first(monkeypatch: pytest.MonkeyPatch):
     assert render_module._command("svg") == ["/somewhere/dot", "-Tsvg"]
 
 
-def test_a_layout_that_does_not_end_is_tried_in_haste_and_then_given_up(monkeypatch: pytest.MonkeyPatch):
+def test_a_layout_that_does_not_end_is_tried_in_haste_and_then_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+):
     sources: list[str] = []
 
     def run(command: list[str], **options: Any) -> Any:
@@ -510,7 +592,9 @@ def test_a_layout_that_does_not_end_is_tried_in_haste_and_then_given_up(monkeypa
 
     monkeypatch.setattr(shutil, "which", lambda name: name)
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(DrawingError, match=r"did not finish within .* Draw less: vis_nesting_depth=1"):
+    with pytest.raises(
+        DrawingError, match=r"did not finish within .* Draw less: vis_nesting_depth=1"
+    ):
         render_module.render("digraph {\n a -> b\n}\n", "svg")
     assert ["splines=line" in source for source in sources] == [False, True]
 
@@ -526,8 +610,13 @@ def test_names_with_quotes_brackets_and_backslashes_stay_text():
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            for number, name in enumerate(['a"b', "<script>alert(1)</script>", "c\\", "d&e", "f\x01g", "node"]):
-                self.add_module(name, nn.Sequential(nn.Linear(4, 4), nn.ReLU()) if number % 2 else nn.Linear(4, 4))
+            for number, name in enumerate(
+                ['a"b', "<script>alert(1)</script>", "c\\", "d&e", "f\x01g", "node"]
+            ):
+                self.add_module(
+                    name,
+                    nn.Sequential(nn.Linear(4, 4), nn.ReLU()) if number % 2 else nn.Linear(4, 4),
+                )
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             for module in self.children():
@@ -542,12 +631,15 @@ def test_names_with_quotes_brackets_and_backslashes_stay_text():
 
 
 def test_unsaved_layers_are_drawn_too():
-    history = tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False)
+    history = tl.log_forward_pass(
+        MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False
+    )
     assert len(history) == 1
     assert len(make_drawing(history, DrawOptions()).scene.nodes) == 5
 
 
-# -- notebooks ---------------------------------------------------------------------------------------------------------
+# -- notebooks
+# --------------------------------------------------------------------------------------------------
 
 
 @needs_graphviz
@@ -562,7 +654,10 @@ def test_a_notebook_shows_drawings_and_histories():
 
 
 def test_drawing_imports_no_drawing_package_before_it_is_needed():
-    code = "import sys, torchlens.draw.drawing; print({'graphviz', 'pygraphviz', 'IPython'} & set(sys.modules))"
+    code = (
+        "import sys, torchlens._draw.drawing; print({'graphviz', 'pygraphviz', 'IPython'} & "
+        "set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
@@ -592,10 +687,16 @@ def _longest_side(source: str) -> float:
 
 @pytest.mark.parametrize("model", [Long(), Wide()])
 @pytest.mark.parametrize(("fileformat", "longest"), [("pdf", 14_400), ("png", 24_500)])
-def test_a_picture_too_long_for_its_format_is_collapsed_with_a_word(tmp_path, model, fileformat, longest):
+def test_a_picture_too_long_for_its_format_is_collapsed_with_a_word(
+    tmp_path, model, fileformat, longest
+):
     history = tl.get_model_metadata(model, torch.ones(2))
-    with pytest.warns(UserWarning, match=f"a side of the {fileformat} would be longer than {longest:,} points"):
-        drawing = history.render_graph(vis_save_only=True, vis_outpath=tmp_path / f"graph.{fileformat}")
+    with pytest.warns(
+        UserWarning, match=f"a side of the {fileformat} would be longer than {longest:,} points"
+    ):
+        drawing = history.render_graph(
+            vis_save_only=True, vis_outpath=tmp_path / f"graph.{fileformat}"
+        )
     assert _longest_side(drawing.source) <= longest
     assert len(drawing.scene.nodes) > 20
     assert "Simplified" in drawing.source
@@ -609,7 +710,9 @@ def test_the_caption_claims_only_what_was_done():
         def __init__(self, sizes):
             super().__init__()
             sizes = list(pairwise(sizes))
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Tanh()) for a, b in sizes)
+            self.blocks = nn.ModuleList(
+                nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Tanh()) for a, b in sizes
+            )
 
         def forward(self, x):
             for block in self.blocks:
@@ -620,7 +723,8 @@ def test_the_caption_claims_only_what_was_done():
         history = tl.get_model_metadata(Blocks(sizes), torch.ones(1, sizes[0]))
         return make_drawing(history, DrawOptions(vis_max_nodes=20)).scene.simplification
 
-    # Twelve different blocks: none is folded, each becomes a box. Twelve alike ones are folded, and that is all.
+    # Twelve different blocks: none is folded, each becomes a box. Twelve alike ones are folded, and
+    # that is all.
     assert said(range(2, 15)).endswith(": modules at level 1 are one box.")
     assert said([4] * 13).endswith(": repeated modules are folded.")
 
@@ -647,7 +751,11 @@ def test_the_inputs_and_outputs_of_a_cache_are_one_node_each(vis_opt):
     assert inputs[1].lines == ("16 tensors of 2x3 (384 B)", "@input.cache")
     assert [node.lines[-1] for node in outputs] == ["@output.logits", "@output.cache"]
     assert outputs[1].lines[0] == "16 tensors of 2x3 (384 B)"
-    into = {scene.nodes[edge.source].title for edge in scene.edges if scene.nodes[edge.target] is outputs[1]}
+    into = {
+        scene.nodes[edge.source].title
+        for edge in scene.edges
+        if scene.nodes[edge.target] is outputs[1]
+    }
     assert len(into) == 16
     out_of = [edge for edge in scene.edges if scene.nodes[edge.source] is inputs[1]]
     assert len(out_of) == 8
@@ -655,7 +763,9 @@ def test_the_inputs_and_outputs_of_a_cache_are_one_node_each(vis_opt):
 
 def test_few_inputs_and_outputs_stay_apart():
     cache = [(torch.ones(2, 3), torch.ones(2, 3)) for _ in range(2)]
-    scene = make_drawing(tl.get_model_metadata(Cached(), [torch.ones(2, 3), cache]), DrawOptions()).scene
+    scene = make_drawing(
+        tl.get_model_metadata(Cached(), [torch.ones(2, 3), cache]), DrawOptions()
+    ).scene
     assert sum("put_" in node.title for node in scene.nodes) == 10
 
 

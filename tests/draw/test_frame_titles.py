@@ -11,12 +11,14 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import Model
-from tests.viewer.viewer_models import ResNet18
-from torchlens.draw.drawing import make_drawing
-from torchlens.draw.options import Direction, DrawOptions
-from torchlens.draw.render import is_graphviz_there, render
+from tests.page.viewer_models import ResNet18
+from torchlens._draw.drawing import make_drawing
+from torchlens._draw.options import Direction, DrawOptions
+from torchlens._draw.render import is_graphviz_there, render
 
-pytestmark = pytest.mark.skipif(not is_graphviz_there(), reason="there is no Graphviz on this machine")
+pytestmark = pytest.mark.skipif(
+    not is_graphviz_there(), reason="there is no Graphviz on this machine"
+)
 
 Point = tuple[float, float]
 
@@ -35,8 +37,13 @@ def _residual() -> tuple[nn.Module, torch.Tensor]:
 
 
 def _points_along(position: str) -> Iterator[Point]:
-    """Points along an edge: Graphviz writes `e,x,y` for its tip, then the control points of cubic curves."""
-    points = [(float(x), float(y)) for x, y in (word.split(",") for word in position.split() if word[0] not in "es")]
+    """Points along an edge: Graphviz writes `e,x,y` for its tip, then the control points of cubic
+    curves.
+    """
+    points = [
+        (float(x), float(y))
+        for x, y in (word.split(",") for word in position.split() if word[0] not in "es")
+    ]
     for start in range(0, len(points) - 3, 3):
         (ax, ay), (bx, by), (cx, cy), (dx, dy) = points[start : start + 4]
         for step in range(41):
@@ -49,12 +56,20 @@ def _crossed_titles(source: str) -> tuple[list[str], int]:
     """The frames whose title an edge runs through, and the number of frames."""
     laid_out = json.loads(render(source, "json0"))
     frames = [thing for thing in laid_out["objects"] if thing["name"].startswith("cluster")]
-    edges = [list(_points_along(edge["pos"])) for edge in laid_out["edges"] if edge.get("style") != "invis"]
+    edges = [
+        list(_points_along(edge["pos"]))
+        for edge in laid_out["edges"]
+        if edge.get("style") != "invis"
+    ]
     crossed = []
     for frame in frames:
         x, y = map(float, frame["lp"].split(","))
         half_width, half_height = float(frame["lwidth"]) * 36, float(frame["lheight"]) * 36
-        if any(abs(px - x) < half_width and abs(py - y) < half_height for edge in edges for px, py in edge):
+        if any(
+            abs(px - x) < half_width and abs(py - y) < half_height
+            for edge in edges
+            for px, py in edge
+        ):
             crossed.append(frame["name"])
     return crossed, len(frames)
 
@@ -65,11 +80,15 @@ def test_edges_come_down_beside_the_titles_of_frames(
     make: Callable[[], tuple[nn.Module, torch.Tensor]], direction: Direction
 ):
     model, x = make()
-    source = make_drawing(tl.get_model_metadata(model.eval(), x), DrawOptions(vis_direction=direction)).source
+    source = make_drawing(
+        tl.get_model_metadata(model.eval(), x), DrawOptions(vis_direction=direction)
+    ).source
     crossed, num_frames = _crossed_titles(source)
     assert crossed == []
     assert num_frames > 1
-    without_spaces = "\n".join(line for line in source.splitlines() if not line.strip().startswith('"space '))
+    without_spaces = "\n".join(
+        line for line in source.splitlines() if not line.strip().startswith('"space ')
+    )
     assert _crossed_titles(without_spaces)[0] != []
 
 
@@ -88,7 +107,10 @@ def test_a_title_that_an_edge_would_run_through_stands_at_another_side(
     make: Callable[[], tuple[nn.Module, torch.Tensor]], direction: Direction
 ):
     model, x = make()
-    drawing = make_drawing(tl.get_model_metadata(model.eval(), x), DrawOptions(vis_opt="rolled", vis_direction=direction))
+    drawing = make_drawing(
+        tl.get_model_metadata(model.eval(), x),
+        DrawOptions(vis_opt="rolled", vis_direction=direction),
+    )
     assert _crossed_titles(drawing.source)[0] != []
     assert b"<svg" in drawing.to_bytes("svg")
     assert _crossed_titles(drawing.source)[0] == []

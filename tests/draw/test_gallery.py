@@ -1,4 +1,6 @@
-"""The pictures in `images/` are those that the script draws, and the pages show pictures that exist."""
+"""The pictures in `images/` are those that the script draws, and the pages show pictures that
+exist.
+"""
 
 import importlib
 import re
@@ -7,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from torchlens.draw.render import is_graphviz_there
+from torchlens._draw.render import is_graphviz_there
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +27,10 @@ def test_every_picture_of_the_script_is_there_and_small(gallery: ModuleType):
 
 @pytest.mark.skipif(not is_graphviz_there(), reason="there is no Graphviz on this machine")
 def test_the_script_draws(gallery: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    few = {name: gallery.PICTURES[name] for name in ("conditional", "failing", "buffers_and_gradients", "gpt_folded")}
+    few = {
+        name: gallery.PICTURES[name]
+        for name in ("conditional", "failing", "buffers_and_gradients", "gpt_folded")
+    }
     monkeypatch.setattr(gallery, "PICTURES", few)
     gallery.main(tmp_path)
     assert {path.stem for path in tmp_path.iterdir()} == set(few)
@@ -33,7 +38,9 @@ def test_the_script_draws(gallery: ModuleType, tmp_path: Path, monkeypatch: pyte
 
 def test_pages_show_pictures_that_exist():
     shown = [
-        (page, path) for page in (ROOT / "docs").glob("*.md") for path in re.findall(r'src="([^":]+)"', page.read_text())
+        (page, path)
+        for page in (ROOT / "docs").glob("*.md")
+        for path in re.findall(r'src="([^":]+)"', page.read_text())
     ]
     assert shown
     assert [str(path) for page, path in shown if not (page.parent / path).exists()] == []

@@ -17,11 +17,20 @@ history = tl.log_forward_pass(model, x)
 
 def shown(folder: Path, *cells: str) -> list[list[tuple[str, dict[str, str]]]]:
     """Of each cell, what it displayed and what it evaluated to, by kind of content."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in (MODEL, *cells)])
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in (MODEL, *cells)]
+    )
     NotebookClient(
-        notebook, timeout=None, startup_timeout=1200, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=None,
+        startup_timeout=1200,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
     ).execute()
-    return [[(output.output_type, dict(output.get("data", {}))) for output in cell.outputs] for cell in notebook.cells[1:]]
+    return [
+        [(output.output_type, dict(output.get("data", {}))) for output in cell.outputs]
+        for cell in notebook.cells[1:]
+    ]
 
 
 def kinds(outputs: list[tuple[str, dict[str, Any]]]) -> list[tuple[str, set[str]]]:
@@ -45,7 +54,8 @@ def test_a_notebook_shows_each_thing_once(tmp_path: Path) -> None:
     assert kinds(page) == [("execute_result", {"text/plain", "text/html"})]
     assert "<iframe" in page[0][1]["text/html"]
     assert kinds(table) == [("execute_result", {"text/plain", "text/html"})]
-    # Shown by the call, so that what the cell evaluates to is only named; in another cell it is shown again.
+    # Shown by the call, so that what the cell evaluates to is only named; in another cell it is
+    # shown again.
     assert kinds(drawing) == [("display_data", picture), ("execute_result", {"text/plain"})]
     assert kinds(again) == [("execute_result", picture)]
     assert kinds(graph) == [("display_data", picture)]

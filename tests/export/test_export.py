@@ -13,8 +13,8 @@ from torch import nn
 import torchlens as tl
 from tests.failures import partial_history
 from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual
-from torchlens.export.json_graph import graph_data, to_json
-from torchlens.export.networkx_graph import to_networkx
+from torchlens._export.json_graph import graph_data, to_json
+from torchlens._export.networkx_graph import to_networkx
 
 
 def data_of(model: nn.Module, x: Any) -> dict[str, Any]:
@@ -35,10 +35,14 @@ def test_the_json_has_the_nodes_with_what_is_known_of_them():
     ]
     node = data["nodes"][1]
     expected = {
-        "layer": "linear_1_1", "pass": 1, "type": "linear", "kind": "operation", "function": "linear", "modules": ["fc1:1"],
-        "modules_exited": ["fc1:1"], "shape": [2, 5], "dtype": "float32", "bytes": 40, "flops": 80, "num_params": 25,
-        "params": [{"address": "fc1.weight", "shape": [5, 4]}, {"address": "fc1.bias", "shape": [5]}],
-        "parents": [{"label": "input_1_0:1", "argument": [0]}], "is_inplace": False, "condition": None,
+        "layer": "linear_1_1", "pass": 1, "type": "linear", "kind": "operation",
+        "function": "linear", "modules": ["fc1:1"],
+        "modules_exited": ["fc1:1"], "shape": [2, 5], "dtype": "float32", "bytes": 40, "flops": 80,
+        "num_params": 25,
+        "params": [{"address": "fc1.weight", "shape": [5, 4]}, {"address": "fc1.bias",
+        "shape": [5]}],
+        "parents": [{"label": "input_1_0:1", "argument": [0]}], "is_inplace": False,
+        "condition": None,
     }  # fmt: skip
     assert {name: node[name] for name in expected} == expected
     assert "test_export" not in node["source"]
@@ -50,13 +54,15 @@ def test_the_json_has_the_model_the_modules_and_the_layers():
     assert data["model"]["name"] == "Residual"
     assert data["model"]["num_params"] == 40
     assert data["modules"][0] == {
-        "address": "blocks.0", "class": "ResidualBlock", "parent": None, "children": ["blocks.0.fc"], "num_passes": 1,
+        "address": "blocks.0", "class": "ResidualBlock", "parent": None,
+        "children": ["blocks.0.fc"], "num_passes": 1,
         "num_params": 20,
     }  # fmt: skip
     assert data["modules"][1]["parent"] == "blocks.0"
     recurrent = data_of(Recurrent(), torch.rand(2, 4))
     assert recurrent["layers"][1] == {
-        "label": "linear_1_1", "type": "linear", "passes": [f"linear_1_1:{number}" for number in (1, 2, 3, 4)],
+        "label": "linear_1_1", "type": "linear", "passes": [f"linear_1_1:{number}" for number in (1,
+        2, 3, 4)],
     }  # fmt: skip
 
 
@@ -99,7 +105,9 @@ def test_a_failure_is_in_the_json():
 def test_the_json_can_be_written_to_a_file(tmp_path: Path):
     history = tl.get_model_metadata(ConvNet().eval(), torch.rand(1, 3, 8, 8))
     assert to_json(history, tmp_path / "new" / "graph.json", indent=2) is None
-    assert json.loads((tmp_path / "new" / "graph.json").read_text(encoding="utf-8")) == graph_data(history)
+    assert json.loads((tmp_path / "new" / "graph.json").read_text(encoding="utf-8")) == graph_data(
+        history
+    )
 
 
 def test_networkx_gets_the_same_graph():
@@ -108,7 +116,9 @@ def test_networkx_gets_the_same_graph():
     assert list(graph) == history.layer_labels_w_pass
     assert networkx.is_directed_acyclic_graph(graph)
     for entry in history:
-        assert set(graph.predecessors(entry.layer_label_w_pass)) == {f"{parent}:1" for parent in entry.parent_layers}
+        assert set(graph.predecessors(entry.layer_label_w_pass)) == {
+            f"{parent}:1" for parent in entry.parent_layers
+        }
     assert graph.nodes["linear_1_2:1"]["shape"] == [2, 4]
     assert graph.edges["relu_1_1:1", "linear_1_2:1", 0]["argument"] == [0]
     assert graph.graph["model"]["name"] == "Residual"

@@ -30,7 +30,10 @@ def check_program(steps: list[Any], how: str = "all", has_grad: bool = False) ->
     model, inputs_logged = Program(steps), program_inputs()
     with torch.set_grad_enabled(has_grad):
         history = log_forward_pass(
-            model, inputs_logged, layers_to_save="none" if how == "none" else "all", save_function_args=how == "arguments"
+            model,
+            inputs_logged,
+            layers_to_save="none" if how == "none" else "all",
+            save_function_args=how == "arguments",
         )
     assert torch.equal(torch.get_rng_state(), after), "the generator was left in another state"
     assert torch.equal(model.memory, memory), "the buffer was left with another value"
@@ -48,24 +51,35 @@ def _compare(history: Any, oracle: Oracle, how: str) -> None:
     log = history._log
     rows, graph = log.recording.rows, log.graph
     names = [row.operation.name for row in rows]
-    assert [name.strip("_") for name in names] == [entry.name.strip("_") for entry in oracle.entries], "other operations"
+    assert [name.strip("_") for name in names] == [
+        entry.name.strip("_") for entry in oracle.entries
+    ], "other operations"
     assert set(graph.recorded) == oracle.connected(), "other entries belong to the log"
     for entry, number in enumerate(graph.recorded):
         must = oracle.entries[number]
         label = log.label(entry)
         parents = {graph.recorded[parent] for parent in graph.parents[entry]}
         assert parents == must.parents, (
-            f"{label} (step {number}) has the parents {_named(parents, names)}, not {_named(must.parents, names)}"
+            f"{label} (step {number}) has the parents {_named(parents, names)}, not "
+            f"{_named(must.parents, names)}"
         )
-        assert tuple(rows[number].shape) == tuple(must.value.shape), f"{label} (step {number}) has another shape"
+        assert tuple(rows[number].shape) == tuple(must.value.shape), (
+            f"{label} (step {number}) has another shape"
+        )
         if how != "none":
             saved = history.layer_list[entry].tensor_contents
-            assert torch.equal(saved, must.value), f"{label} (step {number}) was saved with another value"
+            assert torch.equal(saved, must.value), (
+                f"{label} (step {number}) was saved with another value"
+            )
         if how == "arguments" and must.given and must.name != "identity":
             kept = history.layer_list[entry]
             for path, value in must.given.items():
-                found = _at((kept.creation_kwargs if isinstance(path[0], str) else kept.creation_args), path)
-                assert torch.equal(found, value), f"argument {path} of {label} (step {number}) was kept with another value"
+                found = _at(
+                    (kept.creation_kwargs if isinstance(path[0], str) else kept.creation_args), path
+                )
+                assert torch.equal(found, value), (
+                    f"argument {path} of {label} (step {number}) was kept with another value"
+                )
 
 
 def _at(tree: Any, path: tuple[Any, ...]) -> Any:

@@ -1,8 +1,9 @@
 """A machine that runs small programs over tensors, plainly or inside a model.
 
-A program is a list of steps: `(operation, a, b, c)` with three small numbers that choose the tensors and the details, or
-`("loop", times, steps)`, `("branch", a, steps, steps)`, `("module", which, a, b, steps)`. Every step is possible: a number
-that makes no sense for the tensors at hand is taken for one that does, and a step that cannot be made is left out.
+A program is a list of steps: `(operation, a, b, c)` with three small numbers that choose the
+tensors and the details, or `("loop", times, steps)`, `("branch", a, steps, steps)`, `("module",
+which, a, b, steps)`. Every step is possible: a number that makes no sense for the tensors at hand
+is taken for one that does, and a step that cannot be made is left out.
 """
 
 from collections.abc import Callable
@@ -18,14 +19,23 @@ _LIMIT = 1e6
 
 
 class Machine:
-    """Runs steps; `observer`, if there is one, is told of every call before and after it is made."""
+    """Runs steps; `observer`, if there is one, is told of every call before and after it is
+    made.
+    """
 
     def __init__(self, model: "Program", tensors: list[Tensor], observer: Any = None) -> None:
         self.model = model
         self.registers = list(tensors)
         self.observer = observer
 
-    def call(self, name: str, func: Callable[..., Any], *args: Any, written: tuple[Tensor, ...] = (), **kwargs: Any) -> Any:
+    def call(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        *args: Any,
+        written: tuple[Tensor, ...] = (),
+        **kwargs: Any,
+    ) -> Any:
         """Makes one call. `name` is what the log calls it, `written` what it writes to."""
         if self.observer is None:
             return func(*args, **kwargs)
@@ -68,7 +78,9 @@ class Machine:
 
 
 class Part(nn.Module):
-    """A module that runs steps on a machine, then returns its inputs or results, alone, in a tuple or in a dict."""
+    """A module that runs steps on a machine, then returns its inputs or results, alone, in a tuple
+    or in a dict.
+    """
 
     def __init__(self, shape: str) -> None:
         super().__init__()
@@ -113,7 +125,8 @@ def tensors_of(result: Any) -> list[Tensor]:
     return [tensor for item in items for tensor in tensors_of(item)]
 
 
-# -- operations --------------------------------------------------------------------------------------------------------
+# -- operations
+# --------------------------------------------------------------------------------------------------
 
 
 def _unary(name: str, func: Callable[[Tensor], Any]) -> Callable[..., list[Tensor]]:
@@ -126,14 +139,18 @@ def _listed(result: Any) -> list[Tensor]:
 
 def _is_writable(tensor: Tensor) -> bool:
     """Whether torch lets a program write to the tensor in place."""
-    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+    if any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
         return False
     # autograd has rules of its own about views that are written, and raises long after.
     return not (torch.is_grad_enabled() and tensor.requires_grad)
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    """Whether the tensor may be written into another without making that one part of autograd's graph."""
+    """Whether the tensor may be written into another without making that one part of autograd's
+    graph.
+    """
     return not (torch.is_grad_enabled() and tensor.requires_grad)
 
 
@@ -180,7 +197,11 @@ def _binary_in_place(name: str, func: Callable[..., Any]) -> Callable[..., list[
 
 def _out(machine: Machine, a: int, b: int, c: int) -> list[Tensor]:
     one, target = machine.register(a), machine.register(b)
-    if not _is_writable(target) or one.shape != target.shape or (one is not target and _shares_memory(one, target)):
+    if (
+        not _is_writable(target)
+        or one.shape != target.shape
+        or (one is not target and _shares_memory(one, target))
+    ):
         return []
     if torch.is_grad_enabled() and (one.requires_grad or target.requires_grad):
         return []
@@ -243,7 +264,11 @@ def _transpose(machine: Machine, a: int, b: int, c: int) -> list[Tensor]:
 
 def _expand(machine: Machine, a: int, b: int, c: int) -> list[Tensor]:
     tensor = machine.register(a)
-    return [] if tensor.numel() > 32 else [machine.call("expand", torch.Tensor.expand, tensor, 2, *tensor.shape)]
+    return (
+        []
+        if tensor.numel() > 32
+        else [machine.call("expand", torch.Tensor.expand, tensor, 2, *tensor.shape)]
+    )
 
 
 def _detach(machine: Machine, a: int, b: int, c: int) -> list[Tensor]:
@@ -263,7 +288,11 @@ def _split(machine: Machine, a: int, b: int, c: int) -> list[Tensor]:
 
 def _unbind(machine: Machine, a: int, b: int, c: int) -> list[Tensor]:
     tensor = machine.register(a)
-    return [] if tensor.dim() < 1 or tensor.size(0) > 4 else list(machine.call("unbind", torch.unbind, tensor))
+    return (
+        []
+        if tensor.dim() < 1 or tensor.size(0) > 4
+        else list(machine.call("unbind", torch.unbind, tensor))
+    )
 
 
 def _maximum(machine: Machine, a: int, b: int, c: int) -> list[Tensor]:
@@ -301,7 +330,12 @@ def _remember(machine: Machine, a: int, b: int, c: int) -> list[Tensor]:
 def _batch_norm(machine: Machine, a: int, b: int, c: int) -> list[Tensor]:
     tensor = machine.register(a)
     memory = machine.model.memory
-    if tensor.dim() != 2 or tensor.size(1) != 4 or tensor.size(0) < 2 or _shares_memory(tensor, memory):
+    if (
+        tensor.dim() != 2
+        or tensor.size(1) != 4
+        or tensor.size(0) < 2
+        or _shares_memory(tensor, memory)
+    ):
         return []
     spread = machine.model.spread
     args = (tensor, None, None, memory, spread, True, 0.1, 1e-5, False)

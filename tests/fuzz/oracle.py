@@ -1,10 +1,13 @@
-"""What a program's log must say, worked out while the program runs plainly, from nothing but memory addresses.
+"""What a program's log must say, worked out while the program runs plainly, from nothing but memory
+addresses.
 
-The rule: an operation that is given a tensor reads, of each element, the last operation that wrote it since the tensor was
-made; and the operation that made the tensor, if an element is still as it left it, or if it is a view. An operation that
-makes a view reads of the tensor it is given the elements that the view looks at. What an in-place operation writes is the
-whole tensor it is given. What is given as `out=` is written, not read. An operation that hands back the tensor it is given
-has made it only as long as the module runs in which it did so, or after that if the module returns the tensor.
+The rule: an operation that is given a tensor reads, of each element, the last operation that wrote
+it since the tensor was made; and the operation that made the tensor, if an element is still as it
+left it, or if it is a view. An operation that makes a view reads of the tensor it is given the
+elements that the view looks at. What an in-place operation writes is the whole tensor it is given.
+What is given as `out=` is written, not read. An operation that hands back the tensor it is given
+has made it only as long as the module runs in which it did so, or after that if the module returns
+the tensor.
 """
 
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchlens.capture.trees import plain_tensors
+from torchlens._recording.trees import plain_tensors
 
 Tensor = torch.Tensor
 _NEVER = -1
@@ -22,7 +25,9 @@ _NEVER = -1
 
 @dataclass
 class Expected:
-    """One entry of the log: what it is called, its value when its operation ended, whom it reads, what it was given."""
+    """One entry of the log: what it is called, its value when its operation ended, whom it reads,
+    what it was given.
+    """
 
     name: str
     value: Tensor
@@ -39,7 +44,8 @@ class Oracle:
         self._made_by: dict[int, int] = {}
         self._alive: list[Any] = []
         self._writers: dict[int, Any] = {}
-        # For each module that is running: tensors that were handed back in it, as which entry, and which they were before.
+        # For each module that is running: tensors that were handed back in it, as which entry, and
+        # which they were before.
         self._handed_back: list[list[tuple[Tensor, int, int]]] = []
         for name, tensors in (("input", inputs), ("buffer", buffers)):
             for tensor in tensors:
@@ -49,9 +55,21 @@ class Oracle:
     def num_entries(self) -> int:
         return len(self.entries)
 
-    def call(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any, written: tuple[Tensor, ...]) -> Any:
+    def call(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        written: tuple[Tensor, ...],
+    ) -> Any:
         given = {path: tensor for tree in (args, kwargs) for path, tensor in plain_tensors(tree)}
-        parents = {source for path, tensor in given.items() if path != ("out",) for source in self.read(tensor)}
+        parents = {
+            source
+            for path, tensor in given.items()
+            if path != ("out",)
+            for source in self.read(tensor)
+        }
         storages = {_address(tensor) for tensor in given.values()}
         values = {path: tensor.detach().clone() for path, tensor in given.items()}
         result = func(*args, **kwargs)
@@ -81,7 +99,9 @@ class Oracle:
         """A module returns tensors: each that was there before is an entry."""
         for tensor in tensors:
             if self._made_by[id(tensor)] < first:
-                self._add("identity", tensor, self.read(tensor), True, {(0,): tensor.detach().clone()})
+                self._add(
+                    "identity", tensor, self.read(tensor), True, {(0,): tensor.detach().clone()}
+                )
         returned = set(map(id, tensors))
         handed_back = self._handed_back.pop()
         for tensor, number, before in reversed(handed_back):
@@ -95,7 +115,9 @@ class Oracle:
             self._add("output", tensor, self.read(tensor), True, {}, is_made=False)
 
     def read(self, tensor: Tensor, part: Tensor | None = None) -> set[int]:
-        """Whom a reader of the tensor reads now, or of the part of it that another tensor looks at."""
+        """Whom a reader of the tensor reads now, or of the part of it that another tensor looks
+        at.
+        """
         made_by = self._made_by.get(id(tensor))
         if made_by is None:  # a parameter, which nobody writes here
             return set()
@@ -106,7 +128,9 @@ class Oracle:
         return sources
 
     def connected(self) -> set[int]:
-        """The entries that belong in the log: what input leads to, what leads to output, and whatever those come from."""
+        """The entries that belong in the log: what input leads to, what leads to output, and
+        whatever those come from.
+        """
         reached = {number for number, entry in enumerate(self.entries) if entry.name == "input"}
         for number, entry in enumerate(self.entries):
             if entry.parents & reached:
@@ -118,7 +142,13 @@ class Oracle:
         return reached
 
     def _add(
-        self, name: str, tensor: Tensor, parents: set[int], is_view: bool, given: dict[Any, Tensor], is_made: bool = True
+        self,
+        name: str,
+        tensor: Tensor,
+        parents: set[int],
+        is_view: bool,
+        given: dict[Any, Tensor],
+        is_made: bool = True,
     ) -> None:
         number = len(self.entries)
         self.entries.append(Expected(name, tensor.detach().clone(), set(parents), is_view, given))

@@ -1,4 +1,6 @@
-"""Runs random programs for some minutes: `python tests/fuzz/run.py --minutes 10`. Ends with 1 at the first disagreement."""
+"""Runs random programs for some minutes: `python tests/fuzz/run.py --minutes 10`. Ends with 1 at
+the first disagreement.
+"""
 
 import argparse
 import sys
@@ -20,9 +22,13 @@ _GRADIENTS_PER_ROUND = 50
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compares the log of random programs with their plain runs.")
+    parser = argparse.ArgumentParser(
+        description="Compares the log of random programs with their plain runs."
+    )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to go on (10)")
-    parser.add_argument("--seed", type=int, default=None, help="the first seed; by default the time")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="the first seed; by default the time"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     number = int(time.time()) if options.seed is None else options.seed
@@ -53,8 +59,8 @@ def main() -> int:
         print(f"seed {number}: {done}; {left / 60:.1f} min left", flush=True)
         number += 1
     print(
-        f"{num_programs} programs with {num_entries} entries: the log and the plain run agree on all of them. "
-        f"{num_gradients} gradients through views are right."
+        f"{num_programs} programs with {num_entries} entries: the log and the plain run agree on "
+        f"all of them. {num_gradients} gradients through views are right."
     )
     return 0
 

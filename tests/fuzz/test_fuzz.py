@@ -10,18 +10,30 @@ from tests.fuzz.compare import HOW, check_program, program_inputs
 from tests.fuzz.machine import Program
 from tests.fuzz.programs import programs
 from torchlens import ValueChangedError
-from torchlens.capture.memory import Memory
-from torchlens.graph import edges
-from torchlens.validation import validate_forward_pass
+from torchlens._capture.memory.saved_values import Memory
+from torchlens._graph import edges
+from torchlens.api import validate_forward_pass
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
 @given(steps=programs, how=st.sampled_from(HOW), has_grad=st.booleans())
 def test_random_programs_are_logged_as_they_run(steps, how, has_grad):
     assert check_program(steps, how, has_grad) > 0
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
 @given(steps=programs)
 def test_the_logs_of_random_programs_are_proved(steps):
     report = validate_forward_pass(Program(steps), program_inputs())
@@ -30,7 +42,12 @@ def test_the_logs_of_random_programs_are_proved(steps):
 
 # What random programs found, and a few by hand.
 FOUND: dict[str, list[Any]] = {
-    "a row of a product is written": [("sin", 0, 0, 0), ("select", 2, 0, 0), ("add_", 3, 0, 0), ("add", 2, 2, 0)],
+    "a row of a product is written": [
+        ("sin", 0, 0, 0),
+        ("select", 2, 0, 0),
+        ("add_", 3, 0, 0),
+        ("add", 2, 2, 0),
+    ],
     "a view is read after its base was written": [
         ("sin", 0, 0, 0),
         ("flatten", 2, 0, 0),
@@ -43,13 +60,19 @@ FOUND: dict[str, list[Any]] = {
         ("flatten", 2, 0, 0),
         ("add_", 4, 0, 0),
     ],
-    "a result that went elsewhere does not read what was there": [("sin", 0, 0, 0), ("out", 0, 2, 0)],
+    "a result that went elsewhere does not read what was there": [
+        ("sin", 0, 0, 0),
+        ("out", 0, 2, 0),
+    ],
     "a module hands back a view that was written": [
         ("split", 0, 0, 0),
         ("module", 1, 2, 3, [("add_", 0, 0, 0)]),
         ("module", 0, 4, 3, [("mul_", 4, 0, 0), ("assign masked", 2, 0, 1)]),
     ],
-    "running statistics are read after they were written": [("batch_norm", 0, 0, 0), ("remember", 0, 1, 0)],
+    "running statistics are read after they were written": [
+        ("batch_norm", 0, 0, 0),
+        ("remember", 0, 1, 0),
+    ],
 }
 
 

@@ -1,7 +1,8 @@
 """Gradients of views and of writes to them, against the same program written without either.
 
-The oracle keeps memory as a value: a tensor is a set of places in it, and a write makes a new memory. Each entry gets a
-number to be changed by, zero, where its value is read: the derivative with respect to that is its gradient.
+The oracle keeps memory as a value: a tensor is a set of places in it, and a write makes a new
+memory. Each entry gets a number to be changed by, zero, where its value is read: the derivative
+with respect to that is its gradient.
 """
 
 import random
@@ -14,7 +15,9 @@ from torch import nn
 import torchlens as tl
 
 Step = tuple[str, float, float]
-Like = tuple[tuple[int, ...], bool, bool]  # the shape, whether it is contiguous, whether elements share a place
+Like = tuple[
+    tuple[int, ...], bool, bool
+]  # the shape, whether it is contiguous, whether elements share a place
 Pick = Callable[[torch.Tensor], torch.Tensor]
 VIEWS = ("row", "rows", "cols", "flat", "t", "unsqueeze", "expand", "diagonal", "unfold")
 WRITES = ("mul_", "mul_", "add_", "copy_", "zero_", "set")
@@ -23,7 +26,10 @@ NAMES = ("sin", "mul", "add", *VIEWS, *WRITES)
 
 def random_program(seed: int) -> list[Step]:
     generator = random.Random(seed)
-    return [(generator.choice(NAMES), generator.random(), generator.random()) for _ in range(generator.randint(3, 9))]
+    return [
+        (generator.choice(NAMES), generator.random(), generator.random())
+        for _ in range(generator.randint(3, 9))
+    ]
 
 
 def decided(steps: list[Step], shapes: list[Like]) -> Iterator[tuple[str, int, int]]:
@@ -69,7 +75,9 @@ def pick_of(name: str, row: int) -> Pick:
 
 def like(tensor: torch.Tensor) -> Like:
     places = torch.zeros(tensor.storage_offset() + tensor.numel() * 8 + 64, dtype=torch.int64)
-    items = torch.arange(len(places)).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    items = torch.arange(len(places)).as_strided(
+        tensor.shape, tensor.stride(), tensor.storage_offset()
+    )
     return tuple(tensor.shape), tensor.is_contiguous(), items.unique().numel() < tensor.numel()
 
 
@@ -112,7 +120,9 @@ class Program(nn.Module):
 class OracleTensor:
     """A tensor of the oracle: places in a memory; if it is a view, its value when it was made."""
 
-    def __init__(self, memory: int, places: torch.Tensor, value: torch.Tensor | None = None, made: int = 0) -> None:
+    def __init__(
+        self, memory: int, places: torch.Tensor, value: torch.Tensor | None = None, made: int = 0
+    ) -> None:
         self.memory = memory
         self.places = places
         self.value = value  # None: whatever the memory holds is its own
@@ -120,7 +130,9 @@ class OracleTensor:
 
 
 class Oracle:
-    """The same without views and writes. Of a view, what was not written since it was made is its own value."""
+    """The same without views and writes. Of a view, what was not written since it was made is its
+    own value.
+    """
 
     def __init__(self) -> None:
         self.memories: list[torch.Tensor] = []
@@ -139,13 +151,17 @@ class Oracle:
 
     def view(self, tensor: OracleTensor, pick: Pick) -> OracleTensor:
         value = pick(self.read(tensor))
-        return OracleTensor(tensor.memory, pick(tensor.places), value + self.change(value.shape), self.time)
+        return OracleTensor(
+            tensor.memory, pick(tensor.places), value + self.change(value.shape), self.time
+        )
 
     def read(self, tensor: OracleTensor) -> torch.Tensor:
         held = self.memories[tensor.memory][tensor.places]
         if tensor.value is None:
             return held
-        return torch.where(self.written[tensor.memory][tensor.places] > tensor.made, held, tensor.value)
+        return torch.where(
+            self.written[tensor.memory][tensor.places] > tensor.made, held, tensor.value
+        )
 
     def write(self, tensor: OracleTensor, value: torch.Tensor) -> None:
         self.time += 1

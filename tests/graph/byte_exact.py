@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchlens.capture.recording import Write
-from torchlens.capture.regions import Region
-from torchlens.graph.last_writers import Question
+from torchlens._graph.last_writers import Question
+from torchlens._recording.recording import Write
+from torchlens._recording.regions import Region
 
 
 def bytes_of(region: Region) -> Any:
@@ -16,11 +16,17 @@ def bytes_of(region: Region) -> Any:
     offsets = np.array([region.offset], dtype=np.int64)
     for size, stride in zip(region.shape, region.strides, strict=True):
         offsets = (offsets[:, None] + np.arange(size, dtype=np.int64) * stride).reshape(-1)
-    return np.unique((offsets[:, None] * region.item_bytes + np.arange(region.item_bytes, dtype=np.int64)).reshape(-1))
+    return np.unique(
+        (
+            offsets[:, None] * region.item_bytes + np.arange(region.item_bytes, dtype=np.int64)
+        ).reshape(-1)
+    )
 
 
 def writers_of(question: Question, writes: Sequence[Write]) -> tuple[list[int], bool]:
-    """The writes that are the last ones to some byte of the region, the earliest first; whether they wrote all of it."""
+    """The writes that are the last ones to some byte of the region, the earliest first; whether
+    they wrote all of it.
+    """
     remaining = bytes_of(question.region)
     writers: list[int] = []
     for write in reversed(writes):
@@ -33,7 +39,9 @@ def writers_of(question: Question, writes: Sequence[Write]) -> tuple[list[int], 
 
 
 def random_view(generator: np.random.Generator, base: torch.Tensor) -> torch.Tensor:
-    """Some view of a tensor, as programs make them: sliced, stepped, reshaped, transposed, seen as another type."""
+    """Some view of a tensor, as programs make them: sliced, stepped, reshaped, transposed, seen as
+    another type.
+    """
     view = base
     for _ in range(generator.integers(0, 4)):
         kind = generator.integers(0, 11)
@@ -60,7 +68,9 @@ def random_view(generator: np.random.Generator, base: torch.Tensor) -> torch.Ten
         elif kind == 8 and view.dim() > 1:
             view = view.diagonal(0, 0, 1)
         elif kind == 9:
-            view = view.unfold(dim, int(generator.integers(1, size + 1)), int(generator.integers(1, 4)))
+            view = view.unfold(
+                dim, int(generator.integers(1, size + 1)), int(generator.integers(1, 4))
+            )
         elif kind == 10 and view.stride(-1) == 1 and view.element_size() == 4:
             places = [view.storage_offset(), view.size(-1), *view.stride()[:-1]]
             view = view.view(torch.int16 if any(place % 2 for place in places) else torch.float64)

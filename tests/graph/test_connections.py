@@ -1,4 +1,6 @@
-"""What belongs to a log: operations do not vanish because the boundary on their side holds no tensor."""
+"""What belongs to a log: operations do not vanish because the boundary on their side holds no
+tensor.
+"""
 
 import json
 from pathlib import Path
@@ -33,7 +35,9 @@ class Captioner(nn.Module):
 
 
 class Policy(nn.Module):
-    """An observation in, the number of an action out; what it thinks the state is worth stays inside."""
+    """An observation in, the number of an action out; what it thinks the state is worth stays
+    inside.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +47,9 @@ class Policy(nn.Module):
     def forward(self, observation: np.ndarray) -> int:
         state = torch.as_tensor(observation, dtype=torch.float32)
         self.value = self.critic(state)
-        return int(torch.distributions.Categorical(logits=self.actor(state), validate_args=False).sample())
+        return int(
+            torch.distributions.Categorical(logits=self.actor(state), validate_args=False).sample()
+        )
 
 
 MODELS = {"text": (Captioner, "hello"), "policy": (Policy, np.ones(4))}
@@ -78,7 +84,9 @@ def test_such_a_log_can_be_looked_at_in_every_way(name: str, tmp_path: Path) -> 
     page = history.explore(tmp_path / "page.html")
     assert Path(str(page.path)).stat().st_size > 10_000
     for how in ("rolled", "unrolled"):
-        history.render_graph(how, vis_outpath=str(tmp_path / f"{how}.gv"), vis_save_only=True, vis_fileformat="svg")
+        history.render_graph(
+            how, vis_outpath=str(tmp_path / f"{how}.gv"), vis_save_only=True, vis_fileformat="svg"
+        )
         assert "linear" in (tmp_path / f"{how}.gv").read_text()
     assert tl.validate_saved_activations(model, [given], random_seed=1)
 
@@ -86,7 +94,9 @@ def test_such_a_log_can_be_looked_at_in_every_way(name: str, tmp_path: Path) -> 
 def test_the_condition_that_ends_a_text_is_told_from_what_writes_it() -> None:
     history = tl.log_forward_pass(Captioner(), "hello")
     assert [entry.layer_type for entry in history if entry.in_cond_branch] == ["eq"] * 3
-    assert history.conditional_branch_edges == [(f"argmax_1_5:{n}", f"eq_1_6:{n}") for n in (1, 2, 3)]
+    assert history.conditional_branch_edges == [
+        (f"argmax_1_5:{n}", f"eq_1_6:{n}") for n in (1, 2, 3)
+    ]
 
 
 def test_printing_says_which_side_holds_no_tensor() -> None:
@@ -123,13 +133,22 @@ def test_what_a_model_returns_as_numbers_beside_tensors_is_kept() -> None:
         return x + 1, {"scores": [scores.tolist()], "note": "good" if torch.ones(1) > 0 else "bad"}
 
     history = tl.log_forward_pass(Model(forward, fc=nn.Linear(4, 3)), torch.rand(3))
-    assert [entry.layer_type for entry in history] == ["input", "ones", "linear", "add", "ones", "gt", "output"]
+    assert [entry.layer_type for entry in history] == [
+        "input",
+        "ones",
+        "linear",
+        "add",
+        "ones",
+        "gt",
+        "output",
+    ]
     assert history.num_operations_left_out == 2
     assert "2 tensors that have to do with neither input nor output are left out" in str(history)
 
 
 @pytest.mark.parametrize("read", [
-    torch.Tensor.item, torch.Tensor.tolist, float, int, complex, str, repr, "{:.1f}".format, torch.Tensor.numpy, np.asarray,
+    torch.Tensor.item, torch.Tensor.tolist, float, int, complex, str, repr, "{:.1f}".format,
+    torch.Tensor.numpy, np.asarray,
     lambda t: range(9)[t.long()], lambda t: torch.equal(t, t), lambda t: t.is_nonzero(), bool,
 ])  # fmt: skip
 def test_every_way_to_take_a_value_out_of_torch_counts(read: Any) -> None:

@@ -10,9 +10,9 @@ from jax.extend.core import Primitive, primitives
 
 import torchlens as tl
 from tests.networks import Model
-from torchlens.capture.operations import layer_type
-from torchlens.graph.flops.free import FREE
-from torchlens.graph.flops.registry import FORMULAS, Counting, counting_of
+from torchlens._graph.flops.free import FREE
+from torchlens._graph.flops.registry import FORMULAS, Counting, counting_of
+from torchlens._recording.operations import layer_type
 
 A, B, C = torch.rand(2, 3), torch.rand(3, 4), torch.rand(4, 5)
 SQUARE = torch.rand(4, 4) + 4 * torch.eye(4)
@@ -20,7 +20,8 @@ BATCH = torch.rand(3, 4, 4)
 HEADS = torch.rand(1, 4, 5, 8)
 FEW_HEADS = torch.rand(1, 2, 6, 8)
 
-# A function of the tensors, and what it costs forward and backward where all of them want gradients.
+# A function of the tensors, and what it costs forward and backward where all of them want
+# gradients.
 OPERATIONS: dict[str, tuple[Any, list[torch.Tensor], int, int]] = {
     "@": (lambda a, b: a @ b, [A, B], 2 * 2 * 3 * 4, 2 * 48),
     "@ of a vector": (lambda a, b: a[0] @ b, [A, B], 2 * 3 * 4, 2 * 24),
@@ -50,47 +51,58 @@ OPERATIONS: dict[str, tuple[Any, list[torch.Tensor], int, int]] = {
     "cdist": (torch.cdist, [torch.rand(30, 6), torch.rand(40, 6)], 2 * 30 * 40 * 6, 28800),
     "cov": (torch.cov, [SQUARE], 2 * 64, 256),
     "einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), [A, B], 48, 96),
-    "einsum of three": (lambda a, b, c: torch.einsum("ij,jk,kl->il", a, b, c), [A, B, C], 48 + 80, 256),
-    "einsum with dots": (lambda a, b: torch.einsum("...ij,jk->...ik", a, b), [torch.rand(7, 2, 3), B], 7 * 48, 672),
+    "einsum of three": (lambda a, b, c: torch.einsum("ij,jk,kl->il", a, b, c), [A, B, C], 48 + 80,
+    256),
+    "einsum with dots": (lambda a, b: torch.einsum("...ij,jk->...ik", a, b), [torch.rand(7, 2, 3),
+    B], 7 * 48, 672),
     "einsum without an arrow": (lambda a, b: torch.einsum("ij,jk", a, b), [A, B], 48, 96),
     "einsum that sums first": (lambda a, b: torch.einsum("ij,jk->k", a, b), [A, B], 2 * 3 * 4, 48),
     "einsum that sums nothing": (lambda a, b: torch.einsum("i,j->ij", a[0], b[0]), [A, B], 12, 24),
     "einsum of one": (lambda a: torch.einsum("ij->ji", a), [A], 0, 0),
     "einsum by numbers": (lambda a, b: torch.einsum(a, [0, 1], b, [1, 2], [0, 2]), [A, B], 48, 96),
-    "attention": (F.scaled_dot_product_attention, [HEADS, HEADS, HEADS], 2 * 2 * 4 * 5 * 5 * 8, 2 * 3200),
+    "attention": (F.scaled_dot_product_attention, [HEADS, HEADS, HEADS], 2 * 2 * 4 * 5 * 5 * 8,
+    2 * 3200),
     "causal attention, in full": (
-        lambda q: F.scaled_dot_product_attention(query=q, key=q, value=q, is_causal=True), [HEADS], 3200, 6400),
+        lambda q: F.scaled_dot_product_attention(query=q, key=q, value=q, is_causal=True), [HEADS],
+        3200, 6400),
     "attention with fewer key heads": (
         lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True),
         [HEADS, FEW_HEADS], 2 * 2 * 4 * 5 * 6 * 8, 2 * 3840,
     ),
     "conv_tbc": (
-        lambda x, w: torch.conv_tbc(x, w, torch.zeros(5)), [torch.rand(7, 2, 3), torch.rand(3, 3, 5)], 2 * 50 * 9, 1800),
+        lambda x, w: torch.conv_tbc(x, w, torch.zeros(5)), [torch.rand(7, 2, 3), torch.rand(3, 3,
+        5)], 2 * 50 * 9, 1800),
     "an operator of torch.ops": (torch.ops.aten.mm.default, [A, B], 48, 96),
     "a convolution of torch.ops": (
-        lambda x, w: torch.ops.aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+        lambda x, w: torch.ops.aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0],
+        1),
         [torch.rand(2, 3, 8, 8), torch.rand(4, 3, 3, 3)], 2 * 2 * 4 * 36 * 27, 2 * 15552,
     ),
     "a transposed convolution of torch.ops": (
-        lambda x, w: torch.ops.aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1),
+        lambda x, w: torch.ops.aten.convolution(x, w, None, [1, 1], [0, 0], [1, 1], True, [0, 0],
+        1),
         [torch.rand(2, 3, 8, 8), torch.rand(3, 4, 3, 3)], 2 * 2 * 3 * 64 * 36, 2 * 27648,
     ),
     "fft": (torch.fft.fft, [torch.rand(3, 8)], 3 * 5 * 8 * 3, 360),
-    "fft of another length": (lambda x: torch.fft.fft(x, n=16, dim=0), [torch.rand(3, 8)], 8 * 5 * 16 * 4, 2560),
+    "fft of another length": (lambda x: torch.fft.fft(x, n=16, dim=0), [torch.rand(3, 8)],
+    8 * 5 * 16 * 4, 2560),
     "rfft": (torch.fft.rfft, [torch.rand(3, 8)], 180, 180),
     "irfft": (lambda x: torch.fft.irfft(torch.complex(x, x)), [torch.rand(3, 5)], 180, 180),
     "fft2": (torch.fft.fft2, [torch.rand(3, 8, 8)], 3 * 5 * 64 * 6, 5760),
     "fftn": (torch.fft.fftn, [torch.rand(2, 4, 8)], 5 * 64 * 6, 1920),
     "stft": (
-        lambda x: torch.stft(x, 16, hop_length=16, center=False, window=torch.ones(16), return_complex=True),
+        lambda x: torch.stft(x, 16, hop_length=16, center=False, window=torch.ones(16),
+        return_complex=True),
         [torch.rand(2, 64)], int(2 * 4 * 2.5 * 16 * log2(16)), 1280,
     ),
     "cholesky": (lambda a: torch.linalg.cholesky(a @ a.mT), [SQUARE], 128 + 64 // 3, 256 + 64 // 3),
     "inv": (torch.linalg.inv, [SQUARE], 2 * 64, 128),
     "det": (torch.linalg.det, [BATCH], 3 * 2 * 64 // 3, 128),
-    "solve": (torch.linalg.solve, [SQUARE, torch.rand(4, 2)], 2 * 64 // 3 + 2 * 16 * 2, 2 * 64 // 3 + 2 * 64),
+    "solve": (torch.linalg.solve, [SQUARE, torch.rand(4, 2)], 2 * 64 // 3 + 2 * 16 * 2,
+    2 * 64 // 3 + 2 * 64),
     "solve_triangular": (
-        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), [SQUARE, torch.rand(4, 2)], 16 * 2, 64),
+        lambda a, b: torch.linalg.solve_triangular(a, b, upper=True), [SQUARE, torch.rand(4, 2)],
+        16 * 2, 64),
     "eigh": (lambda a: torch.linalg.eigh(a)[0], [SQUARE], 9 * 64, 576),
     "svd": (lambda a: torch.linalg.svd(a)[1], [torch.rand(6, 4)], 6 * 6 * 16 + 20 * 64, 1856),
     "qr": (lambda a: torch.linalg.qr(a)[0], [torch.rand(6, 4)], (12 * 6 * 16 - 4 * 64) // 3, 298),
@@ -116,9 +128,22 @@ def test_a_registered_layer_type_is_the_name_of_something_in_torch():
     """A formula under a misspelt name would never be used."""
     operators = {schema.name.partition("::")[2] for schema in torch._C._jit_get_all_schemas()}
     known = {name.replace("_", "").lower() for name in operators}
-    # Of torchvision, of torch's quantized operators, of Python alone, and of JAX, which lists most of its primitives.
-    elsewhere = {"deformconv2d", "flexattention", "rmatmul", "vecdot", "multidot", "lineardynamic", "raggeddotgeneral"}
-    elsewhere |= {layer_type(value.name) for value in vars(primitives).values() if isinstance(value, Primitive)}
+    # Of torchvision, of torch's quantized operators, of Python alone, and of JAX, which lists most
+    # of its primitives.
+    elsewhere = {
+        "deformconv2d",
+        "flexattention",
+        "rmatmul",
+        "vecdot",
+        "multidot",
+        "lineardynamic",
+        "raggeddotgeneral",
+    }
+    elsewhere |= {
+        layer_type(value.name)
+        for value in vars(primitives).values()
+        if isinstance(value, Primitive)
+    }
     assert {name for name in FORMULAS if name not in known} <= elsewhere
 
 
@@ -149,6 +174,8 @@ OF_THE_ZOO = """
 
 
 def test_every_operation_of_the_zoo_is_counted_or_free():
-    """But for what runs unseen inside another, and what takes as many products as the numbers ask for."""
+    """But for what runs unseen inside another, and what takes as many products as the numbers ask
+    for.
+    """
     unknown = {name for name in OF_THE_ZOO.split() if counting_of(name) is Counting.UNKNOWN}
     assert unknown == {"matrixexp", "scriptfunction", "vmap"}

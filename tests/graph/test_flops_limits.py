@@ -11,22 +11,27 @@ from torch.utils.flop_counter import register_flop_formula
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens.graph.flops.call import Call
-from torchlens.graph.flops.registry import FORMULAS, forward_flops
+from torchlens._graph.flops.call import Call
+from torchlens._graph.flops.registry import FORMULAS, forward_flops
 
 SQUARE = torch.rand(4, 4)
-KERNEL = torch.rand(1, 1, 2, 2)  # neither parameter nor buffer of the model: the log does not know it
+KERNEL = torch.rand(
+    1, 1, 2, 2
+)  # neither parameter nor buffer of the model: the log does not know it
 
 
 def log_of(function: Any, *args: Any, **attributes: Any) -> tl.ModelHistory:
     return tl.get_model_metadata(Model(function, **attributes), list(args))
 
 
-# -- not counted -------------------------------------------------------------------------------------------------------
+# -- not counted
+# --------------------------------------------------------------------------------------------------
 
 
 def test_what_is_free_by_convention_costs_nothing_and_is_not_reported():
-    history = tl.get_model_metadata(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(4), nn.Softmax(-1)), SQUARE)
+    history = tl.get_model_metadata(
+        nn.Sequential(nn.ReLU(), nn.BatchNorm1d(4), nn.Softmax(-1)), SQUARE
+    )
     assert [entry.flops for entry in history] == [0] * len(history)
     assert history.flops_not_counted == {}
 
@@ -36,12 +41,21 @@ def test_what_is_free_by_convention_costs_nothing_and_is_not_reported():
     ("function", "reported"),
     [
         (lambda self, x: torch.vmap(torch.dot)(x, x), {"vmap": 1}),
-        (lambda self, x: torch.linalg.matrix_exp(x) @ torch.linalg.matrix_exp(2 * x), {"linalgmatrixexp": 2}),
+        (
+            lambda self, x: torch.linalg.matrix_exp(x) @ torch.linalg.matrix_exp(2 * x),
+            {"linalgmatrixexp": 2},
+        ),
         (lambda self, x: torch.sparse.mm(x.to_sparse(), x), {"sparsemm": 1}),
         (lambda self, x: x.to_sparse() @ x, {"matmul": 1}),
         (lambda self, x: torch.nn.functional.conv2d(x[None, None], KERNEL), {"conv2d": 1}),
     ],
-    ids=["vmap", "depends on the numbers", "sparse by name", "sparse by layout", "a weight from elsewhere"],
+    ids=[
+        "vmap",
+        "depends on the numbers",
+        "sparse by name",
+        "sparse by layout",
+        "a weight from elsewhere",
+    ],
 )
 def test_what_nobody_can_count_is_reported(function: Any, reported: dict[str, int]):
     history = log_of(function, SQUARE)
@@ -90,7 +104,10 @@ def weigh(x: torch.Tensor, weights: list[torch.Tensor], power: int = 1) -> torch
 
 @register_flop_formula(torch.ops.torchlens_test.weigh)
 def weigh_flops(x_shape, weight_shapes, power=1, *, out_shape=None, **kwargs) -> int:
-    return power * sum(2 * x_shape[0] * rows * columns for rows, columns in weight_shapes) + out_shape[0]
+    return (
+        power * sum(2 * x_shape[0] * rows * columns for rows, columns in weight_shapes)
+        + out_shape[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,19 +124,35 @@ def test_a_formula_that_was_registered_with_torch_is_used(function: Any):
     assert history.flops_not_counted == {}
 
 
-# -- backward ----------------------------------------------------------------------------------------------------------
+# -- backward
+# --------------------------------------------------------------------------------------------------
 
 
 def test_backward_costs_a_product_for_each_factor_that_wants_a_gradient():
-    assert [entry.flops_backward for entry in tl.get_model_metadata(MLP(), torch.rand(2, 4))] == [0, 80, 0, 120, 0]
+    assert [entry.flops_backward for entry in tl.get_model_metadata(MLP(), torch.rand(2, 4))] == [
+        0,
+        80,
+        0,
+        120,
+        0,
+    ]
     x = torch.rand(2, 4, requires_grad=True)
-    assert [entry.flops_backward for entry in tl.get_model_metadata(MLP(), x)] == [0, 160, 0, 120, 0]
+    assert [entry.flops_backward for entry in tl.get_model_metadata(MLP(), x)] == [
+        0,
+        160,
+        0,
+        120,
+        0,
+    ]
 
 
 def test_without_gradients_there_is_nothing_backward():
     with torch.no_grad():
         assert tl.get_model_metadata(MLP(), torch.rand(2, 4)).total_flops_backward == 0
-    assert tl.get_model_metadata(MLP().requires_grad_(False), torch.rand(2, 4)).total_flops_backward == 0
+    assert (
+        tl.get_model_metadata(MLP().requires_grad_(False), torch.rand(2, 4)).total_flops_backward
+        == 0
+    )
 
 
 def test_what_leads_to_no_output_is_not_counted_backward():
@@ -128,7 +161,9 @@ def test_what_leads_to_no_output_is_not_counted_backward():
         self.unused(x)
         return self.fc(x) * chosen
 
-    history = log_of(function, SQUARE, gate=nn.Linear(4, 2), unused=nn.Linear(4, 3), fc=nn.Linear(4, 4))
+    history = log_of(
+        function, SQUARE, gate=nn.Linear(4, 2), unused=nn.Linear(4, 3), fc=nn.Linear(4, 4)
+    )
     assert history.total_flops == 2 * 16 * (2 + 3 + 4)
     assert history.total_flops_backward == history["fc"].flops_backward == 128
 
@@ -171,19 +206,34 @@ def test_gradients_come_past_a_custom_function():
     assert history.total_flops_backward == 128
 
 
-# -- calls that look otherwise -----------------------------------------------------------------------------------------
+# -- calls that look otherwise
+# -----------------------------------------------------------------------------------------
 
 SHAPES = st.lists(st.integers(0, 3), max_size=5).map(tuple)
 LOCATIONS = st.one_of(
-    st.integers(0, 8), st.tuples(st.integers(0, 3), st.integers(0, 5)), st.sampled_from(["input", "weight", "hx", "params"])
+    st.integers(0, 8),
+    st.tuples(st.integers(0, 3), st.integers(0, 5)),
+    st.sampled_from(["input", "weight", "hx", "params"]),
 )
 NUMBERS = st.lists(st.integers(-3, 3), max_size=3)
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 9), st.just("ij,jk->ik"), NUMBERS)
-CALLS = st.builds(Call, st.dictionaries(LOCATIONS, SHAPES, max_size=6), SHAPES, st.lists(VALUES, max_size=9), st.none())
+CALLS = st.builds(
+    Call,
+    st.dictionaries(LOCATIONS, SHAPES, max_size=6),
+    SHAPES,
+    st.lists(VALUES, max_size=9),
+    st.none(),
+)
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(layer_type=st.sampled_from(sorted(FORMULAS)), call=CALLS)
 def test_a_call_that_a_formula_does_not_expect_is_not_counted(layer_type: str, call: Call):
     count = forward_flops(layer_type, call)

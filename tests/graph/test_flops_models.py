@@ -15,7 +15,8 @@ from benchmarks.zoo import SPECIMENS
 from benchmarks.zoo.libraries import import_torchvision, import_transformers
 from tests.networks import MLP, TinyGPT
 
-# -- written out: two operations for each multiplication and the addition that follows it ------------------------------
+# -- written out: two operations for each multiplication and the addition that follows it
+# ------------------------------
 
 
 def of_resnet50() -> int:
@@ -35,7 +36,9 @@ def of_resnet50() -> int:
 
 
 def of_transformer(num_layers: int, length: int, width: int) -> int:
-    """Queries, keys and values, the projection after attention, and a feed-forward layer of four times the width."""
+    """Queries, keys and values, the projection after attention, and a feed-forward layer of four
+    times the width.
+    """
     weights = 3 * width**2 + width**2 + 2 * 4 * width**2
     attention = 2 * length * width  # scores, and their product with the values
     return num_layers * 2 * length * (weights + attention)
@@ -72,7 +75,11 @@ def gpt2() -> tuple[nn.Module, Any, int]:
 
 
 def lstm() -> tuple[nn.Module, Any, int]:
-    return nn.LSTM(64, 128, num_layers=2, bidirectional=True), torch.empty(30, 4, 64), of_lstm(30, 4, 64, 128)
+    return (
+        nn.LSTM(64, 128, num_layers=2, bidirectional=True),
+        torch.empty(30, 4, 64),
+        of_lstm(30, 4, 64, 128),
+    )
 
 
 @pytest.mark.slow
@@ -89,14 +96,15 @@ def test_a_model_costs_what_was_worked_out_by_hand(make):
     assert history.total_flops == expected
 
 
-# -- against torch -----------------------------------------------------------------------------------------------------
+# -- against torch
+# --------------------------------------------------------------------------------------------------
 
 
 def by_torch(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, int]:
     """Forward and backward by torch's counter, made to see what it does not (torch 2.13).
 
-    Attention and LSTM in one kernel are not counted; and the weight of a grouped convolution is taken for a full one in
-    backward.
+    Attention and LSTM in one kernel are not counted; and the weight of a grouped convolution is
+    taken for a full one in backward.
     """
     rules = {torch.ops.aten.convolution_backward: convolution_backward}
     counter = FlopCounterMode(display=False, custom_mapping=rules)
@@ -105,7 +113,11 @@ def by_torch(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, int]:
         with sdpa_kernel(SDPBackend.MATH), counter:
             result = model(*args, **kwargs)
             forward = counter.get_total_flops()
-            results = [tensor for tensor in torch.utils._pytree.tree_leaves(result) if isinstance(tensor, torch.Tensor)]
+            results = [
+                tensor
+                for tensor in torch.utils._pytree.tree_leaves(result)
+                if isinstance(tensor, torch.Tensor)
+            ]
             wanted = [tensor.sum() for tensor in results if tensor.requires_grad]
             if wanted:
                 sum(wanted).backward()
@@ -114,7 +126,9 @@ def by_torch(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, int]:
     return forward, counter.get_total_flops() - forward
 
 
-def convolution_backward(gradient, x, weight, _bias, _stride, _padding, _dilation, is_transposed, *rest, **_):
+def convolution_backward(
+    gradient, x, weight, _bias, _stride, _padding, _dilation, is_transposed, *rest, **_
+):
     wanted = rest[2]
     return conv_flop_count(x, weight, gradient, is_transposed) * (wanted[0] + wanted[1])
 
@@ -132,9 +146,15 @@ def small_models() -> dict[str, tuple[nn.Module, Any]]:
         "unbatched": (nn.Conv1d(4, 6, 3), torch.rand(4, 9)),
         "conv3d": (nn.Conv3d(4, 6, 3), torch.rand(1, 4, 5, 5, 5)),
         "transposed": (nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), image),
-        "transposed1d": (nn.ConvTranspose1d(4, 6, 3, output_padding=1, stride=2), torch.rand(2, 4, 9)),
+        "transposed1d": (
+            nn.ConvTranspose1d(4, 6, 3, output_padding=1, stride=2),
+            torch.rand(2, 4, 9),
+        ),
         "transposed3d": (nn.ConvTranspose3d(4, 6, 3), torch.rand(1, 4, 5, 5, 5)),
-        "two convolutions": (nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Conv2d(5, 6, 3)), image),
+        "two convolutions": (
+            nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU(), nn.Conv2d(5, 6, 3)),
+            image,
+        ),
         "linear": (nn.Linear(4, 5), torch.rand(2, 7, 4)),
         "an input with a gradient": (MLP(), torch.rand(2, 4, requires_grad=True)),
         "frozen weights": (frozen, torch.rand(2, 4)),
@@ -142,7 +162,10 @@ def small_models() -> dict[str, tuple[nn.Module, Any]]:
         "lstm": (nn.LSTM(4, 5, num_layers=2, bidirectional=True), torch.rand(7, 2, 4)),
         "lstm with projections": (nn.LSTM(4, 5, num_layers=2, proj_size=3), torch.rand(7, 2, 4)),
         "lstm without biases": (nn.LSTM(4, 5, bias=False), torch.rand(7, 2, 4)),
-        "lstm batch first": (nn.LSTM(4, 5, batch_first=True), torch.rand(2, 7, 4, requires_grad=True)),
+        "lstm batch first": (
+            nn.LSTM(4, 5, batch_first=True),
+            torch.rand(2, 7, 4, requires_grad=True),
+        ),
         "gru": (nn.GRU(4, 5, num_layers=2), torch.rand(7, 2, 4)),
         "rnn of one sequence": (nn.RNN(4, 5), torch.rand(7, 4)),
         "relu rnn": (nn.RNN(4, 5, nonlinearity="relu", bidirectional=True), torch.rand(7, 2, 4)),
@@ -157,7 +180,9 @@ def small_models() -> dict[str, tuple[nn.Module, Any]]:
 def test_flops_agree_with_torch_forward_and_backward(name: str):
     model, x = small_models()[name]
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "LSTM with projections")  # torch has no fast kernel for them
+        warnings.filterwarnings(
+            "ignore", "LSTM with projections"
+        )  # torch has no fast kernel for them
         history = tl.get_model_metadata(model, x)
     assert (history.total_flops, history.total_flops_backward) == by_torch(model, x)
     assert history.flops_not_counted == {}
@@ -165,8 +190,10 @@ def test_flops_agree_with_torch_forward_and_backward(name: str):
 
 SAMPLE = (
     "torch.nn/LSTM-packed", "torch.nn/MultiheadAttention-attn_mask", "torch.nn/Transformer-masked",
-    "torchvision/mobilenet_v3_small", "torchvision/squeezenet1_1", "timm/test_mambaout", "timm/test_nfnet",
-    "transformers/albert", "transformers/bert", "transformers/deepseek_v3", "transformers/encodec", "transformers/mamba",
+    "torchvision/mobilenet_v3_small", "torchvision/squeezenet1_1", "timm/test_mambaout",
+    "timm/test_nfnet",
+    "transformers/albert", "transformers/bert", "transformers/deepseek_v3", "transformers/encodec",
+    "transformers/mamba",
     "torch_geometric/GAT", "torch_geometric/GCN",
 )  # fmt: skip
 
@@ -179,7 +206,9 @@ def test_models_from_elsewhere_agree_with_torch(name: str):
         pytest.skip(f"needs {specimen.source}: pip install 'torchlens[zoo]'")
     case = specimen.make()
     history = tl.get_model_metadata(case.model, list(case.args), case.kwargs)
-    assert (history.total_flops, history.total_flops_backward) == by_torch(case.model, *case.args, **case.kwargs)
+    assert (history.total_flops, history.total_flops_backward) == by_torch(
+        case.model, *case.args, **case.kwargs
+    )
     assert history.flops_not_counted == {}
 
 
@@ -187,9 +216,15 @@ def test_the_fast_path_of_attention_costs_the_same():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
     attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     x = torch.rand(2, 5, 8)
-    slow, slow_attention = tl.get_model_metadata(model, x), tl.get_model_metadata(attention, [x, x, x])
+    slow, slow_attention = (
+        tl.get_model_metadata(model, x),
+        tl.get_model_metadata(attention, [x, x, x]),
+    )
     with torch.no_grad():
-        fast, fast_attention = tl.get_model_metadata(model, x), tl.get_model_metadata(attention, [x, x, x])
+        fast, fast_attention = (
+            tl.get_model_metadata(model, x),
+            tl.get_model_metadata(attention, [x, x, x]),
+        )
     assert "transformerencoderlayerfwd" in {entry.layer_type for entry in fast}
     assert "nativemultiheadattention" in {entry.layer_type for entry in fast_attention}
     assert fast.total_flops == slow.total_flops > 0

@@ -14,7 +14,11 @@ from tests.networks import MLP, Model, Residual
 def labels(forward: Any, *inputs: torch.Tensor, **attributes: object) -> list[str]:
     """Labels of a function's operations on `inputs`, without those of inputs and outputs."""
     history = tl.log_forward_pass(Model(forward, **attributes), list(inputs))
-    return [entry.layer_label for entry in history if not (entry.is_input_layer or entry.is_output_layer)]
+    return [
+        entry.layer_label
+        for entry in history
+        if not (entry.is_input_layer or entry.is_output_layer)
+    ]
 
 
 def type_of(function: object, x: torch.Tensor | None = None) -> str:
@@ -46,19 +50,25 @@ def type_of(function: object, x: torch.Tensor | None = None) -> str:
         (lambda x: F.interpolate(x, scale_factor=2), "upsamplenearest2d"),
     ],
 )
-def test_the_type_is_the_functions_name_in_lower_case_without_underscores(function: object, expected: str) -> None:
+def test_the_type_is_the_functions_name_in_lower_case_without_underscores(
+    function: object, expected: str
+) -> None:
     assert type_of(function) == expected
 
 
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
-        ("y += 1", "iadd"), ("y -= 1", "isub"), ("y *= 2", "imul"), ("y /= 2", "itruediv"), ("y **= 2", "ipow"),
-        ("y //= 2", "ifloordiv"), ("y %= 2", "imod"), ("y[0] = 3", "setitem"), ("y.relu_()", "relu"),
+        ("y += 1", "iadd"), ("y -= 1", "isub"), ("y *= 2", "imul"), ("y /= 2", "itruediv"), (("y "
+                                                                                             "**= 2"), "ipow"),
+        ("y //= 2", "ifloordiv"), ("y %= 2", "imod"), ("y[0] = 3", "setitem"), ("y.relu_()",
+        "relu"),
         ("torch.relu_(y)", "relu"), ("y.add_(1)", "add"), ("F.relu(y, inplace=True)", "relu"),
     ],
 )  # fmt: skip
-def test_in_place_operators_have_names_of_their_own_and_in_place_functions_have_not(statement: str, expected: str) -> None:
+def test_in_place_operators_have_names_of_their_own_and_in_place_functions_have_not(
+    statement: str, expected: str
+) -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         space: dict[str, Any] = {"y": x * 1, "torch": torch, "F": F}
         exec(statement, space)
@@ -68,8 +78,14 @@ def test_in_place_operators_have_names_of_their_own_and_in_place_functions_have_
 
 
 def test_split_with_a_list_of_sizes_is_splitwithsizes() -> None:
-    assert labels(lambda self, x: x.split([1, 3]), torch.rand(4)) == ["splitwithsizes_1_1", "splitwithsizes_2_2"]
-    assert labels(lambda self, x: torch.split(x, [1, 3]), torch.rand(4)) == ["splitwithsizes_1_1", "splitwithsizes_2_2"]
+    assert labels(lambda self, x: x.split([1, 3]), torch.rand(4)) == [
+        "splitwithsizes_1_1",
+        "splitwithsizes_2_2",
+    ]
+    assert labels(lambda self, x: torch.split(x, [1, 3]), torch.rand(4)) == [
+        "splitwithsizes_1_1",
+        "splitwithsizes_2_2",
+    ]
     assert labels(lambda self, x: x.split(2), torch.rand(4)) == ["split_1_1", "split_2_2"]
     assert labels(lambda self, x: torch.split(x, 2), torch.rand(4)) == ["split_1_1", "split_2_2"]
 
@@ -97,11 +113,17 @@ def test_inputs_and_buffers_come_before_and_outputs_after_all_operations() -> No
     history = tl.log_forward_pass(Residual(), torch.randn(2, 4))
     assert history.layer_labels[:2] == ["input_1_0", "buffer_1_0"]
     assert history.layer_labels[-2:] == ["output_1_10", "output_2_11"]
-    assert [history[label].layer_total_num for label in ("input_1", "buffer_1", "relu_1")] == [0, 0, 1]
+    assert [history[label].layer_total_num for label in ("input_1", "buffer_1", "relu_1")] == [
+        0,
+        0,
+        1,
+    ]
 
 
 def test_several_inputs_are_numbered_in_order() -> None:
-    history = tl.log_forward_pass(Model(lambda self, a, b, c: a * c + b), [torch.rand(2), torch.rand(2), torch.rand(2)])
+    history = tl.log_forward_pass(
+        Model(lambda self, a, b, c: a * c + b), [torch.rand(2), torch.rand(2), torch.rand(2)]
+    )
     assert history.input_layers == ["input_1_0", "input_2_0", "input_3_0"]
     assert history["mul_1"].parent_layers == ["input_1_0", "input_3_0"]
 
@@ -127,7 +149,8 @@ def test_the_suffix_stands_only_where_there_are_several_passes() -> None:
     assert history.layer_labels_w_pass[1] == "linear_1_1:1"
 
 
-# -- what is an entry --------------------------------------------------------------------------------------------------
+# -- what is an entry
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,7 +163,9 @@ def test_the_suffix_stands_only_where_there_are_several_passes() -> None:
         (lambda self, x: self.identity(x), "identity"),
     ],
 )
-def test_operations_that_return_their_input_are_entries_and_readers_hang_below_them(function: object, name: str) -> None:
+def test_operations_that_return_their_input_are_entries_and_readers_hang_below_them(
+    function: object, name: str
+) -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
         return function(self, y) + 1
@@ -161,11 +186,19 @@ def test_a_module_that_hands_back_an_earlier_tensor_adds_identity() -> None:
 
 def test_tensors_made_inside_are_parentless_entries() -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.zeros(3) + torch.arange(3) + torch.randn_like(x) + torch.tensor([1.0, 2.0, 3.0])
+        return (
+            x
+            + torch.zeros(3)
+            + torch.arange(3)
+            + torch.randn_like(x)
+            + torch.tensor([1.0, 2.0, 3.0])
+        )
 
     history = tl.log_forward_pass(Model(forward), torch.rand(3))
     made = ["zeros_1_1", "arange_1_3", "tensor_1_7"]
-    assert [label for label in history.internally_initialized_layers if not label.startswith("randn")] == made
+    assert [
+        label for label in history.internally_initialized_layers if not label.startswith("randn")
+    ] == made
     for label in made:
         assert history[label].parent_layers == []
         assert not history[label].has_input_ancestor
@@ -174,10 +207,46 @@ def test_tensors_made_inside_are_parentless_entries() -> None:
 
 def test_reads_of_values_and_metadata_are_no_entries() -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
-        facts = [x.shape, x.size(), x.size(0), x.numel(), x.dim(), x.ndim, x.dtype, x.device, x.layout, x.is_sparse]
-        facts += [x.requires_grad, x.is_leaf, x.grad, x.grad_fn, x.stride(), x.storage_offset(), x.data_ptr(), len(x)]
-        facts += [x.numpy(), x.tolist(), x.element_size(), x.nbytes, x.is_contiguous(), str(x), repr(x), f"{x}", hash(x)]
-        facts += [torch.is_tensor(x), torch.is_floating_point(x), torch.numel(x), x.is_floating_point(), x._version]
+        facts = [
+            x.shape,
+            x.size(),
+            x.size(0),
+            x.numel(),
+            x.dim(),
+            x.ndim,
+            x.dtype,
+            x.device,
+            x.layout,
+            x.is_sparse,
+        ]
+        facts += [
+            x.requires_grad,
+            x.is_leaf,
+            x.grad,
+            x.grad_fn,
+            x.stride(),
+            x.storage_offset(),
+            x.data_ptr(),
+            len(x),
+        ]
+        facts += [
+            x.numpy(),
+            x.tolist(),
+            x.element_size(),
+            x.nbytes,
+            x.is_contiguous(),
+            str(x),
+            repr(x),
+            f"{x}",
+            hash(x),
+        ]
+        facts += [
+            torch.is_tensor(x),
+            torch.is_floating_point(x),
+            torch.numel(x),
+            x.is_floating_point(),
+            x._version,
+        ]
         facts += [torch.equal(x, x), torch.allclose(x, x), x.untyped_storage().nbytes(), x.is_cuda]
         return x + len(facts)
 
@@ -234,7 +303,9 @@ def test_buffers_are_entries_only_where_they_are_read() -> None:
 
 def test_multihead_attention_logs_its_linears_views_and_attention() -> None:
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
-    model = Model(lambda self, x: self.attention(x, x, x, need_weights=False)[0], attention=attention)
+    model = Model(
+        lambda self, x: self.attention(x, x, x, need_weights=False)[0], attention=attention
+    )
     types = [entry.layer_type for entry in tl.log_forward_pass(model.train(), torch.randn(2, 5, 8))]
     assert types.count("linear") == 2
     assert "scaleddotproductattention" in types

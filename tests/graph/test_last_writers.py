@@ -12,12 +12,12 @@ from torch import nn
 
 import torchlens as tl
 from tests.graph.byte_exact import bytes_of, random_view, writers_of
-from torchlens.capture import cells
-from torchlens.capture.lattice import Lattice
-from torchlens.capture.recording import Write
-from torchlens.capture.regions import Region, region_of
-from torchlens.graph.last_writers import Answer, Question, last_writers
-from torchlens.validation import validate_forward_pass
+from torchlens._graph.last_writers import Answer, Question, last_writers
+from torchlens._recording import cells
+from torchlens._recording.lattice import Lattice
+from torchlens._recording.recording import Write
+from torchlens._recording.regions import Region, region_of
+from torchlens.api import validate_forward_pass
 
 SHAPES = [(12,), (6, 10), (3, 4, 8), (2, 3, 4, 6), (30, 20), (7, 5, 3)]
 
@@ -33,13 +33,18 @@ def some_case(seed: int) -> tuple[list[Write], list[Question]]:
     generator = np.random.default_rng(seed)
     regions = some_regions(generator)
     num_writes = int(generator.integers(1, 12))
-    writes = [Write(2 * number + 1, 0, regions[generator.integers(0, len(regions))]) for number in range(num_writes)]
+    writes = [
+        Write(2 * number + 1, 0, regions[generator.integers(0, len(regions))])
+        for number in range(num_writes)
+    ]
     questions = []
     for _ in range(generator.integers(1, 8)):
         after = int(generator.integers(-1, 2 * num_writes))
         region = regions[generator.integers(0, len(regions))]
         if region.num_elements:
-            questions.append(Question(region, after, int(generator.integers(after + 1, 2 * num_writes + 3))))
+            questions.append(
+                Question(region, after, int(generator.integers(after + 1, 2 * num_writes + 3)))
+            )
     return writes, questions
 
 
@@ -63,12 +68,14 @@ def test_the_boxes_of_a_region_are_its_bytes(start: int) -> None:
         regions = some_regions(np.random.default_rng(seed))
         lattice = Lattice.of(regions)
         for region in regions:
-            assert bytes_of_boxes(lattice, region) == (set(bytes_of(region).tolist()) if region.num_elements else set()), (
-                seed
-            )
+            assert bytes_of_boxes(lattice, region) == (
+                set(bytes_of(region).tolist()) if region.num_elements else set()
+            ), seed
 
 
-@pytest.mark.parametrize("limits", [{}, {"_MOST_BOXES": 2}, {"_MOST_CELLS": 4}], ids=["boxes", "odd ones", "runs"])
+@pytest.mark.parametrize(
+    "limits", [{}, {"_MOST_BOXES": 2}, {"_MOST_CELLS": 4}], ids=["boxes", "odd ones", "runs"]
+)
 @pytest.mark.parametrize("start", STARTS)
 def test_random_writes_are_answered_as_byte_by_byte(
     start: int, limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
@@ -84,7 +91,9 @@ def test_random_writes_are_answered_as_byte_by_byte(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limits", [{"_MOST_BOXES": 1, "_MOST_RUNS": 3}, {"_MOST_CELLS": 4, "_MOST_RUNS": 3}])
+@pytest.mark.parametrize(
+    "limits", [{"_MOST_BOXES": 1, "_MOST_RUNS": 3}, {"_MOST_CELLS": 4, "_MOST_RUNS": 3}]
+)
 def test_what_is_too_irregular_misses_no_writer_and_says_so(
     limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +125,12 @@ def test_regular_regions_are_exact_at_any_size() -> None:
     ]
     writes = [Write(number + 1, 0, region) for number, region in enumerate(parts)]
     odd_column = Region(7, (rows,), (columns,), 4)
-    questions = [Question(whole, 0, 9), Question(parts[0], 0, 9), Question(parts[1], 0, 9), Question(odd_column, 0, 9)]
+    questions = [
+        Question(whole, 0, 9),
+        Question(parts[0], 0, 9),
+        Question(parts[1], 0, 9),
+        Question(odd_column, 0, 9),
+    ]
     found = last_writers(writes, questions)
     assert [found[question] for question in questions] == [
         Answer((1, 2, 3, 4), False, True),
@@ -126,7 +140,8 @@ def test_regular_regions_are_exact_at_any_size() -> None:
     ]
 
 
-# -- in models ---------------------------------------------------------------------------------------------------------
+# -- in models
+# --------------------------------------------------------------------------------------------------
 
 
 class Runs(nn.Module):
@@ -148,7 +163,9 @@ def test_random_views_read_what_they_look_at_as_byte_by_byte(start: int) -> None
         generator = np.random.default_rng(seed)
         shape = SHAPES[generator.integers(0, len(SHAPES))]
         regions = [region_of(random_view(generator, torch.zeros(shape))) for _ in range(12)]
-        steps = [(region, bool(generator.integers(0, 2))) for region in regions if region.item_bytes == 4]
+        steps = [
+            (region, bool(generator.integers(0, 2))) for region in regions if region.item_bytes == 4
+        ]
 
         def run(x: torch.Tensor, steps: list[tuple[Region, bool]] = steps) -> list[torch.Tensor]:
             y, results = x * 1, []
@@ -172,7 +189,9 @@ def test_random_views_read_what_they_look_at_as_byte_by_byte(start: int) -> None
         for (region, _), view in zip(steps, views, strict=True):
             writers, is_covered = writers_of(Question(region, made, view), writes)
             expected = writers if is_covered and region.num_elements else [made, *writers]
-            assert [log.graph.recorded[parent] for parent in log.graph.parents[log.graph.entry_of[view]]] == expected, seed
+            assert [
+                log.graph.recorded[parent] for parent in log.graph.parents[log.graph.entry_of[view]]
+            ] == expected, seed
             num_partial += len(expected) < len([write for write in writes if write.entry < view])
         assert validate_forward_pass(Runs(run), torch.rand(shape)).findings == [], seed
     assert num_partial > 50
@@ -188,7 +207,7 @@ def count_cells(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(int(np.prod(found.shape)))
         return found
 
-    monkeypatch.setattr("torchlens.graph.last_writers.cells_of", counted)
+    monkeypatch.setattr("torchlens._graph.last_writers.cells_of", counted)
     return counts
 
 

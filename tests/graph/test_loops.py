@@ -16,7 +16,11 @@ def passes(*names: str, first: int = 1, last: int) -> list[str]:
 
 
 def operations(history: tl.ModelHistory) -> list[str]:
-    return [entry.layer_label for entry in history if not (entry.is_input_layer or entry.is_output_layer)]
+    return [
+        entry.layer_label
+        for entry in history
+        if not (entry.is_input_layer or entry.is_output_layer)
+    ]
 
 
 def linear() -> nn.Linear:
@@ -132,11 +136,14 @@ ROWS: list[tuple[str, Callable[[], nn.Module], list[str]]] = [
     (
         "4 x (fc, relu or tanh in turn)",
         lambda: Model(in_turn, fc=linear()),
-        ["linear_1_1:1", "relu_1_2:1", "linear_1_1:2", "tanh_1_3:1", "linear_1_1:3", "relu_1_2:2", "linear_1_1:4",
+        ["linear_1_1:1", "relu_1_2:1", "linear_1_1:2", "tanh_1_3:1", "linear_1_1:3", "relu_1_2:2",
+        "linear_1_1:4",
          "tanh_1_3:2"],
     ),
-    ("sin(x+i), i varies", lambda: Model(varying), ["add_1_1", "sin_1_2", "add_2_3", "sin_2_4", "add_3_5", "sin_3_6"]),
-    ("two parallel branches", lambda: Model(parallel), ["add_1_1", "relu_1_2", "add_2_3", "relu_2_4"]),
+    ("sin(x+i), i varies", lambda: Model(varying), ["add_1_1", "sin_1_2", "add_2_3", "sin_2_4",
+    "add_3_5", "sin_3_6"]),
+    ("two parallel branches", lambda: Model(parallel), ["add_1_1", "relu_1_2", "add_2_3",
+    "relu_2_4"]),
     ("a + b + c", lambda: Model(long_sum), ["sin_1_1", "cos_1_2", "exp_1_3", "add_1_4", "add_2_5"]),
     (
         "x + attention(x), then + mlp(x)",
@@ -146,7 +153,9 @@ ROWS: list[tuple[str, Callable[[], nn.Module], list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("make", "expected"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+@pytest.mark.parametrize(
+    ("make", "expected"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
+)
 def test_every_row_of_the_loop_table(make: Callable[[], nn.Module], expected: list[str]) -> None:
     assert operations(tl.log_forward_pass(make(), torch.randn(2, 4))) == expected
 
@@ -157,7 +166,8 @@ def test_layers_do_not_depend_on_what_is_saved(saved: str) -> None:
     assert operations(history) == passes("linear_1_1", "add_1_2", "mul_1_3", last=4)
 
 
-# -- recurrent ---------------------------------------------------------------------------------------------------------
+# -- recurrent
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_residual_step_repeated_is_one_layer_each() -> None:
@@ -179,7 +189,9 @@ def test_a_hand_written_rnn_over_time_is_one_layer_each() -> None:
             h = torch.tanh(self.inward(xs[step]) + self.onward(h))
         return h
 
-    history = tl.log_forward_pass(Model(forward, inward=linear(), onward=linear()), torch.randn(6, 2, 4))
+    history = tl.log_forward_pass(
+        Model(forward, inward=linear(), onward=linear()), torch.randn(6, 2, 4)
+    )
     for name in ("linear_1", "linear_2", "add_1", "tanh_1"):
         assert history[f"{name}:6"].layer_passes_total == 6
     assert history.model_max_recurrent_loops == 6
@@ -194,8 +206,13 @@ def test_a_cell_over_time_is_one_layer(cell: nn.Module) -> None:
         return h
 
     history = tl.log_forward_pass(Model(forward, cell=cell), torch.randn(5, 2, 4))
-    assert [entry.pass_num for entry in history if "cell:" in " ".join(entry.module_passes_exited)] == [1, 2, 3, 4, 5]
-    assert len({entry.layer_label_no_pass for entry in history if entry.modules_exited == ["cell"]}) == 1
+    assert [
+        entry.pass_num for entry in history if "cell:" in " ".join(entry.module_passes_exited)
+    ] == [1, 2, 3, 4, 5]
+    assert (
+        len({entry.layer_label_no_pass for entry in history if entry.modules_exited == ["cell"]})
+        == 1
+    )
 
 
 def test_newtons_iteration_without_parameters_is_one_layer_each() -> None:
@@ -213,8 +230,16 @@ def test_a_module_shared_by_two_branches_is_one_layer() -> None:
     def forward(self: Model, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return torch.relu(self.fc(a)) - torch.relu(self.fc(b))
 
-    history = tl.log_forward_pass(Model(forward, fc=linear()), [torch.randn(2, 4), torch.randn(2, 4)])
-    assert operations(history) == ["linear_1_1:1", "relu_1_2:1", "linear_1_1:2", "relu_1_2:2", "sub_1_3"]
+    history = tl.log_forward_pass(
+        Model(forward, fc=linear()), [torch.randn(2, 4), torch.randn(2, 4)]
+    )
+    assert operations(history) == [
+        "linear_1_1:1",
+        "relu_1_2:1",
+        "linear_1_1:2",
+        "relu_1_2:2",
+        "sub_1_3",
+    ]
 
 
 def test_what_is_added_to_a_shared_layer_from_different_places_is_separate_layers() -> None:
@@ -225,7 +250,14 @@ def test_what_is_added_to_a_shared_layer_from_different_places_is_separate_layer
         return torch.exp(x) + z
 
     history = tl.log_forward_pass(Model(forward, fc=linear()), torch.randn(2, 4))
-    assert operations(history) == ["linear_1_1:1", "sin_1_2", "add_1_3", "linear_1_1:2", "exp_1_4", "add_2_5"]
+    assert operations(history) == [
+        "linear_1_1:1",
+        "sin_1_2",
+        "add_1_3",
+        "linear_1_1:2",
+        "exp_1_4",
+        "add_2_5",
+    ]
 
 
 def test_a_tied_parameter_in_different_functions_is_two_layers() -> None:
@@ -235,7 +267,8 @@ def test_a_tied_parameter_in_different_functions_is_two_layers() -> None:
     assert history["head"].layer_type == "linear"
 
 
-# -- feedforward -------------------------------------------------------------------------------------------------------
+# -- feedforward
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_training", [False, True])
@@ -248,7 +281,9 @@ def test_transformers_are_feedforward(network: type[nn.Module], is_training: boo
 
 
 def test_a_stack_of_equal_layers_with_own_parameters_is_feedforward() -> None:
-    history = tl.log_forward_pass(nn.Sequential(*(nn.Sequential(linear(), nn.ReLU()) for _ in range(6))), torch.randn(2, 4))
+    history = tl.log_forward_pass(
+        nn.Sequential(*(nn.Sequential(linear(), nn.ReLU()) for _ in range(6))), torch.randn(2, 4)
+    )
     assert not history.model_is_recurrent
 
 
@@ -259,7 +294,8 @@ def test_chunks_of_one_tensor_are_no_loop() -> None:
     assert not tl.log_forward_pass(Model(forward), torch.randn(4, 4)).model_is_recurrent
 
 
-# -- cost --------------------------------------------------------------------------------------------------------------
+# -- cost
+# --------------------------------------------------------------------------------------------------
 
 
 def plain_loop(self: Model, x: torch.Tensor) -> torch.Tensor:
@@ -315,8 +351,12 @@ def lines_to_log(model: nn.Module) -> int:
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("forward", [plain_loop, loop_with_parameters, loop_in_place, never_repeating])
-def test_ten_times_the_operations_are_ten_times_the_work(forward: Callable[..., torch.Tensor]) -> None:
+@pytest.mark.parametrize(
+    "forward", [plain_loop, loop_with_parameters, loop_in_place, never_repeating]
+)
+def test_ten_times_the_operations_are_ten_times_the_work(
+    forward: Callable[..., torch.Tensor],
+) -> None:
     few, many = (lines_to_log(Model(forward, count=count, fc=linear())) for count in (400, 4_000))
     assert many < 11 * few
 

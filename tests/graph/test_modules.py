@@ -1,6 +1,6 @@
 """Which module calls an entry went into and came out of."""
 
-from torchlens.graph.build import _by_entry
+from torchlens._graph.build import _by_entry
 
 
 class Counted(int):

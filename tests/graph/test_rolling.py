@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens.draw.drawing import make_drawing
-from torchlens.draw.options import DrawOptions
-from torchlens.graph.rolling import roll
+from torchlens._draw.drawing import make_drawing
+from torchlens._draw.options import DrawOptions
+from torchlens._graph.rolling import roll
 
 
 class Steps(nn.Module):

@@ -1,4 +1,6 @@
-"""All that a history says, as plain data, so that two histories, also of two processes, can be compared field by field."""
+"""All that a history says, as plain data, so that two histories, also of two processes, can be
+compared field by field.
+"""
 
 import hashlib
 import inspect
@@ -8,26 +10,35 @@ import numpy as np
 import torch
 
 import torchlens as tl
-from torchlens.capture.functions import StandIn
-from torchlens.draw.drawing import make_drawing
-from torchlens.draw.options import draw_options
-from torchlens.history.classic import ENTRY_FIELDS, HISTORY_FIELDS
+from torchlens._draw.drawing import make_drawing
+from torchlens._draw.options import draw_options
+from torchlens._history.classic import ENTRY_FIELDS, HISTORY_FIELDS
+from torchlens._recording.functions import StandIn
 
-METHODS = {name for name in dir(tl.ModelHistory) if inspect.isfunction(getattr(tl.ModelHistory, name))}
+METHODS = {
+    name for name in dir(tl.ModelHistory) if inspect.isfunction(getattr(tl.ModelHistory, name))
+}
 
 
 def fields_of(thing: Any) -> list[str]:
     """The public fields, and those of the classic."""
     classic = ENTRY_FIELDS if isinstance(thing, tl.LayerEntry) else HISTORY_FIELDS
     own = [name for name in dir(type(thing)) if not name.startswith("_") and name not in METHODS]
-    return [*own, *(name for name in classic if name != "activation_postfunc")]  # which may be a lambda
+    return [
+        *own,
+        *(name for name in classic if name != "activation_postfunc"),
+    ]  # which may be a lambda
 
 
 def facts_of(history: Any) -> dict[str, Any]:
     """Every field of the history and of each of its entries, and what can be made of it."""
-    facts = {name: plain(getattr(history, name)) for name in fields_of(history) if name != "layer_list"}
+    facts = {
+        name: plain(getattr(history, name)) for name in fields_of(history) if name != "layer_list"
+    }
     for entry in history:
-        facts |= {f"{entry.layer_label_w_pass}.{name}": field_of(entry, name) for name in fields_of(entry)}
+        facts |= {
+            f"{entry.layer_label_w_pass}.{name}": field_of(entry, name) for name in fields_of(entry)
+        }
         facts[f"{entry.layer_label_w_pass} printed"] = str(entry)
         for key in entry.lookup_keys:
             assert history[key].layer_label_w_pass == entry.layer_label_w_pass
@@ -36,7 +47,9 @@ def facts_of(history: Any) -> dict[str, Any]:
     facts["json"] = history.to_json()
     facts["pandas"] = history.to_pandas().to_csv()
     for vis_opt in ("rolled", "unrolled"):
-        facts[vis_opt] = make_drawing(history, draw_options({"vis_opt": vis_opt, "vis_buffer_layers": True})).source
+        facts[vis_opt] = make_drawing(
+            history, draw_options({"vis_opt": vis_opt, "vis_buffer_layers": True})
+        ).source
     facts["page"] = history.explore(None).html
     return facts
 
@@ -91,4 +104,8 @@ def _plain_tensor(tensor: torch.Tensor) -> Any:
 def differences(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """The facts that are not the same in both."""
     names = first.keys() | second.keys()
-    return {name: (first.get(name), second.get(name)) for name in sorted(names) if first.get(name) != second.get(name)}
+    return {
+        name: (first.get(name), second.get(name))
+        for name in sorted(names)
+        if first.get(name) != second.get(name)
+    }

@@ -20,7 +20,11 @@ Forward = Callable[..., torch.Tensor]
 
 def loss_of(history: tl.ModelHistory) -> torch.Tensor:
     outputs = [history[label].tensor_contents for label in history.output_layers]
-    outputs = [output.values() if output.is_nested else output for output in outputs if output.requires_grad]
+    outputs = [
+        output.values() if output.is_nested else output
+        for output in outputs
+        if output.requires_grad
+    ]
     return sum((output.abs() ** 2).mean() for output in outputs)
 
 
@@ -35,23 +39,35 @@ def edge_of(history: tl.ModelHistory, entry: tl.LayerEntry) -> Any:
 def assert_same(found: torch.Tensor | None, wanted: torch.Tensor | None, name: str) -> None:
     assert (found is None) == (wanted is None), f"{name}: {'no' if found is None else 'a'} gradient"
     if wanted is not None:
-        found, wanted = (t.values() if t.is_nested else t.to_dense() if t.is_sparse else t for t in (found, wanted))
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6, msg=lambda text: f"{name}: {text}")
+        found, wanted = (
+            t.values() if t.is_nested else t.to_dense() if t.is_sparse else t
+            for t in (found, wanted)
+        )
+        torch.testing.assert_close(
+            found, wanted, rtol=1e-4, atol=1e-6, msg=lambda text: f"{name}: {text}"
+        )
 
 
 def assert_as_autograd_says(log: Callable[..., tl.ModelHistory]) -> None:
-    """Both ways of recording give what `torch.autograd.grad` gives, for entries and for parameters."""
+    """Both ways of recording give what `torch.autograd.grad` gives, for entries and for
+    parameters.
+    """
     history = log()
     loss = loss_of(history)
     entries = [entry for entry in history if entry.tensor_contents.requires_grad]
     parameters = {
         address: parameter
         for entry in entries
-        for address, parameter in zip(entry.parent_param_addresses, entry.parent_params, strict=True)
+        for address, parameter in zip(
+            entry.parent_param_addresses, entry.parent_params, strict=True
+        )
         if parameter.requires_grad
     }
     wanted = torch.autograd.grad(
-        loss, [*(edge_of(history, entry) for entry in entries), *parameters.values()], retain_graph=True, allow_unused=True
+        loss,
+        [*(edge_of(history, entry) for entry in entries), *parameters.values()],
+        retain_graph=True,
+        allow_unused=True,
     )
     history.log_backward(loss)
     other = log(save_gradients=True)
@@ -63,16 +79,21 @@ def assert_as_autograd_says(log: Callable[..., tl.ModelHistory]) -> None:
         for address, gradient in zip(parameters, wanted[len(entries) :], strict=True):
             assert_same(found.param_grads.get(address), gradient, address)
         for entry in found:
-            assert_same(entry.grad_contents, history[entry.layer_label].grad_contents, entry.layer_label)
+            assert_same(
+                entry.grad_contents, history[entry.layer_label].grad_contents, entry.layer_label
+            )
             assert (entry.backward_order is None) == (entry.grad_contents is None)
-            assert (entry.backward_time_elapsed is None) <= (entry.grad_contents is None) or not entry.gradfunc
+            assert (entry.backward_time_elapsed is None) <= (
+                entry.grad_contents is None
+            ) or not entry.gradfunc
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [
     "torch.nn/LSTM-packed", "torch.nn/GRUCell", "torch.nn/MultiheadAttention-attn_mask",
     "torch.nn/TransformerEncoder-nested", "torch.nn/embeddings", "torch.nn/parametrizations",
-    "torchvision/mobilenet_v3_small", "timm/test_nfnet", "transformers/albert", "transformers/gpt2", "transformers/mamba",
+    "torchvision/mobilenet_v3_small", "timm/test_nfnet", "transformers/albert", "transformers/gpt2",
+    "transformers/mamba",
     "torch_geometric/GAT",
 ])  # fmt: skip
 def test_gradients_of_models_from_elsewhere_are_autograds(name: str) -> None:
@@ -91,9 +112,17 @@ def test_gradients_of_models_from_elsewhere_are_autograds(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("make", "shape"),
-    [(MLP, (2, 4)), (ConvNet, (2, 3, 8, 8)), (Recurrent, (2, 4)), (Residual, (2, 4)), (TinyViT, (2, 3, 8, 8))],
+    [
+        (MLP, (2, 4)),
+        (ConvNet, (2, 3, 8, 8)),
+        (Recurrent, (2, 4)),
+        (Residual, (2, 4)),
+        (TinyViT, (2, 3, 8, 8)),
+    ],
 )
-def test_gradients_of_small_models_are_autograds(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+def test_gradients_of_small_models_are_autograds(
+    make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
     model, x = make().eval(), torch.randn(shape, requires_grad=True)
     assert_as_autograd_says(lambda **options: tl.log_forward_pass(model, x, **options))
 
@@ -156,7 +185,9 @@ def custom(self: Model, x: torch.Tensor) -> torch.Tensor:
 class Turned(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.transpose(0, 1) * 2  # a view without a place in the graph, which claims to require a gradient
+        return (
+            x.transpose(0, 1) * 2
+        )  # a view without a place in the graph, which claims to require a gradient
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
@@ -187,7 +218,8 @@ def checkpointed(self: Model, x: torch.Tensor) -> torch.Tensor:
 
 
 CASES = [
-    in_place, shared, loop, used_twice, partly_detached, custom, custom_with_view, complex_numbers, several_results,
+    in_place, shared, loop, used_twice, partly_detached, custom, custom_with_view, complex_numbers,
+    several_results,
     dropped, checkpointed,
 ]  # fmt: skip
 
@@ -227,7 +259,9 @@ def test_writes_over_views_are_heard_without_save_gradients() -> None:
     assert_same(history.param_grads["fc.weight"], wanted[1], "weight")
     for entry in other:
         assert entry.has_saved_grad
-        assert_same(history[entry.layer_label].grad_contents, entry.grad_contents, entry.layer_label)
+        assert_same(
+            history[entry.layer_label].grad_contents, entry.grad_contents, entry.layer_label
+        )
 
 
 def test_what_is_read_of_a_view_after_a_write_is_the_writers() -> None:
@@ -247,7 +281,9 @@ def test_what_is_read_of_a_view_after_a_write_is_the_writers() -> None:
         assert history["mul_1"].grad_contents.tolist() == [[8, 8], [8, 8]]
 
 
-def test_a_view_that_is_partly_its_own_when_read_again_has_no_gradient_rather_than_half_of_one() -> None:
+def test_a_view_that_is_partly_its_own_when_read_again_has_no_gradient_rather_than_half_of_one() -> (
+    None
+):
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
         view = y.view(-1)

@@ -1,4 +1,6 @@
-"""Code written for the classic TorchLens (0.1) runs. What is expected here is what the classic says, but for its labels."""
+"""Code written for the classic TorchLens (0.1) runs. What is expected here is what the classic
+says, but for its labels.
+"""
 
 import copy
 import inspect
@@ -14,7 +16,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, Model, Recurrent
-from torchlens.history.classic import ENTRY_FIELDS, ENTRY_METHODS, HISTORY_FIELDS, NOT_HERE
+from torchlens._history.classic import ENTRY_FIELDS, ENTRY_METHODS, HISTORY_FIELDS, NOT_HERE
 
 
 def of(history: tl.ModelHistory, field: str) -> dict[str, Any]:
@@ -50,17 +52,21 @@ def recurrent() -> tl.ModelHistory:
 
 @pytest.fixture(scope="module")
 def buffers() -> tl.ModelHistory:
-    return tl.log_forward_pass(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)).eval(), torch.rand(2, 4))
+    return tl.log_forward_pass(
+        nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)).eval(), torch.rand(2, 4)
+    )
 
 
-# -- calls -------------------------------------------------------------------------------------------------------------
+# -- calls
+# --------------------------------------------------------------------------------------------------
 
 
 def test_options_by_position(tmp_path: Path):
     model, x = MLP(), torch.rand(2, 4)
     assert tl.log_forward_pass(model, x, None, "none").num_tensors_saved == 0
     history = tl.log_forward_pass(
-        model, x, None, ["fc1"], False, "cpu", torch.sin, True, True, True, True, "rolled", 1, tmp_path / "a.gv", True,
+        model, x, None, ["fc1"], False, "cpu", torch.sin, True, True, True, True, "rolled", 1,
+        tmp_path / "a.gv", True,
         "gv", False, "topdown", {"bgcolor": "red"}, None, None, None, None, None, 7,
     )  # fmt: skip
     assert history.layer_labels == ["linear_1_1"]
@@ -82,7 +88,9 @@ def test_options_by_position(tmp_path: Path):
     assert not history["fc1"].tensor_contents.requires_grad
 
 
-def test_drawing_options_by_position_and_by_their_classic_names(tmp_path: Path, recurrent: tl.ModelHistory):
+def test_drawing_options_by_position_and_by_their_classic_names(
+    tmp_path: Path, recurrent: tl.ModelHistory
+):
     drawing = recurrent.render_graph(
         "rolled", 1, tmp_path / "b", save_only=True, vis_fileformat="gv", direction="leftright"
     )
@@ -90,34 +98,62 @@ def test_drawing_options_by_position_and_by_their_classic_names(tmp_path: Path, 
     assert drawing.source_path == tmp_path / "b"
     assert "rankdir=LR" in drawing.source
     nones = [None] * 6
-    again = recurrent.render_graph("rolled", 1, tmp_path / "c", *nones, True, "gv", True, "leftright")
+    again = recurrent.render_graph(
+        "rolled", 1, tmp_path / "c", *nones, True, "gv", True, "leftright"
+    )
     assert again is not None
     assert again.source == drawing.source
     tl.show_model_graph(
-        Recurrent(), torch.rand(2, 4), None, "rolled", 1, tmp_path / "d", save_only=True, vis_fileformat="gv"
+        Recurrent(),
+        torch.rand(2, 4),
+        None,
+        "rolled",
+        1,
+        tmp_path / "d",
+        save_only=True,
+        vis_fileformat="gv",
     )
     tl.show_model_graph(
-        Recurrent(), torch.rand(2, 4), None, "rolled", 1, tmp_path / "e", *nones, True, "gv", False, "topdown", 3
+        Recurrent(),
+        torch.rand(2, 4),
+        None,
+        "rolled",
+        1,
+        tmp_path / "e",
+        *nones,
+        True,
+        "gv",
+        False,
+        "topdown",
+        3,
     )
     assert {path.name for path in tmp_path.iterdir()} == {"b", "c", "d", "e"}
 
 
 def test_options_by_position_that_are_too_many_or_given_twice(recurrent: tl.ModelHistory):
     with pytest.raises(
-        TypeError, match=r"render_graph\(\) got 'vis_nesting_depth' twice: by position, and as 'vis_nesting_depth'"
+        TypeError,
+        match=r"render_graph\(\) got 'vis_nesting_depth' twice: by position, and as "
+        r"'vis_nesting_depth'",
     ):
         recurrent.render_graph("rolled", 1, vis_nesting_depth=2)
     with pytest.raises(TypeError, match=r"render_graph\(\) got 'vis_save_only' twice"):
         recurrent.render_graph("rolled", save_only=True, vis_save_only=True)
-    with pytest.raises(TypeError, match=r"takes at most 12 options by position after vis_opt, got 13"):
+    with pytest.raises(
+        TypeError, match=r"takes at most 12 options by position after vis_opt, got 13"
+    ):
         recurrent.render_graph("rolled", *[None] * 13)
 
 
 @pytest.mark.parametrize(
-    ("layers", "count"), [("ALL", 5), ("All", 5), ("NONE", 0), ("None", 0), (None, 0), ((), 0), (set(), 0)]
+    ("layers", "count"),
+    [("ALL", 5), ("All", 5), ("NONE", 0), ("None", 0), (None, 0), ((), 0), (set(), 0)],
 )
 def test_all_and_none_in_any_spelling(layers: Any, count: int):
-    assert tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save=layers).num_tensors_saved == count
+    assert (
+        tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save=layers).num_tensors_saved
+        == count
+    )
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
     history.save_new_activations(MLP(), torch.rand(2, 4), None, layers)
     assert history.num_tensors_saved == count
@@ -129,7 +165,8 @@ def test_the_types_have_their_classic_names(recurrent: tl.ModelHistory):
     assert "TensorLogEntry" not in dir(tl)
 
 
-# -- fields of a history -----------------------------------------------------------------------------------------------
+# -- fields of a history
+# -----------------------------------------------------------------------------------------------
 
 
 def test_options_are_fields():
@@ -138,18 +175,30 @@ def test_options_are_fields():
 
     plain = tl.log_forward_pass(MLP(), torch.rand(2, 4))
     asked = tl.log_forward_pass(
-        MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False, output_device="cpu",
-        activation_postfunc=half, mark_input_output_distances=True, detach_saved_tensors=True, save_function_args=True,
+        MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False,
+        output_device="cpu",
+        activation_postfunc=half, mark_input_output_distances=True, detach_saved_tensors=True,
+        save_function_args=True,
         save_gradients=True,
     )  # fmt: skip
     fields = (
-        "keep_unsaved_layers", "output_device", "activation_postfunc", "mark_input_output_distances",
+        "keep_unsaved_layers", "output_device", "activation_postfunc",
+        "mark_input_output_distances",
         "detach_saved_tensors", "save_function_args", "save_gradients",
     )  # fmt: skip
-    assert [getattr(plain, name) for name in fields] == [True, "same", None, False, False, False, False]
+    assert [getattr(plain, name) for name in fields] == [
+        True,
+        "same",
+        None,
+        False,
+        False,
+        False,
+        False,
+    ]
     assert [getattr(asked, name) for name in fields] == [False, "cpu", half, True, True, True, True]
     entry = asked["fc1"]
-    assert (entry.activation_postfunc, entry.output_device, entry.detach_saved_tensor, entry.save_gradients) == (
+    assert (entry.activation_postfunc, entry.output_device, entry.detach_saved_tensor,
+    entry.save_gradients) == (
         half, "cpu", True, True,
     )  # fmt: skip
 
@@ -160,18 +209,25 @@ def test_dicts_of_layers(recurrent: tl.ModelHistory):
     every = recurrent.layer_dict_all_keys
     for key in (0, -1, "linear_1_1:2", "linear_1:2", "fc:2", "input.x", "output_1"):
         assert every[key] == recurrent[key]
-    assert recurrent.layers_computed_with_params == {"linear_1_1:1": [f"linear_1_1:{number}" for number in (1, 2, 3, 4)]}
-    assert recurrent.same_layer_operations["mul_1_3"] == [f"mul_1_3:{number}" for number in (1, 2, 3, 4)]
+    assert recurrent.layers_computed_with_params == {
+        "linear_1_1:1": [f"linear_1_1:{number}" for number in (1, 2, 3, 4)]
+    }
+    assert recurrent.same_layer_operations["mul_1_3"] == [
+        f"mul_1_3:{number}" for number in (1, 2, 3, 4)
+    ]
     assert set(map(frozenset, recurrent.equivalent_operations.values())) == {
         frozenset({"input_1_0"}), frozenset({"output_1_4"}),
-        *(frozenset(f"{layer}:{number}" for number in (1, 2, 3, 4)) for layer in ("linear_1_1", "add_1_2", "mul_1_3")),
+        *(frozenset(f"{layer}:{number}" for number in (1, 2, 3, 4)) for layer in ("linear_1_1",
+        "add_1_2", "mul_1_3")),
     }  # fmt: skip
     assert recurrent.has_saved_gradients is False
     assert recurrent.func_argnames["linear"] == ("input", "weight", "bias")
 
 
 def test_a_dict_that_is_indexed_in_a_loop_is_made_once():
-    history = tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False)
+    history = tl.log_forward_pass(
+        MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False
+    )
     made = history.layer_dict_main_keys
     assert list(made) == ["linear_1_1"]
     assert history.layer_dict_main_keys is made
@@ -189,7 +245,12 @@ def test_dicts_of_modules(branching: tl.ModelHistory, recurrent: tl.ModelHistory
         "a:1": ["linear_1_1"], "block:1": ["linear_2_2", "relu_1_3"], "block.0:1": ["linear_2_2"],
         "block.1:1": ["relu_1_3"],
     }  # fmt: skip
-    assert branching.module_pass_num_tensors == {"a:1": 1, "block:1": 2, "block.0:1": 1, "block.1:1": 1}
+    assert branching.module_pass_num_tensors == {
+        "a:1": 1,
+        "block:1": 2,
+        "block.0:1": 1,
+        "block.1:1": 1,
+    }
     assert branching.module_pass_children == {
         "a:1": [],
         "block:1": ["block.0:1", "block.1:1"],
@@ -206,7 +267,11 @@ def test_times():
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
     assert before - 1 <= history.pass_start_time <= history.pass_end_time <= time.time() + 1
     assert history.elapsed_time_setup > 0
-    parts = (history.elapsed_time_setup, history.elapsed_time_forward_pass, history.elapsed_time_cleanup)
+    parts = (
+        history.elapsed_time_setup,
+        history.elapsed_time_forward_pass,
+        history.elapsed_time_cleanup,
+    )
     assert math.isclose(sum(parts), history.elapsed_time_total)
 
 
@@ -219,13 +284,15 @@ def test_gradients():
     assert history["input_1"].grad_fsize == 0
 
 
-# -- fields of an entry ------------------------------------------------------------------------------------------------
+# -- fields of an entry
+# ------------------------------------------------------------------------------------------------
 
 
 def test_arguments(branching: tl.ModelHistory):
     expected = {
         "linear_1_1": ([], 3, 0), "ones_1_4": ([4], 1, 0), "cat_1_5": ([1], 1, 1),
-        "splitwithsizes_1_6": ([[4, 4], 1], 3, 0), "getitem_1_10": ([0], 2, 0), "input_1_0": ([], 0, 0),
+        "splitwithsizes_1_6": ([[4, 4], 1], 3, 0), "getitem_1_10": ([0], 2, 0), "input_1_0": ([], 0,
+        0),
         "output_2_12": ([], 0, 0),
     }  # fmt: skip
     for label, (others, positional, named) in expected.items():
@@ -244,7 +311,11 @@ def test_ancestors(branching: tl.ModelHistory, buffers: tl.ModelHistory):
     assert branching["ones_1_4"].internally_initialized_ancestors == {"ones_1_4"}
     assert branching["add_1_8"].orig_ancestors == {"input_1_0"}
     flags = of(branching, "has_internally_initialized_ancestor")
-    assert [label for label, flag in flags.items() if flag] == ["ones_1_4", "add_2_9", "output_1_11"]
+    assert [label for label, flag in flags.items() if flag] == [
+        "ones_1_4",
+        "add_2_9",
+        "output_1_11",
+    ]
     assert branching.layers_where_internal_branches_merge_with_input == ["add_2_9"]
     assert buffers.layers_where_internal_branches_merge_with_input == ["batchnorm_1_1"]
     assert buffers["linear_1"].orig_ancestors == {"input_1_0", "buffer_1_0", "buffer_2_0"}
@@ -258,13 +329,20 @@ def test_ancestors(branching: tl.ModelHistory, buffers: tl.ModelHistory):
 def test_small_facts(branching: tl.ModelHistory):
     last = of(branching, "is_last_output_layer")
     assert [label for label, flag in last.items() if flag] == ["output_2_12"]
-    assert [label for label, flag in of(branching, "was_getitem_applied").items() if flag] == ["splitwithsizes_1_6"]
+    assert [label for label, flag in of(branching, "was_getitem_applied").items() if flag] == [
+        "splitwithsizes_1_6"
+    ]
     inside = of(branching, "is_computed_inside_submodule")
-    assert [label for label, flag in inside.items() if flag] == ["linear_1_1", "linear_2_2", "relu_1_3"]
+    assert [label for label, flag in inside.items() if flag] == [
+        "linear_1_1",
+        "linear_2_2",
+        "relu_1_3",
+    ]
     assert branching["linear_1_1"].realtime_tensor_num == 2
     assert branching["linear_1_1"].equivalent_operations == {"linear_1_1"}
     assert (
-        branching["splitwithsizes_1"].operation_equivalence_type != branching["splitwithsizes_2"].operation_equivalence_type
+        branching["splitwithsizes_1"].operation_equivalence_type
+        != branching["splitwithsizes_2"].operation_equivalence_type
     )
 
 
@@ -283,7 +361,9 @@ def test_single_booleans():
         return x * scalar * vector * (x > 0)
 
     history = tl.log_forward_pass(Model(forward), torch.rand(2, 4))
-    assert [label for label, flag in of(history, "is_atomic_bool_layer").items() if flag] == ["gt_1_2"]
+    assert [label for label, flag in of(history, "is_atomic_bool_layer").items() if flag] == [
+        "gt_1_2"
+    ]
 
 
 def test_passes_of_parameters(recurrent: tl.ModelHistory):
@@ -301,7 +381,9 @@ def test_neighbours_as_entries(recurrent: tl.ModelHistory):
 
 
 def test_the_history_of_an_entry():
-    history = tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False)
+    history = tl.log_forward_pass(
+        MLP(), torch.rand(2, 4), layers_to_save="fc1", keep_unsaved_layers=False
+    )
     entry = history["fc1"]
     assert entry.source_model_history is history
     assert entry.copy().source_model_history is history
@@ -326,36 +408,59 @@ def test_what_a_child_read_of_a_view_that_was_written_to():
     versions = history["view_1"].children_tensor_versions
     assert list(versions) == ["mul_2_4"]
     assert torch.equal(versions["mul_2_4"], (x + 1).flatten())
-    assert all(entry.children_tensor_versions == {} for entry in history if entry.layer_type != "view")
+    assert all(
+        entry.children_tensor_versions == {} for entry in history if entry.layer_type != "view"
+    )
     plain = tl.log_forward_pass(Model(forward), x)
     assert plain["view_1"].children_tensor_versions == {}
 
 
-def test_printing_all_fields_of_an_entry(recurrent: tl.ModelHistory, capsys: pytest.CaptureFixture[str]):
+def test_printing_all_fields_of_an_entry(
+    recurrent: tl.ModelHistory, capsys: pytest.CaptureFixture[str]
+):
     recurrent["add_1_2:2"].print_all_fields()
     printed = capsys.readouterr().out
     assert "\nlayer_label: add_1_2:2\n" in printed
     assert "\ntensor_shape: (2, 4)\n" in printed
 
 
-# -- layers with all their passes --------------------------------------------------------------------------------------
+# -- layers with all their passes
+# --------------------------------------------------------------------------------------
 
 
 def test_rolled_layers(recurrent: tl.ModelHistory):
     layers = recurrent.layer_dict_rolled
     assert list(layers) == ["input_1_0", "linear_1_1", "add_1_2", "mul_1_3", "output_1_4"]
     linear, add, mul = (layers[name] for name in ("linear_1_1", "add_1_2", "mul_1_3"))
-    assert linear.parent_layers_per_pass == {1: ["input_1_0"], 2: ["mul_1_3"], 3: ["mul_1_3"], 4: ["mul_1_3"]}
+    assert linear.parent_layers_per_pass == {
+        1: ["input_1_0"],
+        2: ["mul_1_3"],
+        3: ["mul_1_3"],
+        4: ["mul_1_3"],
+    }
     assert linear.parent_passes_per_layer == {"input_1_0": [1], "mul_1_3": [2, 3, 4]}
     assert linear.parent_layers == ["input_1_0", "mul_1_3"]
     assert linear.parent_layer_arg_locs == {"args": {0: {"input_1_0", "mul_1_3"}}, "kwargs": {}}
     assert linear.child_passes_per_layer == {"add_1_2": [1, 2, 3, 4]}
-    assert mul.child_layers_per_pass == {1: ["linear_1_1"], 2: ["linear_1_1"], 3: ["linear_1_1"], 4: ["output_1_4"]}
+    assert mul.child_layers_per_pass == {
+        1: ["linear_1_1"],
+        2: ["linear_1_1"],
+        3: ["linear_1_1"],
+        4: ["output_1_4"],
+    }
     assert mul.child_layers == ["linear_1_1", "output_1_4"]
     assert [layer.edges_vary_across_passes for layer in (linear, add, mul)] == [True, False, True]
     assert linear.bottom_level_submodule_passes_exited == {"fc:1", "fc:2", "fc:3", "fc:4"}
-    assert (linear.layer_label, linear.layer_type, linear.layer_passes_total) == ("linear_1_1", "linear", 4)
-    assert (linear.tensor_shape, linear.num_param_tensors, linear.computed_with_params) == ((2, 4), 2, True)
+    assert (linear.layer_label, linear.layer_type, linear.layer_passes_total) == (
+        "linear_1_1",
+        "linear",
+        4,
+    )
+    assert (linear.tensor_shape, linear.num_param_tensors, linear.computed_with_params) == (
+        (2, 4),
+        2,
+        True,
+    )
     assert layers["output_1_4"].is_last_output_layer
     assert repr(linear) == "<RolledLayer linear_1_1>"
     assert copy.copy(linear).layer_label == "linear_1_1"
@@ -363,7 +468,8 @@ def test_rolled_layers(recurrent: tl.ModelHistory):
         linear.activation  # noqa: B018
 
 
-# -- out of the way ----------------------------------------------------------------------------------------------------
+# -- out of the way
+# --------------------------------------------------------------------------------------------------
 
 
 def test_classic_fields_stay_out_of_the_main_interface(recurrent: tl.ModelHistory):
@@ -371,7 +477,9 @@ def test_classic_fields_stay_out_of_the_main_interface(recurrent: tl.ModelHistor
     assert not (set(ENTRY_FIELDS) | set(ENTRY_METHODS)) & set(dir(recurrent[0]))
 
 
-def test_every_classic_field_can_be_read_and_says_what_it_is(branching: tl.ModelHistory, buffers: tl.ModelHistory):
+def test_every_classic_field_can_be_read_and_says_what_it_is(
+    branching: tl.ModelHistory, buffers: tl.ModelHistory
+):
     for history in (branching, buffers):
         for name in HISTORY_FIELDS:
             getattr(history, name)

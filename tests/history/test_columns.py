@@ -17,9 +17,9 @@ from tests.fuzz.machine import Program
 from tests.fuzz.programs import programs
 from tests.networks import Conditional, ConvNet, Model, Recurrent, Residual
 from tests.work import lines_run
-from torchlens.export import json_graph
-from torchlens.history import columns, log
-from torchlens.history.tables import COLUMNS, Cells, with_symbols
+from torchlens._export import json_graph
+from torchlens._history import columns, log
+from torchlens._history.tables import COLUMNS, Cells, with_symbols
 
 
 def check_agreement(history: Any) -> None:
@@ -31,7 +31,9 @@ def check_agreement(history: Any) -> None:
     for name in COLUMNS:
         own = with_symbols(getattr(columns, name)(history._log, history._log.visible))
         pandas.testing.assert_series_equal(table[name], own, check_names=False)
-    everything = [tl.LayerEntry(history._log, number) for number in range(history.num_tensors_total)]
+    everything = [
+        tl.LayerEntry(history._log, number) for number in range(history.num_tensors_total)
+    ]
     for entry, cells in zip(history, table.to_dict("records"), strict=True):
         assert same(cells.pop("source"), source_of(entry))
         assert list(cells) == [name for name in COLUMNS if name != "source"]
@@ -39,16 +41,35 @@ def check_agreement(history: Any) -> None:
             assert same(cell, getattr(entry, name)), (entry, name)
     for entry, node in zip(everything, data["nodes"], strict=True):
         assert node == node_of(entry)
-    for name in ("layer_label", "layer_label_w_pass", "tensor_fsize", "flops", "parent_layers", "modules_exited"):
+    for name in (
+        "layer_label",
+        "layer_label_w_pass",
+        "tensor_fsize",
+        "flops",
+        "parent_layers",
+        "modules_exited",
+    ):
         backwards = range(len(everything))[::-1]
-        assert getattr(columns, name)(history._log, backwards) == [getattr(entry, name) for entry in everything[::-1]]
+        assert getattr(columns, name)(history._log, backwards) == [
+            getattr(entry, name) for entry in everything[::-1]
+        ]
     listed = set(history.layer_labels)
     assert history.layer_labels == [entry.layer_label for entry in history]
-    assert history.unlogged_layers == [entry.layer_label for entry in everything if entry.layer_label not in listed]
-    assert history.internally_initialized_layers == labels_where(everything, "initialized_inside_model")
-    assert history.internally_terminated_layers == labels_where(everything, "terminated_inside_model")
-    assert history.internally_terminated_bool_layers == labels_where(everything, "is_terminal_bool_layer")
-    assert history.layers_with_saved_activations == labels_where(everything, "has_saved_activations")
+    assert history.unlogged_layers == [
+        entry.layer_label for entry in everything if entry.layer_label not in listed
+    ]
+    assert history.internally_initialized_layers == labels_where(
+        everything, "initialized_inside_model"
+    )
+    assert history.internally_terminated_layers == labels_where(
+        everything, "terminated_inside_model"
+    )
+    assert history.internally_terminated_bool_layers == labels_where(
+        everything, "is_terminal_bool_layer"
+    )
+    assert history.layers_with_saved_activations == labels_where(
+        everything, "has_saved_activations"
+    )
     assert history.layers_with_saved_gradients == labels_where(everything, "has_saved_grad")
     assert history.tensor_fsize_total == sum(entry.tensor_fsize for entry in everything)
     assert history.total_flops == sum(entry.flops or 0 for entry in everything)
@@ -95,14 +116,18 @@ def node_of(entry: Any) -> dict[str, Any]:
         "flops": plain(entry.flops),
         "params": [
             {"address": address, "shape": list(shape)}
-            for address, shape in zip(entry.parent_param_addresses, entry.parent_param_shapes, strict=True)
+            for address, shape in zip(
+                entry.parent_param_addresses, entry.parent_param_shapes, strict=True
+            )
         ],
         "num_params": entry.num_params_total,
         "parents": parents,
         "output_index": entry.iterable_output_index,
         "is_inplace": entry.function_is_inplace,
         "args": plain(entry.func_position_args_non_tensor),
-        "kwargs": {name: plain(value) for name, value in entry.func_keyword_args_non_tensor.items()},
+        "kwargs": {
+            name: plain(value) for name, value in entry.func_keyword_args_non_tensor.items()
+        },
         "has_input_ancestor": entry.has_input_ancestor,
         "is_output_ancestor": entry.is_output_ancestor,
         "condition": entry.atomic_bool_val,
@@ -111,17 +136,33 @@ def node_of(entry: Any) -> dict[str, Any]:
     }
 
 
-# -- they agree ----------------------------------------------------------------------------------------------------------
+# -- they agree
+# --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
-@given(steps=programs, saved=st.sampled_from(["all", "none"]), keeps=st.booleans(), has_grad=st.booleans())
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
+@given(
+    steps=programs,
+    saved=st.sampled_from(["all", "none"]),
+    keeps=st.booleans(),
+    has_grad=st.booleans(),
+)
 @pytest.mark.slow
 def test_random_programs_have_tables_that_agree_with_their_entries(steps, saved, keeps, has_grad):
     inputs = [torch.linspace(-2, 2, 12).reshape(3, 4), torch.linspace(-1, 1, 4)]
     with torch.set_grad_enabled(has_grad):
         history = tl.log_forward_pass(
-            Program(steps), inputs, layers_to_save=saved, keep_unsaved_layers=keeps, mark_input_output_distances=has_grad
+            Program(steps),
+            inputs,
+            layers_to_save=saved,
+            keep_unsaved_layers=keeps,
+            mark_input_output_distances=has_grad,
         )
     check_agreement(history)
 
@@ -138,8 +179,14 @@ class Parts(nn.Module):
         y[:, 0] += 1
         y[1:].mul_(2)
         left, right = y.chunk(2, dim=1)
-        both = torch.cat([left, torch.add(input=right, other=left, alpha=2), torch.zeros(4, 1)], dim=-1)
-        return {"both": both, "largest": y.max(dim=0), "masked": both.masked_fill(both > 0, float("-inf"))}
+        both = torch.cat(
+            [left, torch.add(input=right, other=left, alpha=2), torch.zeros(4, 1)], dim=-1
+        )
+        return {
+            "both": both,
+            "largest": y.max(dim=0),
+            "masked": both.masked_fill(both > 0, float("-inf")),
+        }
 
 
 MODELS: dict[str, tuple[nn.Module, Any]] = {
@@ -173,7 +220,9 @@ def test_they_agree_after_a_backward_pass():
 
 def test_they_agree_in_the_log_of_a_failure():
     with pytest.raises(RuntimeError) as caught:
-        tl.log_forward_pass(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(6, 4)), torch.rand(2, 4))
+        tl.log_forward_pass(
+            nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(6, 4)), torch.rand(2, 4)
+        )
     check_agreement(partial_history(caught.value))
 
 
@@ -187,16 +236,20 @@ def test_lists_belong_to_who_asked_for_them():
 
 def test_a_column_has_the_type_that_pandas_finds():
     cases: list[list[list[Any]]] = [
-        [[1, 2], [3]], [[2**63]], [[1], [2**70, 1]], [[-(2**63)]], [[-(2**63) - 1], [1]], [[1, 2], [1, 2.5]], []
+        [[1, 2], [3]], [[2**63]], [[1], [2**70, 1]], [[-(2**63)]], [[-(2**63) - 1], [1]], [[1, 2],
+        [1, 2.5]], []
     ]  # fmt: skip
     for parts in cases:
         cells = Cells(int)
         for part in parts:
             cells.add(part)
-        pandas.testing.assert_series_equal(cells.series(), pandas.Series([value for part in parts for value in part]))
+        pandas.testing.assert_series_equal(
+            cells.series(), pandas.Series([value for part in parts for value in part])
+        )
 
 
-# -- and cost little -----------------------------------------------------------------------------------------------------
+# -- and cost little
+# --------------------------------------------------------------------------------------------------
 
 
 def loop(num_operations: int) -> Any:
@@ -245,7 +298,9 @@ def test_json_is_what_the_json_module_would_write(monkeypatch):
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
         x = self.block(x).masked_fill(x > 2, float("nan"))
         return torch.einsum(
-            "ij,ij->i", torch.cat([x, x], dim=-1).to(torch.float64), torch.full((2, 8), 1e-5, dtype=torch.float64)
+            "ij,ij->i",
+            torch.cat([x, x], dim=-1).to(torch.float64),
+            torch.full((2, 8), 1e-5, dtype=torch.float64),
         )
 
     model = Model(forward, block=MODELS["parts of tensors"][0].norm)

@@ -147,7 +147,8 @@ ENTRY_FIELDS = [
 
 @pytest.mark.parametrize("model", [MLP(), Residual(), Recurrent(), Conditional()])
 @pytest.mark.parametrize(
-    "options", [{}, {"layers_to_save": "none"}, {"layers_to_save": "add", "keep_unsaved_layers": False}]
+    "options",
+    [{}, {"layers_to_save": "none"}, {"layers_to_save": "add", "keep_unsaved_layers": False}],
 )
 def test_every_field_exists_and_can_be_read(model: nn.Module, options: dict[str, Any]) -> None:
     if isinstance(model, MLP) and options.get("layers_to_save") == "add":
@@ -164,7 +165,8 @@ def test_the_fields_of_a_history() -> None:
     torch.manual_seed(0)
     history = tl.log_forward_pass(Residual(), torch.rand(2, 4))
     labels = [
-        "input_1_0", "buffer_1_0", "relu_1_1", "linear_1_2", "add_1_3", "relu_2_4", "linear_2_5", "add_2_6", "mul_1_7",
+        "input_1_0", "buffer_1_0", "relu_1_1", "linear_1_2", "add_1_3", "relu_2_4", "linear_2_5",
+        "add_2_6", "mul_1_7",
         "ones_1_8", "add_3_9", "output_1_10", "output_2_11",
     ]  # fmt: skip
     assert history.model_name == "Residual"
@@ -199,18 +201,30 @@ def test_the_fields_of_a_history() -> None:
     assert history.total_params_fsize_nice == "160 B"
     assert history.module_addresses == ["blocks.0", "blocks.0.fc", "blocks.1", "blocks.1.fc"]
     assert history.module_types == {
-        "blocks.0": "ResidualBlock", "blocks.0.fc": "Linear", "blocks.1": "ResidualBlock", "blocks.1.fc": "Linear",
+        "blocks.0": "ResidualBlock", "blocks.0.fc": "Linear", "blocks.1": "ResidualBlock",
+        "blocks.1.fc": "Linear",
     }  # fmt: skip
     assert history.module_passes == ["blocks.0:1", "blocks.0.fc:1", "blocks.1:1", "blocks.1.fc:1"]
     assert history.module_num_passes == dict.fromkeys(history.module_addresses, 1)
-    assert history.module_children == {"blocks.0": ["blocks.0.fc"], "blocks.0.fc": [], "blocks.1": ["blocks.1.fc"],
+    assert history.module_children == {"blocks.0": ["blocks.0.fc"], "blocks.0.fc": [],
+    "blocks.1": ["blocks.1.fc"],
                                        "blocks.1.fc": []}  # fmt: skip
     assert history.top_level_modules == ["blocks.0", "blocks.1"]
-    assert history.module_nparams == {"blocks.0": 20, "blocks.0.fc": 20, "blocks.1": 20, "blocks.1.fc": 20}
+    assert history.module_nparams == {
+        "blocks.0": 20,
+        "blocks.0.fc": 20,
+        "blocks.1": 20,
+        "blocks.1.fc": 20,
+    }
     assert history.module_layers["blocks.0"] == ["relu_1_1", "linear_1_2", "add_1_3"]
     assert history.module_layers["blocks.1.fc"] == ["linear_2_5"]
     assert history.random_seed_used is None
-    assert 0 < history.elapsed_time_function_calls <= history.elapsed_time_forward_pass <= history.elapsed_time_total
+    assert (
+        0
+        < history.elapsed_time_function_calls
+        <= history.elapsed_time_forward_pass
+        <= history.elapsed_time_total
+    )
     assert history.elapsed_time_torchlens_logging >= 0
     assert len(history) == 13
     assert list(history) == history.layer_list
@@ -218,7 +232,9 @@ def test_the_fields_of_a_history() -> None:
 
 def test_the_fields_of_an_entry() -> None:
     model, x = MLP(), torch.rand(2, 4)
-    history = tl.log_forward_pass(model, x, save_function_args=True, mark_input_output_distances=True)
+    history = tl.log_forward_pass(
+        model, x, save_function_args=True, mark_input_output_distances=True
+    )
     entry = history["fc1"]
     assert entry.layer_label == entry.layer_label_no_pass == "linear_1_1"
     assert entry.layer_label_w_pass == "linear_1_1:1"
@@ -226,14 +242,25 @@ def test_the_fields_of_an_entry() -> None:
     assert entry.layer_label_w_pass_short == "linear_1:1"
     assert (entry.layer_type, entry.layer_type_num, entry.layer_total_num) == ("linear", 1, 1)
     assert (entry.pass_num, entry.layer_passes_total, entry.operation_num) == (1, 1, 2)
-    assert set(entry.lookup_keys) >= {1, -4, "linear_1_1", "linear_1_1:1", "linear_1", "linear_1:1", "fc1", "fc1:1"}
+    assert set(entry.lookup_keys) >= {
+        1,
+        -4,
+        "linear_1_1",
+        "linear_1_1:1",
+        "linear_1",
+        "linear_1:1",
+        "fc1",
+        "fc1:1",
+    }
     assert torch.equal(entry.tensor_contents, model.fc1(x))
     assert entry.has_saved_activations
     assert entry.tensor_shape == (2, 5)
     assert entry.tensor_dtype is torch.float32
     assert (entry.tensor_fsize, entry.tensor_fsize_nice) == (40, "40 B")
     assert torch.equal(entry.creation_args[0], x)
-    assert entry.creation_args[1] is model.fc1.weight or torch.equal(entry.creation_args[1], model.fc1.weight)
+    assert entry.creation_args[1] is model.fc1.weight or torch.equal(
+        entry.creation_args[1], model.fc1.weight
+    )
     assert entry.creation_kwargs == {}
     assert entry.func_applied is torch.nn.functional.linear
     assert entry.func_applied_name == "linear"
@@ -248,18 +275,31 @@ def test_the_fields_of_an_entry() -> None:
     assert entry.computed_with_params
     assert entry.parent_params[0] is model.fc1.weight
     assert entry.parent_param_shapes == [(5, 4), (5,)]
-    assert (entry.num_param_tensors, entry.num_params_total, entry.parent_params_fsize) == (2, 25, 100)
+    assert (entry.num_param_tensors, entry.num_params_total, entry.parent_params_fsize) == (
+        2,
+        25,
+        100,
+    )
     assert entry.parent_params_fsize_nice == "100 B"
     assert entry.same_layer_operations == ["linear_1_1"]
     assert entry.parent_layers == ["input_1_0"]
     assert entry.child_layers == ["relu_1_2"]
-    assert (entry.sibling_layers, entry.spouse_layers, entry.has_siblings, entry.has_spouses) == ([], [], False, False)
+    assert (entry.sibling_layers, entry.spouse_layers, entry.has_siblings, entry.has_spouses) == (
+        [],
+        [],
+        False,
+        False,
+    )
     assert entry.has_parents
     assert entry.has_children
     assert entry.parent_layer_arg_locs == {"args": {0: "input_1_0"}, "kwargs": {}}
     assert entry.input_ancestors == {"input_1_0"}
     assert entry.output_descendents == {"output_1_4"}
-    assert (entry.is_input_layer, entry.is_output_layer, entry.is_output_parent) == (False, False, False)
+    assert (entry.is_input_layer, entry.is_output_layer, entry.is_output_parent) == (
+        False,
+        False,
+        False,
+    )
     assert history["fc2"].is_output_parent
     assert entry.has_input_ancestor
     assert entry.is_output_ancestor
@@ -326,7 +366,13 @@ def test_fields_of_passes() -> None:
     assert entry.module_passes_exited == ["fc:3"]
     assert history.module_num_passes == {"fc": 4}
     assert history.module_passes == ["fc:1", "fc:2", "fc:3", "fc:4"]
-    assert history.layer_num_passes == {"input_1_0": 1, "linear_1_1": 4, "add_1_2": 4, "mul_1_3": 4, "output_1_4": 1}
+    assert history.layer_num_passes == {
+        "input_1_0": 1,
+        "linear_1_1": 4,
+        "add_1_2": 4,
+        "mul_1_3": 4,
+        "output_1_4": 1,
+    }
     assert history.model_is_recurrent
     assert history.model_max_recurrent_loops == 4
     assert history.total_param_layers == 1

@@ -1,4 +1,6 @@
-"""`log_backward` and `save_gradients=True`: times, order, parameters, and a clear word where they cannot be had."""
+"""`log_backward` and `save_gradients=True`: times, order, parameters, and a clear word where they
+cannot be had.
+"""
 
 import gc
 import weakref
@@ -33,7 +35,8 @@ def loop(self: Model, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-# -- hooks, passes, options --------------------------------------------------------------------------------------------
+# -- hooks, passes, options
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("saves", [False, True])
@@ -41,12 +44,16 @@ def test_hooks_of_the_users_own_run_and_what_they_change_is_recorded(saves: bool
     model, x = MLP(), torch.rand(2, 4)
     history = tl.log_forward_pass(model, x, save_gradients=saves)
     history["relu_1"].tensor_contents.register_hook(lambda gradient: gradient * 10)
-    history["linear_1"].tensor_contents.grad_fn.register_prehook(lambda gradients: (gradients[0] * 2,))
+    history["linear_1"].tensor_contents.grad_fn.register_prehook(
+        lambda gradients: (gradients[0] * 2,)
+    )
     model.fc2.weight.register_hook(lambda gradient: gradient * 0)
     history.log_backward(history["output_1"].tensor_contents.sum())
     relu = 10 * model.fc2.weight.sum(0).expand(2, 5)
     torch.testing.assert_close(history["relu_1"].grad_contents, relu)
-    torch.testing.assert_close(model.fc1.weight.grad, history.param_grads["fc1.weight"], rtol=0, atol=0)
+    torch.testing.assert_close(
+        model.fc1.weight.grad, history.param_grads["fc1.weight"], rtol=0, atol=0
+    )
     # A hook on a parameter changes what is added to `.grad`, after the model sent it.
     assert not model.fc2.weight.grad.any()
     assert history.param_grads["fc2.weight"].any()
@@ -69,7 +76,11 @@ def test_passes_add_up_and_each_is_known(saves: bool) -> None:
     assert not torch.equal(history.param_grads["fc1.weight"], weight)
     first, second, third = history.backward_passes
     assert [one.number for one in history.backward_passes] == [1, 2, 3]
-    assert first.layer_order == third.layer_order == ["output_1_4", "linear_2_3", "relu_1_2", "linear_1_1"]
+    assert (
+        first.layer_order
+        == third.layer_order
+        == ["output_1_4", "linear_2_3", "relu_1_2", "linear_1_1"]
+    )
     assert second.layer_order == ["relu_1_2", "linear_1_1"]
     assert first.num_nodes > second.num_nodes
     assert first.layer_seconds["relu_1_2"] == seconds
@@ -106,7 +117,9 @@ def test_what_lies_outside_the_model_is_told_apart() -> None:
     history.log_backward(history["output_1"].tensor_contents.exp().mean())
     (one,) = history.backward_passes
     assert one.nodes_outside is not None
-    assert {"ExpBackward0", "MeanBackward0", "CosBackward0", "AccumulateGrad"} <= set(one.nodes_outside)
+    assert {"ExpBackward0", "MeanBackward0", "CosBackward0", "AccumulateGrad"} <= set(
+        one.nodes_outside
+    )
     assert not {"AddmmBackward0", "ReluBackward0"} & set(one.nodes_outside)
     assert one.seconds_outside > 0
     assert str(one).startswith("Backward pass 1: 5 layers, 5 nodes, ")
@@ -178,7 +191,10 @@ def test_what_is_recorded_stays_when_grad_is_written(saves: bool) -> None:
     at_input = history["input_1"].grad_contents.clone()
     model.zero_grad(set_to_none=False)
     x.grad.zero_()
-    assert all(torch.equal(history.param_grads[address], gradient) for address, gradient in recorded.items())
+    assert all(
+        torch.equal(history.param_grads[address], gradient)
+        for address, gradient in recorded.items()
+    )
     torch.testing.assert_close(history["input_1"].grad_contents, at_input, rtol=0, atol=0)
     assert at_input.any()
 
@@ -210,7 +226,9 @@ def test_inside_a_reentrant_checkpoint_entries_are_not_heard(saves: bool) -> Non
 
 def test_a_parameter_inside_and_outside_of_a_reentrant_checkpoint_gets_all_or_nothing() -> None:
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(checkpoint(lambda y: self.fc(y).sin(), x, use_reentrant=True)) + self.other(x)
+        return self.fc(checkpoint(lambda y: self.fc(y).sin(), x, use_reentrant=True)) + self.other(
+            x
+        )
 
     model = Model(forward, fc=nn.Linear(4, 4), other=nn.Linear(4, 4))
     x = torch.rand(2, 4, requires_grad=True)
@@ -250,15 +268,20 @@ def test_partly_saved_logs_hear_what_is_saved() -> None:
     saved = [entry for entry in some if entry.has_saved_activations]
     assert 2 < len(saved) < len(some)
     for entry in some:
-        assert entry.has_saved_grad == (entry.has_saved_activations and everything[entry.layer_label].has_saved_grad)
+        assert entry.has_saved_grad == (
+            entry.has_saved_activations and everything[entry.layer_label].has_saved_grad
+        )
         if entry.has_saved_grad:
-            torch.testing.assert_close(entry.grad_contents, everything[entry.layer_label].grad_contents)
+            torch.testing.assert_close(
+                entry.grad_contents, everything[entry.layer_label].grad_contents
+            )
     for address, gradient in wanted.items():
         torch.testing.assert_close(some.param_grads[address], gradient)
     assert any(entry.has_saved_grad and entry.backward_time_elapsed is None for entry in saved)
 
 
-# -- clear words -------------------------------------------------------------------------------------------------------
+# -- clear words
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_loss_that_is_no_tensor_is_told() -> None:
@@ -271,13 +294,17 @@ def test_a_log_without_gradients_is_told() -> None:
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
             history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
-        with pytest.raises(ValueError, match=r"Nothing in this log has a gradient: .* torch\.no_grad\(\)"):
+        with pytest.raises(
+            ValueError, match=r"Nothing in this log has a gradient: .* torch\.no_grad\(\)"
+        ):
             history.log_backward(torch.ones(1, requires_grad=True).sum())
 
 
 def test_a_detached_loss_is_told() -> None:
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
-    with pytest.raises(ValueError, match=r"requires no gradient.*history\['output_1_4'\]\.tensor_contents"):
+    with pytest.raises(
+        ValueError, match=r"requires no gradient.*history\['output_1_4'\]\.tensor_contents"
+    ):
         history.log_backward(history["output_1"].tensor_contents.detach().sum())
 
 
@@ -298,7 +325,9 @@ def test_a_loss_from_elsewhere_is_told_and_not_run(saves: bool) -> None:
         ({"activation_postfunc": torch.mean}, "not those that the model computed with"),
     ],
 )
-def test_a_log_that_cannot_follow_is_told_and_the_cure_works(options: dict[str, Any], reason: str) -> None:
+def test_a_log_that_cannot_follow_is_told_and_the_cure_works(
+    options: dict[str, Any], reason: str
+) -> None:
     model, results = MLP(), []
     model.register_forward_hook(lambda module, args, output: results.append(output))
     history = tl.log_forward_pass(model, torch.rand(2, 4), **options)
@@ -317,7 +346,8 @@ def test_after_cleanup_there_is_nothing_to_follow() -> None:
         history.log_backward(loss)
 
 
-# -- what it leaves behind ---------------------------------------------------------------------------------------------
+# -- what it leaves behind
+# ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -332,7 +362,9 @@ def test_a_history_with_a_backward_pass_is_freed_when_dropped(saves: bool) -> No
         history.log_backward(loss, retain_graph=True)
         assert history.backward_passes
         references = [weakref.ref(history._log), weakref.ref(history._log.recording.gradients)]
-        references += [weakref.ref(entry.grad_contents) for entry in history if entry.has_saved_grad]
+        references += [
+            weakref.ref(entry.grad_contents) for entry in history if entry.has_saved_grad
+        ]
         node = loss.grad_fn.next_functions[0][0]
         del history
         assert [reference() for reference in references] == [None] * len(references)
@@ -378,7 +410,12 @@ def test_the_drawing_shows_gradients_as_edges(vis_opt: str, num_edges: int, tmp_
     model = Model(loop, fc=nn.Linear(4, 4))
     history = tl.log_forward_pass(model, torch.rand(2, 4))
     path = tmp_path / "model.gv"
-    options: dict[str, Any] = {"vis_opt": vis_opt, "vis_outpath": str(path), "vis_save_only": True, "vis_fileformat": "svg"}
+    options: dict[str, Any] = {
+        "vis_opt": vis_opt,
+        "vis_outpath": str(path),
+        "vis_save_only": True,
+        "vis_fileformat": "svg",
+    }
     history.render_graph(**options)
     assert "#9197F6" not in path.read_text()
     history.log_backward(history["output_1"].tensor_contents.sum())

@@ -12,7 +12,8 @@ from tests.networks import MLP, Model, Recurrent, Residual
 
 
 @pytest.mark.parametrize(
-    "key", ["linear_2_3", "linear_2_3:1", "linear_2", "linear_2:1", "fc2", "fc2:1", 3, -2, "near_2", "_2_3"]
+    "key", ["linear_2_3", "linear_2_3:1", "linear_2", "linear_2:1", "fc2", "fc2:1", 3, -2, "near_2",
+    "_2_3"]
 )  # fmt: skip
 def test_every_kind_of_key_finds_the_entry(key: Any) -> None:
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
@@ -51,7 +52,10 @@ def test_passes_are_keys() -> None:
 @pytest.mark.parametrize("key", ["linear_1_1", "linear_1", "fc"])
 def test_a_bare_name_with_several_passes_lists_them(key: str) -> None:
     history = tl.log_forward_pass(Recurrent(), torch.rand(2, 4))
-    with pytest.raises(KeyError, match=rf"{key}' has 4 passes; say which: '{key}:1', '{key}:2', '{key}:3', '{key}:4'"):
+    with pytest.raises(
+        KeyError,
+        match=rf"{key}' has 4 passes; say which: '{key}:1', '{key}:2', '{key}:3', '{key}:4'",
+    ):
         history[key]
     assert key not in history
 
@@ -70,14 +74,18 @@ def test_an_unknown_name_lists_the_closest_keys() -> None:
 
 def test_a_part_of_several_labels_lists_them() -> None:
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
-    with pytest.raises(KeyError, match=r"'linear' is part of 2 labels; say which: 'linear_1_1', 'linear_2_3'"):
+    with pytest.raises(
+        KeyError, match=r"'linear' is part of 2 labels; say which: 'linear_1_1', 'linear_2_3'"
+    ):
         history["linear"]
 
 
 @pytest.mark.parametrize("index", [5, -6, 100])
 def test_an_index_out_of_range_says_the_range(index: int) -> None:
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
-    with pytest.raises(IndexError, match=re.escape(f"Layer {index} is out of range: there are 5, numbered 0 to 4")):
+    with pytest.raises(
+        IndexError, match=re.escape(f"Layer {index} is out of range: there are 5, numbered 0 to 4")
+    ):
         history[index]
 
 
@@ -107,7 +115,9 @@ def test_a_module_that_returns_several_tensors_is_found_by_its_first() -> None:
 
 
 def test_ordinals_count_listed_entries() -> None:
-    history = tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save="linear", keep_unsaved_layers=False)
+    history = tl.log_forward_pass(
+        MLP(), torch.rand(2, 4), layers_to_save="linear", keep_unsaved_layers=False
+    )
     assert [history[0].layer_label, history[-1].layer_label] == ["linear_1_1", "linear_2_3"]
     for entry in history:
         for key in entry.lookup_keys:

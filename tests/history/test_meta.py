@@ -1,4 +1,6 @@
-"""Tensors without values, on the meta device or fake, are logged like any others, and say that they have none."""
+"""Tensors without values, on the meta device or fake, are logged like any others, and say that they
+have none.
+"""
 
 import copy
 import json
@@ -18,10 +20,10 @@ import torchlens as tl
 from benchmarks.zoo.libraries import import_transformers
 from tests.failures import partial_history
 from tests.networks import MLP, ConvNet, Model, Recurrent, Residual, writes_through_views
-from torchlens.capture.regions import Region, region_of
-from torchlens.capture.view_tree import Share
-from torchlens.draw.drawing import make_drawing
-from torchlens.draw.options import draw_options
+from torchlens._draw.drawing import make_drawing
+from torchlens._draw.options import draw_options
+from torchlens._recording.regions import Region, region_of
+from torchlens._recording.view_tree import Share
 
 MODELS = {
     "mlp": (MLP, (2, 4)),
@@ -50,31 +52,49 @@ log_of = pytest.mark.parametrize("log", [on_meta, faked], ids=["meta", "fake"])
 @model_of
 def test_everything_but_values_is_as_on_a_real_device(log: Any, make: Any, shape: tuple[int, ...]):
     history, real = log(make, shape), tl.log_forward_pass(make(), torch.rand(shape))
-    names = ("layer_labels", "layer_num_passes", "module_layers", "tensor_fsize_total", "total_params_fsize_nice",
-             "total_flops", "total_flops_backward", "flops_not_counted", "conditional_branch_edges")  # fmt: skip
-    assert {name: getattr(history, name) for name in names} == {name: getattr(real, name) for name in names}
+    names = ("layer_labels", "layer_num_passes", "module_layers", "tensor_fsize_total",
+        "total_params_fsize_nice",
+             "total_flops", "total_flops_backward", "flops_not_counted",
+             "conditional_branch_edges")  # fmt: skip
+    assert {name: getattr(history, name) for name in names} == {
+        name: getattr(real, name) for name in names
+    }
     for mine, theirs in zip(history, real, strict=True):
-        for name in ("tensor_shape", "tensor_dtype", "parent_layers", "flops", "func_applied", "parent_param_shapes"):
+        for name in (
+            "tensor_shape",
+            "tensor_dtype",
+            "parent_layers",
+            "flops",
+            "func_applied",
+            "parent_param_shapes",
+        ):
             assert getattr(mine, name) == getattr(theirs, name), (mine, name)
         assert mine.tensor_contents.shape == theirs.tensor_contents.shape
     assert make_drawing(history, draw_options({"vis_opt": "rolled"})).source == (
         make_drawing(real, draw_options({"vis_opt": "rolled"})).source
     )
     assert len(history.to_pandas()) == len(history)
-    assert [node["shape"] for node in json.loads(history.to_json())["nodes"]] == [list(e.tensor_shape) for e in history]
+    assert [node["shape"] for node in json.loads(history.to_json())["nodes"]] == [
+        list(e.tensor_shape) for e in history
+    ]
 
 
-@pytest.mark.parametrize(("log", "reason"), [(on_meta, "on the meta device"), (faked, "fake")], ids=["meta", "fake"])
+@pytest.mark.parametrize(
+    ("log", "reason"), [(on_meta, "on the meta device"), (faked, "fake")], ids=["meta", "fake"]
+)
 def test_values_say_that_there_are_none(log: Any, reason: str):
     history = log(MLP, (2, 4))
-    assert f"\t5 tensors (160 B) computed in forward pass; 5 tensors (160 B) saved, without values ({reason})." in str(
-        history
+    assert (
+        "\t5 tensors (160 B) computed in forward pass; 5 tensors (160 B) saved, without values "
+        f"({reason})." in str(history)
     )
     assert str(history["relu_1"]).splitlines()[2] == f"\t\t(no values: the tensor is {reason})"
     assert f"5 saved (160 B), without values ({reason})" in str(history.summary(width=200))
     page = history.explore(None).html
     assert f'"valueless":"{reason}"' in page
-    with pytest.raises(ValueError, match=rf"have no values \(they are {reason}\), so there is no NaN to find"):
+    with pytest.raises(
+        ValueError, match=rf"have no values \(they are {reason}\), so there is no NaN to find"
+    ):
         history.first_nonfinite()
 
 
@@ -87,7 +107,10 @@ def test_real_tensors_say_nothing_of_it():
 def test_some_tensors_without_values_are_counted():
     history = tl.log_forward_pass(Model(lambda self, x: (x + 1, x.to("meta") * 2)), torch.rand(2))
     assert "saved, 3 of them without values (on the meta device)." in str(history)
-    with pytest.warns(UserWarning, match=r"All saved tensors are finite, but 3 of 6 entries have no values and were not"):
+    with pytest.warns(
+        UserWarning,
+        match=r"All saved tensors are finite, but 3 of 6 entries have no values and were not",
+    ):
         assert history.first_nonfinite() is None
 
 
@@ -139,11 +162,14 @@ def test_parameters_without_values_are_counted_whatever_way_they_came():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks Linux for the memory of the process")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="asks Linux for the memory of the process"
+)
 def test_a_llama_of_70_billion_parameters_is_logged_drawn_and_explored_in_hardly_any_memory():
     transformers = import_transformers()
     config = transformers.LlamaConfig(
-        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64,
+        vocab_size=128256, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80,
+        num_attention_heads=64,
         num_key_value_heads=8, max_position_embeddings=8192,
     )  # fmt: skip
     num_tokens = 2048
@@ -161,12 +187,15 @@ def test_a_llama_of_70_billion_parameters_is_logged_drawn_and_explored_in_hardly
     num_params = sum(parameter.numel() for parameter in llama.parameters())
     assert history.total_params == num_params == 70_553_706_496
     assert history.total_params_fsize == 2 * num_params
-    # Two for each parameter and token; the embedding is a look-up, and attention comes on top: 2 * 2 * tokens * width.
+    # Two for each parameter and token; the embedding is a look-up, and attention comes on top: 2 *
+    # 2 * tokens * width.
     weights = 2 * num_tokens * (num_params - 128256 * 8192)
     attention = 80 * 4 * num_tokens**2 * 8192
     assert weights < history.total_flops < 1.01 * (weights + attention)
 
-    source = make_drawing(history, draw_options({"vis_opt": "rolled", "vis_nesting_depth": 3})).source
+    source = make_drawing(
+        history, draw_options({"vis_opt": "rolled", "vis_nesting_depth": 3})
+    ).source
     assert "model.layers.79" in source
     assert "1x2048x128256" in source
     html = history.explore(None).html
@@ -198,14 +227,21 @@ def test_what_is_left_of_a_view_is_what_a_gradient_would_find():
     base = torch.zeros(6, 10)
     for _ in range(300):
         views = [
-            base[slice(*sorted(generator.integers(0, 7, 2).tolist())), :: int(generator.integers(1, 4))] for _ in range(4)
+            base[
+                slice(*sorted(generator.integers(0, 7, 2).tolist())),
+                :: int(generator.integers(1, 4)),
+            ]
+            for _ in range(4)
         ]
-        region, read, *written = (region_of(view.t() if generator.integers(0, 2) else view) for view in views)
+        region, read, *written = (
+            region_of(view.t() if generator.integers(0, 2) else view) for view in views
+        )
         share = Share(0, region, read, tuple(written))
         assert share.is_any_left() == bool(share.cut(torch.ones(read.shape)).any()), share
 
 
-# -- when values are needed --------------------------------------------------------------------------------------------
+# -- when values are needed
+# --------------------------------------------------------------------------------------------
 
 
 def needs_number(self, x):
@@ -227,18 +263,28 @@ def test_a_model_that_needs_values_raises_torchs_error_with_a_hint(forward: Any,
         log(lambda: Model(forward), (2, 4))
     assert not isinstance(caught.value, tl.TorchLensError)
     assert any(note.startswith("torchlens: raised in Model") for note in caught.value.__notes__)
-    assert "has no values. Where a model needs some to go on (item(), an if, nonzero" in caught.value.__notes__[-1]
+    assert (
+        "has no values. Where a model needs some to go on (item(), an if, nonzero"
+        in caught.value.__notes__[-1]
+    )
     assert partial_history(caught.value).layer_labels[0] == "input_1_0"
 
 
 @pytest.mark.parametrize(("of_model", "of_input"), [("meta", "cpu"), ("cpu", "meta")])
 @pytest.mark.parametrize("saves", ["all", "none"])
-def test_weights_and_input_must_both_have_values_or_neither(of_model: str, of_input: str, saves: str):
+def test_weights_and_input_must_both_have_values_or_neither(
+    of_model: str, of_input: str, saves: str
+):
     with pytest.raises(RuntimeError, match="is not on the expected device") as caught:
-        tl.log_forward_pass(MLP().to(of_model), torch.rand(2, 4, device=of_input), layers_to_save=saves)
+        tl.log_forward_pass(
+            MLP().to(of_model), torch.rand(2, 4, device=of_input), layers_to_save=saves
+        )
     assert "raised in module 'fc1' (Linear)" in caught.value.__notes__[0]
     if saves == "all":
-        assert "have values, and others have none: they are on the meta device. Make all alike" in caught.value.__notes__[1]
+        assert (
+            "have values, and others have none: they are on the meta device. Make all alike"
+            in caught.value.__notes__[1]
+        )
 
 
 def test_an_error_that_has_nothing_to_do_with_values_gets_no_hint():
@@ -250,19 +296,26 @@ def test_an_error_that_has_nothing_to_do_with_values_gets_no_hint():
 def test_values_that_are_not_there_cannot_be_moved():
     with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor") as caught:
         on_meta(MLP, (2, 4), output_device="cpu")
-    assert "A tensor on the meta device has no values to move; use output_device='same'." in caught.value.__notes__[0]
+    assert (
+        "A tensor on the meta device has no values to move; use output_device='same'."
+        in caught.value.__notes__[0]
+    )
     assert len(caught.value.__notes__) == 2
 
 
 def test_validation_says_what_it_could_not_look_at():
     report = tl.validate_forward_pass(MLP().to("meta"), torch.rand(2, 4, device="meta"))
     assert report.passed
-    assert "1 not checked: values, as the tensors have none (on the meta device); shapes and types are" in str(report)
+    assert (
+        "1 not checked: values, as the tensors have none (on the meta device); shapes and types are"
+        in str(report)
+    )
     with FakeTensorMode():  # it never raises
         assert isinstance(tl.validate_forward_pass(MLP(), torch.rand(2, 4)), tl.ValidationReport)
 
 
-# -- fake tensors ------------------------------------------------------------------------------------------------------
+# -- fake tensors
+# --------------------------------------------------------------------------------------------------
 
 
 def test_real_weights_and_a_fake_input_inside_and_outside_the_mode():
@@ -299,7 +352,10 @@ def test_copies_of_fake_tensors():
     for _ in range(3):  # torch itself copies the whole mode, and gives back memory twice
         copied = copy.deepcopy(history)
         assert isinstance(copied["conv2d_1"].tensor_contents, FakeTensor)
-        assert copied["conv2d_1"].tensor_contents.fake_mode is history["conv2d_1"].tensor_contents.fake_mode
+        assert (
+            copied["conv2d_1"].tensor_contents.fake_mode
+            is history["conv2d_1"].tensor_contents.fake_mode
+        )
         del copied
     pickled = pickle.loads(pickle.dumps(history))
     assert pickled["conv2d_1"].tensor_contents.is_meta

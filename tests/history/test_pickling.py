@@ -1,4 +1,6 @@
-"""A history that was pickled, saved or copied is the same history, also in a process that never saw the model."""
+"""A history that was pickled, saved or copied is the same history, also in a process that never saw
+the model.
+"""
 
 import copy
 import functools
@@ -23,9 +25,18 @@ from torch import nn
 import torchlens as tl
 from tests.failures import partial_history
 from tests.history.facts import differences, facts_of
-from tests.networks import MLP, Conditional, ConvNet, Model, Recurrent, Residual, TinyGPT, writes_through_views
-from torchlens.capture.functions import StandIn
-from torchlens.history import pickling
+from tests.networks import (
+    MLP,
+    Conditional,
+    ConvNet,
+    Model,
+    Recurrent,
+    Residual,
+    TinyGPT,
+    writes_through_views,
+)
+from torchlens._history import pickling
+from torchlens._recording.functions import StandIn
 
 
 def by_torch(history: Any) -> Any:
@@ -52,7 +63,10 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 _REPEATS = ("protocol 3", "protocol 4")
 way_of = pytest.mark.parametrize(
     "way",
-    [pytest.param(way, id=name, marks=[pytest.mark.slow] if name in _REPEATS else []) for name, way in WAYS.items()],
+    [
+        pytest.param(way, id=name, marks=[pytest.mark.slow] if name in _REPEATS else [])
+        for name, way in WAYS.items()
+    ],
 )
 
 
@@ -94,7 +108,12 @@ def kinds(self, x):
     nested = torch.nested.nested_tensor([x[0], x[1, :2]])
     complex_ = torch.complex(x, x).conj()
     quantized = torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
-    return sparse.to_dense() + complex_.imag + quantized.dequantize() + nested.to_padded_tensor(0.0).sum()
+    return (
+        sparse.to_dense()
+        + complex_.imag
+        + quantized.dequantize()
+        + nested.to_padded_tensor(0.0).sum()
+    )
 
 
 def script(x: torch.Tensor) -> torch.Tensor:
@@ -116,7 +135,9 @@ def saved_grad(model: nn.Module, x: torch.Tensor, **options: Any) -> Any:
 
 
 def logged_backward() -> Any:
-    history = tl.log_forward_pass(Model(writes_through_views, fc=nn.Linear(4, 4)), torch.rand(3, 4, requires_grad=True))
+    history = tl.log_forward_pass(
+        Model(writes_through_views, fc=nn.Linear(4, 4)), torch.rand(3, 4, requires_grad=True)
+    )
     history.log_backward(history["output_1"].tensor_contents.sum())
     return history
 
@@ -148,7 +169,11 @@ def kinds_of_tensors() -> Any:
 HISTORIES: dict[str, Callable[[], Any]] = {
     "mlp": lambda: tl.log_forward_pass(MLP(), torch.rand(2, 4)),
     "residual, all arguments": lambda: tl.log_forward_pass(
-        Residual(), torch.rand(2, 4), save_function_args=True, mark_input_output_distances=True, random_seed=3
+        Residual(),
+        torch.rand(2, 4),
+        save_function_args=True,
+        mark_input_output_distances=True,
+        random_seed=3,
     ),
     "convnet in training": lambda: tl.log_forward_pass(ConvNet().train(), torch.rand(2, 3, 8, 8)),
     "recurrent": lambda: tl.log_forward_pass(Recurrent(), torch.rand(2, 4)),
@@ -157,10 +182,15 @@ HISTORIES: dict[str, Callable[[], Any]] = {
     "lstm": lambda: tl.log_forward_pass(nn.LSTM(4, 5, num_layers=2), torch.rand(3, 2, 4)),
     "nothing saved": lambda: tl.get_model_metadata(Residual(), torch.rand(2, 4)),
     "some saved": lambda: tl.log_forward_pass(
-        Recurrent(), torch.rand(2, 4), layers_to_save=["linear", "output"], keep_unsaved_layers=False
+        Recurrent(),
+        torch.rand(2, 4),
+        layers_to_save=["linear", "output"],
+        keep_unsaved_layers=False,
     ),
     "gradients": lambda: saved_grad(ConvNet(), torch.rand(2, 3, 8, 8)),
-    "gradients of views": lambda: saved_grad(Model(writes_through_views), torch.rand(3, 4, requires_grad=True)),
+    "gradients of views": lambda: saved_grad(
+        Model(writes_through_views), torch.rand(3, 4, requires_grad=True)
+    ),
     "backward, logged": logged_backward,
     "partial": partial,
     "changed since": changed,
@@ -169,14 +199,21 @@ HISTORIES: dict[str, Callable[[], Any]] = {
     "inference mode": unseen_views,
     "kinds of tensors": kinds_of_tensors,
     "subclass": lambda: tl.log_forward_pass(MLP(), torch.rand(2, 4).as_subclass(Marked)),
-    "postfunc": lambda: tl.log_forward_pass(MLP(), torch.rand(2, 4), activation_postfunc=lambda t: t.detach().numpy()),
+    "postfunc": lambda: tl.log_forward_pass(
+        MLP(), torch.rand(2, 4), activation_postfunc=lambda t: t.detach().numpy()
+    ),
     "postfunc, pairs": lambda: tl.log_forward_pass(
         MLP(),
         torch.rand(2, 4),
-        activation_postfunc=lambda t: {"mean": t.mean().item(), "all": [t.detach(), t.detach().view(-1)]},
+        activation_postfunc=lambda t: {
+            "mean": t.mean().item(),
+            "all": [t.detach(), t.detach().view(-1)],
+        },
     ),
     "meta": lambda: tl.log_forward_pass(MLP().to("meta"), torch.rand(2, 4, device="meta")),
-    "double, on the same device": lambda: tl.log_forward_pass(MLP(), torch.rand(2, 4), output_device="cpu"),
+    "double, on the same device": lambda: tl.log_forward_pass(
+        MLP(), torch.rand(2, 4), output_device="cpu"
+    ),
 }
 
 
@@ -186,7 +223,8 @@ _LARGE = ("gpt",)
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(make, id=name, marks=[pytest.mark.slow] if name in _LARGE else []) for name, make in HISTORIES.items()
+        pytest.param(make, id=name, marks=[pytest.mark.slow] if name in _LARGE else [])
+        for name, make in HISTORIES.items()
     ],
 )
 def original(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
@@ -198,7 +236,9 @@ def original(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
     assert differences(facts_of(history), facts) == {}
 
 
-@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")  # torch uses it itself, for quantized tensors
+@pytest.mark.filterwarnings(
+    "ignore:TypedStorage is deprecated"
+)  # torch uses it itself, for quantized tensors
 @way_of
 def test_a_copy_is_the_same_in_every_field(original: tuple[Any, Any], way: Callable[[Any], Any]):
     history, facts = original
@@ -210,7 +250,9 @@ def test_a_copy_is_the_same_in_every_field(original: tuple[Any, Any], way: Calla
 
 @pytest.fixture(scope="module")
 def facts_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Any]]:
-    """Each history, and what it says in another process, in which the classes and functions of this file are unknown."""
+    """Each history, and what it says in another process, in which the classes and functions of this
+    file are unknown.
+    """
     torch.manual_seed(0)
     histories = {name: make() for name, make in HISTORIES.items()}
     folder = tmp_path_factory.mktemp("elsewhere")
@@ -240,7 +282,9 @@ def facts_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.parametrize("name", HISTORIES)
-def test_another_process_that_never_saw_the_model_reads_the_same(name: str, facts_elsewhere: dict[str, tuple[Any, Any]]):
+def test_another_process_that_never_saw_the_model_reads_the_same(
+    name: str, facts_elsewhere: dict[str, tuple[Any, Any]]
+):
     history, there = facts_elsewhere[name]
     changed = differences(there, facts_of(history))
     if name == "subclass":  # a class that is not known there
@@ -297,11 +341,17 @@ def test_an_entry_can_be_pickled_alone_and_entries_share_their_log():
     one, other, whole = by_pickle((history[3], history[4], history))
     assert one._log is other._log is whole._log
     assert one == whole[3]
-    assert copy.deepcopy(history[3]).parent_layers == copy.copy(history[3]).parent_layers == history[3].parent_layers
+    assert (
+        copy.deepcopy(history[3]).parent_layers
+        == copy.copy(history[3]).parent_layers
+        == history[3].parent_layers
+    )
 
 
 def fail(_: int) -> None:
-    tl.log_forward_pass(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(3, 2)), torch.ones(2, 4))
+    tl.log_forward_pass(
+        nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(3, 2)), torch.ones(2, 4)
+    )
 
 
 def log(seed: int) -> Any:
@@ -318,23 +368,32 @@ def test_histories_and_failures_come_out_of_worker_processes():
         there = pool.submit(facts_of, log(1)).result()  # and the other way
     here = facts_of(histories[0])
     times = ("elapsed", "printed", "summary", "json", "pandas", "page", "time", "backward_passes")
-    assert {name for name in differences(here, facts_of(log(1))) if not any(word in name for word in times)} == set()
+    assert {
+        name
+        for name in differences(here, facts_of(log(1)))
+        if not any(word in name for word in times)
+    } == set()
     assert histories[1].layer_labels == histories[0].layer_labels
-    assert not torch.equal(histories[1]["conv2d_1"].grad_contents, histories[0]["conv2d_1"].grad_contents)
+    assert not torch.equal(
+        histories[1]["conv2d_1"].grad_contents, histories[0]["conv2d_1"].grad_contents
+    )
     assert there.keys() == here.keys()
     assert isinstance(failed, RuntimeError)
     assert partial_history(failed).layer_labels == ["input_1_0", "linear_1_1", "relu_1_2"]
     assert "which the exception holds as partial_history" in failed.__notes__[0]
 
 
-# -- size --------------------------------------------------------------------------------------------------------------
+# -- size
+# --------------------------------------------------------------------------------------------------
 
 
 def pieces(self, x):
     return torch.cat([piece + 1 for piece in x.mul(2).split(1)])
 
 
-@pytest.mark.parametrize("way", [pickle.dumps, lambda history: io_bytes(torch.save, history)], ids=["pickle", "torch"])
+@pytest.mark.parametrize(
+    "way", [pickle.dumps, lambda history: io_bytes(torch.save, history)], ids=["pickle", "torch"]
+)
 def test_views_are_written_once(way: Callable[[Any], bytes]):
     history = tl.log_forward_pass(Model(pieces), torch.rand(64, 8192))  # 2 MB, and 64 views of it
     num_bytes = 4 * 64 * 8192 * 4  # input, product, sums, concatenation
@@ -350,14 +409,20 @@ def io_bytes(write: Callable[[Any, Any], None], value: Any) -> bytes:
 @way_of
 def test_views_share_memory_as_they_did(way: Callable[[Any], Any]):
     copied = way(tl.log_forward_pass(Model(pieces), torch.rand(4, 4096)))
-    whole, *parts = (entry.tensor_contents for entry in copied if entry.layer_type in ("mul", "split"))
+    whole, *parts = (
+        entry.tensor_contents for entry in copied if entry.layer_type in ("mul", "split")
+    )
     assert len(parts) == 4
-    assert {part.untyped_storage().data_ptr() for part in parts} == {whole.untyped_storage().data_ptr()}
+    assert {part.untyped_storage().data_ptr() for part in parts} == {
+        whole.untyped_storage().data_ptr()
+    }
 
 
 def test_of_memory_that_is_looked_at_in_part_only_that_part_is_written():
     history = tl.log_forward_pass(
-        Model(lambda self, x: x.mul(2)[5:7, 3] + 1), torch.rand(10, 300_000), layers_to_save="getitem"
+        Model(lambda self, x: x.mul(2)[5:7, 3] + 1),
+        torch.rand(10, 300_000),
+        layers_to_save="getitem",
     )
     entry = history["getitem_1"]
     assert entry.tensor_contents.untyped_storage().nbytes() > 10_000_000
@@ -368,17 +433,23 @@ def test_of_memory_that_is_looked_at_in_part_only_that_part_is_written():
 
 def test_memory_seen_as_several_types_can_be_saved_by_torch():
     def forward(self, x):
-        return torch.view_as_real(torch.view_as_complex(x) * 2).view(torch.int32) + x.view(torch.uint8).sum()
+        return (
+            torch.view_as_real(torch.view_as_complex(x) * 2).view(torch.int32)
+            + x.view(torch.uint8).sum()
+        )
 
     for size in (4, 400_000):  # one below, one above what is written together
         history = tl.log_forward_pass(Model(forward), torch.rand(size, 2))
         assert differences(facts_of(by_torch(history)), facts_of(history)) == {}
 
 
-# -- parameters --------------------------------------------------------------------------------------------------------
+# -- parameters
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", [by_pickle, by_torch, copy.deepcopy], ids=["pickle", "torch", "deepcopy"])
+@pytest.mark.parametrize(
+    "way", [by_pickle, by_torch, copy.deepcopy], ids=["pickle", "torch", "deepcopy"]
+)
 def test_a_history_copied_with_its_model_has_that_models_parameters(way: Callable[[Any], Any]):
     model = ConvNet()
     history = tl.log_forward_pass(model, torch.rand(2, 3, 8, 8))
@@ -401,7 +472,9 @@ def test_parameters_with_attributes_and_classes_of_their_own():
     model.fc2.bias = Special(torch.rand(3))
     history = tl.log_forward_pass(model, torch.rand(2, 4))
     params = by_pickle(history)._log.recording.params
-    assert [torch.equal(a, b) for a, b in zip(params, model.parameters(), strict=True)] == [True] * 4
+    assert [torch.equal(a, b) for a, b in zip(params, model.parameters(), strict=True)] == [
+        True
+    ] * 4
     assert [type(param) for param in params] == [nn.Parameter] * 4  # torch itself forgets the class
     assert params[2].is_shared_by == "nobody"
     assert all(param.requires_grad for param in params)
@@ -410,7 +483,11 @@ def test_parameters_with_attributes_and_classes_of_their_own():
 def test_the_weights_can_be_left_behind():
     model = nn.Sequential(nn.Linear(500, 500), nn.Linear(500, 2))
     history = tl.log_forward_pass(model, torch.rand(2, 500))
-    before = history.summary(width=100).to_pandas(), history["linear_1"].parent_param_shapes, history.total_params_fsize
+    before = (
+        history.summary(width=100).to_pandas(),
+        history["linear_1"].parent_param_shapes,
+        history.total_params_fsize,
+    )
     history.clear_params()
     assert len(pickle.dumps(history)) < 50_000
     copied = by_pickle(history)
@@ -421,13 +498,16 @@ def test_the_weights_can_be_left_behind():
     assert not model[0].weight.is_meta
 
 
-# -- what can be done with a copy --------------------------------------------------------------------------------------
+# -- what can be done with a copy
+# --------------------------------------------------------------------------------------
 
 
 @way_of
 def test_a_copy_saves_new_activations(way: Callable[[Any], Any]):
     model, x = MLP(), torch.rand(2, 4)
-    history = tl.log_forward_pass(model, torch.rand(2, 4), activation_postfunc=torch.sum, output_device="cpu")
+    history = tl.log_forward_pass(
+        model, torch.rand(2, 4), activation_postfunc=torch.sum, output_device="cpu"
+    )
     before = history["linear_2"].tensor_contents.item()
     copied = way(history)
     copied.save_new_activations(model, x)
@@ -443,7 +523,10 @@ def test_a_copy_without_its_postfunc_says_so_before_the_model_runs():
     for copied in (copy.copy(history), copy.deepcopy(history)):
         copied.save_new_activations(model, torch.rand(2, 4))
     num_calls = model.num_calls
-    with pytest.raises(ValueError, match=r"by activation_postfunc\. This history is a copy, and .*<lambda> did not come"):
+    with pytest.raises(
+        ValueError,
+        match=r"by activation_postfunc\. This history is a copy, and .*<lambda> did not come",
+    ):
         by_pickle(history).save_new_activations(model, torch.rand(2, 4))
     assert model.num_calls == num_calls
 
@@ -454,7 +537,9 @@ def test_a_copy_cannot_run_backward_and_says_so(way: Callable[[Any], Any]):
     copied = way(history)
     assert not copied["output_1"].tensor_contents.requires_grad
     assert copied["linear_1"].gradfunc == history["linear_1"].gradfunc == "AddmmBackward0"
-    with pytest.raises(ValueError, match=r"pickled or deep-copied.* no longer part of an autograd graph"):
+    with pytest.raises(
+        ValueError, match=r"pickled or deep-copied.* no longer part of an autograd graph"
+    ):
         copied.log_backward(copied["output_1"].tensor_contents.sum())
     history.log_backward(history["output_1"].tensor_contents.sum())
     model = MLP()
@@ -479,19 +564,28 @@ def test_what_hangs_on_a_history_can_be_pickled_too():
     assert summary.to_pandas().equals(history.summary().to_pandas())
     assert by_pickle(history.backward_passes) == history.backward_passes
     nan = tl.log_forward_pass(Model(lambda self, x: (x - 5).log()), torch.rand(2, 4))
-    assert str(by_pickle(nan.first_nonfinite())) == str(nan.first_nonfinite()) == str(by_pickle(nan).first_nonfinite())
+    assert (
+        str(by_pickle(nan.first_nonfinite()))
+        == str(nan.first_nonfinite())
+        == str(by_pickle(nan).first_nonfinite())
+    )
 
 
-# -- other versions ----------------------------------------------------------------------------------------------------
+# -- other versions
+# --------------------------------------------------------------------------------------------------
 
 
-def test_a_pickle_of_another_version_is_refused_before_anything_is_made_of_it(monkeypatch: pytest.MonkeyPatch):
+def test_a_pickle_of_another_version_is_refused_before_anything_is_made_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
     history = tl.log_forward_pass(MLP(), torch.rand(2, 4))
     monkeypatch.setattr(pickling, "_NUMBER", 99)
     data = pickle.dumps(history)
     monkeypatch.undo()
     monkeypatch.setattr(pickling, "Recording", None)  # whatever became of the rest
-    with pytest.raises(tl.TorchLensError, match=r"pickled by torchlens .*format 99\..* log the model again"):
+    with pytest.raises(
+        tl.TorchLensError, match=r"pickled by torchlens .*format 99\..* log the model again"
+    ):
         pickle.loads(data)
 
 
@@ -501,5 +595,7 @@ def test_the_format_changes_with_the_fields_that_are_kept(monkeypatch: pytest.Mo
         more: Any
 
     before = pickling._layout()
-    monkeypatch.setattr(pickling, "_KEPT", tuple(Row if kind.__name__ == "Row" else kind for kind in pickling._KEPT))
+    monkeypatch.setattr(
+        pickling, "_KEPT", tuple(Row if kind.__name__ == "Row" else kind for kind in pickling._KEPT)
+    )
     assert pickling._layout() != before

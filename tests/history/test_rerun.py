@@ -35,7 +35,8 @@ def test_a_different_graph_is_an_error_and_the_old_values_are_kept() -> None:
     history = tl.log_forward_pass(model, torch.ones(3))
     before = {entry.layer_label: entry.tensor_contents for entry in history}
     with pytest.raises(
-        tl.DifferentGraphError, match=r"differs from the logged one at step \d+: the logged run did add.*this one mul"
+        tl.DifferentGraphError,
+        match=r"differs from the logged one at step \d+: the logged run did add.*this one mul",
     ):
         history.save_new_activations(model, -torch.ones(3))
     assert {entry.layer_label: entry.tensor_contents for entry in history} == before
@@ -68,7 +69,9 @@ def test_operands_in_another_order_are_a_different_graph() -> None:
         history.save_new_activations(model, -torch.ones(3))
 
 
-@pytest.mark.parametrize("saved", ["fc1", "linear_1", ["linear_1_1"], 1, lambda entry: entry.layer_label == "linear_1_1"])
+@pytest.mark.parametrize(
+    "saved", ["fc1", "linear_1", ["linear_1_1"], 1, lambda entry: entry.layer_label == "linear_1_1"]
+)
 def test_only_the_chosen_layers_are_saved(saved: Any) -> None:
     model, x = MLP(), torch.rand(2, 4)
     history = tl.log_forward_pass(model, torch.rand(2, 4), layers_to_save="none")
@@ -106,7 +109,11 @@ def test_conditions_are_those_of_the_new_run() -> None:
 def test_options_of_the_log_hold_for_new_runs() -> None:
     model = MLP()
     history = tl.log_forward_pass(
-        model, torch.rand(2, 4), activation_postfunc=lambda t: t.mean(), save_function_args=True, save_gradients=True
+        model,
+        torch.rand(2, 4),
+        activation_postfunc=lambda t: t.mean(),
+        save_function_args=True,
+        save_gradients=True,
     )
     x = torch.rand(3, 4)
     history.save_new_activations(model, x)

@@ -15,7 +15,9 @@ from tests.networks import MLP, Model, Recurrent, TinyGPT
 def timed(history: tl.ModelHistory) -> tl.ModelHistory:
     """The history with times that are the same everywhere."""
     recording = history._log.recording
-    recording.rows[:] = [row._replace(seconds=1e-5 * number) for number, row in enumerate(recording.rows)]
+    recording.rows[:] = [
+        row._replace(seconds=1e-5 * number) for number, row in enumerate(recording.rows)
+    ]
     recording.seconds_forward = 0.5
     return history
 
@@ -33,7 +35,9 @@ def test_the_modules_of_a_model(gpt: tl.ModelHistory, golden: Callable[[str, str
     golden("summary_modules.txt", f"{gpt.summary(depth=3, width=100)}\n")
 
 
-def test_the_most_expensive_come_first(gpt: tl.ModelHistory, golden: Callable[[str, str], None]) -> None:
+def test_the_most_expensive_come_first(
+    gpt: tl.ModelHistory, golden: Callable[[str, str], None]
+) -> None:
     golden("summary_sorted.txt", f"{gpt.summary(sort_by='flops', limit=5, width=80)}\n")
 
 
@@ -46,7 +50,9 @@ def test_the_table_fits(gpt: tl.ModelHistory, width: int, depth: int | None) -> 
     assert all(name in lines[2] for name in ("params", "FLOPs", "time"))
 
 
-def test_without_a_width_it_is_the_terminals(gpt: tl.ModelHistory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_width_it_is_the_terminals(
+    gpt: tl.ModelHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "70")
     assert str(gpt.summary()) == str(gpt.summary(width=70)) != str(gpt.summary(width=120))
 
@@ -54,22 +60,32 @@ def test_without_a_width_it_is_the_terminals(gpt: tl.ModelHistory, monkeypatch: 
 def test_passes_of_a_layer_are_one_row() -> None:
     history = tl.get_model_metadata(Recurrent(), torch.ones(2, 4))
     table = history.summary().to_pandas().set_index("layer")
-    assert table.loc["linear_1_1", ["calls", "params", "flops"]].tolist() == [4, 20, 4 * 2 * 2 * 4 * 4]
+    assert table.loc["linear_1_1", ["calls", "params", "flops"]].tolist() == [
+        4,
+        20,
+        4 * 2 * 2 * 4 * 4,
+    ]
 
 
 def test_the_rows_add_up_to_the_totals(gpt: tl.ModelHistory) -> None:
     layers, modules = gpt.summary().to_pandas(), gpt.summary(depth=0).to_pandas()
     assert layers["flops"].sum() == modules["flops"][0] == gpt.total_flops
-    assert layers["flops_backward"].sum() == modules["flops_backward"][0] == gpt.total_flops_backward
+    assert (
+        layers["flops_backward"].sum() == modules["flops_backward"][0] == gpt.total_flops_backward
+    )
     assert layers["time"].sum() == pytest.approx(modules["time"][0])
     assert modules["params"][0] == gpt.total_params
     top = gpt.summary(depth=1).to_pandas()
-    assert top["params"][1:].sum() == gpt.total_params + 88  # the head shares the weights of the embedding
+    assert (
+        top["params"][1:].sum() == gpt.total_params + 88
+    )  # the head shares the weights of the embedding
     assert top["flops"][1:].sum() == gpt.total_flops
 
 
 def test_a_shared_parameter_counts_once() -> None:
-    model = Model(lambda self, x: self.second(self.first(x)), first=nn.Linear(4, 4), second=nn.Linear(4, 4))
+    model = Model(
+        lambda self, x: self.second(self.first(x)), first=nn.Linear(4, 4), second=nn.Linear(4, 4)
+    )
     model.second.weight = model.first.weight
     model.first.bias.requires_grad_(False)
     summary = tl.get_model_metadata(model, torch.rand(2, 4)).summary(depth=1)
@@ -80,7 +96,9 @@ def test_a_shared_parameter_counts_once() -> None:
 
 def test_parameters_that_nothing_reads_are_told() -> None:
     model = Model(lambda self, x: self.used(x), used=nn.Linear(4, 4), spare=nn.Linear(4, 2))
-    assert "30 (120 B), 30 trainable, 10 not used" in str(tl.get_model_metadata(model, torch.rand(2, 4)).summary())
+    assert "30 (120 B), 30 trainable, 10 not used" in str(
+        tl.get_model_metadata(model, torch.rand(2, 4)).summary()
+    )
 
 
 def test_what_is_not_counted_is_told() -> None:
@@ -131,6 +149,8 @@ def test_long_names_keep_their_end() -> None:
         ),
     ],
 )
-def test_bad_options_say_what_is_accepted(gpt: tl.ModelHistory, options: dict[str, Any], message: str) -> None:
+def test_bad_options_say_what_is_accepted(
+    gpt: tl.ModelHistory, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         gpt.summary(**options)

@@ -27,7 +27,9 @@ def test_passes_are_rows_of_their_own() -> None:
 
 
 def test_only_listed_entries_are_rows() -> None:
-    history = tl.log_forward_pass(MLP(), torch.rand(2, 4), layers_to_save="relu", keep_unsaved_layers=False)
+    history = tl.log_forward_pass(
+        MLP(), torch.rand(2, 4), layers_to_save="relu", keep_unsaved_layers=False
+    )
     assert list(history.to_pandas()["layer_label"]) == ["relu_1_2"]
 
 

@@ -33,12 +33,16 @@ def alexnet() -> tl.ModelHistory:
     return tl.log_forward_pass(model, torch.rand(1, 3, 224, 224))
 
 
-def test_a_history_prints_as_the_classic_one(alexnet: tl.ModelHistory, golden: Callable[[str, str], None]) -> None:
+def test_a_history_prints_as_the_classic_one(
+    alexnet: tl.ModelHistory, golden: Callable[[str, str], None]
+) -> None:
     assert alexnet["output_1"].layer_label == "output_1_23"
     golden("alexnet_history.txt", settled(str(alexnet)))
 
 
-def test_an_entry_prints_as_the_classic_one(alexnet: tl.ModelHistory, golden: Callable[[str, str], None]) -> None:
+def test_an_entry_prints_as_the_classic_one(
+    alexnet: tl.ModelHistory, golden: Callable[[str, str], None]
+) -> None:
     text = settled(str(alexnet["conv2d_3_7"]))
     # The numbers themselves may differ in the last digit between processors.
     golden("alexnet_conv2d_3_7.txt", re.sub(r"-?\d\.\d{4}", "<n>", text).replace(" <n>", "<n>"))
@@ -47,12 +51,16 @@ def test_an_entry_prints_as_the_classic_one(alexnet: tl.ModelHistory, golden: Ca
 def test_several_passes_show_as_such(golden: Callable[[str, str], None]) -> None:
     history = tl.log_forward_pass(Recurrent(), torch.ones(2, 4))
     assert "linear_1_1:2 (2/4 passes)" in str(history)
-    assert str(history["linear_1_1:2"]).startswith("Layer linear_1_1:2 (2/4 passes), operation 5/14:")
+    assert str(history["linear_1_1:2"]).startswith(
+        "Layer linear_1_1:2 (2/4 passes), operation 5/14:"
+    )
     golden("recurrent_history.txt", settled(str(history)))
 
 
 def test_a_partial_save_shows_what_is_saved(golden: Callable[[str, str], None]) -> None:
-    history = tl.log_forward_pass(Residual(), torch.ones(2, 4), layers_to_save=["blocks.0", "output.logits"])
+    history = tl.log_forward_pass(
+        Residual(), torch.ones(2, 4), layers_to_save=["blocks.0", "output.logits"]
+    )
     golden("partial_save_history.txt", settled(str(history)))
     assert "(not saved)" in str(history["relu_1"])
 

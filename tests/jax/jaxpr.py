@@ -1,4 +1,6 @@
-"""The program that JAX itself writes down of a function, in a form that a log can be compared with."""
+"""The program that JAX itself writes down of a function, in a form that a log can be compared
+with.
+"""
 
 from typing import Any
 
@@ -7,11 +9,21 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from torchlens import ModelHistory
-from torchlens.capture.recording import located
+from torchlens._recording.recording import located
 
-# A node: the primitive and what it reads, in order; ("input", n) for what goes in; a number for a constant.
+# A node: the primitive and what it reads, in order; ("input", n) for what goes in; a number for a
+# constant.
 Node = Any
-_INLINE = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint", "closed_call", "core_call"}
+_INLINE = {
+    "jit",
+    "pjit",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "remat2",
+    "checkpoint",
+    "closed_call",
+    "core_call",
+}
 
 
 def outputs_of_jaxpr(function: Any, *args: Any) -> list[Node]:
@@ -33,13 +45,21 @@ def _run(jaxpr: Any, consts: Any, args: list[Node]) -> list[Node]:
         name = equation.primitive.name
         if name in _INLINE:
             inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
-            results = _run(inner.jaxpr, inner.consts, given) if isinstance(inner, ClosedJaxpr) else _run(inner, (), given)
-        elif _changes_nothing(equation) or (name == "convert_element_type" and isinstance(given[0], str)):
+            results = (
+                _run(inner.jaxpr, inner.consts, given)
+                if isinstance(inner, ClosedJaxpr)
+                else _run(inner, (), given)
+            )
+        elif _changes_nothing(equation) or (
+            name == "convert_element_type" and isinstance(given[0], str)
+        ):
             results = given
         else:
             node = (name, *given)
             several = len(equation.outvars) > 1
-            results = [(*node, index) if several else node for index in range(len(equation.outvars))]
+            results = [
+                (*node, index) if several else node for index in range(len(equation.outvars))
+            ]
         known |= dict(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
@@ -70,7 +90,10 @@ def outputs_of_log(history: ModelHistory) -> list[Node]:
             known[number] = ("constant", tuple(row.shape))
         else:
             read = dict(located(row.references))
-            given = [known[read[place]] if place in read else _constant(arg) for place, arg in enumerate(row.args)]
+            given = [
+                known[read[place]] if place in read else _constant(arg)
+                for place, arg in enumerate(row.args)
+            ]
             several = () if row.output_index is None else (row.output_index,)
             known[number] = (row.operation.name, *given, *several)
     return [known[recording.rows[number].references[0]] for _, number in recording.outputs]

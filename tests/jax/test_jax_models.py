@@ -1,4 +1,6 @@
-"""Modules, weights and state of models of Equinox, flax and nobody's library; whole training steps."""
+"""Modules, weights and state of models of Equinox, flax and nobody's library; whole training
+steps.
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -15,7 +17,7 @@ from flax import linen, nnx
 
 import torchlens as tl
 from tests.jax.models import Net, X, blocks, dense, layers
-from torchlens.jax.trees import array_leaves
+from torchlens._jax.trees import array_leaves
 
 
 def weights_of(history: tl.ModelHistory) -> dict[str, Any]:
@@ -34,14 +36,19 @@ def path_of(keys: Any) -> str:
 def test_an_equinox_module_has_addresses_passes_and_weights_by_path():
     model = blocks()
     history = tl.log_forward_pass(model, X[0])
-    expected = {path_of(keys): np.asarray(leaf) for keys, leaf in jax.tree_util.tree_flatten_with_path(model)[0]}
+    expected = {
+        path_of(keys): np.asarray(leaf)
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(model)[0]
+    }
     found = weights_of(history)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[address], expected[address]) for address in expected)
     assert history.module_num_passes["blocks.0"] == 2
     assert history.module_children["blocks.0"] == ["blocks.0.norm", "blocks.0.linear"]
     assert history.module_types["blocks.0.linear"] == "Linear"
-    product = next(entry for entry in history if entry.parent_param_addresses == ["blocks.0.linear.weight"])
+    product = next(
+        entry for entry in history if entry.parent_param_addresses == ["blocks.0.linear.weight"]
+    )
     assert (product.layer_label, product.layer_passes_total) == ("dotgeneral_1_23:1", 2)
     assert product.containing_modules_origin_nested == ["blocks.0:1", "blocks.0.linear:1"]
     np.testing.assert_array_equal(history["head"].tensor_contents, model(X[0]))
@@ -49,7 +56,9 @@ def test_an_equinox_module_has_addresses_passes_and_weights_by_path():
     assert history["blocks.1"].func_call_stack[0].function == "Block.__call__"
 
 
-@pytest.mark.parametrize("around", [eqx.filter_jit, jax.vmap, lambda model: jax.vmap(eqx.filter_jit(model))])
+@pytest.mark.parametrize(
+    "around", [eqx.filter_jit, jax.vmap, lambda model: jax.vmap(eqx.filter_jit(model))]
+)
 def test_a_module_keeps_its_addresses_where_a_transformation_takes_it_apart(around):
     model = blocks()
     x = X[0] if around is eqx.filter_jit else X
@@ -66,9 +75,15 @@ def test_a_gradient_is_logged_with_the_modules_that_it_is_the_gradient_of():
     assert history["head"].parent_layers
     with jax.disable_jit():
         value, gradients = eqx.filter_value_and_grad(loss)(blocks(), X)
-    for label, expected in zip(history.output_layers, [value, *jax.tree_util.tree_leaves(gradients)], strict=True):
+    for label, expected in zip(
+        history.output_layers, [value, *jax.tree_util.tree_leaves(gradients)], strict=True
+    ):
         np.testing.assert_array_equal(history[label].tensor_contents, expected)
-    products = [entry for entry in history if entry.containing_module_origin == "head:1" and "dot" in entry.layer_type]
+    products = [
+        entry
+        for entry in history
+        if entry.containing_module_origin == "head:1" and "dot" in entry.layer_type
+    ]
     assert len(products) == 3  # forward, and for each of the two factors
     assert len({entry.layer_label_no_pass for entry in products}) == 3
 
@@ -80,7 +95,10 @@ def test_linen_modules_have_the_addresses_of_their_variables_without_the_collect
     assert sorted(weights_of(history)) == sorted(path_of(keys) for keys, _ in flat)
     assert history.model_name == "Dense"
     assert history.module_addresses == ["norm", "hidden", "out"]
-    assert [history[label].buffer_address for label in history.buffer_layers] == ["norm.mean", "norm.var"]
+    assert [history[label].buffer_address for label in history.buffer_layers] == [
+        "norm.mean",
+        "norm.var",
+    ]
     assert history["input.x"].is_input_layer
     np.testing.assert_array_equal(history["out"].tensor_contents, module.apply(variables, X))
 
@@ -88,7 +106,9 @@ def test_linen_modules_have_the_addresses_of_their_variables_without_the_collect
 def test_linen_loops_have_as_many_passes_as_turns():
     module = linen.RNN(linen.GRUCell(2))
     history = tl.log_forward_pass(module.apply, [module.init(jax.random.key(0), X[None]), X[None]])
-    assert set(history.module_num_passes.values()) == {2}  # flax traces the cell once more, to see what it returns
+    assert set(history.module_num_passes.values()) == {
+        2
+    }  # flax traces the cell once more, to see what it returns
     assert history["cell:2"].is_output_ancestor
     assert history.module_addresses[0] == "cell"
 
@@ -97,7 +117,11 @@ def test_linen_loops_of_no_turn_are_logged():
     module = linen.RNN(linen.GRUCell(2))
     variables, nothing = module.init(jax.random.key(0), X[None]), X[None, :0]
     history = tl.log_forward_pass(module.apply, [variables, nothing])
-    assert history[history.output_layers[0]].tensor_shape == module.apply(variables, nothing).shape == (1, 0, 2)
+    assert (
+        history[history.output_layers[0]].tensor_shape
+        == module.apply(variables, nothing).shape
+        == (1, 0, 2)
+    )
     assert not any(entry.layer_type == "dotgeneral" for entry in history)
 
 
@@ -111,7 +135,11 @@ def test_the_state_of_equinox_goes_in_and_comes_out():
     assert len(found) == len(expected) == 4
     for entry, value in zip(found, expected, strict=True):
         np.testing.assert_array_equal(entry.tensor_contents, value)
-    assert [entry.input_output_address for entry in found[1:]] == ["output.1.0", "output.1.1.0", "output.1.1.1"]
+    assert [entry.input_output_address for entry in found[1:]] == [
+        "output.1.0",
+        "output.1.1.0",
+        "output.1.1.1",
+    ]
     inputs = [history[label].input_output_address for label in history.input_layers]
     assert inputs == ["input.x", "input.state.0", "input.state.1.0", "input.state.1.1"]
 
@@ -138,11 +166,15 @@ def test_an_nnx_module_in_training_is_logged_and_changed_as_by_a_plain_call():
     ours, theirs = nnx.to_flat_state(nnx.state(logged)), nnx.to_flat_state(nnx.state(plain))
     for (path, one), (_, other) in zip(ours, theirs, strict=True):
         one, other = (
-            jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+            jax.random.key_data(value)
+            if jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+            else value
             for value in (one.get_value(), other.get_value())
         )
         np.testing.assert_array_equal(one, other, err_msg=str(path))
-    params = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(plain, nnx.Param))]
+    params = [
+        ".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(plain, nnx.Param))
+    ]
     assert sorted(weights_of(history)) == sorted(params)
     assert history.module_addresses == ["layers.0", "layers.1", "norm", "drop"]
     buffers = {history[label].buffer_address for label in history.buffer_layers}
@@ -180,7 +212,10 @@ class _MadeAnew(Mapping[str, Any]):
 
 def test_every_branch_of_a_tree_is_told_that_makes_its_branches_anew():
     branch = {"linear": {"kernel": X, "bias": X}, "norm": {"scale": X, "bias": X}}
-    paths = [part.path for part in array_leaves(_MadeAnew({"first": branch, "second": branch, "third": branch}))]
+    paths = [
+        part.path
+        for part in array_leaves(_MadeAnew({"first": branch, "second": branch, "third": branch}))
+    ]
     assert len(paths) == 12
     assert paths[-1] == ("third", "norm", "bias")
 
@@ -204,7 +239,9 @@ def test_no_part_of_a_gradient_by_nnx_is_missing():
     history = tl.log_forward_pass(nnx.grad(lambda model, x: jnp.sin(model(x)).sum()), [Pairs(), X])
     found = {history[label].input_output_address for label in history.output_layers}
     weights = ("linear.kernel", "linear.bias", "norm.scale", "norm.bias")
-    assert found == {f"output.{pair}.{name}" for pair in ("first", "second", "third") for name in weights}
+    assert found == {
+        f"output.{pair}.{name}" for pair in ("first", "second", "third") for name in weights
+    }
 
 
 def test_a_dict_of_layers_runs_in_order():
@@ -238,7 +275,9 @@ def test_a_whole_optax_step_is_logged_with_the_values_of_the_step():
 
     @jax.jit
     def step(params: Any, state: Any, x: Any) -> Any:
-        loss, gradients = jax.value_and_grad(lambda p: jnp.square(x @ p["w"] + p["b"]).mean())(params)
+        loss, gradients = jax.value_and_grad(lambda p: jnp.square(x @ p["w"] + p["b"]).mean())(
+            params
+        )
         updates, state = optimizer.update(gradients, state, params)
         return loss, optax.apply_updates(params, updates), state
 
@@ -255,7 +294,18 @@ def test_a_whole_optax_step_is_logged_with_the_values_of_the_step():
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4", "int4", "int8", "uint32", "bool", "complex64"],
+    [
+        "bfloat16",
+        "float16",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e3m4",
+        "int4",
+        "int8",
+        "uint32",
+        "bool",
+        "complex64",
+    ],
 )
 def test_arrays_of_every_type_are_logged_with_their_values(dtype):
     x = jnp.asarray([[0, 1], [1, 1]]).astype(dtype)
@@ -267,8 +317,13 @@ def test_arrays_of_every_type_are_logged_with_their_values(dtype):
 
 
 def test_random_keys_are_the_numbers_they_consist_of():
-    history = tl.log_forward_pass(lambda key: jax.random.normal(jax.random.split(key)[0], (3,)), jax.random.key(7))
-    assert history["input_1"].tensor_contents.tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+    history = tl.log_forward_pass(
+        lambda key: jax.random.normal(jax.random.split(key)[0], (3,)), jax.random.key(7)
+    )
+    assert (
+        history["input_1"].tensor_contents.tolist()
+        == jax.random.key_data(jax.random.key(7)).tolist()
+    )
     split = history["randomsplit_1"].tensor_contents
     assert split.tolist() == jax.random.key_data(jax.random.split(jax.random.key(7))).tolist()
     assert history["randomsplit_1"].tensor_shape == (2, 2)
@@ -277,4 +332,7 @@ def test_random_keys_are_the_numbers_they_consist_of():
 def test_arrays_that_only_a_variable_names_are_buffers_by_that_name():
     table = np.arange(6, dtype=np.float32).reshape(2, 3)
     history = tl.log_forward_pass(lambda x: x + table + jnp.asarray([1.0, 2.0, 3.0]), X)
-    assert [history[label].buffer_address for label in history.buffer_layers] == ["table", "constant_2"]
+    assert [history[label].buffer_address for label in history.buffer_layers] == [
+        "table",
+        "constant_2",
+    ]

@@ -68,7 +68,8 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "custom_vjp": lambda x: _clipped(x) + 1,
     "vmap": jax.vmap(lambda row: jax.nn.softmax(row) @ jnp.arange(3.0)),
     "vmap of cond": jax.vmap(lambda row: jax.lax.cond(row.sum() > 0, jnp.sin, jnp.cos, row)),
-    "vmap of while": jax.vmap(lambda row: jax.lax.while_loop(lambda r: r.sum() < 9, lambda r: r + 1, row)),
+    "vmap of while": jax.vmap(lambda row: jax.lax.while_loop(lambda r: r.sum() < 9, lambda r: r + 1,
+    row)),
     "grad": jax.grad(lambda x: jnp.tanh(x @ x.T).sum()),
     "value_and_grad": jax.value_and_grad(lambda x: jax.nn.relu(x).mean()),
     "grad of scan": jax.grad(lambda x: _scan(x)[0].sum()),
@@ -83,18 +84,27 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "iteration": lambda x: [row + 1 for row in x],
     "keys": lambda x: x * jax.random.bernoulli(jax.random.key(0), 0.5, x.shape),
     "Python branch": _branches,
-    "reductions": lambda x: (x.mean(0), x.std(), jnp.argmax(x), jnp.sort(x), jnp.cumsum(x, 1), jnp.linalg.norm(x)),
+    "reductions": lambda x: (x.mean(0), x.std(), jnp.argmax(x), jnp.sort(x), jnp.cumsum(x, 1),
+    jnp.linalg.norm(x)),
 }  # fmt: skip
 
 
 # JAX itself refuses these where jit is off.
 LOOPS_OF_NO_TURN: dict[str, Callable[..., Any]] = {
-    "scan": lambda x: jax.lax.scan(lambda carry, row: (jnp.sin(carry) + jax.jit(jnp.tanh)(row), carry * 2), x[0], x[:0]),
+    "scan": lambda x: jax.lax.scan(
+        lambda carry, row: (jnp.sin(carry) + jax.jit(jnp.tanh)(row), carry * 2), x[0], x[:0]
+    ),
     "length": lambda x: jax.lax.scan(lambda carry, _: (carry + 1, carry), x * 2, None, length=0),
     "map": lambda x: jax.lax.map(jnp.sin, x[:0]),
-    "vmap": jax.vmap(lambda row: jax.lax.scan(lambda carry, _: (carry * 2, carry), row * 3, None, length=0)),
-    "grad": jax.grad(lambda x: jax.lax.scan(lambda c, row: (jnp.sin(c) + row, c), x[0] * x[1], x[:0])[0].sum()),
-    "loop in a loop": lambda x: jax.lax.scan(lambda c, row: (jax.lax.scan(_twice, c, x[:0])[0] + row, c), x[0], x),
+    "vmap": jax.vmap(
+        lambda row: jax.lax.scan(lambda carry, _: (carry * 2, carry), row * 3, None, length=0)
+    ),
+    "grad": jax.grad(
+        lambda x: jax.lax.scan(lambda c, row: (jnp.sin(c) + row, c), x[0] * x[1], x[:0])[0].sum()
+    ),
+    "loop in a loop": lambda x: jax.lax.scan(
+        lambda c, row: (jax.lax.scan(_twice, c, x[:0])[0] + row, c), x[0], x
+    ),
 }
 
 
@@ -107,7 +117,9 @@ def leaves(tree: Any) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_log_has_the_values_of_the_unjitted_run_bit_by_bit_and_of_the_jitted_one_to_rounding(name):
+def test_a_log_has_the_values_of_the_unjitted_run_bit_by_bit_and_of_the_jitted_one_to_rounding(
+    name,
+):
     function = PROGRAMS[name]
     history = tl.log_forward_pass(function, [X])
     logged = [history[label].tensor_contents.numpy() for label in history.output_layers]
@@ -138,7 +150,17 @@ def test_a_loop_of_no_turn_is_logged_as_a_plain_run_has_it(name):
 
 # What JAX writes down as a loop or a choice is not unrolled there.
 UNROLLED = {
-    *("switch", "scan", "reversed scan", "fori", "while", "cond", "vmap of while", "vmap of cond", "grad of scan"),
+    *(
+        "switch",
+        "scan",
+        "reversed scan",
+        "fori",
+        "while",
+        "cond",
+        "vmap of while",
+        "vmap of cond",
+        "grad of scan",
+    ),
     *("grad of remat", "remat of scan", "grad of vmap of cond", "Python branch", "iteration"),
 }
 
@@ -153,17 +175,31 @@ UNARY = (
     *(jnp.sin, jnp.tanh, jnp.exp, jnp.negative, jax.nn.relu, jax.nn.sigmoid, jnp.abs),
     *(lambda a: jnp.swapaxes(a, -1, -2), lambda a: a * 0.5),
 )
-BINARY = (jnp.add, jnp.multiply, jnp.subtract, jnp.maximum, jnp.matmul, lambda a, b: jnp.where(a > b, a, b))
+BINARY = (
+    jnp.add,
+    jnp.multiply,
+    jnp.subtract,
+    jnp.maximum,
+    jnp.matmul,
+    lambda a, b: jnp.where(a > b, a, b),
+)
 REDUCING = (jnp.sum, jnp.mean, jnp.max, jax.nn.softmax)
 
 
 def random_program(seed: int) -> Callable[..., Any]:
-    """Ten steps, each of one or two of the arrays made so far; then gradients, a batch or neither."""
+    """Ten steps, each of one or two of the arrays made so far; then gradients, a batch or
+    neither.
+    """
     choice = random.Random(seed)
     steps = []
     for made in range(2, 12):
         kind = choice.choice((UNARY, BINARY, BINARY, REDUCING))
-        steps.append((choice.choice(kind), [choice.randrange(made) for _ in range(2 if kind is BINARY else 1)]))
+        steps.append(
+            (
+                choice.choice(kind),
+                [choice.randrange(made) for _ in range(2 if kind is BINARY else 1)],
+            )
+        )
 
     def program(a: Any, b: Any) -> Any:
         made = [a, b]
@@ -194,7 +230,18 @@ def test_the_slices_of_a_long_loop_are_compiled_once(caplog):
 
     with jax.log_compiles(), caplog.at_level("WARNING"):
         history = tl.log_forward_pass(f, x)
-    assert sum(record.getMessage().startswith("Compiling jit(slice)") for record in caplog.records) == 0
-    assert sum(record.getMessage().startswith("Compiling jit(dynamic_slice)") for record in caplog.records) <= 1
-    slices = [entry.tensor_contents.flatten().tolist() for entry in history if entry.layer_type == "slice"]
+    assert (
+        sum(record.getMessage().startswith("Compiling jit(slice)") for record in caplog.records)
+        == 0
+    )
+    assert (
+        sum(
+            record.getMessage().startswith("Compiling jit(dynamic_slice)")
+            for record in caplog.records
+        )
+        <= 1
+    )
+    slices = [
+        entry.tensor_contents.flatten().tolist() for entry in history if entry.layer_type == "slice"
+    ]
     assert slices == x.tolist()

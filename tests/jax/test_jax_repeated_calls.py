@@ -1,4 +1,6 @@
-"""The second and later calls of a compiled program under `tail`: what is written without looking at each row again."""
+"""The second and later calls of a compiled program under `tail`: what is written without looking at
+each row again.
+"""
 
 from typing import Any
 
@@ -12,13 +14,17 @@ from safetensors.numpy import load_file
 
 import torchlens as tl
 from tests.jax.models import X
-from torchlens.trace import scribe, stencils
+from torchlens._trace import scribe, stencils
 
 
 def views(x: Any) -> Any:
     rows = jnp.tanh(x).T.reshape(2, 3)  # lies in another order: numbers of its own
     first, rest = jnp.split(jnp.exp(x), [1])
-    return (rows * 2).reshape(-1)[1::2].sum(), jnp.broadcast_to(first[0, 0], (4, 5)) * 2, rest[None, :, 1:].squeeze(0)
+    return (
+        (rows * 2).reshape(-1)[1::2].sum(),
+        jnp.broadcast_to(first[0, 0], (4, 5)) * 2,
+        rest[None, :, 1:].squeeze(0),
+    )
 
 
 def loop(x: Any) -> Any:
@@ -54,14 +60,18 @@ PROGRAMS: dict[str, Any] = {
     "views": views,
     "loop": loop,
     "types": types,
-    "keys": lambda x: jax.random.split(jax.random.fold_in(jax.random.key(1), x[0, 0].astype(int)), 2),
+    "keys": lambda x: jax.random.split(
+        jax.random.fold_in(jax.random.key(1), x[0, 0].astype(int)), 2
+    ),
     "empty": lambda x: (x[:0] * 2, x[:0].sum(), x + 1),
     "passed on": lambda x: (x, x.T, x + 1),
 }
 
 
 @pytest.mark.filterwarnings("ignore:.*layers names")  # not each program has each of them
-@pytest.mark.parametrize("layers", ["all", ["part/transpose*", "part/reshape*", "part/split*", "part/sin", "part/add*"]])
+@pytest.mark.parametrize(
+    "layers", ["all", ["part/transpose*", "part/reshape*", "part/split*", "part/sin", "part/add*"]]
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_third_call_is_in_the_file_as_a_trace_of_its_own_has_it(name, layers, tmp_path):
     function = eqx.filter_jit(Whole(Part(PROGRAMS[name])))
@@ -70,15 +80,23 @@ def test_the_third_call_is_in_the_file_as_a_trace_of_its_own_has_it(name, layers
             run(X + number)
     with tl.tail(function, tmp_path / "one.safetensors", layers) as run:
         run(X + 2)
-    third, alone = tl.load(tmp_path / "all.safetensors", call=3), tl.load(tmp_path / "one.safetensors", call=1)
+    third, alone = (
+        tl.load(tmp_path / "all.safetensors", call=3),
+        tl.load(tmp_path / "one.safetensors", call=1),
+    )
     assert third.layer_labels == alone.layer_labels
     for one, other in zip(third, alone, strict=True):
         if other.has_saved_activations:
-            torch.testing.assert_close(one.tensor_contents, other.tensor_contents, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(
+                one.tensor_contents, other.tensor_contents, rtol=0, atol=0, equal_nan=True
+            )
     found, own = load_file(tmp_path / "all.safetensors"), load_file(tmp_path / "one.safetensors")
     third_names = {name.partition("/")[2]: name for name in found if name.startswith("3/")}
     assert third_names.keys() == {name.partition("/")[2] for name in own if name.startswith("1/")}
-    assert all(np.array_equal(found[third_names[name]], own[f"1/{name}"], equal_nan=True) for name in third_names)
+    assert all(
+        np.array_equal(found[third_names[name]], own[f"1/{name}"], equal_nan=True)
+        for name in third_names
+    )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -86,23 +104,32 @@ def test_values_are_those_of_a_log(name, tmp_path):
     with tl.tail(jax.jit(PROGRAMS[name]), tmp_path / "t.safetensors") as run:
         for number in range(2):
             run(X + number)
-    logged, found = tl.log_forward_pass(PROGRAMS[name], X + 1), tl.load(tmp_path / "t.safetensors", call=2)
+    logged, found = (
+        tl.log_forward_pass(PROGRAMS[name], X + 1),
+        tl.load(tmp_path / "t.safetensors", call=2),
+    )
     assert found.layer_labels == logged.layer_labels
     for one, other in zip(found, logged, strict=True):
         assert (one.tensor_shape, one.tensor_dtype) == (other.tensor_shape, other.tensor_dtype)
         np.testing.assert_allclose(
-            one.tensor_contents.to(other.tensor_dtype).tolist(), other.tensor_contents.tolist(), rtol=1e-4, atol=1e-6
+            one.tensor_contents.to(other.tensor_dtype).tolist(),
+            other.tensor_contents.tolist(),
+            rtol=1e-4,
+            atol=1e-6,
         )
 
 
 def test_what_looks_at_another_value_is_not_written_again(tmp_path):
-    with tl.tail(jax.jit(lambda x: (jnp.tanh(x).T * 2).reshape(-1) + 1), tmp_path / "t.safetensors") as run:
+    with tl.tail(
+        jax.jit(lambda x: (jnp.tanh(x).T * 2).reshape(-1) + 1), tmp_path / "t.safetensors"
+    ) as run:
         run(X)
         run(X)
     names = [name for name in load_file(tmp_path / "t.safetensors") if name.startswith("2/")]
     assert names == ["2/input.x", "2/tanh", "2/mul", "2/add"]
     np.testing.assert_array_equal(
-        tl.load(tmp_path / "t.safetensors", call=2)["reshape_1"].tensor_contents, np.asarray(jnp.tanh(X).T * 2).reshape(-1)
+        tl.load(tmp_path / "t.safetensors", call=2)["reshape_1"].tensor_contents,
+        np.asarray(jnp.tanh(X).T * 2).reshape(-1),
     )
 
 
@@ -132,7 +159,9 @@ def test_an_array_of_numpy_that_its_owner_fills_anew_is_in_the_file_as_it_was(tm
             run(batch)
             batch[:] = -1
     for number in range(8):
-        assert tl.load(tmp_path / "t.safetensors", call=number + 1)["input.x"].tensor_contents.unique().tolist() == [number]
+        assert tl.load(tmp_path / "t.safetensors", call=number + 1)[
+            "input.x"
+        ].tensor_contents.unique().tolist() == [number]
 
 
 def test_what_the_function_returns_may_be_donated_to_another(tmp_path):

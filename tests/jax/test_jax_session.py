@@ -18,13 +18,14 @@ from jax.sharding import PartitionSpec as P
 
 import torchlens as tl
 from tests.jax.models import Block, Linear, X, blocks, dense, layers
-from torchlens.frameworks import is_for_jax
-from torchlens.jax import internals
+from torchlens._jax import internals
+from torchlens._recording.frameworks import is_for_jax
 
 
 def patched_names() -> list[Any]:
     return [
-        core.EvalTrace.process_primitive, core.EvalTrace.process_shard_map, ArrayImpl.__bool__, ArrayImpl.item,
+        core.EvalTrace.process_primitive, core.EvalTrace.process_shard_map, ArrayImpl.__bool__,
+        ArrayImpl.item,
         ArrayImpl.__array__, Block.__call__, Linear.__call__, jax.config.jax_disable_jit,
         *(cell.cell_contents for cell in jax.lax.scan.__closure__),
     ]  # fmt: skip
@@ -102,7 +103,11 @@ def test_what_cannot_be_followed_is_an_error_that_says_what_to_do():
 def test_what_runs_on_each_device_is_one_operation_also_where_it_is_differentiated():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
     spread = jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-    assert tl.log_forward_pass(jax.jit(spread), X).layer_labels == ["input_1_0", "shardmap_1_1", "output_1_2"]
+    assert tl.log_forward_pass(jax.jit(spread), X).layer_labels == [
+        "input_1_0",
+        "shardmap_1_1",
+        "output_1_2",
+    ]
     history = tl.log_forward_pass(jax.grad(lambda x: spread(x).sum()), X)
     assert np.allclose(history[-1].tensor_contents, jnp.cos(X), atol=1e-6)
     assert not jax.config.jax_disable_jit
@@ -166,8 +171,12 @@ def test_a_jitted_function_gets_arrays_of_jax_in_place_of_numpys(tmp_path):
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: jax.random.uniform(jax.random.PRNGKey(0), x.shape) + x,  # whose arguments are functions
-        lambda x: jnp.linalg.solve(x @ x.T + jnp.eye(len(x)), x),  # whose arguments are long programs
+        lambda x: (
+            jax.random.uniform(jax.random.PRNGKey(0), x.shape) + x
+        ),  # whose arguments are functions
+        lambda x: jnp.linalg.solve(
+            x @ x.T + jnp.eye(len(x)), x
+        ),  # whose arguments are long programs
     ],
 )
 def test_the_json_of_a_log_is_that_of_the_file_and_tells_of_no_place_in_memory(function, tmp_path):
@@ -178,7 +187,9 @@ def test_the_json_of_a_log_is_that_of_the_file_and_tells_of_no_place_in_memory(f
 
 
 @pytest.mark.parametrize("name", ["EvalTrace", "name_scope", "ShardMapPrimitive"])
-def test_a_version_of_jax_that_is_built_differently_is_an_error_before_anything_runs(monkeypatch, name):
+def test_a_version_of_jax_that_is_built_differently_is_an_error_before_anything_runs(
+    monkeypatch, name
+):
     ran = []
 
     def model(x: Any) -> Any:
@@ -186,7 +197,9 @@ def test_a_version_of_jax_that_is_built_differently_is_an_error_before_anything_
         return jnp.sin(x)
 
     monkeypatch.setattr(internals, name, None)
-    with pytest.raises(tl.TorchLensError, match=rf"JAX {jax.__version__} is built differently .* pip install"):
+    with pytest.raises(
+        tl.TorchLensError, match=rf"JAX {jax.__version__} is built differently .* pip install"
+    ):
         tl.log_forward_pass(model, X)
     assert not ran
 
@@ -227,18 +240,26 @@ def test_layers_are_chosen_by_name_in_one_run_and_filled_anew():
 
 def test_a_condition_in_python_and_in_lax_marks_what_it_reads():
     history = tl.log_forward_pass(lambda x: jnp.sin(x) if x.sum() > 0 else x, X)
-    assert [history[label].atomic_bool_val for label in history.internally_terminated_bool_layers] == [True]
+    assert [
+        history[label].atomic_bool_val for label in history.internally_terminated_bool_layers
+    ] == [True]
     history = tl.log_forward_pass(lambda x: jax.lax.cond(x.sum() > 9, jnp.sin, jnp.cos, x), X)
-    assert [history[label].atomic_bool_val for label in history.internally_terminated_bool_layers] == [False]
+    assert [
+        history[label].atomic_bool_val for label in history.internally_terminated_bool_layers
+    ] == [False]
     assert "cos_1_3" in history.layer_labels
 
 
 def test_a_loop_is_rolled_into_passes():
     def run(x: Any) -> Any:
-        return jax.lax.scan(lambda carry, row: (jnp.tanh(carry + row), None), x[0] * 0, jnp.tile(x, (2, 1)))[0]
+        return jax.lax.scan(
+            lambda carry, row: (jnp.tanh(carry + row), None), x[0] * 0, jnp.tile(x, (2, 1))
+        )[0]
 
     history = tl.log_forward_pass(run, X)
-    assert [number for label, number in history.layer_num_passes.items() if label.startswith("tanh")] == [4]
+    assert [
+        number for label, number in history.layer_num_passes.items() if label.startswith("tanh")
+    ] == [4]
 
 
 def test_flops_are_those_of_torch_for_the_same_products():
@@ -246,7 +267,9 @@ def test_flops_are_those_of_torch_for_the_same_products():
 
     def convolve(x: Any) -> Any:
         y = jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME")
-        z = jax.lax.conv_transpose(y, jnp.ones((5, 4, 3, 3)), (2, 2), "SAME", dimension_numbers=("NCHW", "IOHW", "NCHW"))
+        z = jax.lax.conv_transpose(
+            y, jnp.ones((5, 4, 3, 3)), (2, 2), "SAME", dimension_numbers=("NCHW", "IOHW", "NCHW")
+        )
         return jnp.fft.fft(jnp.einsum("bchw,bdhw->bcd", z, z))
 
     history = tl.get_model_metadata(convolve, x)
@@ -261,14 +284,25 @@ def test_flops_are_those_of_torch_for_the_same_products():
 
 def test_a_transform_of_real_numbers_is_half_of_one_of_complex_numbers():
     signal = np.ones(8, np.float32)
-    history = tl.get_model_metadata(lambda x: (jnp.fft.fft(x), jnp.fft.irfft(jnp.fft.rfft(x))), jnp.asarray(signal))
-    assert [entry.flops for entry in history if entry.layer_type == "fft"] == [120, 60, 60]  # 5 n log2(n)
+    history = tl.get_model_metadata(
+        lambda x: (jnp.fft.fft(x), jnp.fft.irfft(jnp.fft.rfft(x))), jnp.asarray(signal)
+    )
+    assert [entry.flops for entry in history if entry.layer_type == "fft"] == [
+        120,
+        60,
+        60,
+    ]  # 5 n log2(n)
 
 
 def test_importing_torchlens_does_not_import_jax():
     log = "torchlens.log_forward_pass(torch.nn.ReLU(), torch.ones(2))"
     code = f"import sys, torchlens, torch; {log}; print('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "False\n"
+    )
 
 
 def test_a_history_of_jax_is_printed_drawn_explored_pickled_and_tabled(tmp_path):
@@ -281,12 +315,19 @@ def test_a_history_of_jax_is_printed_drawn_explored_pickled_and_tabled(tmp_path)
     given = [torch.ones(2, 3), torch.ones(3, 3)]
     for one in (entry, same):
         assert one.func_applied is not None
-        assert torch.equal(one.func_applied(*given, **one.func_keyword_args_non_tensor), torch.full((2, 3), 3.0))
+        assert torch.equal(
+            one.func_applied(*given, **one.func_keyword_args_non_tensor), torch.full((2, 3), 3.0)
+        )
     assert len(history.to_pandas()) == len(history)
     assert "dotgeneral_1" in history.to_json()
     assert "Dense" in str(history.summary())
     history.explore(tmp_path / "page.html")
-    history.render_graph(vis_opt="rolled", vis_outpath=str(tmp_path / "graph.gv"), vis_save_only=True, vis_fileformat="svg")
+    history.render_graph(
+        vis_opt="rolled",
+        vis_outpath=str(tmp_path / "graph.gv"),
+        vis_save_only=True,
+        vis_fileformat="svg",
+    )
 
 
 def test_a_saved_log_of_jax_comes_back_as_one(tmp_path, capsys):
@@ -297,7 +338,11 @@ def test_a_saved_log_of_jax_comes_back_as_one(tmp_path, capsys):
     assert loaded.layer_labels == history.layer_labels
     for label in history.layer_labels:
         torch.testing.assert_close(
-            loaded[label].tensor_contents, history[label].tensor_contents, rtol=0, atol=0, equal_nan=True
+            loaded[label].tensor_contents,
+            history[label].tensor_contents,
+            rtol=0,
+            atol=0,
+            equal_nan=True,
         )
     assert loaded.to_pandas().map(repr).equals(history.to_pandas().map(repr))
     diff = tl.diff(history, loaded)

@@ -11,17 +11,30 @@ from jax.sharding import PartitionSpec as P
 
 import torchlens as tl
 from tests.jax.models import Net, X, blocks, dense, layers
-from torchlens.jax import primitives, recorder
+from torchlens._jax import primitives, recorder
 
 
 @pytest.mark.parametrize(
-    "name", ["equinox", "linen", "layers", "gradients", "while under vmap", "keys", "shard_map", "custom_vmap"]
+    "name",
+    [
+        "equinox",
+        "linen",
+        "layers",
+        "gradients",
+        "while under vmap",
+        "keys",
+        "shard_map",
+        "custom_vmap",
+    ],
 )
 def test_a_log_of_jax_is_proved(name):
     module, variables = dense()
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("i",))
     on_each_device = jax.shard_map(
-        lambda a: (jnp.sin(a), jax.lax.psum(a, "i")), mesh=mesh, in_specs=P("i"), out_specs=(P("i"), P(None))
+        lambda a: (jnp.sin(a), jax.lax.psum(a, "i")),
+        mesh=mesh,
+        in_specs=P("i"),
+        out_specs=(P("i"), P(None)),
     )
     custom: Any = jax.custom_batching.custom_vmap(jnp.sin)
     custom.def_vmap(lambda size, is_batched, a: (jnp.sin(a) * 1.0, is_batched[0]))
@@ -31,7 +44,8 @@ def test_a_log_of_jax_is_proved(name):
         "layers": (layers(), X),
         "gradients": (jax.jit(jax.value_and_grad(lambda x: jnp.tanh(x @ x.T).sum())), X),
         "while under vmap": (
-            jax.vmap(lambda row: jax.lax.while_loop(lambda r: r.sum() < 9, lambda r: r + 1, row)), X,
+            jax.vmap(lambda row: jax.lax.while_loop(lambda r: r.sum() < 9, lambda r: r + 1, row)),
+            X,
         ),
         "keys": (lambda x: x * jax.random.bernoulli(jax.random.key(0), 0.5, x.shape), X),
         "shard_map": (lambda x: on_each_device(x)[0] + 1, X),
@@ -39,7 +53,13 @@ def test_a_log_of_jax_is_proved(name):
     }  # fmt: skip
     report = tl.validate_forward_pass(*cases[name])
     assert report.passed, report
-    assert min(report.num_checked[check] for check in ("outputs", "calls", "arguments", "replay", "dependence")) > 0
+    assert (
+        min(
+            report.num_checked[check]
+            for check in ("outputs", "calls", "arguments", "replay", "dependence")
+        )
+        > 0
+    )
     assert report.num_checked["completeness"] >= report.num_checked["calls"]
 
 
@@ -89,7 +109,9 @@ def test_a_wrong_parent_and_a_wrong_value_are_found(monkeypatch):
     report = tl.validate_forward_pass(lambda x: jnp.tanh(jnp.sin(x)), X)
     assert "arguments" in {finding.check for finding in report.findings}
     monkeypatch.undo()
-    monkeypatch.setattr(primitives.PrimitiveCall, "__call__", lambda self, *args, **params: args[0] * 2)
+    monkeypatch.setattr(
+        primitives.PrimitiveCall, "__call__", lambda self, *args, **params: args[0] * 2
+    )
     report = tl.validate_forward_pass(jnp.sin, X)
     assert "replay" in {finding.check for finding in report.findings}
 

@@ -1,4 +1,6 @@
-"""A header that is read by columns says what it says when it is read entry by entry; whatever is odd goes the long way."""
+"""A header that is read by columns says what it says when it is read entry by entry; whatever is
+odd goes the long way.
+"""
 
 import json
 import random
@@ -6,21 +8,33 @@ from typing import Any
 
 import pytest
 
+from torchlens._trace import header
+from torchlens._trace.format import Place, description, header_bytes
 from torchlens.errors import TraceError
-from torchlens.trace import header
-from torchlens.trace.format import Place, description, header_bytes
 
 KINDS: list[tuple[str, tuple[int, ...], int]] = [
-    ("F32", (2, 3), 24), ("U8", (5,), 5), ("F64", (), 8), ("BF16", (0, 4), 0), ("BOOL", (1, 1, 1), 1), ("F4", (2,), 1),
+    ("F32", (2, 3), 24), ("U8", (5,), 5), ("F64", (), 8), ("BF16", (0, 4), 0), ("BOOL", (1, 1, 1),
+    1), ("F4", (2,), 1),
 ]  # fmt: skip
-NAMES = ("1/conv2d", "1/block:2/relu", "µ/数", "a b", "torchlens/call/1", "x},y", "data_offsets", "")
+NAMES = (
+    "1/conv2d",
+    "1/block:2/relu",
+    "µ/数",
+    "a b",
+    "torchlens/call/1",
+    "x},y",
+    "data_offsets",
+    "",
+)
 ODD_NAMES = ('a"b', "a\\b", "tab\t")
 
 
 def random_header(choose: random.Random) -> tuple[bytes, int]:
     """The text of a header, and the bytes behind it."""
     places, end = [], 0
-    for name in choose.sample(NAMES if choose.random() < 0.8 else (*NAMES, *ODD_NAMES), choose.randint(1, 7)):
+    for name in choose.sample(
+        NAMES if choose.random() < 0.8 else (*NAMES, *ODD_NAMES), choose.randint(1, 7)
+    ):
         dtype, shape, size = choose.choice(KINDS)
         places.append((name, description(Place(dtype, shape, end, end + size))))
         end += size
@@ -36,11 +50,18 @@ def by_entries(content: bytes, num_bytes: int) -> Any:
 
 
 def facts(found: Any) -> Any:
-    return found.metadata, found.data, found.num_bytes, [(name, found.place(name)) for name in found.names]
+    return (
+        found.metadata,
+        found.data,
+        found.num_bytes,
+        [(name, found.place(name)) for name in found.names],
+    )
 
 
 def test_what_is_written_as_usual_is_read_by_columns():
-    places = {name: description(Place("F32", (2,), 8 * n, 8 * n + 8)) for n, name in enumerate(("a", "b"))}
+    places = {
+        name: description(Place("F32", (2,), 8 * n, 8 * n + 8)) for n, name in enumerate(("a", "b"))
+    }
     content = header_bytes(places.items(), {"c": "d"})
     found = header._header_by_columns(content[8:], 16)
     assert found is not None
@@ -57,7 +78,22 @@ def test_both_ways_agree_on_headers_changed_at_random(seed: int):
         for _ in range(choose.choice([0, 1, 1, 2])):
             place = choose.randrange(len(content))
             piece = choose.choice(
-                [b"", b",", b"}", b'"', b"0", b"7", b"-", b"[", b" ", b"\\", b"\n", b"\xff", b"1e3", b"{}"]
+                [
+                    b"",
+                    b",",
+                    b"}",
+                    b'"',
+                    b"0",
+                    b"7",
+                    b"-",
+                    b"[",
+                    b" ",
+                    b"\\",
+                    b"\n",
+                    b"\xff",
+                    b"1e3",
+                    b"{}",
+                ]
             )
             content = content[:place] + piece + content[place + choose.randint(0, 2) :]
         if not content.startswith(b"{"):
@@ -73,7 +109,8 @@ def test_both_ways_agree_on_headers_changed_at_random(seed: int):
 @pytest.mark.parametrize(
     "spans",
     [
-        "[0,8]},[8,16]}", "[0]},8,[8,16]}", "[0,8]},[8,016]}", "[0,8]},[08,6]}", "[,08]},[8,16]}", "[0,8]},[+8,16]}",
+        "[0,8]},[8,16]}", "[0]},8,[8,16]}", "[0,8]},[8,016]}", "[0,8]},[08,6]}", "[,08]},[8,16]}",
+        "[0,8]},[+8,16]}",
         "[0,8]},[8.,16]}", "[0,8},][8,16]}", "[0,8],[8,16]}}", "[0,8]},[8,18446744073709551632]}",
     ],
 )  # fmt: skip
@@ -88,7 +125,9 @@ def test_only_offsets_that_are_written_as_usual_are_read_by_columns(spans: str):
 def test_a_file_of_the_stock_library_is_read_by_columns():
     torch = pytest.importorskip("torch")
     safetensors = pytest.importorskip("safetensors.torch")
-    content = safetensors.save({"a": torch.ones(2, 3), "b": torch.ones(4, dtype=torch.int8)}, {"who": "they"})
+    content = safetensors.save(
+        {"a": torch.ones(2, 3), "b": torch.ones(4, dtype=torch.int8)}, {"who": "they"}
+    )
     length = int.from_bytes(content[:8], "little")
     found = header._header_by_columns(content[8 : 8 + length], len(content) - 8 - length)
     assert found is not None

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens.trace import stream
+from torchlens._trace import stream
 
 SCRIPT = textwrap.dedent(
     """
@@ -24,8 +24,8 @@ SCRIPT = textwrap.dedent(
     import torch
     from torch import nn
     import torchlens as tl
-    from torchlens.capture import outflow
-    from torchlens.trace import tailing
+    from torchlens._capture import outflow
+    from torchlens._trace import tailing
 
     torch.set_num_threads(1)
     if sys.argv[2] == "large":  # values leave while the model runs
@@ -74,12 +74,21 @@ def killed(path: Path, kind: str, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no such signal here")
 @pytest.mark.parametrize(("kind", "seed"), [("small", 1), ("large", 3), ("large", 4)])
-def test_every_tensor_in_the_journal_loads_with_its_operation_and_module(kind: str, seed: int, tmp_path: Path):
+def test_every_tensor_in_the_journal_loads_with_its_operation_and_module(
+    kind: str, seed: int, tmp_path: Path
+):
     path = tmp_path / "trace.safetensors"
     killed(path, kind, seed)
     assert not path.exists()
-    lines = [json.loads(line) for line in (tmp_path / "trace.safetensors.journal").read_bytes().split(b"\n")[1:-1]]
-    names = [line["name"] for line in lines if "name" in line and not line["name"].startswith("torchlens/")]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "trace.safetensors.journal").read_bytes().split(b"\n")[1:-1]
+    ]
+    names = [
+        line["name"]
+        for line in lines
+        if "name" in line and not line["name"].startswith("torchlens/")
+    ]
     assert names
     values = tl.read_trace(path)
     assert set(names) <= set(values)
@@ -108,10 +117,17 @@ def test_every_tensor_in_the_journal_loads_with_its_operation_and_module(kind: s
             if entry.layer_type in ("linear", "relu"):
                 where = entry.containing_module_origin
                 assert where is not None
-                kind_of = {"Linear": "linear", "ReLU": "relu"}[history.module_types[where.partition(":")[0]]]
+                kind_of = {"Linear": "linear", "ReLU": "relu"}[
+                    history.module_types[where.partition(":")[0]]
+                ]
                 assert kind_of == entry.layer_type == entry.func_applied_name
-                assert torch.equal(entry.tensor_contents, values[f"{call}/{where.partition(':')[0]}/{entry.layer_type}"])
-    unfinished = {line["call"] for line in lines if "row" in line} - {line["done"] for line in lines if "done" in line}
+                assert torch.equal(
+                    entry.tensor_contents,
+                    values[f"{call}/{where.partition(':')[0]}/{entry.layer_type}"],
+                )
+    unfinished = {line["call"] for line in lines if "row" in line} - {
+        line["done"] for line in lines if "done" in line
+    }
     assert all(f"the rest of call {call}," in str(told[0].message) for call in unfinished)
 
 
@@ -147,7 +163,9 @@ def test_an_unfinished_trace_of_the_same_name_is_replaced(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"", b'{"torchlens":', b'{"torchlens":"2"}\n'])
-def test_a_trace_that_was_begun_and_has_nothing_yet_hides_no_older_one(tmp_path: Path, content: bytes):
+def test_a_trace_that_was_begun_and_has_nothing_yet_hides_no_older_one(
+    tmp_path: Path, content: bytes
+):
     path = tmp_path / "trace.safetensors"
     with tl.tail(model(), path) as m:
         m(torch.rand(8, 16))
@@ -161,7 +179,9 @@ def test_a_trace_that_was_begun_and_has_nothing_yet_hides_no_older_one(tmp_path:
 
 
 @pytest.mark.parametrize("num_bytes", [1 << 24, 3_000])
-def test_a_trace_that_outgrows_its_first_file_loses_nothing(tmp_path: Path, monkeypatch: Any, num_bytes: int):
+def test_a_trace_that_outgrows_its_first_file_loses_nothing(
+    tmp_path: Path, monkeypatch: Any, num_bytes: int
+):
     """By the length of its header, and by its bytes: before it is closed, and after."""
     monkeypatch.setattr(stream, "_SHORT", num_bytes)
     path = tmp_path / "trace.safetensors"

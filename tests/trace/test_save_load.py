@@ -14,15 +14,25 @@ import torchlens as tl
 from tests.history.facts import differences, facts_of
 from tests.history.test_pickling import HISTORIES, saved_grad
 from tests.networks import Model
-from torchlens.capture.functions import StandIn, argument_names
-from torchlens.trace.python_values import function_of, reference_parts
+from torchlens._recording.functions import StandIn, argument_names
+from torchlens._trace.python_values import function_of, reference_parts
 
 
 def odd_types(self, x):
     halves = [
-        x.to(dtype) for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+        x.to(dtype)
+        for dtype in (
+            torch.bfloat16,
+            torch.float16,
+            torch.float64,
+            torch.float8_e4m3fn,
+            torch.float8_e5m2,
+        )
     ]
-    whole = [(x * 10).to(dtype) for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16)]
+    whole = [
+        (x * 10).to(dtype)
+        for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16)
+    ]
     truths = x > 0.5
     return {
         "halves": [half.float() for half in halves],
@@ -46,14 +56,30 @@ def odd_shapes(self, x):
     halves = (x * 5).chunk(2, dim=1)
     real = torch.view_as_real(torch.complex(x, x))
     negative = torch.complex(x, x).conj().imag
-    nested = (x * 6).view(*(1,) * 20, *x.shape)  # the product of whose strides is larger than any memory
-    return nested * 1, empty, scalar, columns * 1, wide + 1, turned, windows.sum(), last, *halves, real, negative * 1
+    nested = (x * 6).view(
+        *(1,) * 20, *x.shape
+    )  # the product of whose strides is larger than any memory
+    return (
+        nested * 1,
+        empty,
+        scalar,
+        columns * 1,
+        wide + 1,
+        turned,
+        windows.sum(),
+        last,
+        *halves,
+        real,
+        negative * 1,
+    )
 
 
 def sparse(self, x):
     csr = x.to_sparse_csr()
     jagged = torch.nested.nested_tensor([x[0], x[1, :2]], layout=torch.jagged)
-    channel = torch.quantize_per_channel(x, torch.ones(x.shape[0]), torch.zeros(x.shape[0]), 0, torch.quint8)
+    channel = torch.quantize_per_channel(
+        x, torch.ones(x.shape[0]), torch.zeros(x.shape[0]), 0, torch.quint8
+    )
     return csr.to_dense() + channel.dequantize(), (jagged * 2).values(), channel
 
 
@@ -64,26 +90,38 @@ def several_passes(self, x):
 
 
 def random_numbers(self, x):
-    """Functions of torch with an argument named `from`, which is no name for an argument in Python."""
+    """Functions of torch with an argument named `from`, which is no name for an argument in
+    Python.
+    """
     return nn.Linear(4, 2)(x) + torch.empty(2).uniform_(0, 1) + torch.empty(2).random_(0, 5)
 
 
 MORE: dict[str, Callable[[], Any]] = {
-    "odd types": lambda: tl.log_forward_pass(Model(odd_types), torch.rand(3, 4), save_function_args=True),
-    "odd shapes": lambda: tl.log_forward_pass(Model(odd_shapes), torch.rand(3, 4), save_function_args=True),
+    "odd types": lambda: tl.log_forward_pass(
+        Model(odd_types), torch.rand(3, 4), save_function_args=True
+    ),
+    "odd shapes": lambda: tl.log_forward_pass(
+        Model(odd_shapes), torch.rand(3, 4), save_function_args=True
+    ),
     "odd shapes, some saved": lambda: tl.log_forward_pass(
         Model(odd_shapes), torch.rand(3, 4), layers_to_save=["chunk", "unfold", "expand", "getitem"]
     ),
     "several passes, on the page": lambda: tl.log_forward_pass(
-        Model(several_passes, fc=nn.Linear(4, 4)), torch.rand(2, 4), mark_input_output_distances=True
+        Model(several_passes, fc=nn.Linear(4, 4)),
+        torch.rand(2, 4),
+        mark_input_output_distances=True,
     ),
     "sparse": lambda: tl.log_forward_pass(Model(sparse), torch.rand(3, 4)),
     "transformer, trained": lambda: saved_grad(
-        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.rand(2, 5, 8), save_function_args=True
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        torch.rand(2, 5, 8),
+        save_function_args=True,
     ),
     "random numbers": lambda: tl.log_forward_pass(Model(random_numbers), torch.rand(3, 4)),
     "keywords": lambda: tl.log_forward_pass(
-        nn.MultiheadAttention(8, 2), [torch.rand(3, 1, 8)] * 3, {"need_weights": False, "attn_mask": None}
+        nn.MultiheadAttention(8, 2),
+        [torch.rand(3, 1, 8)] * 3,
+        {"need_weights": False, "attn_mask": None},
     ),
 }
 
@@ -111,10 +149,15 @@ def test_a_loaded_history_is_the_same_in_every_field(name: str, tmp_path: Path):
     found = facts_without_functions(loaded(history, tmp_path))
     changed = differences(found, expected)
     if name == "odd types":  # torch cannot compare all of these
-        changed = {fact: pair for fact, pair in changed.items() if "NotImplementedError" not in str(pair[1])}
+        changed = {
+            fact: pair
+            for fact, pair in changed.items()
+            if "NotImplementedError" not in str(pair[1])
+        }
     if name == "subclass":  # a class that the file does not know
         plain = {
-            fact: repr(pair[1]).replace("Marked(", "tensor(").replace("Marked", "Tensor") for fact, pair in changed.items()
+            fact: repr(pair[1]).replace("Marked(", "tensor(").replace("Marked", "Tensor")
+            for fact, pair in changed.items()
         }
         changed = {fact: pair for fact, pair in changed.items() if repr(pair[0]) != plain[fact]}
     assert changed == {}
@@ -124,7 +167,9 @@ def test_a_loaded_history_is_the_same_in_every_field(name: str, tmp_path: Path):
 def test_a_stand_in_of_every_function_of_torch_has_the_names_of_its_arguments():
     for func in (func for functions in get_overridable_functions().values() for func in functions):
         expected = [name for name in argument_names(func) if name.isidentifier()]
-        assert list(argument_names(function_of(reference_parts(func)))) == list(dict.fromkeys(expected)), func
+        assert list(argument_names(function_of(reference_parts(func)))) == list(
+            dict.fromkeys(expected)
+        ), func
 
 
 @pytest.mark.parametrize("change", ["cut off", "longer", "other bytes", "emptied"])
@@ -134,9 +179,16 @@ def test_a_file_that_is_changed_underneath_is_a_clear_error(change: str, tmp_pat
     first = later["linear_1_1"].tensor_contents.clone()
     path = tmp_path / "trace.safetensors"
     content = path.read_bytes()
-    new = {"cut off": content[:-50], "longer": content + b"x", "other bytes": bytes(len(content)), "emptied": b""}[change]
+    new = {
+        "cut off": content[:-50],
+        "longer": content + b"x",
+        "other bytes": bytes(len(content)),
+        "emptied": b"",
+    }[change]
     path.write_bytes(new)
-    os.utime(path, ns=(0, 0))  # the clock of a file system may be too coarse to tell two writes apart
+    os.utime(
+        path, ns=(0, 0)
+    )  # the clock of a file system may be too coarse to tell two writes apart
     with pytest.raises(tl.TorchLensError, match=r"was changed after it was opened.* Load it again"):
         _ = later["relu_1_2"].tensor_contents
     assert later.layer_labels == history.layer_labels
@@ -149,7 +201,9 @@ def test_a_file_that_is_replaced_or_deleted_stays_readable(tmp_path: Path):
     loaded(tl.log_forward_pass(nn.Linear(4, 4), torch.rand(2, 4)), tmp_path)
     assert torch.equal(replaced["relu_1_2"].tensor_contents, history["relu_1_2"].tensor_contents)
     (tmp_path / "trace.safetensors").unlink()
-    assert torch.equal(replaced["linear_1_1"].tensor_contents, history["linear_1_1"].tensor_contents)
+    assert torch.equal(
+        replaced["linear_1_1"].tensor_contents, history["linear_1_1"].tensor_contents
+    )
 
 
 class RunsInMkldnn(nn.Module):
@@ -167,24 +221,32 @@ def test_tensors_of_mkldnn_come_back_as_such(tmp_path: Path):
 
 
 def test_a_parameter_that_was_saved_can_still_be_resized(tmp_path):
-    """What `Tensor.numpy` was called on never can again, and FSDP gives the memory of parameters back that way."""
+    """What `Tensor.numpy` was called on never can again, and FSDP gives the memory of parameters
+    back that way.
+    """
     model = nn.Linear(4, 4)
     tl.log_forward_pass(model, torch.rand(2, 4)).save(tmp_path / "log.safetensors", params=True)
     model.weight.untyped_storage().resize_(0)
     assert model.weight.untyped_storage().nbytes() == 0
 
 
-def test_a_file_of_the_format_before_this_one_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_of_the_format_before_this_one_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """In which all columns of numbers were lists."""
-    history = tl.log_forward_pass(Model(lambda self, x: [x := x.sin() + 1 for _ in range(200)][-1]), torch.rand(3))
+    history = tl.log_forward_pass(
+        Model(lambda self, x: [x := x.sin() + 1 for _ in range(200)][-1]), torch.rand(3)
+    )
     expected = facts_without_functions(loaded(history, tmp_path))
     assert b'"packed":"<i2"' in (tmp_path / "trace.safetensors").read_bytes()
     with monkeypatch.context() as before:
-        before.setattr("torchlens.trace.columns._SHORT", 10**9)
-        before.setattr("torchlens.trace.save.FORMAT", "1")
+        before.setattr("torchlens._trace.columns._SHORT", 10**9)
+        before.setattr("torchlens._trace.save.FORMAT", "1")
         history.save(tmp_path / "old.safetensors", params=True)
     assert b"packed" not in (tmp_path / "old.safetensors").read_bytes()
-    assert differences(facts_without_functions(tl.load(tmp_path / "old.safetensors")), expected) == {}
+    assert (
+        differences(facts_without_functions(tl.load(tmp_path / "old.safetensors")), expected) == {}
+    )
 
 
 def test_parameters_and_gradients_are_read_as_they_were_also_if_they_share_memory(tmp_path: Path):
@@ -205,8 +267,14 @@ def test_parameters_and_gradients_are_read_as_they_were_also_if_they_share_memor
 
 @pytest.mark.filterwarnings("ignore")  # torch is going to drop these types
 @pytest.mark.parametrize("dtype", [torch.quint8, torch.qint8, torch.quint4x2])
-def test_a_quantized_output_with_zero_points_that_are_no_whole_numbers_is_logged_and_loads(dtype: Any, tmp_path: Path):
-    model = Model(lambda self, x: torch.quantize_per_channel(x, torch.full((4,), 0.5), torch.full((4,), 0.5), 0, dtype))
+def test_a_quantized_output_with_zero_points_that_are_no_whole_numbers_is_logged_and_loads(
+    dtype: Any, tmp_path: Path
+):
+    model = Model(
+        lambda self, x: torch.quantize_per_channel(
+            x, torch.full((4,), 0.5), torch.full((4,), 0.5), 0, dtype
+        )
+    )
     x = torch.arange(16.0).view(4, 4) / 4
     result = tl.log_forward_pass(model, x)["output_1"].tensor_contents
     assert torch.equal(result.dequantize(), model(x).dequantize())
@@ -222,7 +290,13 @@ def test_empty_tensors_come_back_with_their_strides(tmp_path: Path):
     def empties(self, x):
         first = (x + 1)[:, :0]
         wide = (x + 2)[:0].expand(5, 0, 4)
-        return first, wide, (x + 3)[:0, ::2].t(), torch.empty(3, 0).expand(2, 3, 0), torch.empty_strided((0, 3), (0, 0))
+        return (
+            first,
+            wide,
+            (x + 3)[:0, ::2].t(),
+            torch.empty(3, 0).expand(2, 3, 0),
+            torch.empty_strided((0, 3), (0, 0)),
+        )
 
     history = tl.log_forward_pass(Model(empties), torch.rand(3, 4))
     for entry, other in zip(history, loaded(history, tmp_path), strict=True):

@@ -1,4 +1,6 @@
-"""Files from strangers: a clear error or harmless text, no memory before it is checked, no path outside the folder."""
+"""Files from strangers: a clear error or harmless text, no memory before it is checked, no path
+outside the folder.
+"""
 
 import base64
 import json
@@ -18,7 +20,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import Recurrent
-from torchlens.cli import main
+from torchlens._cli.main import main
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -27,7 +29,9 @@ METADATA = {"torchlens": "1", "format": "pt"}
 
 
 def file_of(header: Any, data: bytes = bytes(8), length: int | None = None) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
+    text = (
+        header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
+    )
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
@@ -38,7 +42,10 @@ def entry(**changes: Any) -> dict[str, Any]:
 BAD: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "fewer than the shortest header"),
     "a few bytes": (b"\1\2\3", "fewer than the shortest header"),
-    "a header of 2**63 bytes": (file_of({}, length=2**63), "Its header would take 9223372036854775808 bytes; at most"),
+    "a header of 2**63 bytes": (
+        file_of({}, length=2**63),
+        "Its header would take 9223372036854775808 bytes; at most",
+    ),
     "a header of more than 100 MB": (file_of({}, length=100_000_001), "at most 100000000 are read"),
     "a header longer than the file": (file_of({}, length=1000), "and the file has"),
     "no object": (file_of([1]), "not a JSON object"),
@@ -46,13 +53,25 @@ BAD: dict[str, tuple[bytes, str]] = {
     "no text": (file_of(b'{"a\xff": 1}'), "not JSON"),
     "nested too deep": (file_of(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), "not JSON"),
     "an overlap": (file_of({"a": F32, "b": F32}), "overlaps the tensor before it"),
-    "a hole": (file_of({"a": F32, "b": F32 | {"data_offsets": [12, 20]}}, bytes(20)), "leaves a hole"),
+    "a hole": (
+        file_of({"a": F32, "b": F32 | {"data_offsets": [12, 20]}}, bytes(20)),
+        "leaves a hole",
+    ),
     "a hole at the start": (file_of(entry(data_offsets=[4, 12]), bytes(12)), "leaves a hole"),
     "trailing bytes": (file_of({"a": F32}, bytes(9)), "1 bytes after the last tensor"),
     "too few bytes": (file_of({"a": F32}, bytes(7)), "and the file has 7"),
-    "an overflowing shape": (file_of(entry(shape=[2**32, 2**32, 2**32])), "not what its shape and dtype take"),
-    "sizes that overflow to the right number": (file_of(entry(shape=[2**63 + 1, 2])), "not what its shape"),
-    "a huge size of nothing": (file_of(entry(shape=[0, 2**64], data_offsets=[0, 0]), b""), "not what its shape"),
+    "an overflowing shape": (
+        file_of(entry(shape=[2**32, 2**32, 2**32])),
+        "not what its shape and dtype take",
+    ),
+    "sizes that overflow to the right number": (
+        file_of(entry(shape=[2**63 + 1, 2])),
+        "not what its shape",
+    ),
+    "a huge size of nothing": (
+        file_of(entry(shape=[0, 2**64], data_offsets=[0, 0]), b""),
+        "not what its shape",
+    ),
     "a hundred sizes": (file_of(entry(shape=[1] * 100)), "at most 64 sizes"),
     "a negative size": (file_of(entry(shape=[-2])), "from 0 on"),
     "a truth as a size": (file_of(entry(shape=[True, 2])), "from 0 on"),
@@ -60,7 +79,10 @@ BAD: dict[str, tuple[bytes, str]] = {
     "text as a size": (file_of(entry(shape="22")), "from 0 on"),
     "offsets that go back": (file_of(entry(data_offsets=[8, 0])), "goes from byte 8 to 0"),
     "three offsets": (file_of(entry(data_offsets=[0, 4, 8])), "two data_offsets"),
-    "offsets beyond all": (file_of(entry(data_offsets=[0, 10**50])), "a number of more than 40 digits"),
+    "offsets beyond all": (
+        file_of(entry(data_offsets=[0, 10**50])),
+        "a number of more than 40 digits",
+    ),
     "a type of its own": (file_of(entry(dtype="X99")), "which is unknown here"),
     "a type that is a list": (file_of(entry(dtype=["F32"])), "which is unknown here"),
     "no type": (file_of({"a": {"shape": [2], "data_offsets": [0, 8]}}), "must have a dtype"),
@@ -69,12 +91,17 @@ BAD: dict[str, tuple[bytes, str]] = {
     "metadata that is no text": (file_of({"__metadata__": {"a": 1}, "a": F32}), "must be text"),
     "metadata that is a list": (file_of({"__metadata__": [], "a": F32}), "must be text"),
     "a name without end": (file_of({"x" * 5000: F32}), "longer than"),
-    "an escape code in a name": (file_of({"\x1b]0;owned\x07": F32 | {"shape": [3]}}), r"'\x1b]0;owned\x07'"),
+    "an escape code in a name": (
+        file_of({"\x1b]0;owned\x07": F32 | {"shape": [3]}}),
+        r"'\x1b]0;owned\x07'",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_file_is_a_clear_error_and_takes_no_memory(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_bad_file_is_a_clear_error_and_takes_no_memory(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     content, words = BAD[name]
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content)
@@ -113,7 +140,21 @@ def test_what_is_no_ordinary_file(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["../secret.safetensors", "/etc/passwd", "a/b", "..", "", "a\\b", "c:d", "a\0b", 7, None, "a" * 300, "a\ud800"]
+    "name",
+    [
+        "../secret.safetensors",
+        "/etc/passwd",
+        "a/b",
+        "..",
+        "",
+        "a\\b",
+        "c:d",
+        "a\0b",
+        7,
+        None,
+        "a" * 300,
+        "a\ud800",
+    ],
 )
 def test_an_index_names_files_beside_it(name: Any, tmp_path: Path):
     folder = tmp_path / "inner"
@@ -130,7 +171,9 @@ def test_nor_by_a_link(tmp_path: Path):
     folder.mkdir()
     (tmp_path / "secret.safetensors").write_bytes(file_of({"a": F32}))
     (folder / "x.safetensors").symlink_to(tmp_path / "secret.safetensors")
-    (folder / "x.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
+    (folder / "x.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "x.safetensors"}})
+    )
     with pytest.raises(tl.TraceError, match=r"must name files beside it"):
         tl.read_trace(folder / "x.safetensors.index.json")
 
@@ -154,18 +197,25 @@ def test_an_index_that_makes_no_sense(tmp_path: Path):
         tl.read_trace(index)
 
 
-# -- graphs ------------------------------------------------------------------------------------------------------------
+# -- graphs
+# --------------------------------------------------------------------------------------------------
 
 
 def parts_of(path: Path) -> tuple[dict[str, torch.Tensor], Any, Any]:
     tensors = safetensors.load_file(path)
-    graph, call = (json.loads(tensors.pop(f"torchlens/{word}/1").numpy().tobytes()) for word in ("graph", "call"))
+    graph, call = (
+        json.loads(tensors.pop(f"torchlens/{word}/1").numpy().tobytes())
+        for word in ("graph", "call")
+    )
     return tensors, graph, call
 
 
 def written(path: Path, tensors: dict[str, torch.Tensor], graph: Any, call: Any) -> None:
     texts = {"torchlens/graph/1": graph, "torchlens/call/1": call}
-    flat = {name: torch.frombuffer(bytearray(json.dumps(text).encode()), dtype=torch.uint8) for name, text in texts.items()}
+    flat = {
+        name: torch.frombuffer(bytearray(json.dumps(text).encode()), dtype=torch.uint8)
+        for name, text in texts.items()
+    }
     safetensors.save_file({**tensors, **flat}, path, METADATA)
 
 
@@ -173,7 +223,9 @@ def written(path: Path, tensors: dict[str, torch.Tensor], graph: Any, call: Any)
 def parts(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor], Any, Any]:
     torch.manual_seed(0)
     path = tmp_path / "trace.safetensors"
-    history = tl.log_forward_pass(Recurrent(), torch.rand(2, 4), save_gradients=True, save_function_args=True)
+    history = tl.log_forward_pass(
+        Recurrent(), torch.rand(2, 4), save_gradients=True, save_function_args=True
+    )
     history["output_1"].tensor_contents.sum().backward()
     history.save(path, params=True)
     return path, *parts_of(path)
@@ -186,7 +238,9 @@ def look(path: Path) -> None:
     for one in history:
         str(one), one.tensor_contents, one.grad_contents, one.parent_params, one.creation_args
     history.explore(None)
-    history.render_graph("rolled", vis_outpath=str(path.with_suffix(".gv")), vis_fileformat="gv", vis_save_only=True)
+    history.render_graph(
+        "rolled", vis_outpath=str(path.with_suffix(".gv")), vis_fileformat="gv", vis_save_only=True
+    )
 
 
 def test_what_was_taken_apart_and_put_together_is_the_same(parts: Any):
@@ -247,13 +301,16 @@ def a_dtype_that_is_none(graph: Any, call: Any) -> None:
 
 HOSTILE = [
     a_cycle, a_loop_of_rows, modules_inside_each_other, an_output_of_the_model_as_of_a_module,
-    a_view_beyond_its_memory, a_view_with_negative_strides, sizes_without_end, memory_without_end, a_layout_that_overlaps,
+    a_view_beyond_its_memory, a_view_with_negative_strides, sizes_without_end, memory_without_end,
+    a_layout_that_overlaps,
     a_tensor_that_is_not_there, a_parameter_without_end, a_dtype_that_is_none,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", HOSTILE, ids=lambda change: change.__name__)
-def test_a_graph_that_makes_no_sense_is_a_clear_error(change: Callable[[Any, Any], None], parts: Any):
+def test_a_graph_that_makes_no_sense_is_a_clear_error(
+    change: Callable[[Any, Any], None], parts: Any
+):
     path, tensors, graph, call = parts
     change(graph, call)
     written(path, tensors, graph, call)
@@ -264,9 +321,14 @@ def test_a_graph_that_makes_no_sense_is_a_clear_error(change: Callable[[Any, Any
 def test_what_a_loaded_history_prints_has_no_escape_codes(parts: Any, tmp_path: Path):
     path, tensors, graph, call = parts
     graph["model"] = "\x1b[2JModel"
-    graph["places"] = [["\x1b[31m.py", line, "\x1b[31mred", *rest] for _, line, _, *rest in graph["places"]]
+    graph["places"] = [
+        ["\x1b[31m.py", line, "\x1b[31mred", *rest] for _, line, _, *rest in graph["places"]
+    ]
     gradfuncs = set(graph["rows"]["gradfunc"])
-    graph["words"] = [f"\x1b[31m{word}" if number in gradfuncs else word for number, word in enumerate(graph["words"])]
+    graph["words"] = [
+        f"\x1b[31m{word}" if number in gradfuncs else word
+        for number, word in enumerate(graph["words"])
+    ]
     written(path, tensors, graph, call)
     history = tl.load(path)
     shown = [str(history), str(history.to_pandas()), *map(str, history)]
@@ -277,7 +339,9 @@ def test_what_a_loaded_history_prints_has_no_escape_codes(parts: Any, tmp_path: 
 def test_functions_and_objects_stay_text(parts: Any, tmp_path: Path):
     path, tensors, graph, call = parts
     graph["operations"] = [
-        form if isinstance(form, str) else [["os", "system", "os.system", ["command"], "system"], *form[1:]]
+        form
+        if isinstance(form, str)
+        else [["os", "system", "os.system", ["command"], "system"], *form[1:]]
         for form in graph["operations"]
     ]
     graph["model"] = "\x1b[2JModel\n\n"
@@ -286,7 +350,9 @@ def test_functions_and_objects_stay_text(parts: Any, tmp_path: Path):
     applied = history["linear_1_1:1"].func_applied
     assert applied is not None
     assert applied is not os.system
-    with pytest.raises(tl.TorchLensError, match=r"This history was loaded from a file, and os\.system did not come"):
+    with pytest.raises(
+        tl.TorchLensError, match=r"This history was loaded from a file, and os\.system did not come"
+    ):
         applied("touch /tmp/owned")
 
 
@@ -302,7 +368,8 @@ def test_names_are_never_printed_raw(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not any("\x1b" in name or "\n" in name for name in safetensors.load_file(path))
 
 
-# -- at random ---------------------------------------------------------------------------------------------------------
+# -- at random
+# --------------------------------------------------------------------------------------------------
 
 
 WEIRD: list[Any] = [
@@ -361,7 +428,9 @@ def survives(path: Path) -> None:
 
 def packed_columns(form: Any) -> list[dict[str, Any]]:
     """All columns in JSON that are written as bytes."""
-    inner = list(form.values() if isinstance(form, dict) else form if isinstance(form, list) else ())
+    inner = list(
+        form.values() if isinstance(form, dict) else form if isinstance(form, list) else ()
+    )
     found = [column for one in inner for column in packed_columns(one)]
     return [form, *found] if isinstance(form, dict) and "packed" in form else found
 
@@ -370,12 +439,16 @@ def shaken(column: dict[str, Any], choose: random.Random) -> None:
     """Changes numbers of a column, or how many there are."""
     numbers = np.frombuffer(base64.b64decode(column["base64"]), column["packed"]).copy()
     least, most = (
-        (-1.0, np.nan) if column["packed"] == "<f8" else (np.iinfo(column["packed"]).min, np.iinfo(column["packed"]).max)
+        (-1.0, np.nan)
+        if column["packed"] == "<f8"
+        else (np.iinfo(column["packed"]).min, np.iinfo(column["packed"]).max)
     )
     for _ in range(choose.randint(0, 2)):
         numbers[choose.randrange(len(numbers))] = choose.choice([least, most, -1, 0, 1, 5])
     content = numbers.tobytes()
-    content = choose.choice([content, content, content[:-1], content * 2, content[: len(content) // 2], b""])
+    content = choose.choice(
+        [content, content, content[:-1], content * 2, content[: len(content) // 2], b""]
+    )
     column["base64"] = base64.b64encode(content).decode("ascii")
     if choose.random() < 0.2:
         column[choose.choice(["packed", "none"])] = choose.choice(
@@ -383,8 +456,10 @@ def shaken(column: dict[str, Any], choose: random.Random) -> None:
         )
 
 
-def test_columns_of_bytes_changed_at_random_are_errors_or_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("torchlens.trace.columns._SHORT", 1)
+def test_columns_of_bytes_changed_at_random_are_errors_or_harmless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("torchlens._trace.columns._SHORT", 1)
     path = tmp_path / "trace.safetensors"
     tl.log_forward_pass(Recurrent(), torch.rand(2, 4)).save(path)
     tensors, *documents = parts_of(path)

@@ -1,4 +1,6 @@
-"""`tail`: every call of a model made inside a block, in a file, and the loop goes on as if nobody looked."""
+"""`tail`: every call of a model made inside a block, in a file, and the loop goes on as if nobody
+looked.
+"""
 
 import errno
 import gc
@@ -19,7 +21,7 @@ import torchlens as tl
 from tests.history.facts import differences
 from tests.networks import MLP, Model, Recurrent
 from tests.trace.test_save_load import facts_without_functions
-from torchlens.trace import stream, tailing, writing
+from torchlens._trace import stream, tailing, writing
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -54,7 +56,10 @@ def test_each_call_is_a_history_of_its_own(path: Path):
     for number, x in enumerate(inputs, start=1):
         history = tl.load(path, call=number)
         expected = tl.log_forward_pass(model, x)
-        assert differences(*(times_left_out(facts_without_functions(h)) for h in (expected, history))) == {}
+        assert (
+            differences(*(times_left_out(facts_without_functions(h)) for h in (expected, history)))
+            == {}
+        )
         assert torch.equal(history[history.output_layers[0]].tensor_contents, outputs[number - 1])
 
 
@@ -84,7 +89,9 @@ def test_keywords_dicts_none_scalars_and_ragged_sizes(path: Path):
     model = Model(odd, fc=nn.Linear(4, 3))
     with tl.tail(model, path) as m:
         for size in (1, 4, 2):
-            result = m(torch.rand(size, 4), scale=torch.tensor(2.0), extra={"a": None}, flag=size == 1)
+            result = m(
+                torch.rand(size, 4), scale=torch.tensor(2.0), extra={"a": None}, flag=size == 1
+            )
             assert len(result["parts"]) == size
     for number, size in enumerate((1, 4, 2), start=1):
         history = tl.load(path, call=number)
@@ -104,7 +111,9 @@ def test_a_training_loop_computes_what_it_computes_without(path: Path):
         return [parameter.detach().clone() for parameter in model.parameters()]
 
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.ReLU(inplace=True), nn.Linear(6, 2))
+    model = nn.Sequential(
+        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(), nn.ReLU(inplace=True), nn.Linear(6, 2)
+    )
     start = {name: value.clone() for name, value in model.state_dict().items()}
     expected = train(model)
     buffers = {name: value.clone() for name, value in model.state_dict().items()}
@@ -117,7 +126,10 @@ def test_a_training_loop_computes_what_it_computes_without(path: Path):
     assert torch.equal(first["linear_1"].parent_params[0], start["0.weight"])
     torch.manual_seed(1)
     x = torch.rand(8, 4)
-    assert torch.equal(first["linear_1"].tensor_contents, nn.functional.linear(x, start["0.weight"], start["0.bias"]))
+    assert torch.equal(
+        first["linear_1"].tensor_contents,
+        nn.functional.linear(x, start["0.weight"], start["0.bias"]),
+    )
     assert "__call__" not in vars(nn.Sequential)
 
 
@@ -185,7 +197,9 @@ def test_what_is_beyond_max_bytes_is_counted_and_told(path: Path):
     m = tail.__enter__()
     for _ in range(3):
         m(torch.rand(2, 4))
-    with pytest.warns(UserWarning, match="2 of 3 calls are not in trace.safetensors: max_bytes was reached"):
+    with pytest.warns(
+        UserWarning, match="2 of 3 calls are not in trace.safetensors: max_bytes was reached"
+    ):
         tail.__exit__(None, None, None)
     assert (tail.num_calls, tail.num_dropped) == (1, 2)
 
@@ -207,7 +221,10 @@ def test_a_full_disk_ends_the_recording_not_the_loop(path: Path, monkeypatch: py
     outputs = [m(x) for _ in range(6)]
     while tail._scribe.problem is None:
         outputs.append(m(x))
-    with pytest.warns(UserWarning, match=r"calls are not in trace.safetensors: writing failed \(OSError: .*No space left"):
+    with pytest.warns(
+        UserWarning,
+        match=r"calls are not in trace.safetensors: writing failed \(OSError: .*No space left",
+    ):
         tail.__exit__(None, None, None)
     assert all(torch.equal(output, model(x)) for output in outputs)
     assert tail.num_calls == 2
@@ -232,8 +249,8 @@ def test_values_leave_while_the_model_runs(path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(tailing, "_LIMIT", 200)
     monkeypatch.setattr(tailing._Outflow, "limit", 200)
-    monkeypatch.setattr("torchlens.capture.outflow._INTERVAL", 0.0)
-    monkeypatch.setattr("torchlens.capture.outflow.OutflowWatch.interval", -1.0)
+    monkeypatch.setattr("torchlens._capture.outflow._INTERVAL", 0.0)
+    monkeypatch.setattr("torchlens._capture.outflow.OutflowWatch.interval", -1.0)
     x = torch.rand(2, 4)
     model = Model(forward)
     with tl.tail(model, path) as m:
@@ -242,10 +259,15 @@ def test_values_leave_while_the_model_runs(path: Path, monkeypatch: pytest.Monke
     assert counts[0] < 8
     assert counts[1] == 40
     history = tl.load(path)
-    changed = differences(*(times_left_out(facts_without_functions(one)) for one in (history, expected)))
-    assert {name for name in changed if not name.endswith("tensor_contents")} == set()  # what was copied has other strides
+    changed = differences(
+        *(times_left_out(facts_without_functions(one)) for one in (history, expected))
+    )
+    assert {
+        name for name in changed if not name.endswith("tensor_contents")
+    } == set()  # what was copied has other strides
     assert all(
-        torch.equal(one.tensor_contents, other.tensor_contents) for one, other in zip(history, expected, strict=True)
+        torch.equal(one.tensor_contents, other.tensor_contents)
+        for one, other in zip(history, expected, strict=True)
     )
 
 
@@ -258,7 +280,8 @@ def test_several_files_with_an_index_as_hugging_face_has_it(path: Path):
     count = len(names) - 1
     assert count > 2
     assert names == [
-        *(f"trace-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)), "trace.safetensors.index.json",
+        *(f"trace-{n:05}-of-{count:05}.safetensors" for n in range(1, count + 1)),
+        "trace.safetensors.index.json",
     ]  # fmt: skip
     index = json.loads((path.parent / names[-1]).read_text())
     found = {}
@@ -266,12 +289,16 @@ def test_several_files_with_an_index_as_hugging_face_has_it(path: Path):
         for key, value in safetensors.load_file(path.parent / name).items():
             assert index["weight_map"][key] == name
             found[key] = value
-    assert index["metadata"]["total_size"] == sum(value.numel() * value.element_size() for value in found.values())
+    assert index["metadata"]["total_size"] == sum(
+        value.numel() * value.element_size() for value in found.values()
+    )
     for way in (path, path.parent / names[-1]):
         assert torch.equal(tl.load(way, call=2)["linear_1"].tensor_contents, found["2/fc1/linear"])
 
 
-def test_a_header_that_grows_too_long_begins_another_file(path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_header_that_grows_too_long_begins_another_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("torchlens.traces._ROOM", 4 * 1024)
     model, x = MLP(), torch.rand(2, 4)
     with tl.tail(model, path) as m:
@@ -291,7 +318,10 @@ def test_a_log_of_the_model_inside_the_block_is_a_log_and_counts_as_a_call(path:
     m = tail.__enter__()
     history = tl.log_forward_pass(model, x)
     m(x)
-    with pytest.warns(UserWarning, match="1 of 2 calls are not in trace.safetensors: they were made inside a call that"):
+    with pytest.warns(
+        UserWarning,
+        match="1 of 2 calls are not in trace.safetensors: they were made inside a call that",
+    ):
         tail.__exit__(None, None, None)
     assert (tail.num_calls, tail.num_dropped) == (1, 1)
     assert tl.load(path).layer_labels == history.layer_labels
@@ -302,7 +332,10 @@ def test_a_log_of_the_model_inside_the_block_is_a_log_and_counts_as_a_call(path:
 @pytest.mark.parametrize("inner", ["the same model", "a part of it"])
 def test_a_call_that_another_tail_records_is_counted_and_told(inner: str, path: Path):
     model, other = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), path.with_name("other.safetensors")
-    tails: list[Any] = [tl.tail(model, path), tl.tail(model if inner == "the same model" else model[0], other)]
+    tails: list[Any] = [
+        tl.tail(model, path),
+        tl.tail(model if inner == "the same model" else model[0], other),
+    ]
     for tail in tails:
         tail.__enter__()
     for _ in range(3):
@@ -322,7 +355,10 @@ def test_calls_that_are_missing_for_several_reasons_are_told_by_reason(path: Pat
     tl.log_forward_pass(model, x)
     for _ in range(3):
         m(x)
-    with pytest.warns(UserWarning, match="3 of 4 calls .*: 1 because they were made .*; 2 because max_bytes was reached"):
+    with pytest.warns(
+        UserWarning,
+        match="3 of 4 calls .*: 1 because they were made .*; 2 because max_bytes was reached",
+    ):
         tail.__exit__(None, None, None)
 
 
@@ -396,11 +432,15 @@ def test_a_name_without_a_number_means_every_pass(key: str, names: list[str], pa
     assert sorted(tl.read_trace(path)) == sorted(f"1/{name}" for name in names)
 
 
-@pytest.mark.parametrize("layers", ["/add", ["0/linear", "*/nope"], lambda path, node: path == ["none"], "blocks"])
+@pytest.mark.parametrize(
+    "layers", ["/add", ["0/linear", "*/nope"], lambda path, node: path == ["none"], "blocks"]
+)
 def test_layers_that_fit_nothing_are_told_with_what_there_is(layers: Any, path: Path):
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
     model.blocks = nn.ModuleList()
-    model.__class__ = type("Net", (nn.Sequential,), {"forward": lambda self, x: self[1](self[0](x))})
+    model.__class__ = type(
+        "Net", (nn.Sequential,), {"forward": lambda self, x: self[1](self[0](x))}
+    )
     tail = tl.tail(model, path, layers)
     tail.__enter__()(torch.rand(2, 4))
     text = "layers chose no module that Net called. Modules that it called: '0', '1'."
@@ -444,7 +484,11 @@ def test_small_calls_are_written_when_they_end_and_large_ones_in_the_background(
         assert scribe._thread is not None
         m(torch.rand(2, 4))
     assert tail.num_calls == 3
-    assert [tuple(tl.load(path, call=number)[0].tensor_shape) for number in (1, 2, 3)] == [(2, 4), (400_000, 4), (2, 4)]
+    assert [tuple(tl.load(path, call=number)[0].tensor_shape) for number in (1, 2, 3)] == [
+        (2, 4),
+        (400_000, 4),
+        (2, 4),
+    ]
 
 
 class WritesToItsInput(nn.Module):
@@ -507,7 +551,10 @@ def test_a_trace_for_each_step_has_the_graph_and_the_numbers_of_its_step(tmp_pat
         with tl.tail(model, tmp_path / f"{step}.safetensors") as m:
             m(x)
         loaded, expected = tl.load(tmp_path / f"{step}.safetensors"), tl.log_forward_pass(model, x)
-        assert differences(*(times_left_out(facts_without_functions(h)) for h in (expected, loaded))) == {}
+        assert (
+            differences(*(times_left_out(facts_without_functions(h)) for h in (expected, loaded)))
+            == {}
+        )
 
 
 def test_a_model_goes_when_it_is_dropped_after_its_tail(path: Path):
@@ -541,12 +588,18 @@ def test_a_full_disk_leaves_a_file_that_can_be_read(path: Path, monkeypatch: pyt
         m(torch.ones(2, 4))
     with pytest.warns(UserWarning, match="2 of 4 calls"):
         tail.__exit__(None, None, None)
-    assert {name.partition("/")[0] for name in safetensors.load_file(path)} == {"1", "2", "torchlens"}
+    assert {name.partition("/")[0] for name in safetensors.load_file(path)} == {
+        "1",
+        "2",
+        "torchlens",
+    }
     assert torch.equal(tl.load(path, call=2)["output_1"].tensor_contents, model(torch.ones(2, 4)))
 
 
 class WritesThroughAView(nn.Module):
-    """Returns what it wrote to after it was computed, so that the operation's result is not what comes out."""
+    """Returns what it wrote to after it was computed, so that the operation's result is not what
+    comes out.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -560,21 +613,35 @@ class HandsOn(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(("limit", "few"), [(1 << 30, 1 << 30), (1 << 30, 60), (100, 60), (100, 1 << 30), (0, 0)])
+@pytest.mark.parametrize(
+    ("limit", "few"), [(1 << 30, 1 << 30), (1 << 30, 60), (100, 60), (100, 1 << 30), (0, 0)]
+)
 def test_what_modules_return_is_recorded_as_they_return_it(
     path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, few: int
 ):
     """Whether the other values are held until the call is over, or let go while it runs."""
     monkeypatch.setattr(tailing._Outflow, "limit", limit)
-    monkeypatch.setattr("torchlens.capture.outflow._FEW", few)
-    monkeypatch.setattr("torchlens.capture.outflow._INTERVAL", 0.0)
-    monkeypatch.setattr("torchlens.capture.outflow.OutflowWatch.interval", -1.0)
+    monkeypatch.setattr("torchlens._capture.outflow._FEW", few)
+    monkeypatch.setattr("torchlens._capture.outflow._INTERVAL", 0.0)
+    monkeypatch.setattr("torchlens._capture.outflow.OutflowWatch.interval", -1.0)
     torch.manual_seed(0)
-    layers = nn.Linear(4, 4), nn.ReLU(inplace=True), WritesThroughAView(), nn.ReLU(inplace=True), HandsOn(), nn.Tanh()
-    model, x = nn.Sequential(*layers, nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())), torch.rand(3, 4)
+    layers = (
+        nn.Linear(4, 4),
+        nn.ReLU(inplace=True),
+        WritesThroughAView(),
+        nn.ReLU(inplace=True),
+        HandsOn(),
+        nn.Tanh(),
+    )
+    model, x = (
+        nn.Sequential(*layers, nn.Sequential(nn.Linear(4, 4), nn.Sigmoid())),
+        torch.rand(3, 4),
+    )
     outputs: dict[str, torch.Tensor] = {}
     hooks = [
-        module.register_forward_hook(lambda module, args, result, name=name: outputs.update({name: result.clone()}))
+        module.register_forward_hook(
+            lambda module, args, result, name=name: outputs.update({name: result.clone()})
+        )
         for name, module in model.named_modules()
         if name
     ]
@@ -591,6 +658,10 @@ def test_what_modules_return_is_recorded_as_they_return_it(
         else:
             assert torch.equal(entry.tensor_contents, expected), name
     returned = {history[name].layer_label_w_pass for name in outputs if name != "5"}
-    assert {entry.layer_label_w_pass for entry in history if entry.has_saved_activations} == returned
+    assert {
+        entry.layer_label_w_pass for entry in history if entry.has_saved_activations
+    } == returned
     everything = tl.log_forward_pass(model, x)
-    assert [entry.parent_layers for entry in history] == [entry.parent_layers for entry in everything]
+    assert [entry.parent_layers for entry in history] == [
+        entry.parent_layers for entry in everything
+    ]

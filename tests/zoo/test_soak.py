@@ -11,7 +11,9 @@ from benchmarks.soak import soak
 
 @pytest.fixture(autouse=True)
 def _no_callbacks() -> Iterator[None]:
-    """hypothesis listens to the garbage collector, and an interrupt that strikes it there would be lost."""
+    """hypothesis listens to the garbage collector, and an interrupt that strikes it there would be
+    lost.
+    """
     callbacks = list(gc.callbacks)
     gc.callbacks.clear()
     yield
@@ -20,10 +22,20 @@ def _no_callbacks() -> Iterator[None]:
 
 def test_nothing_is_lost_under_load_and_interruption() -> None:
     random.seed(7)
-    figures = soak(seconds=1, num_logs=120, num_interrupts=20, num_faults=20, max_moments=120, num_models=3, num_large=0)
+    figures = soak(
+        seconds=1,
+        num_logs=120,
+        num_interrupts=20,
+        num_faults=20,
+        max_moments=120,
+        num_models=3,
+        num_large=0,
+    )
     assert figures.problems == []
     assert figures.interrupts >= 20
     assert figures.faults == 20
     assert figures.models == 3
     assert figures.moments >= 100
-    assert figures.logs >= 120 + 10 + 2  # in a row; after each interrupt of the main thread; after the faults and moments
+    assert (
+        figures.logs >= 120 + 10 + 2
+    )  # in a row; after each interrupt of the main thread; after the faults and moments

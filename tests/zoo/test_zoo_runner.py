@@ -15,7 +15,11 @@ def test_a_crash_a_hang_and_a_result_are_told_apart(monkeypatch: pytest.MonkeyPa
     context = multiprocessing.get_context("fork")
     monkeypatch.setattr(processes, "get_context", lambda method: context)
     monkeypatch.setattr(context, "set_forkserver_preload", lambda modules: None, raising=False)
-    behaviours = {"crash": lambda: os._exit(3), "hang": lambda: threading.Event().wait(), "fine": lambda: None}
+    behaviours = {
+        "crash": lambda: os._exit(3),
+        "hang": lambda: threading.Event().wait(),
+        "fine": lambda: None,
+    }
 
     def behave(name, sender):
         behaviours[name]()
@@ -24,8 +28,13 @@ def test_a_crash_a_hang_and_a_result_are_told_apart(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(processes, "_work", behave)
     # The one that hangs is given little time, the others all that a busy machine may take.
-    results = {result.name: result for result in processes.check_all(["crash", "fine"], num_jobs=2, timeout=600)}
-    results |= {result.name: result for result in processes.check_all(["hang"], num_jobs=1, timeout=1)}
+    results = {
+        result.name: result
+        for result in processes.check_all(["crash", "fine"], num_jobs=2, timeout=600)
+    }
+    results |= {
+        result.name: result for result in processes.check_all(["hang"], num_jobs=1, timeout=1)
+    }
     assert results["fine"].passed
     assert results["crash"].reasons == ["the process crashed (exit code 3)"]
     assert results["hang"].reasons == ["no result after 1 s; stopped"]
@@ -33,7 +42,15 @@ def test_a_crash_a_hang_and_a_result_are_told_apart(monkeypatch: pytest.MonkeyPa
 
 def test_the_table_names_every_failure_with_its_reason(tmp_path) -> None:
     results = [
-        Result("torch.nn/good", entries=5, layers=4, passes=2, time_ratio=1.5, memory_ratio=2.0, validated=True),
+        Result(
+            "torch.nn/good",
+            entries=5,
+            layers=4,
+            passes=2,
+            time_ratio=1.5,
+            memory_ratio=2.0,
+            validated=True,
+        ),
         Result("torch.nn/bad", reasons=["something | differs"]),
         Result("timm/gone", absence="timm 9 has no gone"),
     ]

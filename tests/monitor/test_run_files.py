@@ -1,0 +1,719 @@
+"""A run is a folder of files that survive: kills, torn and flipped bytes, a small budget, being
+continued, strangers.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import struct
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchlens as tl
+from torchlens._monitor.read.statistics import summarized
+from torchlens._monitor.store import writer as writer_module
+from torchlens._monitor.store.folder import segment_files
+from torchlens._monitor.store.frames import HEADER, Kind, frame_bytes
+from torchlens._monitor.store.segments import SegmentWriter
+
+
+def train(folder: Path, num_steps: int, **options: Any) -> Any:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.monitor(model, folder, graph="modules", **options) as run:
+        for _ in range(num_steps):
+            loss = model(torch.randn(3, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            run.log(loss=loss)
+            while run.counts.pending > 1_000:  # these loops are faster than any real one
+                time.sleep(0.001)
+    return run
+
+
+def squeeze(run: Any) -> None:
+    """A budget smaller than anybody can ask for, so that merging begins early."""
+    segments = run._writer._segments
+    segments._budget, segments._segment_bytes = 1 << 16, 1 << 12
+
+
+def wait_for(run: Any, step: int) -> None:
+    """Until a step is in the file: these loops are faster than any real one."""
+    end = time.monotonic() + 60
+    while run.last_step != step:
+        assert time.monotonic() < end, run.problems
+        time.sleep(0.001)
+
+
+def the_segment(folder: Path) -> Path:
+    (segment,) = segment_files(folder)
+    return segment.path
+
+
+# -- kills
+# --------------------------------------------------------------------------------------------------
+
+
+def _train_for_ever(folder: Path, announce: Any) -> None:
+    torch.manual_seed(os.getpid())
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = tl.monitor(model, folder, budget=1 << 20, graph="modules")
+    while True:
+        model(torch.randn(4, 16)).sum().backward()
+        optimizer.step()
+        announce.send(run.last_step)
+
+
+@pytest.mark.slow
+def test_after_a_kill_at_any_moment_every_announced_step_is_there(tmp_path: Path) -> None:
+    generator = random.Random(0)
+    context = multiprocessing.get_context("fork")
+    announced = -1
+    for _ in range(5):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_train_for_ever, args=(tmp_path, sender))
+        process.start()
+        sender.close()
+        for _ in range(generator.randrange(1, 60)):
+            step = receiver.recv()
+            announced = announced if step is None else step
+        process.kill()
+        process.join()
+        while True:
+            try:
+                step = receiver.recv()
+                announced = announced if step is None else step
+            except (EOFError, OSError):
+                break
+        r = tl.open_run(tmp_path)
+        counted = sum(count for _, _, count in r.step_groups)
+        assert r.step_groups[-1][1] >= announced
+        assert counted == r.step_groups[-1][1] + 1  # all of them, from the first process's first on
+        assert all("cut off" in each for each in r.damage)
+    assert announced > 0
+
+
+# -- torn and flipped
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_ends_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
+    train(tmp_path, 5)
+    path = the_segment(tmp_path)
+    whole = path.read_bytes()
+    before = tl.open_run(tmp_path)
+    for length in range(0, len(whole), 211):
+        path.write_bytes(whole[:length])
+        r = tl.open_run(tmp_path)
+        assert r.steps == before.steps[: len(r.steps)]
+        assert len(r.damage) <= 1
+        for series in r.series():
+            assert (
+                series.rms.tolist()
+                == before[series.key.module]
+                .kinds[series.key.kind][series.key.name]
+                .rms.tolist()[: len(series)]
+            )
+
+
+def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(tmp_path: Path) -> None:
+    train(tmp_path, 5)
+    path = the_segment(tmp_path)
+    whole = path.read_bytes()
+    generator = random.Random(1)
+    for _ in range(150):
+        place = generator.randrange(len(whole))
+        path.write_bytes(
+            whole[:place]
+            + bytes([whole[place] ^ (1 << generator.randrange(8))])
+            + whole[place + 1 :]
+        )
+        r = tl.open_run(tmp_path)
+        assert len(r.damage) == 1
+        assert r.steps == list(range(len(r.steps)))
+        assert not r.is_finished
+
+
+@pytest.mark.slow
+def test_a_frame_that_is_whole_but_wrong_is_told_and_passed_by(tmp_path: Path) -> None:
+    """Every byte may be a stranger's: checksums are right here, and what is inside is not."""
+    train(tmp_path, 3)
+    path = the_segment(tmp_path)
+    whole = path.read_bytes()
+    frames = []
+    place = 0
+    while place < len(whole):
+        length, _, kind = HEADER.unpack_from(whole, place)
+        frames.append((kind, whole[place + HEADER.size : place + HEADER.size + length]))
+        place += HEADER.size + length
+    generator = random.Random(2)
+    for _ in range(250):
+        number = generator.randrange(len(frames))
+        kind, payload = frames[number]
+        changed = bytearray(payload)
+        for _ in range(generator.choice((1, 1, 8, 200))):
+            changed[generator.randrange(len(changed))] = generator.choice(
+                (0, 1, 0x7F, 0xFF, generator.randrange(256))
+            )
+        changed_kind = kind if generator.random() < 0.8 else generator.randrange(12)
+        cut = (
+            bytes(changed[: generator.randrange(len(changed) + 1)])
+            if generator.random() < 0.3
+            else bytes(changed)
+        )
+        new = [*frames[:number], (changed_kind, cut), *frames[number + 1 :]]
+        path.write_bytes(b"".join(frame_bytes(*frame) for frame in new))
+        r = tl.open_run(tmp_path)
+        assert len(r.steps) <= 4
+        for series in generator.sample(r.series(), min(3, len(r.series()))):
+            series.to_pandas()
+            if len(series):
+                series.histogram()
+                series.heat_map()
+        assert isinstance(r.problems, list)
+        assert isinstance(r.findings, list)
+        assert isinstance(r.counts.recorded, int)
+
+
+def test_sizes_are_checked_before_memory_is_taken(tmp_path: Path) -> None:
+    train(tmp_path, 1)
+    path = the_segment(tmp_path)
+    whole = path.read_bytes()
+    step = struct.pack("<qqIdQQIIB", 5, 5, 1, 0.0, 0, 0, 2**32 - 1, 2**32 - 1, 2)
+    deep = b"[" * 100_000
+    for kind, payload in (
+        (Kind.STEP, step),
+        (Kind.NAMES, deep),
+        (Kind.SESSION, b"[]"),
+        (Kind.SCALARS, b'[["a",1e999,1,1,1,1]]'),
+    ):
+        path.write_bytes(whole + frame_bytes(kind, payload))
+        r = tl.open_run(tmp_path)
+        assert r.steps == [0]
+        assert any("makes no sense" in problem for problem in r.problems)
+    path.write_bytes(whole + struct.pack("<IIB", 2**32 - 1, zlib.crc32(b"", 4), 4))
+    assert "claims to be" in tl.open_run(tmp_path).damage[0]
+    (tmp_path / "run.json").write_text("[" * 100_000)
+    (tmp_path / "graph.json").write_text("3")
+    r = tl.open_run(tmp_path)
+    assert r.info == r.graph == {}
+    assert "run.json is not JSON: RecursionError" in r.problems
+
+
+# -- the budget
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_budget_is_kept_by_merging_and_counts_stay_exact(tmp_path: Path) -> None:
+    budget = 1 << 20
+    run = train(tmp_path, 900, budget=budget)
+    assert run.problems == []
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.seg"))
+    assert budget / 4 < size <= budget
+    r = tl.open_run(tmp_path)
+    assert r.damage == []
+    groups = r.step_groups
+    assert sum(count for _, _, count in groups) == 900
+    assert [first for first, _, _ in groups] == [0, *(last + 1 for _, last, _ in groups[:-1])]
+    assert max(count for _, _, count in groups) > 1
+    assert groups[-1][2] == 1  # the newest are still whole
+    outputs = r["0"].outputs
+    assert outputs.num_calls.sum() == 900
+    assert outputs.num_elements.sum() == outputs.num_sampled.sum() == 900 * 24
+    assert outputs.heat_map().counts.sum() == 900 * 24
+    assert r.counts.recorded == r.counts.offered == run.counts.offered
+    scalars = r.scalars["loss"]
+    assert scalars.counts.sum() == 900
+    assert (scalars.low <= scalars.values).all()
+    assert (scalars.values <= scalars.high).all()
+
+
+def test_the_budget_is_kept_at_every_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever the process is killed: before anything is merged, and when the old files are still
+    beside the new one.
+    """
+    sizes = []
+    replace = Path.replace
+
+    def look(*_: Any) -> None:
+        sizes.append(sum(path.stat().st_size for path in tmp_path.glob("*.seg*")))
+
+    def looked_at(self: Path, target: Path) -> Path:
+        look()
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", looked_at)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        squeeze(run)
+        run.listen(look)
+        for _ in range(150):
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+            while run.counts.pending > 1_000:
+                time.sleep(0.001)
+    assert len(tl.open_run(tmp_path).steps) < 150
+    assert max(sizes) <= 1 << 16
+
+
+def test_merging_is_never_seen_half_done(tmp_path: Path) -> None:
+    """A reader that looks again and again sees every step, in whichever files they are."""
+    done = threading.Event()
+    failures: list[Any] = []
+
+    def read() -> None:
+        r = tl.open_run(tmp_path)
+        seen = 0
+        while not done.is_set():
+            r.refresh()
+            fresh = tl.open_run(tmp_path)
+            for reader in (r, fresh):
+                groups = reader.step_groups
+                total = sum(count for _, _, count in groups)
+                if groups and total != groups[-1][1] + 1:
+                    failures.append(groups)
+                if total < seen:
+                    failures.append((seen, total))
+                seen = total
+
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        squeeze(run)
+        thread = threading.Thread(target=read)
+        thread.start()
+        for number in range(150):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            while run.last_step != number:
+                done.wait(0.001)
+    done.set()
+    thread.join()
+    assert failures == []
+    assert any(
+        "-000001-" in path.name and "-000001-000001" not in path.name
+        for path in tmp_path.glob("*.seg")
+    )
+
+
+def test_ranks_that_merged_differently_are_joined_step_by_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one rank has merged, the other may have whole: each step is there once, with what both
+    saw of it.
+    """
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        model = nn.Sequential(
+            *(nn.Linear(4, 4) for _ in range(1 + rank))
+        )  # the files fill at another pace
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with tl.monitor(model, tmp_path, graph="modules", step=0, every=3) as run:
+            squeeze(run)
+            for number in range(300):
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+                if number % 3 == 0:
+                    wait_for(run, number)
+        assert run.problems == []
+    r = tl.open_run(tmp_path)
+    groups = r.step_groups
+    assert [first for first, _, _ in groups] == [0, *(last + 3 for _, last, _ in groups[:-1])]
+    assert sum(count for _, _, count in groups) == 100
+    assert 5 < len(groups) < 100
+    outputs = r["0"].outputs
+    assert outputs.num_calls.tolist() == [2 * count for _, _, count in groups]
+    assert r["1"].outputs.num_calls.sum() == 100
+
+
+def test_a_step_that_came_in_two_parts_is_merged_as_one(tmp_path: Path) -> None:
+    """The second optimizer is seen for the first time when the first has ended the step: what it
+    did comes later.
+    """
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in model]
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        squeeze(run)
+        for number in range(120):
+            model(torch.randn(3, 4)).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            wait_for(run, number)
+    assert run.problems == []
+    r = tl.open_run(tmp_path)
+    assert r.problems == []
+    assert r.step_groups[0][2] > 1
+    assert sum(count for _, _, count in r.step_groups) == 120
+    for part in "01":
+        assert r[part].updates["weight"].num_calls.sum() == 120
+    assert r.counts.recorded == run.counts.offered
+
+
+def test_what_a_checkpoint_supersedes_in_the_midst_of_merged_steps_is_cut(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for first in (0, 50):
+        with tl.monitor(model, tmp_path, graph="modules", step=first) as run:
+            squeeze(run)
+            for number in range(first, 150):
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+                wait_for(run, number)
+    groups = tl.open_run(tmp_path).step_groups
+    assert any(last == 49 for _, last, _ in groups)
+    assert [first for first, _, _ in groups] == [0, *(last + 1 for _, last, _ in groups[:-1])]
+    assert sum(count for _, _, count in groups) == 150
+
+
+def _train_a_little(folder: Path, first: int, announce: Any) -> None:
+    """A session that is killed at some moment after it has announced its steps."""
+    torch.manual_seed(first)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(1 + first % 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = tl.monitor(model, folder, graph="modules", step=first)
+    squeeze(run)
+    for number in range(first, first + 12):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        wait_for(run, number)
+        announce.send((number, run.counts.recorded))
+    time.sleep(600)
+
+
+@pytest.mark.slow
+def test_the_budget_is_kept_over_sessions_that_were_killed(tmp_path: Path) -> None:
+    """Each leaves files behind, and some go back to a checkpoint: together they take no more than
+    one that ran through.
+    """
+    context = multiprocessing.get_context("fork")
+    generator = random.Random(0)
+    step = recorded = 0
+    last = -1
+    for _ in range(30):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_train_a_little, args=(tmp_path, step, sender))
+        process.start()
+        for _ in range(generator.randrange(1, 13)):
+            last, own = receiver.recv()
+        process.kill()
+        process.join()
+        while receiver.poll():
+            last, own = receiver.recv()
+        recorded += own
+        step = max(last + 1 - generator.choice((0, 0, 3, 8)), 0)
+    size = sum(path.stat().st_size for path in tmp_path.glob("*.seg"))
+    assert size <= (1 << 16) + (1 << 14), [path.name for path in tmp_path.glob("*.seg")]
+    r = tl.open_run(tmp_path)
+    groups = r.step_groups
+    assert [first for first, _, _ in groups] == [0, *(each + 1 for _, each, _ in groups[:-1])]
+    assert groups[-1][1] >= last
+    assert sum(count for _, _, count in groups) == groups[-1][1] + 1
+    assert len(r.sessions) == 30
+    assert r.problems == []
+    assert (
+        r.counts.recorded >= recorded
+    )  # a process may have written more before it was killed than it could announce
+    assert r.counts.dropped == 0
+
+
+def test_files_of_several_sessions_are_merged_with_exact_counts(tmp_path: Path) -> None:
+    """Their series have other numbers, their counts begin anew, and what was superseded is left
+    out.
+    """
+    expected, recorded = {"0": 0, "1": 0}, 0
+    for session, (first, end) in enumerate(((0, 40), (40, 70), (55, 90), (90, 91), (91, 140))):
+        parts = [nn.Linear(4, 4), nn.Linear(4, 4)][: 1 + session % 2]
+        model = nn.Sequential(*parts)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with tl.monitor(model, tmp_path, graph="modules", step=first) as run:
+            segments = run._writer._segments
+            segments._budget, segments._segment_bytes = 1, 1 << 12
+            for number in range(first, end):
+                model(torch.randn(3, 4)).sum().backward()
+                optimizer.step()
+                run.log(loss=float(number))
+                wait_for(run, number)
+        recorded += run.counts.recorded
+        stays = {1: 15, 2: 35}.get(session, end - first)
+        for part in range(len(parts)):
+            expected[str(part)] += stays
+    assert len(segment_files(tmp_path)) == 2  # all that is closed is one file
+    r = tl.open_run(tmp_path)
+    groups = r.step_groups
+    assert [first for first, _, _ in groups] == [0, *(last + 1 for _, last, _ in groups[:-1])]
+    assert sum(count for _, _, count in groups) == 140
+    # A block of several steps that reaches beyond where the next session begins keeps what was seen
+    # of it.
+    for address, count in expected.items():
+        assert count <= r[address].outputs.num_calls.sum() <= count + 15
+    assert r.counts.offered == r.counts.recorded == recorded
+    assert 140 <= r.scalars["loss"].counts.sum() <= 155
+    assert r.is_finished
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Kind.SESSION, {"session": "x", "first_step": float("inf"), "time": 0}),
+        (Kind.SESSION, []),
+        (Kind.NAMES, [7]),
+        (Kind.SCALARS, [["loss"]]),
+        (Kind.END, {"offered": "many"}),
+    ],
+)
+def test_frames_that_make_no_sense_are_left_alone_when_files_are_merged(
+    tmp_path: Path, kind: Kind, value: Any
+) -> None:
+    train(tmp_path, 3)
+    with the_segment(tmp_path).open("ab") as file:
+        file.write(frame_bytes(kind, json.dumps(value).encode()))
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        segments = run._writer._segments
+        segments._budget, segments._segment_bytes = 1, 1 << 12
+        for number in range(3, 40):
+            model(torch.randn(3, 4)).sum().backward()
+            optimizer.step()
+            wait_for(run, number)
+    assert run.problems == [
+        "The files take more than their budget (budget=), and what is left cannot be merged"
+    ]
+    r = tl.open_run(tmp_path)
+    assert r.steps[-1] == 39
+    assert sum(count for _, _, count in r.step_groups) == 40
+
+
+def test_what_was_merged_but_not_removed_when_its_process_was_killed_is_removed(
+    tmp_path: Path,
+) -> None:
+    """It counts for nobody, and so not towards the budget, either."""
+    train(tmp_path, 2)
+    own = the_segment(tmp_path)
+    whole = own.read_bytes()
+    own.rename(tmp_path / "rank0-000001-000003.seg")
+    for name in ("rank0-000001-000001.seg", "rank0-000002-000003.seg", "rank1-000001-000001.seg"):
+        (tmp_path / name).write_bytes(whole)
+    train(tmp_path, 2)
+    names = ["rank0-000001-000003.seg", "rank0-000004-000004.seg", "rank1-000001-000001.seg"]
+    assert sorted(path.name for path in tmp_path.glob("*.seg")) == names
+
+
+def test_what_was_being_merged_when_its_process_was_killed_is_removed(tmp_path: Path) -> None:
+    train(tmp_path, 2)
+    for age, name in ((0, "rank0-000001-000002.seg.tmp"), (100, "rank0-000003-000004.seg.tmp")):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    train(tmp_path, 2)
+    assert [path.name for path in tmp_path.glob("*.tmp")] == ["rank0-000001-000002.seg.tmp"]
+
+
+def test_a_budget_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with tl.monitor(model, tmp_path, graph="modules") as run:
+        run._writer._segments._budget = 100
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    assert run.problems == [
+        "The files take more than their budget (budget=), and what is left cannot be merged"
+    ]
+    assert run.counts.recorded == run.counts.offered
+    assert tl.open_run(tmp_path).steps == [0]
+
+
+# -- continuing
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_begun_again_goes_on(tmp_path: Path) -> None:
+    train(tmp_path, 4)
+    path = the_segment(tmp_path)
+    path.write_bytes(path.read_bytes()[:-20])  # the end was torn
+    train(tmp_path, 3)
+    r = tl.open_run(tmp_path)
+    assert r.steps == list(range(7))
+    assert r.scalars["loss"].steps.tolist() == list(range(7))
+    assert len(r.sessions) == 2
+    assert len(r.damage) == 1
+    assert r.is_finished
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_supersedes_what_came_after_it(
+    tmp_path: Path,
+) -> None:
+    train(tmp_path, 6)
+    first = tl.open_run(tmp_path)["0"].outputs.rms
+    train(tmp_path, 5, step=3)
+    r = tl.open_run(tmp_path)
+    assert r.steps == list(range(8))
+    rms = r["0"].outputs.rms
+    assert rms[:3].tolist() == first[:3].tolist()
+    assert not np.isin(rms[3:], first).any()
+    assert r["0"].outputs.num_calls.tolist() == [1] * 8
+
+
+# -- too fast, and no place left
+# ---------------------------------------------------------------------------------------
+
+
+def test_what_comes_too_fast_is_dropped_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def slow(*args: Any) -> Any:
+        gate.wait()
+        return summarized(*args)
+
+    monkeypatch.setattr(writer_module, "summarized", slow)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = tl.monitor(model, tmp_path, graph="modules")
+    monkeypatch.setattr(writer_module, "MOST_PARTS", 64)
+    for _ in range(300):  # the training is not held up
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+        run.log(number=1.0)
+    counts = run.counts
+    assert counts.dropped > 0
+    assert counts.offered == counts.recorded + counts.dropped + counts.pending
+    gate.set()
+    run.finish()
+    counts = run.counts
+    assert counts.pending == 0
+    assert 0 < counts.recorded < counts.offered == counts.recorded + counts.dropped
+    r = tl.open_run(tmp_path)
+    assert r.counts == counts
+    assert sum(drop.observations for drop in r.drops) == counts.dropped
+    assert sum(int(series.num_calls.sum()) for series in r.series()) == counts.recorded
+    assert len(r.scalars["number"]) == 300
+
+
+def test_without_a_place_to_write_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = SegmentWriter.write
+    calls = []
+
+    def full(self: SegmentWriter, frames: bytes) -> None:
+        calls.append(frames)
+        if 3 < len(calls) < 8:
+            raise OSError(28, "No space left on device")
+        write(self, frames)
+
+    monkeypatch.setattr(SegmentWriter, "write", full)
+    run = train(tmp_path, 12)
+    assert "No space left on device" in run.problems[0]
+    counts = run.counts
+    assert counts.pending == 0
+    assert counts.dropped > 0
+    assert counts.recorded + counts.dropped == counts.offered
+    r = tl.open_run(tmp_path)
+    assert r.counts.dropped == counts.dropped
+    assert sum(int(series.num_calls.sum()) for series in r.series()) == counts.recorded
+
+
+def test_a_frame_that_found_no_room_is_not_in_the_way_of_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    calls = []
+
+    def full(file: int, data: Any) -> int:
+        if not isinstance(data, memoryview):  # somebody else's
+            return write(file, data)
+        calls.append(len(data))
+        if 5 <= len(calls) < 9:  # a part finds room, the rest does not
+            if len(calls) % 2:
+                return write(file, data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", full)
+    run = train(tmp_path, 30)
+    assert "No space left on device" in run.problems[0]
+    counts = run.counts
+    assert 0 < counts.dropped < counts.offered == counts.recorded + counts.dropped
+    r = tl.open_run(tmp_path)
+    assert r.counts == counts
+    assert r.is_finished
+    assert sum(int(series.num_calls.sum()) for series in r.series()) == counts.recorded
+    assert not any("rank0" in problem for problem in r.problems)
+
+
+def test_a_segment_that_found_no_room_for_its_beginning_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(4, 2)
+    run = tl.monitor(model, tmp_path, graph="modules")
+    squeeze(run)
+    own = SegmentWriter._append
+    failures: list[int] = []
+
+    def full(self: SegmentWriter, data: bytes) -> None:
+        if self._size == 0 and len(failures) < 3:
+            failures.append(len(data))
+            raise OSError(28, "No space left on device")
+        own(self, data)
+
+    monkeypatch.setattr(SegmentWriter, "_append", full)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(40):
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+        while run.counts.pending:
+            time.sleep(0.001)
+    run.finish()
+    assert len(failures) == 3
+    r = tl.open_run(tmp_path)
+    assert r.counts == run.counts
+    assert r.counts.dropped > 0
+    assert not any("rank0" in problem for problem in r.problems)
+
+
+def test_what_is_written_to_a_file_that_was_removed_is_not_called_recorded(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+
+    run = tl.monitor(model, tmp_path / "run", graph="modules")
+    step()
+    wait_for(run, 0)
+    the_segment(tmp_path / "run").unlink()
+    for _ in range(5):
+        step()
+    run.finish()
+    assert tl.open_run(tmp_path / "run").steps == [1, 2, 3, 4, 5]  # in a new file
+
+    run = tl.monitor(model, tmp_path / "gone", graph="modules")
+    step()
+    wait_for(run, 0)
+    recorded = run.counts.recorded
+    shutil.rmtree(tmp_path / "gone")
+    for _ in range(5):
+        step()
+    run.finish()
+    assert run.counts.recorded == recorded
+    assert run.counts.dropped == run.counts.offered - recorded > 0
+    assert len(run.problems) < 5  # the same for all steps
+    assert "No such file" in run.problems[0]

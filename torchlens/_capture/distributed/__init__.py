@@ -1,0 +1,1 @@
+"""Collectives, sharded parameters."""

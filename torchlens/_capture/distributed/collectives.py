@@ -1,0 +1,465 @@
+"""Operations that several processes do together: the collectives of torch.distributed, and sending
+and receiving.
+
+torch reports none of them. The functions of torch.distributed end in methods of its process groups,
+so those are patched (see `distributed_patches.py`), whatever reference a function was called by.
+Their functional relatives, which DTensor is made of (`torch.ops._c10d_functional`), are reported as
+any operation.
+
+All of them only begin the operation: its result is there when somebody has waited for it. Until
+then its memory may be written at any time. An entry is made when the operation begins, and its
+value is taken when it has been waited for.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torchlens._capture.observer import CallKind
+from torchlens._capture.recorder import Recorder
+from torchlens._recording.arguments import written_by
+from torchlens._recording.operations import Kind, Operation, layer_type, named_operation
+from torchlens._recording.recording import MadeCall
+from torchlens._recording.regions import storage_of
+from torchlens._recording.trees import plain_tensors
+from torchlens._recording.user_code import is_user_code
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMethod:
+    """A method of a process group: which function of torch.distributed ends in it, and what it does
+    to its arguments.
+
+    Some functions have several names; then the first is the one to take where the method is called
+    directly. `arguments` are those of the function, in its order: "both" is read and written, "in"
+    read, "out" written, whatever it held. `is_listed` tells that the method takes its tensors in
+    one more list than the function does.
+    """
+
+    functions: tuple[str, ...]
+    arguments: tuple[str, ...]
+    is_listed: bool = True
+    rank: str = ""  # what the function calls the one rank that differs from the others
+
+
+_OUT_IN = ("out", "in")
+_GATHER_SINGLE = ("all_gather_into_tensor", "all_gather_single", "_all_gather_base")
+_SCATTER_SINGLE = ("reduce_scatter_tensor", "reduce_scatter_single", "_reduce_scatter_base")
+GROUP_METHODS: dict[str, GroupMethod] = {
+    "allreduce": GroupMethod(("all_reduce",), ("both",)),
+    "allreduce_coalesced": GroupMethod(("all_reduce_coalesced",), ("both",), is_listed=False),
+    "broadcast": GroupMethod(("broadcast",), ("both",), rank="group_src"),
+    "reduce": GroupMethod(("reduce",), ("both",), rank="group_dst"),
+    "allgather": GroupMethod(("all_gather",), _OUT_IN),
+    "_allgather_base": GroupMethod(_GATHER_SINGLE, _OUT_IN),
+    "all_gather_single": GroupMethod(_GATHER_SINGLE, _OUT_IN),
+    "allgather_coalesced": GroupMethod(("all_gather_coalesced",), _OUT_IN, is_listed=False),
+    "allgather_into_tensor_coalesced": GroupMethod(_GATHER_SINGLE, _OUT_IN, is_listed=False),
+    "all_gather_single_coalesced": GroupMethod(_GATHER_SINGLE, _OUT_IN, is_listed=False),
+    "gather": GroupMethod(("gather",), ("in", "out"), rank="group_dst"),
+    "scatter": GroupMethod(("scatter",), _OUT_IN, rank="group_src"),
+    "reduce_scatter": GroupMethod(("reduce_scatter",), _OUT_IN),
+    "_reduce_scatter_base": GroupMethod(_SCATTER_SINGLE, _OUT_IN),
+    "reduce_scatter_single": GroupMethod(_SCATTER_SINGLE, _OUT_IN),
+    "reduce_scatter_tensor_coalesced": GroupMethod(_SCATTER_SINGLE, _OUT_IN, is_listed=False),
+    "reduce_scatter_single_coalesced": GroupMethod(_SCATTER_SINGLE, _OUT_IN, is_listed=False),
+    "alltoall": GroupMethod(("all_to_all",), _OUT_IN, is_listed=False),
+    "alltoall_base": GroupMethod(("all_to_all_single",), _OUT_IN, is_listed=False),
+    "all_to_all_single": GroupMethod(("all_to_all_single",), _OUT_IN, is_listed=False),
+    "send": GroupMethod(("send", "isend"), ("in",), rank="group_dst"),
+    "recv": GroupMethod(("recv", "irecv"), ("out",), rank="group_src"),
+    "recv_anysource": GroupMethod(("recv", "irecv"), ("out",)),
+}
+
+
+@cache
+def _operation(function: str, is_inplace: bool) -> Operation:
+    func = getattr(torch.distributed, function, None) or getattr(
+        torch.distributed.distributed_c10d, function
+    )
+    return Operation(
+        func, function, layer_type(function), Kind.COLLECTIVE, (0,) if is_inplace else ()
+    )
+
+
+def _function_of(method: GroupMethod, frame: FrameType | None) -> str:
+    """The function of torch.distributed that the user's code called; they call each other."""
+    called = method.functions[0]
+    while frame is not None and len(method.functions) > 1 and not is_user_code(frame.f_code):
+        called = frame.f_code.co_name if frame.f_code.co_name in method.functions else called
+        frame = frame.f_back
+    return called
+
+
+def _is_called_by_user(frame: FrameType | None) -> bool:
+    """Whether a function of torch.distributed that led to `frame` was called by the user's code."""
+    while frame is not None and frame.f_code.co_filename.endswith(
+        ("distributed_c10d.py", "c10d_logger.py")
+    ):
+        frame = frame.f_back
+    return frame is not None and is_user_code(frame.f_code)
+
+
+def _wait(work: Any) -> Any:
+    return work.wait()
+
+
+_WAIT = named_operation("wait", _wait)
+
+
+@dataclass(slots=True, eq=False)
+class Unfinished:
+    """Entries of an operation that was begun; `handle` tells when it is done.
+
+    The handle is what the process group returned, or the result of a functional collective.
+    """
+
+    handle: Any
+    entries: list[int]
+    tensors: list[Tensor]
+    # begun by the user's code, and not by a part of torch that uses torch.distributed itself
+    is_users: bool = True
+
+    def is_awaited(self) -> bool:
+        """Whether it is known that somebody has waited, unseen: whoever uses the result of a
+        functional collective does.
+        """
+        return isinstance(self.handle, Tensor) and _num_functional() == 0
+
+
+# -- beginning
+# --------------------------------------------------------------------------------------------------
+
+
+def record_collective(
+    recorder: Recorder,
+    name: str,
+    run: Callable[[], Any],
+    group: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Records a call of the method `name` of a process group, which `run()` makes."""
+    method = GROUP_METHODS[name]
+    # The methods have what they write first; the functions, where they have two, not always.
+    roles = tuple(sorted(method.arguments, reverse=True))
+    given = {role: _argument(role, at, args, kwargs) for at, role in enumerate(roles)}
+    if method.is_listed:
+        given = {role: _unlisted(tree) for role, tree in given.items()}
+    described = _described(method, group, args[len(roles) :], kwargs)
+    return _record(recorder, method, given, described, run, sys._getframe(2))
+
+
+def record_broadcast(
+    recorder: Recorder, run: Callable[[], Any], group: Any, tensors: Sequence[Tensor], source: int
+) -> Any:
+    """Records the broadcast of many tensors at once by which DDP brings buffers from one rank to
+    the others.
+    """
+    described = {"group_src": source, "group": _ranks(group)}
+    return _record(
+        recorder,
+        GROUP_METHODS["broadcast"],
+        {"both": list(tensors)},
+        described,
+        run,
+        sys._getframe(2),
+    )
+
+
+def _record(
+    recorder: Recorder,
+    method: GroupMethod,
+    given: dict[str, Any],
+    described: dict[str, Any],
+    run: Callable[[], Any],
+    frame: FrameType,
+) -> Any:
+    operation = _operation(_function_of(method, frame), method.arguments == ("both",))
+    args = tuple(given[role] for role in method.arguments)
+    read = tuple(None if role == "out" else given[role] for role in method.arguments)
+    written = [tensor for role in ("both", "out") for _, tensor in plain_tensors(given.get(role))]
+    place = recorder.user_code(frame)
+    with torch._C.DisableTorchFunction():
+        references = recorder.references_to(read, None)
+        observed = recorder.prepare(
+            CallKind.COLLECTIVE, operation, args, described, references, written, place
+        )
+    start = perf_counter()
+    try:
+        with recorder.aside():
+            work = run()
+    except BaseException as error:
+        recorder.fail(error, operation, args, described, references, frame, observed)
+        raise
+    call = MadeCall(
+        operation, args, described, references, recorder.module_call, *place, perf_counter() - start
+    )
+    with torch._C.DisableTorchFunction():
+        # What is only sent leaves no result behind, but an entry that shows what went.
+        result = given.get("out", given.get("both")) if written else given.get("in")
+        # Several that are written in place are several operations in one go: each reads itself.
+        is_each = isinstance(given.get("both"), list | tuple)
+        each_reads = (
+            [{(0, index): references[0, index]} for index in range(len(written))] if is_each else ()
+        )
+        recorder.append_results(call, result, written, not written, not written, each_reads)
+        recorder.end_observed(observed, work)
+    if written:
+        _begin(recorder, work, written, _is_called_by_user(frame))
+    return work
+
+
+def record_functional(
+    recorder: Recorder,
+    operation: Operation,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+) -> Any:
+    """Records a functional collective: it returns its result, which is not there until
+    `wait_tensor` is called on it.
+    """
+    if operation.name == "_wrap_tensor_autograd":
+        return _wrap(recorder, operation, func, args, kwargs)
+    frame = sys._getframe(3)
+    place = recorder.user_code(frame)
+    references = recorder.references_to(args, kwargs)
+    written = written_by(operation, args, kwargs)
+    observed = recorder.prepare(
+        CallKind.COLLECTIVE, operation, args, kwargs, references, written, place
+    )
+    start = perf_counter()
+    try:
+        result = func(*args, **(kwargs or {}))
+    except BaseException as error:
+        recorder.fail(error, operation, args, kwargs, references, frame, observed)
+        raise
+    seconds = perf_counter() - start
+    is_wait = operation.name == "wait_tensor"
+    if is_wait:
+        _finish_tensor(recorder, args[0] if args else (kwargs or {})["tensor"], seconds)
+    call = MadeCall(operation, args, kwargs, references, recorder.module_call, *place, seconds)
+    recorder.append_results(call, result, written, is_finished=is_wait)
+    recorder.end_observed(observed, result)
+    tensors = [tensor for _, tensor in plain_tensors(result)]
+    if not is_wait and tensors:
+        _begin(recorder, tensors[0], tensors)
+    return result
+
+
+def _wrap(
+    recorder: Recorder,
+    operation: Operation,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+) -> Any:
+    """A result that waits for itself when it is first used is the result."""
+    observed = recorder.begin_observed(
+        CallKind.COLLECTIVE, operation, args, kwargs, (), (), (None, 0)
+    )
+    result = func(*args, **(kwargs or {}))
+    recorder.end_observed(observed, result)
+    entry = recorder.entry_of(args[0])
+    if entry is not None and isinstance(result, Tensor):
+        recorder.stand_in(entry, result)
+    return result
+
+
+def _begin(recorder: Recorder, handle: Any, tensors: list[Tensor], is_users: bool = True) -> None:
+    with torch._C.DisableTorchFunction():
+        entries = [
+            entry for entry in map(recorder.entry_of, tensors) if entry is not None and entry >= 0
+        ]
+        if (
+            handle is None
+        ):  # a group that this process is not in, or one that tells of several operations at once
+            recorder.finish_entries(entries)
+        else:
+            recorder.unfinished.append(Unfinished(handle, entries, tensors, is_users))
+
+
+# -- ending
+# --------------------------------------------------------------------------------------------------
+
+
+def record_wait(recorder: Recorder, run: Callable[[], Any], work: Any = None) -> Any:
+    """Waits, by `run()`, for what a process group returned, or for nothing in particular (a
+    barrier).
+
+    Some back ends put the result in its place only then.
+    """
+    mine = [unfinished for unfinished in recorder.unfinished if unfinished.handle is work]
+    written = [tensor for unfinished in mine for tensor in unfinished.tensors]
+    with torch._C.DisableTorchFunction():
+        observed = recorder.begin_observed(
+            CallKind.COLLECTIVE, _WAIT, (), None, (), written, (None, 0)
+        )
+    start = perf_counter()
+    try:
+        with recorder.aside():
+            result = run()
+    except BaseException as error:
+        operation = (
+            recorder.rows[mine[0].entries[0]].operation if mine and mine[0].entries else _WAIT
+        )
+        recorder.fail(error, operation, (), None, (), sys._getframe(2), observed)
+        for unfinished in mine:
+            recorder.unfinished.remove(unfinished)
+            recorder.drop_entries(unfinished.entries)
+        raise
+    seconds = perf_counter() - start
+    with torch._C.DisableTorchFunction():
+        recorder.end_observed(observed, result)
+    for unfinished in mine:
+        _finish(recorder, unfinished, seconds)
+    return result
+
+
+def _finish_tensor(recorder: Recorder, tensor: Tensor, seconds: float) -> None:
+    storage = storage_of(tensor)
+    for unfinished in list(recorder.unfinished):
+        if isinstance(unfinished.handle, Tensor) and storage in map(storage_of, unfinished.tensors):
+            _finish(recorder, unfinished, seconds)
+
+
+def _finish(recorder: Recorder, unfinished: Unfinished, seconds: float) -> None:
+    recorder.unfinished.remove(unfinished)
+    for entry in unfinished.entries:
+        row = recorder.rows[entry]
+        recorder.rows[entry] = row._replace(seconds=row.seconds + seconds)
+    with torch._C.DisableTorchFunction():
+        recorder.finish_entries(unfinished.entries)
+
+
+def finish_collectives(recorder: Recorder) -> list[Tensor]:
+    """The pass is over: what is done counts as waited for; what is not has no value. Returns what
+    may yet be written.
+
+    Nothing is waited for: another process may be waiting for this one, to come to what follows the
+    log.
+    """
+    under_way: list[Tensor] = []
+    for unfinished in list(recorder.unfinished):
+        if _is_done(unfinished.handle):
+            _finish(recorder, unfinished, 0.0)
+            continue
+        recorder.drop_entries(unfinished.entries)
+        under_way += unfinished.tensors
+        for name in {
+            recorder.rows[entry].operation.name
+            for entry in unfinished.entries
+            if unfinished.is_users
+        }:
+            reason = (
+                f"{name} was begun but not waited for before the forward pass ended: its result "
+                "has no saved value"
+            )
+            if reason not in recorder.warnings:
+                recorder.warnings.append(reason)
+    recorder.unfinished.clear()
+    return under_way
+
+
+def _is_done(handle: Any) -> bool:
+    if isinstance(
+        handle, Tensor
+    ):  # functional: every process has begun it, and what uses its result waits for it
+        with torch._C.DisableTorchFunction():
+            torch.ops._c10d_functional.wait_tensor(handle)
+        return True
+    if handle.is_completed():
+        return True
+    # who waits for the future of an operation may be told before the operation itself is marked
+    try:
+        return bool(handle.get_future().done())
+    except (NotImplementedError, RuntimeError):  # a back end without futures
+        return False
+
+
+# -- what the arguments are
+# --------------------------------------------------------------------------------------------
+
+
+def _argument(role: str, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The tensors that a method of a process group is given as its output, its input or both."""
+    if position < len(args):
+        return args[position]
+    start = {"out": "output", "in": "input"}.get(role, "tensor")
+    return next(
+        (value for name, value in kwargs.items() if name.startswith((start, "tensor"))), None
+    )
+
+
+def _unlisted(tree: Any) -> Any:
+    """`tree` without the outermost of its lists; None if that is empty."""
+    if isinstance(tree, list | tuple) and len(tree) <= 1:
+        return tree[0] if tree else None
+    return tree
+
+
+def _described(
+    method: GroupMethod, group: Any, rest: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments beside the tensors, as the function of torch.distributed calls them, in plain
+    Python.
+    """
+    found: dict[str, Any] = {}
+    for value in (*rest, *kwargs.values()):
+        op = getattr(value, "reduceOp", value if hasattr(value, "RedOpType") else None)
+        if op is not None:
+            found["op"] = getattr(getattr(op, "op", op), "name", str(op))
+        if method.rank and method.rank not in found:
+            root = getattr(value, "rootRank", value if isinstance(value, int) else None)
+            if root is not None:
+                found[method.rank] = int(root)
+    if method.functions == ("all_to_all_single",):
+        sizes = [
+            list(value) for value in (*rest, *kwargs.values()) if isinstance(value, list | tuple)
+        ]
+        if any(sizes):
+            found.update(zip(("output_split_sizes", "input_split_sizes"), sizes, strict=False))
+    return found | {"group": _ranks(group)}
+
+
+def _ranks(group: Any) -> str:
+    """The ranks in a process group; how many there are, where torch does not know it (a back end
+    called directly).
+    """
+    try:
+        return f"ranks {', '.join(map(str, torch.distributed.get_process_group_ranks(group)))}"
+    except (KeyError, ValueError, RuntimeError):
+        return f"{group.size()} ranks"
+
+
+# -- how many there were
+# -----------------------------------------------------------------------------------------------
+
+
+def _num_functional() -> int | None:
+    """How many functional collectives nobody has waited for yet; None if it cannot be told."""
+    count = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
+    return None if count is None else int(count())
+
+
+def num_collectives() -> int | None:
+    """How many operations with other processes this one has begun so far, at any level; None if it
+    cannot be told.
+    """
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    try:
+        groups: Any = distributed.distributed_c10d._world.pg_map
+        return sum(group._get_sequence_number_for_group() for group in groups)
+    except (AttributeError, RuntimeError):  # another torch, or a back end that does not count
+        return None

@@ -1,0 +1,169 @@
+"""Parameters that FSDP keeps in pieces: `fully_shard`, and the older `FullyShardedDataParallel`.
+
+Between its hooks, a module has its parameters whole: other tensors than those that it has before
+and after. A layer that reads one reads the parameter. What FSDP does to bring the pieces together
+and apart is no operation of the model, and is not recorded: it would hold the whole model in
+memory, which is what FSDP is there to avoid, and give every layer other numbers than those that it
+has without FSDP.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens._capture.observer import CallKind
+from torchlens._capture.recorder import Recorder
+from torchlens._recording.operations import Operation, named_operation
+from torchlens._recording.trees import plain_tensors
+
+# By module of torch, which is not imported before somebody uses it: the class whose methods bring
+# pieces together or apart.
+_GROUPS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+GATHERING: dict[str, tuple[str, tuple[str, ...]]] = {
+    _GROUPS: ("FSDPParamGroup", ("unshard", "wait_for_unshard", "reshard")),
+    "torch.distributed.fsdp._flat_param": (
+        "FlatParamHandle",
+        ("pre_unshard", "unshard", "post_unshard", "reshard", "post_reshard"),
+    ),
+}
+# Likewise, functions by which FSDP learns of the backward pass.
+BOOKKEEPING: dict[str, tuple[str, ...]] = {
+    "torch.distributed.fsdp._runtime_utils": (
+        "_register_post_backward_hook",
+        "_register_post_backward_reshard_only_hook",
+    ),
+}
+
+
+class Pair(NamedTuple):
+    """A parameter as FSDP keeps it, and the tensor that is it whole, if there is one.
+
+    `is_part` tells of a parameter that FSDP has put together from several: the tensor is a part of
+    it, with a part of its gradient.
+    """
+
+    parameter: torch.nn.Parameter
+    whole: torch.Tensor | None
+    is_part: bool = False
+
+
+def parameter_pairs(modules: Iterable[torch.nn.Module]) -> Iterator[Pair]:
+    """The parameters of modules that `fully_shard` has in pieces."""
+    if _GROUPS not in sys.modules:
+        return
+    module: Any
+    for module in modules:
+        state = module._get_fsdp_state() if hasattr(type(module), "_get_fsdp_state") else None
+        group = getattr(state, "_fsdp_param_group", None)
+        for each in getattr(state, "_fsdp_param_groups", None) or (
+            [] if group is None else [group]
+        ):
+            yield from _pairs_in(each)
+
+
+def bring_apart(modules: Iterable[torch.nn.Module]) -> None:
+    """Lets FSDP have all its parameters in pieces, as they are between one pass and the next."""
+    module: Any
+    for module in modules:
+        if hasattr(type(module), "_get_fsdp_state"):
+            module.reshard()
+
+
+def _pairs_in(group: Any) -> list[Pair]:
+    if hasattr(group, "fsdp_params"):
+        return [
+            Pair(own.sharded_param, getattr(own, "_unsharded_param", None))
+            for own in group.fsdp_params
+        ]
+    # The older FSDP: modules have views of one flat parameter, which stands for the original ones
+    # or has replaced them.
+    flat = group.flat_param
+    originals = flat._params
+    return [
+        Pair(
+            flat if originals is None else originals[number],
+            getattr(module, name, None),
+            originals is None,
+        )
+        for number, (name, module, _) in enumerate(flat._param_infos)
+    ]
+
+
+def _freed_by(group: Any, method: str) -> list[torch.Tensor]:
+    """Tensors whose memory a method lets go of, whoever looks at it."""
+    if method != "reshard":
+        return []
+    flat = getattr(group, "flat_param", None)
+    return (
+        [pair.whole for pair in _pairs_in(group) if pair.whole is not None]
+        if flat is None
+        else [flat]
+    )
+
+
+def record_gathering(recorder: Recorder, group: Any, name: str, run: Callable[[], Any]) -> Any:
+    """Runs a method of FSDP that brings the pieces of parameters together, or lets go of what was
+    whole.
+    """
+    result = run_aside(
+        recorder, named_operation(name, getattr(type(group), name)), run, _freed_by(group, name)
+    )
+    with torch._C.DisableTorchFunction():
+        know_whole(recorder, _pairs_in(group))
+    return result
+
+
+def run_aside(
+    recorder: Recorder,
+    operation: Operation,
+    run: Callable[[], Any],
+    freed: Sequence[torch.Tensor] = (),
+) -> Any:
+    """Runs what leaves no trace, and frees memory that others may look at."""
+    with torch._C.DisableTorchFunction():
+        observed = recorder.begin_observed(CallKind.ASIDE, operation, (), None, (), (), (None, 0))
+        if freed:
+            recorder.complete()
+            recorder.memory.before_free(freed)
+    try:
+        with recorder.aside():
+            return run()
+    finally:
+        with torch._C.DisableTorchFunction():
+            recorder.end_observed(observed, None)
+
+
+def know_whole(recorder: Recorder, pairs: Iterable[Pair]) -> None:
+    """Lets the whole of each parameter pass for the parameter."""
+    for parameter, whole, is_part in pairs:
+        number = recorder.number_of(parameter)
+        if number is not None and whole is not None and recorder.number_of(whole) != number:
+            recorder.stand_in(number, whole, has_gradient=not is_part)
+            if is_part:
+                recorder.joint_params.add(-1 - number)
+
+
+def is_bookkeeping(function: type) -> bool:
+    """Whether a custom autograd function is one by which FSDP learns of the backward pass: it
+    computes nothing.
+    """
+    return function.__module__.startswith("torch.distributed.fsdp.")
+
+
+def hand_on(
+    recorder: Recorder, function: type, args: tuple[Any, ...], run: Callable[[], Any]
+) -> Any:
+    """Runs an autograd function that returns the tensors it is given: what it returns are the same
+    entries.
+    """
+    result = run_aside(recorder, named_operation(function.__name__, function), run)
+    with torch._C.DisableTorchFunction():
+        for (_, given), (_, returned) in zip(
+            plain_tensors(args), plain_tensors(result), strict=True
+        ):
+            number = recorder.entry_of(given)
+            if number is not None and returned is not given:
+                recorder.stand_in(number, returned)
+    return result

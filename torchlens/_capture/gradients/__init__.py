@@ -1,0 +1,1 @@
+"""Backward passes: hooks, gradients of entries."""

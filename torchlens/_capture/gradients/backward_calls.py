@@ -1,0 +1,107 @@
+"""A backward pass that the model runs itself: test-time training, the gradient of an energy, a
+whole training step.
+
+It returns nothing; what it leaves behind is the `.grad` of leaves, which torch reports to nobody.
+Each such gradient is an entry of the call, and reads what was differentiated and the leaf.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from torchlens._capture.gradients.backward_hooks import node_of
+from torchlens._capture.memory.saved_values import version_of
+from torchlens._capture.observer import CallKind
+from torchlens._capture.recorder import Recorder
+from torchlens._recording.operations import named_operation
+from torchlens._recording.recording import MadeCall
+from torchlens._recording.trees import plain_tensors
+
+Tensor = torch.Tensor
+
+
+def record_backward(
+    recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Runs `func`, which is `torch.autograd.backward`, and records a row for each gradient that it
+    made or added to.
+    """
+    operation, frame = named_operation("backward", func), sys._getframe(2)
+    place = recorder.user_code(frame)
+    with torch._C.DisableTorchFunction():
+        leaves = _leaves_of(args, kwargs)
+        before = [leaf.grad for leaf in leaves]
+        old = [gradient for gradient in before if gradient is not None]
+        versions = [None if gradient is None else version_of(gradient) for gradient in before]
+        given = recorder.references_to(args, kwargs)
+        reads = [
+            _with_captured(given, recorder.references_to((leaf, grad), None))
+            for leaf, grad in zip(leaves, before, strict=True)
+        ]
+        references = {path: entry for read in reads for path, entry in read.items()} or given
+        observed = recorder.prepare(
+            CallKind.FUNCTION, operation, args, kwargs, references, old, place
+        )
+    start = perf_counter()
+    recorder.collected = {}  # hooks and custom functions may compute: that is part of the call
+    try:
+        func(*args, **kwargs)
+    except BaseException as error:
+        recorder.fail(error, operation, args, kwargs, references, frame, observed)
+        raise
+    finally:
+        recorder.collected = None
+    seconds = perf_counter() - start
+    with torch._C.DisableTorchFunction():
+        made, written, each_reads = [], [], []
+        for leaf, gradient, version, read in zip(leaves, before, versions, reads, strict=True):
+            if leaf.grad is None or (leaf.grad is gradient and version_of(gradient) == version):
+                continue
+            made.append(leaf.grad)
+            recorder.differentiated.append(weakref.ref(leaf))
+            each_reads.append(read)
+            if leaf.grad is gradient:
+                written.append(gradient)
+        call = MadeCall(operation, args, kwargs, references, recorder.module_call, *place, seconds)
+        recorder.append_results(call, made, written, each_reads=each_reads)
+        recorder.end_observed(observed, made)
+
+
+def gradients_left(recorder: Recorder) -> list[Tensor]:
+    """Gradients that live on when the pass is over, and that a later backward pass adds to."""
+    leaves = [leaf for reference in recorder.differentiated if (leaf := reference()) is not None]
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def _leaves_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors whose `.grad` a backward pass adds to: those named, or all leaves that lead to
+    what is differentiated.
+    """
+    named = kwargs.get("inputs", args[5] if len(args) > 5 else None)
+    if named is not None:
+        return [tensor for _, tensor in plain_tensors((named,))]
+    tensors = [tensor for _, tensor in plain_tensors((kwargs.get("tensors", args[:1]),))]
+    found = {id(tensor): tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf}
+    pending = [node for tensor in tensors if (node := node_of(tensor)) is not None]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        variable = getattr(node, "variable", None)  # of a node that adds to the gradient of a leaf
+        if isinstance(variable, Tensor):
+            found[id(variable)] = variable
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                pending.append(following)
+    return list(found.values())
+
+
+def _with_captured(given: dict[Any, int], others: Mapping[Any, int]) -> dict[Any, int]:
+    return {
+        **given,
+        **{("captured", entry): entry for entry in others.values() if entry not in given.values()},
+    }

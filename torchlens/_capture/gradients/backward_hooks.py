@@ -1,0 +1,262 @@
+"""What runs in a backward pass, seen by hooks on the nodes of autograd's graph.
+
+Nodes are numbered in the order in which the forward pass made them: `next_sequence` tells the next
+number of this thread, so whoever notes it before and after a call knows which nodes the call made.
+Here each node that runs is written down with its number, its time and the backward pass it ran in.
+
+A hook knows nothing of its node but what describes it, and is owned by it alone: the graph goes
+when its user lets it go.
+"""
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable
+from time import perf_counter, time_ns
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens._capture.own_time import OwnTime
+
+# What autograd gives as the number of the nodes that add to the `.grad` of a leaf: they run as soon
+# as they can.
+_NO_SEQUENCE = 2**64 - 1
+_WATCHES = itertools.count()
+# A chain of nodes that Python has looked at is let go of by recursion (torch 2.13), which takes
+# some 45,000 of them to overflow a stack of 8 MB. Others are not.
+MOST_WATCHED = 20_000
+_TOO_MANY = (
+    f"More than {MOST_WATCHED:,} nodes are waiting for a backward pass; what is beyond them is not "
+    "watched."
+)
+
+
+class NodeInfo(NamedTuple):
+    """One node of autograd's graph, described."""
+
+    sequence: int  # -1 for the node that accumulates the gradient of a leaf
+    parameter: int | None  # `id` of that leaf
+    name: str
+    number: int  # its number among the nodes of this watch
+
+
+class NodeRun(NamedTuple):
+    """One run of one node: the times of `perf_counter`, and of `time_ns` to compare with what
+    others measured.
+    """
+
+    sequence: int
+    parameter: int | None
+    name: str
+    start: float
+    end: float
+    start_ns: int
+    end_ns: int
+    number: int  # of the node, among those watched
+    # which backward pass, as autograd numbers them; one that runs inside another has a number of
+    # its own
+    task: int
+    own_start: float = 0.0  # what looking had taken in this thread when the run began (see OwnTime)
+    own_end: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran, without what was spent on looking meanwhile."""
+        return max(self.end - self.start - (self.own_end - self.own_start), 0.0)
+
+
+# Given a node and gradients: those that arrive (before it runs), those that it sends on (after).
+Look = Callable[[NodeInfo, tuple[Any, ...]], None]
+
+
+class BackwardWatch:
+    """Writes down every run of the nodes it watches, in order, over any number of backward passes.
+
+    `before` and `after` may look at gradients, without it counting as the node's time: what looking
+    takes is added to `own_time`. What goes wrong in them or here ends up in `failures` and backward
+    goes on, but for exceptions of the types in `lets_through`: those stop it.
+
+    >>> watch = BackwardWatch()
+    >>> watch.watch([loss])
+    >>> loss.backward()
+    >>> watch.stop()
+    >>> watch.runs[0].name
+    """
+
+    def __init__(
+        self,
+        before: Look | None = None,
+        after: Look | None = None,
+        lets_through: tuple[type[BaseException], ...] = (),
+        most: float = MOST_WATCHED,
+        own_time: OwnTime | None = None,
+    ) -> None:
+        self.runs: list[NodeRun] = []
+        self.failures: list[str] = []
+        # Numbers of nodes that left out a gradient: autograd was asked for some alone (`inputs=`).
+        self.left_out: set[int] = set()
+        self._before = before
+        self._after = after
+        # While True, nothing is written down.
+        self.is_paused = False
+        self._lets_through = lets_through
+        self._num_watched = 0
+        self._most = most
+        self._own_time = OwnTime() if own_time is None else own_time
+        self._hooks: weakref.WeakSet[_Hooks] = weakref.WeakSet()
+        # Nodes are marked with their number: they have no identity in Python beyond the moment they
+        # are looked at.
+        self._mark = f"torchlens_{next(_WATCHES)}"
+        # The graph may outlive the watch, and the nodes that accumulate the gradients of parameters
+        # outlive the graph.
+        weakref.finalize(self, _remove_all, self._hooks, self._mark).atexit = False
+
+    def watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Watches every node that these tensors were computed by and that is not watched yet."""
+        pending = [node for node in map(node_of, tensors) if node is not None]
+        while pending:
+            node = pending.pop()
+            if self.watch_node(node) is not None:
+                pending.extend([below for below, _ in node.next_functions if below is not None])
+
+    def watch_node(self, node: Any) -> int | None:
+        """Watches one node and returns its number; None if it is watched already, or one too
+        many.
+        """
+        metadata = node.metadata
+        if self._mark in metadata:
+            return None
+        if len(self._hooks) >= self._most:
+            if _TOO_MANY not in self.failures:
+                self.failures.append(_TOO_MANY)
+            return None
+        number = metadata[self._mark] = self._num_watched
+        self._num_watched += 1
+        self._hooks.add(_Hooks(self, node, number, metadata))
+        return number
+
+    def number_of(self, node: Any) -> int | None:
+        """The number of a node that is watched."""
+        number: int | None = node.metadata.get(self._mark)
+        return number
+
+    def stop(self) -> None:
+        """Takes every hook away. May be called again."""
+        _remove_all(self._hooks, self._mark)
+
+    def _fail(self, error: Exception, info: NodeInfo) -> None:
+        if isinstance(error, self._lets_through):
+            raise error
+        self.failures.append(f"{info.name}: {type(error).__name__}: {error}")
+
+
+class _Hooks:
+    """The two hooks of one node. The watch is known weakly: a graph that lives on does not keep
+    it.
+    """
+
+    __slots__ = (
+        "__weakref__", "_handles", "_info", "_metadata", "_own_start", "_start", "_start_ns",
+        "_wanted", "_watch",
+    )  # fmt: skip
+
+    def __init__(
+        self, watch: BackwardWatch, node: Any, number: int, metadata: dict[Any, Any]
+    ) -> None:
+        sequence = sequence_of(node)
+        leaf = id(node.variable) if sequence < 0 else None
+        self._info = NodeInfo(sequence, leaf, type(node).__name__, number)
+        self._watch = weakref.ref(watch)
+        self._metadata = metadata
+        self._start = -1.0
+        self._start_ns = 0
+        self._own_start = 0.0
+        # Which of the gradients that it can send on lead anywhere.
+        self._wanted = [
+            place for place, (below, _) in enumerate(node.next_functions) if below is not None
+        ]
+        self._handles = (node.register_prehook(self.before), node.register_hook(self.after))
+
+    def before(self, grad_outputs: tuple[Any, ...]) -> None:
+        enter = perf_counter()
+        watch = self._watch()
+        if watch is None or watch.is_paused:
+            return
+        if watch._before is not None:
+            try:
+                watch._before(self._info, grad_outputs)
+            except Exception as error:  # whoever looks must not break the backward pass of the user
+                watch._fail(error, self._info)
+        own = watch._own_time
+        own.num_nodes += 1
+        self._start_ns = time_ns()
+        self._start = perf_counter()
+        own.seconds += self._start - enter
+        self._own_start = own.seconds
+
+    def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
+        end, end_ns = perf_counter(), time_ns()
+        watch = self._watch()
+        if (
+            watch is None or watch.is_paused or self._start < 0
+        ):  # below 0: watched while it was running
+            return
+        info = self._info
+        own = watch._own_time
+        task = torch._C._current_graph_task_id()
+        run = NodeRun(
+            *info[:3],
+            self._start,
+            end,
+            self._start_ns,
+            end_ns,
+            info.number,
+            task,
+            self._own_start,
+            own.seconds,
+        )
+        watch.runs.append(run)
+        if any(
+            gradient is None and place in self._wanted for place, gradient in enumerate(grad_inputs)
+        ):
+            watch.left_out.add(info.sequence)
+        self._start = -1.0
+        if watch._after is not None:
+            try:
+                watch._after(info, grad_inputs)
+            except Exception as error:  # as above
+                watch._fail(error, info)
+        own.seconds += perf_counter() - end
+
+    def remove(self, mark: str) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._metadata.pop(mark, None)
+
+
+def _remove_all(hooks: "weakref.WeakSet[_Hooks]", mark: str) -> None:
+    for pair in list(hooks):
+        pair.remove(mark)
+        hooks.discard(pair)
+
+
+def next_sequence() -> int:
+    """The number that the next node of this thread is going to have."""
+    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return number
+
+
+def sequence_of(node: Any) -> int:
+    """The number of a node among those its thread made; -1 for a node that accumulates the gradient
+    of a leaf.
+    """
+    sequence: int = node._sequence_nr()
+    return -1 if sequence == _NO_SEQUENCE else sequence
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """The node that made a tensor, if autograd can tell."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # one of several views whose base was written behind autograd's back
+        return None

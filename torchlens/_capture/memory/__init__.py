@@ -1,0 +1,1 @@
+"""Saved values and the memory they lie in."""

@@ -1,0 +1,452 @@
+"""Which operation last wrote the memory a tensor looks at; saved values, copied only when
+overwritten.
+
+A saved value is the tensor itself. Just before an operation writes to memory, the saved values that
+look at it are replaced by copies; when the pass is over, so are those that share memory with
+something the user holds. Each write is noted with the bytes it covers, so that the graph can tell
+later who a reader really read.
+"""
+
+import weakref
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchlens._capture.memory.aliases import Aliases
+from torchlens._capture.memory.copies import copies_of
+from torchlens._recording.recording import Write
+from torchlens._recording.regions import Region, region_of, storage_of
+from torchlens._recording.stored import StoredValue
+from torchlens._recording.wrappers import copy_of, inner_of
+
+# A value that is copied when its memory is written: an entry's, or the one at a place of a list.
+Held = int | tuple[list[Any], int]
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is memory for a tensor's elements: FSDP lets go of it and leaves the tensor,
+    and reading it crashes.
+    """
+    try:
+        return (
+            tensor.untyped_storage().nbytes() > 0
+            or tensor.numel() == 0
+            or inner_of(tensor) is not None
+        )
+    except (NotImplementedError, RuntimeError, ValueError):  # a kind that has none of its own
+        return True
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the tensor's memory was written to, as torch counts; -1 where it does not count."""
+    try:
+        return tensor._version
+    except RuntimeError:  # tensors made under inference_mode
+        return -1
+
+
+def is_sole_owner(tensor: torch.Tensor) -> bool:
+    """Whether nothing but `tensor` itself looks at its memory, for all that torch knows."""
+    try:
+        return _num_owners(tensor) == _ALONE
+    except (NotImplementedError, RuntimeError):  # no storage of its own
+        return False
+
+
+def _num_owners(tensor: torch.Tensor) -> int:
+    """How many hold the storage of a tensor; whether Python's view of it is one of them depends on
+    the version of torch.
+    """
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
+
+_ALONE = _num_owners(torch.empty(1, device="cpu"))
+
+
+class Memory:
+    """The saved values of a pass and the writes that happened in it, by entry number."""
+
+    def __init__(self, transform: Callable[[torch.Tensor], Any] | None, keeps_undo: bool) -> None:
+        self.values: list[Any] = []
+        self.versions: list[int] = []
+        self.storages: list[int] = []
+        # A weak reference to the tensor of each entry whose value is not that tensor itself.
+        self.origins: dict[int, weakref.ref[torch.Tensor]] = {}
+        # Weak references to other tensors that pass for the one of an entry.
+        self._stand_ins: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+        # Entries whose memory is still being written in the background: their tensor, and the entry
+        # that began it.
+        self.unfinished: dict[int, tuple[torch.Tensor, int]] = {}
+        self.regions: dict[int, Region] = {}
+        self.writes: list[Write] = []
+        # True once an entry's tensor may die before the pass ends, and its id be used by another.
+        self.may_die = transform is not None
+        # The tensors whose saved values were replaced by copies. Their memory lives on in what was
+        # written to it.
+        self._replaced: list[torch.Tensor] = []
+        # Entries whose saved value is a copy.
+        self.copies: set[int] = set()
+        self._transform = transform
+        self._keeps_undo = keeps_undo
+        # By storage, what looks at it: of storages that were written, and of the others or since
+        # the last write.
+        self._aliases: dict[int, Aliases] = {}
+        self._waiting: dict[int, list[Held]] = {}
+        self._num_indexed = 0
+        self._known_storages: set[int] = set()  # of entries
+        # By storage, the last entry that wrote there, and the tensor it wrote to with its version
+        # then.
+        self.last_writes: dict[int, tuple[int, weakref.ref[torch.Tensor], int]] = {}
+        # Storages whose memory the model got hold of, to write to it unseen.
+        self.exposed: set[int] = set()
+        self._outside: set[int] = set()
+        self._undo: dict[tuple[int, Region], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._generators: dict[torch.Generator, torch.Tensor] = {}
+
+    def add(self, tensor: torch.Tensor, is_saved: bool, is_finished: bool = True) -> None:
+        """Takes the tensor of the next entry; if not `is_finished`, its value is to come:
+        `finish`.
+        """
+        storage = storage_of(tensor)
+        self.storages.append(storage)
+        if storage in self.last_writes:
+            self.regions[len(self.storages) - 1] = region_of(tensor)
+        is_plain = is_saved and self._transform is None and storage not in self.exposed
+        if is_plain and is_finished and not self.unfinished:
+            self.values.append(tensor)
+            self.versions.append(version_of(tensor))
+            return
+        entry = len(self.storages) - 1
+        self.values.append(None)
+        self.versions.append(-1)
+        begun_by = self.writers_of(tensor)[-1:] if is_finished else [entry]
+        if is_saved and begun_by:
+            self.values[entry] = tensor
+            self.unfinished[entry] = (tensor, begun_by[0])
+        else:
+            self._take(entry, tensor, is_saved)
+
+    def _take(self, entry: int, tensor: torch.Tensor, is_saved: bool) -> None:
+        is_exposed = self.storages[entry] in self.exposed
+        value: Any = tensor if is_saved else None
+        if is_saved and is_exposed:
+            (value,) = copies_of([tensor])
+            self.copies.add(entry)
+        if is_saved and self._transform is not None:
+            value = self._transform(value)
+        self.values[entry] = value
+        self.versions[entry] = version_of(value) if isinstance(value, torch.Tensor) else -1
+        if value is not tensor:
+            self.origins[entry] = weakref.ref(tensor)
+            self.may_die = True
+
+    def writers_of(self, tensor: torch.Tensor) -> list[int]:
+        """The entries that are still writing, in the background, to memory that `tensor` looks
+        at.
+        """
+        if not self.unfinished:
+            return []
+        storage, region = storage_of(tensor), region_of(tensor)
+        return [
+            owner
+            for entry, (begun, owner) in self.unfinished.items()
+            if self.storages[entry] == storage and _may_overlap(region_of(begun), region)
+        ]
+
+    def finish(self, entries: Iterable[int]) -> list[tuple[int, torch.Tensor]]:
+        """What the entries were waiting for is there. Returns those whose value is known now, with
+        their tensors.
+        """
+        begun = set(entries)
+        found = [
+            (entry, tensor) for entry, (tensor, owner) in self.unfinished.items() if owner in begun
+        ]
+        for entry, tensor in found:
+            del self.unfinished[entry]
+            self._take(entry, tensor, is_saved=True)
+        for storage in {self.storages[entry] for entry in begun} & self.last_writes.keys():
+            last, reference, version = self.last_writes[storage]
+            target = reference()  # which may count the write only now
+            self.last_writes[storage] = (
+                last,
+                reference,
+                version if target is None else version_of(target),
+            )
+        return found
+
+    def drop(self, entries: Iterable[int]) -> None:
+        """The entries, and views of them, will never know their value."""
+        begun = set(entries)
+        for entry in [entry for entry, (_, owner) in self.unfinished.items() if owner in begun]:
+            tensor, _ = self.unfinished.pop(entry)
+            self._take(entry, tensor, is_saved=False)
+
+    def stand_in(self, entry: int, tensor: torch.Tensor) -> None:
+        """`tensor` passes for the one that the entry made."""
+        self._stand_ins.setdefault(entry, []).append(weakref.ref(tensor))
+        if not self.may_die:  # then tensors are told apart by `id` alone, which must stay theirs
+            self._replaced.append(tensor)
+
+    def save(self, entry: int, tensor: torch.Tensor, is_written: bool = False) -> None:
+        """Saves the tensor of an entry that was added unsaved, or `is_written` since: then as it is
+        now.
+        """
+        if self.values[entry] is None or is_written:
+            value = tensor if self._transform is None else self._transform(tensor)
+            self.values[entry] = value
+            self.versions[entry] = version_of(value) if isinstance(value, torch.Tensor) else -1
+            if entry < self._num_indexed:  # for the next write to its memory
+                self._waiting.setdefault(self.storages[entry], []).append(entry)
+
+    def let_go(self, stored: Mapping[int, StoredValue | None]) -> None:
+        """Forgets the values of entries that lie somewhere else now, or nowhere. Their tensors may
+        die, and their ids be used again."""
+        self.may_die = True
+        for entry, value in stored.items():
+            tensor = self.values[entry]
+            self.origins.setdefault(entry, weakref.ref(tensor))
+            self.values[entry] = value
+            self.versions[entry] = -1
+
+    def may_overwrite(self, entry: int, tensor: torch.Tensor) -> bool:
+        """Whether the tensor of an entry can be written to without further ado: nothing is saved,
+        nor looks at its memory.
+
+        If so, the entry shares its memory with no later one, as if it had been saved and replaced
+        by a copy.
+        """
+        if self.values[entry] is not None or self._keeps_undo or not is_sole_owner(tensor):
+            return False
+        self.storages[entry] = 2 * entry + 1  # no address is odd
+        return True
+
+    def replace(self, entry: int, copy: torch.Tensor) -> None:
+        """Saves a copy of the entry's tensor instead, which is going to be written and whose memory
+        is only its own.
+        """
+        self._replaced.append(self.values[entry])
+        self.values[entry] = copy
+        self.versions[entry] = version_of(copy)
+        self.copies.add(entry)
+        if entry < len(self.storages):
+            self.storages[entry] = storage_of(copy)
+
+    def is_written_since(self, entry: int) -> bool:
+        """Whether the memory of an entry was written after the entry was made."""
+        last = self.last_writes.get(self.storages[entry])
+        return last is not None and last[0] > entry
+
+    def is_alive(self, entry: int, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is still the one that `entry` made."""
+        origin = self.origins.get(entry)
+        if origin is None or origin() is tensor:
+            return True
+        return any(stand_in() is tensor for stand_in in self._stand_ins.get(entry, ()))
+
+    def watch_argument(self, holder: list[Any], index: int) -> None:
+        """Copies `holder[index]` too when its memory is about to be written."""
+        self._waiting.setdefault(storage_of(holder[index]), []).append((holder, index))
+
+    def before_write(self, targets: Sequence[torch.Tensor]) -> None:
+        """Copies the saved values that look at the memory of `targets`."""
+        self._index()
+        for target in targets:
+            storage = storage_of(target)
+            written = region_of(target)
+            is_outside = storage in self._outside or storage not in self._known_storages
+            if self._keeps_undo and is_outside and (storage, written) not in self._undo:
+                self._undo[storage, written] = (target, copy_of(target.detach()))
+            aliases = self._place(storage)
+            taken = [
+                held
+                for held in aliases.take(written)
+                if isinstance(self._value_of(held), torch.Tensor)
+            ]
+            if self.unfinished:  # the memory of those is not where this write goes
+                for held in [
+                    held for held in taken if isinstance(held, int) and held in self.unfinished
+                ]:
+                    taken.remove(held)
+                    aliases.add(held, region_of(self.values[held]))
+            if taken:
+                self._replace_by_copies(taken)
+
+    def before_free(self, targets: Sequence[torch.Tensor]) -> None:
+        """Copies the saved values that look at memory which is going to be let go of."""
+        keeps_undo, self._keeps_undo = (
+            self._keeps_undo,
+            False,
+        )  # what is let go of cannot be put back, nor need it be
+        try:
+            self.before_write(targets)
+        finally:
+            self._keeps_undo = keeps_undo
+
+    def before_random(self, generator: torch.Generator) -> None:
+        """A generator of the model's own is going to be drawn from."""
+        if self._keeps_undo and generator not in self._generators:
+            self._generators[generator] = generator.get_state()
+
+    def expose(self, tensor: torch.Tensor) -> None:
+        """Takes note that the model got hold of the tensor's memory: what looks at it is saved by
+        copy.
+        """
+        self.before_write([tensor])
+        self.exposed.add(storage_of(tensor))
+        self.may_die = True
+
+    def after_write(self, entry: int, targets: Sequence[torch.Tensor]) -> None:
+        """Notes that `entry` wrote to `targets`."""
+        for target in targets:
+            storage = storage_of(target)
+            self.writes.append(Write(entry, storage, region_of(target)))
+            self.last_writes[storage] = (entry, weakref.ref(target), version_of(target))
+
+    def begin_operations(self, outside: Iterable[torch.Tensor]) -> None:
+        """From here on, entries are made by operations; `outside` is what existed before."""
+        self._outside = set(map(storage_of, outside)) if self._keeps_undo else set()
+
+    def meet(self, entry: int, tensor: torch.Tensor) -> None:
+        """Takes note that the tensor of an entry existed before the first operation, though it was
+        met only now.
+        """
+        if self._keeps_undo:
+            self._outside.add(storage_of(tensor))
+        if self.writes:  # perhaps to this memory, through another tensor
+            self.regions[entry] = region_of(tensor)
+
+    def cut(self, num_entries: int) -> None:
+        """Lets all lists end together; an interrupt (Ctrl-C) may have come between two of them."""
+        num_entries = min(num_entries, len(self.values), len(self.versions))
+        for column in (self.storages, self.values, self.versions):
+            del column[num_entries:]
+
+    def settle(
+        self, outliving: Iterable[torch.Tensor], wanted: Container[int] | None = None
+    ) -> None:
+        """Copies the saved values that share memory with tensors that live on after the pass. It is
+        safe to repeat.
+
+        Values of entries that are not `wanted` are forgotten.
+        """
+        if wanted is not None:
+            for entry in range(len(self.values)):
+                if entry not in wanted:
+                    self.values[entry], self.versions[entry] = None, -1
+        storages = set(map(storage_of, outliving))
+        shared: list[Held] = []
+        looked_at = storages.union(self.last_writes)
+        for entry, storage in enumerate(self.storages):
+            if storage not in looked_at:
+                continue
+            if storage in self.last_writes:
+                self._note_region(entry)
+            if storage in storages:
+                value = self.values[entry]
+                if isinstance(value, torch.Tensor) and (
+                    entry not in self.origins or storage_of(value) in storages
+                ):
+                    shared.append(entry)
+        for storage in self.last_writes:
+            self._renew_versions(storage)
+        for storage in storages:
+            for held in (*self._waiting.get(storage, ()), *self._aliases.get(storage, ())):
+                if not isinstance(held, int):
+                    shared.append(held)
+        self._replace_by_copies(shared)
+        self._replaced.clear()
+
+    def note_outside(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """The storages of tensors that are no entries, if anything was written. Notes the regions
+        of those that were.
+        """
+        storages = list(map(storage_of, tensors)) if self.writes else []
+        written = {write.storage for write in self.writes}
+        for number, storage in enumerate(storages):
+            if storage in written:
+                self.regions[-1 - number] = region_of(tensors[number])
+        return storages
+
+    def restore(self) -> None:
+        """Puts back what the pass wrote into tensors that exist outside it."""
+        with torch.no_grad():
+            for tensor, before in reversed(self._undo.values()):
+                tensor.data.copy_(before)
+        for generator, state in self._generators.items():
+            generator.set_state(state)
+        self._undo.clear()
+        self._generators.clear()
+
+    def _place(self, storage: int) -> Aliases:
+        """What looks at a storage, with those that were waiting."""
+        aliases = self._aliases.get(storage)
+        if aliases is None:
+            aliases = self._aliases[storage] = Aliases()
+        for held in self._waiting.pop(storage, ()):
+            region = self._note_region(held) if isinstance(held, int) else None
+            value = self._value_of(held)
+            if isinstance(value, torch.Tensor) and storage_of(value) == storage:
+                aliases.add(held, region or region_of(value))
+        return aliases
+
+    def _note_region(self, entry: int) -> Region | None:
+        """Notes what the tensor of an entry looks at; returns it if the tensor itself is the
+        entry's value.
+        """
+        origin = self.origins.get(entry)
+        tensor = self.values[entry] if origin is None else origin()
+        if entry not in self.regions and tensor is not None:
+            self.regions[entry] = region_of(tensor)
+        return self.regions.get(entry) if origin is None else None
+
+    def _replace_by_copies(self, taken: Sequence[Held]) -> None:
+        values = {id(value): value for value in map(self._value_of, taken)}
+        copies = dict(zip(values, copies_of(list(values.values())), strict=True))
+        for held in taken:
+            value = self._value_of(held)
+            copy = copies[id(value)]
+            if not isinstance(held, int):
+                holder, index = held
+                holder[index] = copy
+                continue
+            if held not in self.origins:
+                self.origins[held] = weakref.ref(value)
+                if not self.may_die:  # as in `stand_in`
+                    self._replaced.append(value)
+            self.copies.add(held)
+            self.values[held] = copy
+            self.versions[held] = version_of(copy)
+
+    def _renew_versions(self, storage: int) -> None:
+        """Takes note of the versions of values that the writes to their storage, of which we know,
+        left alone.
+        """
+        _, reference, version = self.last_writes[storage]
+        target = reference()
+        if (
+            target is None or version_of(target) == version
+        ):  # else it was written again, behind our back
+            for held in self._aliases.get(storage, ()):
+                if isinstance(held, int) and isinstance(self.values[held], torch.Tensor):
+                    self.versions[held] = version_of(self.values[held])
+
+    def _value_of(self, held: Held) -> Any:
+        if isinstance(held, int):
+            return self.values[held]
+        holder, index = held
+        return holder[index]
+
+    def _index(self) -> None:
+        """Extends the index from storage to entries; each entry is taken up once, and only if
+        something is written.
+        """
+        first = self._num_indexed
+        for entry in range(first, len(self.storages)):
+            self._waiting.setdefault(self.storages[entry], []).append(entry)
+        self._known_storages.update(self.storages[first:])
+        self._num_indexed = len(self.storages)
+
+
+def _may_overlap(a: Region, b: Region) -> bool:
+    return a.start < b.end and b.start < a.end

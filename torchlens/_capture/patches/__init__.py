@@ -1,0 +1,1 @@
+"""What is replaced in torch while a log is written."""

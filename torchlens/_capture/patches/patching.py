@@ -1,0 +1,112 @@
+"""The few temporary patches, applied and undone in one place.
+
+torch reports its operations to the recorder by itself (see `recorder.py`). Patched is only what it
+does not report (see `patches.py`). A patch is a record: where, name, new. They come in groups, as
+not everybody needs them all: the first user of a group applies it, the last one to end undoes it in
+reverse.
+"""
+
+import sys
+import threading
+from collections.abc import Sequence
+from itertools import islice
+from types import FunctionType
+from typing import Any
+
+from torchlens._capture.distributed.distributed_patches import distributed_patches
+from torchlens._capture.patches.torch_patches import MODULE_PATCHES, PATCHES, Patch
+from torchlens._capture.threads.thread_patches import THREAD_PATCHES
+
+_MISSING = object()
+_lock = threading.RLock()
+
+
+class _Group:
+    """Patches that are applied and undone together."""
+
+    def __init__(self) -> None:
+        self.users: set[object] = set()
+        self.is_applied = False  # wholly: an interrupt may leave some
+        self._undo: list[tuple[Any, str, Any]] = []
+        self._num_modules: int | None = (
+            None  # how many there were when it was applied; new ones stand behind them
+        )
+
+    def apply(self, patches: Sequence[Patch]) -> None:
+        if not self.is_applied:
+            self._revert()  # what an interrupt may have left of an earlier time
+            self._num_modules = len(sys.modules)
+            for owner, name, new in patches:
+                # What `owner` itself has under that name, bases aside. Noted before it is replaced,
+                # so that an interrupt between the two leaves nothing behind.
+                old = (
+                    owner.__code__
+                    if type(owner) is FunctionType
+                    else owner.__dict__.get(name, _MISSING)
+                )
+                self._undo.append((owner, name, old))
+                setattr(owner, name, new)
+            self.is_applied = True
+
+    def undo(self, user: object) -> None:
+        self.users.discard(user)
+        if not self.users:
+            self.is_applied = False
+            self._revert()
+
+    def _revert(self) -> None:
+        self._clean_new_modules()
+        for owner, name, old in reversed(self._undo):
+            if old is not _MISSING:
+                setattr(owner, name, old)
+            elif name in owner.__dict__:
+                delattr(owner, name)
+        self._undo.clear()
+
+    def _clean_new_modules(self) -> None:
+        """A module imported since may have taken a patched name along (torch._dynamo does); it gets
+        the original.
+        """
+        num_before = len(sys.modules) if self._num_modules is None else self._num_modules
+        new = list(islice(sys.modules, num_before, None)) if len(sys.modules) > num_before else []
+        originals = {
+            id(vars(owner)[name]): old
+            for owner, name, old in self._undo
+            if new and old is not _MISSING and name in vars(owner)
+        }
+        for name in new if originals else ():
+            for attribute, value in list(vars(sys.modules[name]).items()):
+                if id(value) in originals:
+                    setattr(sys.modules[name], attribute, originals[id(value)])
+        self._num_modules = None
+
+
+_MODULES, _TORCH, _DISTRIBUTED = _Group(), _Group(), _Group()
+_TORCH_PATCHES = (*PATCHES, *THREAD_PATCHES)
+
+
+def apply_patches(user: object) -> None:
+    """Patches torch for `user` (any object of its own), unless another user's log has done so."""
+    with _lock:
+        for group in (_MODULES, _TORCH, _DISTRIBUTED):
+            group.users.add(user)
+        _MODULES.apply(MODULE_PATCHES)
+        _TORCH.apply(_TORCH_PATCHES)
+        if not _DISTRIBUTED.is_applied and (patches := distributed_patches()):
+            _DISTRIBUTED.apply(patches)
+
+
+def apply_module_patches(user: object) -> None:
+    """Patches for `user` no more than it takes to see the modules that are called."""
+    with _lock:
+        _MODULES.users.add(user)
+        _MODULES.apply(MODULE_PATCHES)
+
+
+def undo_patches(user: object) -> None:
+    """Gives torch back as it was, once no user is left. May be called again, and after an
+    interrupted call.
+    """
+    with _lock:
+        for group in (_DISTRIBUTED, _TORCH, _MODULES):
+            group.undo(user)

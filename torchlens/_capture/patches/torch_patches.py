@@ -1,0 +1,444 @@
+"""The patches of torch, for what it does not report to the recorder by itself.
+
+These are modules being called, which operator stood in the source, and functions that bypass the
+report. In every thread that is not logging, each patched function behaves as before.
+"""
+
+import copy
+import copyreg
+import weakref
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, NamedTuple
+
+import torch
+import torch.func
+import torch.nn.init
+import torch.utils.dlpack
+from torch._functorch import apis, eager_transforms
+from torch.autograd import function as autograd_function
+from torch.fx.experimental import proxy_tensor
+from torch.nn.modules import module as torch_modules
+
+from torchlens._capture.current import CURRENT, MODULE_CALL
+from torchlens._capture.distributed.sharding import hand_on, is_bookkeeping
+from torchlens._capture.gradients.backward_calls import record_backward
+from torchlens._capture.module_tracker import patched_call_impl
+from torchlens._capture.patches.whole_calls import record_made, record_opaque, tie_function
+from torchlens._recording.operations import OPERATOR_NAMES, operator_of
+from torchlens._recording.trees import plain_tensors
+
+
+class Patch(NamedTuple):
+    """A name that is given something else for a while."""
+
+    owner: Any
+    name: str
+    new: Any
+
+
+# -- operators
+# --------------------------------------------------------------------------------------------------
+
+
+def _patched_operator(name: str) -> Callable[..., Any]:
+    operation = operator_of(name)
+    original = operation.func
+
+    def operator(self: Any, other: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None:
+            return original(self, other)
+        tracker.recorder.operator = operation
+        try:
+            return original(self, other)
+        finally:
+            tracker.recorder.operator = None
+
+    return operator
+
+
+# -- Python functions of torch
+# ----------------------------------------------------------------------------------------- `F.relu`
+# asks `has_torch_function` whether somebody wants to see the call, and a mode does. Told no, it
+# goes on to the operation it is made of, which is what gets logged; and code that takes a fast path
+# only if nobody looks (nn.MultiheadAttention) takes it.
+
+_has_torch_function = torch.overrides.has_torch_function
+_has_torch_function_unary = torch.overrides.has_torch_function_unary
+_has_torch_function_variadic = torch.overrides.has_torch_function_variadic
+_DISABLED = torch._C._disabled_torch_function_impl
+_NOT_OVERRIDING = frozenset(
+    {torch.Tensor, torch.nn.Parameter, type(None), int, float, bool, str, tuple, list}
+)
+
+
+def _overrides(values: Any) -> bool:
+    """Whether one of the values is of a class with a `__torch_function__` of its own, and not one
+    that does nothing.
+    """
+    return any(
+        type(value) not in _NOT_OVERRIDING
+        and getattr(type(value), "__torch_function__", _DISABLED) is not _DISABLED
+        for value in values
+    )
+
+
+def _quiet_has(values: Any) -> bool:
+    if CURRENT.tracker is not None and (
+        _NOT_OVERRIDING.issuperset(map(type, values)) or not _overrides(values)
+    ):
+        return False
+    return _has_torch_function(values)
+
+
+def _quiet_has_unary(value: Any) -> bool:
+    if CURRENT.tracker is not None and (type(value) in _NOT_OVERRIDING or not _overrides((value,))):
+        return False
+    return _has_torch_function_unary(value)
+
+
+def _quiet_has_variadic(*values: Any) -> bool:
+    if CURRENT.tracker is not None and (
+        _NOT_OVERRIDING.issuperset(map(type, values)) or not _overrides(values)
+    ):
+        return False
+    return _has_torch_function_variadic(*values)
+
+
+# In torch/_tensor.py the answer is no only for the one call that the recorder lets pass to see what
+# it is made of: printing a tensor, say, also asks, and stays one call.
+
+
+def _inlined() -> bool:
+    tracker = CURRENT.tracker
+    if tracker is None or not tracker.recorder.is_inlining:
+        return False
+    tracker.recorder.is_inlining = False
+    return True
+
+
+def _inline_has(values: Any) -> bool:
+    return not _inlined() and _has_torch_function(values)
+
+
+def _inline_has_unary(value: Any) -> bool:
+    return not _inlined() and _has_torch_function_unary(value)
+
+
+def _inline_has_variadic(*values: Any) -> bool:
+    return not _inlined() and _has_torch_function_variadic(*values)
+
+
+def _asking(owner: Any, has: Any, unary: Any, variadic: Any) -> list[Patch]:
+    new = {
+        "has_torch_function": has,
+        "has_torch_function_unary": unary,
+        "has_torch_function_variadic": variadic,
+    }
+    return [Patch(owner, name, function) for name, function in new.items() if hasattr(owner, name)]
+
+
+def quiet(owner: Any) -> list[Patch]:
+    """Patches by which functions in `owner` that ask whether somebody is looking are told no."""
+    return _asking(owner, _quiet_has, _quiet_has_unary, _quiet_has_variadic)
+
+
+_pop_mode_temporarily = torch.overrides._pop_mode_temporarily
+
+
+class _PoppedMode:
+    """What torch takes our mode off with, while it hands us a call of a Python method.
+
+    Not by a generator, as torch does: one that an interrupt (Ctrl-C) cuts short would put the mode
+    back whenever it is freed, which may be long after the log.
+    """
+
+    def __enter__(self) -> Any:
+        self._mode = torch.overrides._pop_mode()
+        return self._mode
+
+    def __exit__(self, *error: object) -> None:
+        torch.overrides._push_mode(self._mode)
+
+
+def _patched_pop_mode_temporarily() -> Any:
+    return _pop_mode_temporarily() if CURRENT.tracker is None else _PoppedMode()
+
+
+# -- functions that torch does not report
+# ------------------------------------------------------------------------------
+
+
+def _reported(owner: Any, name: str) -> Patch:
+    """A patch that reports a call of `owner.name` to the recorder as torch would have done."""
+    original = getattr(owner, name)
+
+    def reported(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return original(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return tracker.recorder.__torch_function__(original, (), args, kwargs or None)
+
+    return Patch(owner, name, reported)
+
+
+# Three ways to make a tensor from another one.
+
+
+def _patched_new(kind: type, *args: Any, **kwargs: Any) -> Any:
+    """What makes a parameter: `nn.Parameter(x)`, also inside the model."""
+    tracker = CURRENT.tracker
+    parameter: Any = _new_parameter(kind, *args, **kwargs)
+    if (
+        tracker is not None
+        and tracker.recorder.is_on()
+        and tracker.recorder.entry_of(parameter) is None
+    ):
+        record_made(tracker.recorder, kind, args, kwargs, parameter)
+    return parameter
+
+
+_new_parameter = torch.nn.Parameter.__new__
+
+
+def _patched_init(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    """What Python calls when `torch.Tensor(x)`, or a class derived from it, has made a tensor."""
+    kind = type(self)
+    if kind.__init__ is not _patched_init:  # its own, which calls this one
+        object.__init__(self, *args, **kwargs)
+        return
+    tracker = CURRENT.tracker
+    if tracker is not None and tracker.recorder.is_on() and tracker.recorder.entry_of(self) is None:
+        record_made(tracker.recorder, kind, args, kwargs, self)
+
+
+def _patched_copy(self: torch.Tensor) -> Any:
+    """What `copy.copy(x)` calls where there is such a thing; torch has none, and leaves it to the
+    way of pickling.
+    """
+    tracker = CURRENT.tracker
+    if tracker is not None and tracker.recorder.is_on():
+        with torch._C.DisableTorchFunction():
+            return tracker.recorder.__torch_function__(copy.copy, (), (self,), None)
+    reduce = copyreg.dispatch_table.get(type(self))
+    parts = self.__reduce_ex__(4) if reduce is None else reduce(self)
+    return copy._reconstruct(self, None, *parts)  # type: ignore[attr-defined]
+
+
+def opaque(owner: Any, name: str, label: str, reason: str | None = None) -> Patch:
+    """A patch that logs a call of `owner.name` as one operation called `label`."""
+    original = getattr(owner, name)
+
+    def opaque(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return original(*args, **kwargs)
+        if reason is not None and reason not in tracker.recorder.warnings:
+            tracker.recorder.warnings.append(reason)
+        return record_opaque(
+            tracker.recorder, label, original, partial(original, *args, **kwargs), (args, kwargs)
+        )
+
+    return Patch(owner, name, opaque)
+
+
+def _unlogged(owner: Any, name: str) -> Patch:
+    """A patch that lets `owner.name` run unlogged.
+
+    Tracers run a function to see what it does, some on tensors without values: that is no part of
+    the pass. And whoever asks a tensor of one trace for its shape while another is made crashes the
+    process (`torch.jit.trace`, torch 2.13).
+    """
+    original = getattr(owner, name)
+
+    def unlogged(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None:
+            return original(*args, **kwargs)
+        with tracker.recorder.paused():
+            CURRENT.tracker = None
+            try:
+                return original(*args, **kwargs)
+            finally:
+                CURRENT.tracker = tracker
+
+    return Patch(owner, name, unlogged)
+
+
+def _patched_functionalize(
+    func: Callable[..., Any], *, remove: str = "mutations"
+) -> Callable[..., Any]:
+    """`torch.func.functionalize`: a call of what it returns is one operation."""
+    transformed = _functionalize(func, remove=remove)
+
+    @wraps(func)
+    def functionalized(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return transformed(*args, **kwargs)
+        reason = _transform_reason("functionalize")
+        if reason not in tracker.recorder.warnings:
+            tracker.recorder.warnings.append(reason)
+        run = partial(transformed, *args, **kwargs)
+        return record_opaque(tracker.recorder, "functionalize", transformed, run, (args, kwargs))
+
+    return functionalized
+
+
+_functionalize = eager_transforms.functionalize
+
+
+def _patched_vjp(*args: Any, **kwargs: Any) -> Any:
+    """`torch.func.vjp`: it is one operation, and so is a call of the function that it returns
+    beside its results.
+    """
+    tracker = CURRENT.tracker
+    if tracker is None or not tracker.recorder.is_on():
+        return _vjp(*args, **kwargs)
+    recorder, reason = tracker.recorder, _transform_reason("vjp")
+    if reason not in recorder.warnings:
+        recorder.warnings.append(reason)
+    results, pull_back, *rest = record_opaque(
+        recorder, "vjp", _vjp, partial(_vjp, *args, **kwargs), (args, kwargs)
+    )
+    log = weakref.ref(recorder.memory)  # which all threads of a log share
+    with torch._C.DisableTorchFunction():
+        made = next(recorder.entry_of(tensor) for _, tensor in plain_tensors(results))
+    given = () if made is None else tuple(recorder.rows[made].references.values())
+
+    @wraps(pull_back)
+    def logged_pull_back(*args: Any, **kwargs: Any) -> Any:
+        tracker = CURRENT.tracker
+        if tracker is None or not tracker.recorder.is_on():
+            return pull_back(*args, **kwargs)
+        recorder, run = tracker.recorder, partial(pull_back, *args, **kwargs)
+        captured = given if log() is recorder.memory else ()
+        return record_opaque(recorder, "vjp_fn", pull_back, run, (args, kwargs), captured)
+
+    return results, logged_pull_back, *rest
+
+
+_vjp = eager_transforms._vjp_with_argnums
+
+
+def _transform_reason(name: str) -> str:
+    return (
+        f"what runs inside torch.func.{name} cannot be seen from outside: it is logged as one "
+        "operation"
+    )
+
+
+def _patched_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`autograd.Function.apply`: the operations in its forward are logged, and its result is tied
+    to its arguments.
+    """
+    original = super(autograd_function._SingleLevelFunction, cls).apply
+    tracker = CURRENT.tracker
+    if (
+        tracker is None or not tracker.recorder.is_on()
+    ):  # torch makes such functions for its custom operators, too
+        return original(*args, **kwargs)
+    recorder = tracker.recorder
+    if is_bookkeeping(cls):
+        return hand_on(recorder, cls, args, partial(original, *args, **kwargs))
+    num_before = len(recorder.rows)
+    entries_before = [
+        recorder.entry_of(arg) if isinstance(arg, torch.Tensor) else None for arg in args
+    ]
+    result = original(*args, **kwargs)
+    outputs = [tensor for _, tensor in plain_tensors(result)]
+    tie_function(recorder, cls.__name__, cls, args, outputs, num_before, entries_before)
+    return result
+
+
+def _patched_backward(*args: Any, **kwargs: Any) -> None:
+    """`torch.autograd.backward`, where every `backward()` ends: the gradients it leaves are its
+    results.
+    """
+    tracker = CURRENT.tracker
+    if tracker is None or not tracker.recorder.is_on():
+        _backward(*args, **kwargs)
+    else:
+        record_backward(tracker.recorder, _backward, args, kwargs)
+
+
+_backward = torch.autograd.backward
+_compile: Callable[..., Any] = torch.compile
+
+
+def _patched_compile(*args: Any, **kwargs: Any) -> Any:
+    """`torch.compile`, called by the model (`flex_attention` does): what it returns runs as its
+    source while logged.
+    """
+    compiled = _compile(*args, **kwargs)
+    tracker = CURRENT.tracker
+    if tracker is not None and tracker.on_compile is not None:
+        tracker.on_compile()
+    return compiled
+
+
+# What tracers go through, and what they end in: a name that was imported earlier gets there too.
+_TRACERS: dict[Any, tuple[str, ...]] = {
+    torch.export: ("export", "draft_export"),
+    proxy_tensor._MakefxTracer: ("trace",),
+    torch.jit: ("trace_module",),
+    torch.jit._trace: ("_trace_impl", "trace_module", "_get_trace_graph"),
+    torch._C: (
+        "_create_function_from_trace",
+        "_create_function_from_trace_with_dict",
+        "_create_graph_by_tracing",
+    ),
+    torch._C.ScriptModule: ("_create_method_from_trace", "_create_method_from_trace_with_dict"),
+}
+
+# All that is needed to see the modules that are called.
+MODULE_PATCHES: tuple[Patch, ...] = (
+    Patch(torch_modules, "_torchlens_current", CURRENT),
+    Patch(MODULE_CALL, "__code__", patched_call_impl.__code__),
+)
+PATCHES: tuple[Patch, ...] = (
+    Patch(torch, "compile", _patched_compile),
+    *(Patch(torch.Tensor, name, _patched_operator(name)) for name in OPERATOR_NAMES),
+    *(
+        patch
+        for owner in (torch.overrides, torch.nn.functional, torch.functional, torch.nn.init)
+        for patch in quiet(owner)
+    ),
+    *_asking(torch._tensor, _inline_has, _inline_has_unary, _inline_has_variadic),
+    Patch(torch.overrides, "_pop_mode_temporarily", _patched_pop_mode_temporarily),
+    Patch(autograd_function._SingleLevelFunction, "apply", classmethod(_patched_apply)),
+    Patch(torch.autograd, "backward", _patched_backward),
+    opaque(torch._C.ScriptFunction, "__call__", "script_function"),
+    opaque(apis, "vmap_impl", "vmap", _transform_reason("vmap")),
+    opaque(eager_transforms, "grad_impl", "grad", _transform_reason("grad")),
+    opaque(
+        eager_transforms,
+        "grad_and_value_impl",
+        "grad_and_value",
+        _transform_reason("grad_and_value"),
+    ),
+    Patch(eager_transforms, "_vjp_with_argnums", _patched_vjp),
+    opaque(eager_transforms, "_jvp_with_argnums", "jvp", _transform_reason("jvp")),
+    *(
+        Patch(owner, "functionalize", _patched_functionalize)
+        for owner in (eager_transforms, torch.func)
+    ),
+    *(
+        _unlogged(owner, name)
+        for owner, names in _TRACERS.items()
+        for name in names
+        if hasattr(owner, name)
+    ),
+    _reported(torch, "from_numpy"),
+    _reported(torch, "frombuffer"),
+    _reported(torch, "from_dlpack"),
+    _reported(torch.nested, "nested_tensor"),
+    _reported(torch.nested, "as_nested_tensor"),
+    _reported(torch.Tensor, "as_subclass"),
+    _reported(torch.Tensor, "set_"),
+    Patch(torch.nn.Parameter, "__new__", staticmethod(_patched_new)),
+    Patch(torch.Tensor, "__init__", _patched_init),
+    Patch(torch.Tensor, "__copy__", _patched_copy),
+)

@@ -1,0 +1,180 @@
+"""Calls that torch does not report operation by operation, and that are recorded as one."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from torchlens._capture.memory.saved_values import version_of
+from torchlens._capture.observer import CallKind
+from torchlens._capture.recorder import Recorder
+from torchlens._recording.operations import BUFFER, IDENTITY, named_operation, operation_of
+from torchlens._recording.recording import MadeCall, References
+from torchlens._recording.wrappers import inner_of
+
+Tensor = torch.Tensor
+
+
+def record_opaque(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    run: Callable[[], Any],
+    arguments: Any,
+    captured: Iterable[int] = (),
+) -> Any:
+    """Records `run()` as one operation: of the calls inside it, only what they read counts.
+
+    `captured` are entries and parameters that it is known to read.
+    """
+    operation, frame = named_operation(name, func), sys._getframe(2)
+    with torch._C.DisableTorchFunction():
+        recorder.complete()
+        references = recorder.references_to((arguments,), None)
+        place = recorder.user_code(frame)
+        observed = recorder.begin_observed(
+            CallKind.OPAQUE, operation, (arguments,), None, references, (), place
+        )
+    collected: dict[int, None] = dict.fromkeys(captured)
+    start = perf_counter()
+    recorder.collected = collected
+    try:
+        result = run()
+    except BaseException as error:
+        recorder.fail(error, operation, (arguments,), None, references, frame, observed)
+        raise
+    finally:
+        recorder.collected = None
+    seconds = perf_counter() - start
+    known = set(references.values())
+    for entry in collected:
+        if entry not in known:
+            references["captured", entry] = entry
+    call = MadeCall(
+        operation, (arguments,), None, references, recorder.module_call, *place, seconds
+    )
+    with torch._C.DisableTorchFunction():
+        recorder.append_results(call, result, ())
+        recorder.end_observed(observed, result)
+    return result
+
+
+def record_identity(recorder: Recorder, tensor: Tensor) -> int:
+    """An entry for a tensor that a module handed back as it got it."""
+    entry, entry_before = len(recorder.rows), recorder.entry_of(tensor)
+    with torch._C.DisableTorchFunction():
+        observed = recorder.begin_observed(
+            CallKind.IDENTITY, IDENTITY, (tensor,), None, (entry_before,), (), (None, 0)
+        )
+        if recorder.gradients is not None:
+            recorder.watch_arguments((tensor,), None)
+        call = MadeCall(
+            IDENTITY, (tensor,), None, (entry_before,), recorder.module_call, None, 0, 0.0
+        )
+        recorder.append(call, tensor, None)
+        recorder.end_observed(observed, tensor)
+    return entry
+
+
+def record_made(
+    recorder: Recorder,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensor: Tensor,
+) -> None:
+    """An entry for a tensor that `func` has made just now."""
+    operation, place = operation_of(func), recorder.user_code(sys._getframe(2))
+    with torch._C.DisableTorchFunction():
+        references = recorder.references_to(args, kwargs)
+        observed = recorder.begin_observed(
+            CallKind.FUNCTION, operation, args, kwargs, references, (), place
+        )
+        recorder.append(
+            MadeCall(operation, args, kwargs, references, recorder.module_call, *place, 0.0),
+            tensor,
+            None,
+        )
+        recorder.end_observed(observed, tensor)
+
+
+def tie_function(
+    recorder: Recorder,
+    name: str,
+    func: Any,
+    args: tuple[Any, ...],
+    outputs: Sequence[Tensor],
+    first: int,
+    before: Sequence[int | None],
+) -> None:
+    """After a custom autograd function: its outputs got their place in autograd's graph only when
+    it returned.
+
+    An output that no recorded operation made, or that does not lead back to anything before the
+    function (it went through numpy, say), gets an entry of the function itself, with the function's
+    arguments as parents. `before` are the entries that the arguments were, and `first` is the first
+    that the function made.
+    """
+    place = recorder.user_code(sys._getframe(2))
+    operation = named_operation(name, func)
+    with torch._C.DisableTorchFunction():
+        recorder.complete()
+        references = recorder.references_to(args, None)
+        observed = recorder.begin_observed(
+            CallKind.AUTOGRAD, operation, args, None, references, (), place, first
+        )
+        for index, tensor in enumerate(outputs):
+            entry = recorder.entry_of(tensor) if recorder.has_own_entry(tensor) else None
+            if entry is not None and (entry < first or _leads_outside(recorder, entry, first)):
+                if entry >= first and tensor.grad_fn is not None:
+                    recorder.rows[entry] = recorder.rows[entry]._replace(
+                        gradfunc=type(tensor.grad_fn).__name__
+                    )
+                    own_before = [
+                        known for arg, known in zip(args, before, strict=True) if tensor is arg
+                    ]
+                    is_argument = bool(own_before)  # that the function wrote to (`mark_dirty`)
+                    if is_argument and tensor._is_view():
+                        recorder.note_slice(entry, tensor, own_before[0])
+                    elif recorder.gradients is not None:
+                        if (
+                            is_argument
+                        ):  # when it was written to, it had the place of what it was before
+                            recorder.gradients.gradients.forget_reaching(entry)
+                        recorder.gradients.watch(entry, tensor)
+                    if (
+                        is_argument and recorder.memory.values[entry] is tensor
+                    ):  # marking it counts as another write
+                        recorder.memory.versions[entry] = version_of(tensor)
+                continue
+            read = _read_inside(recorder, tensor, first) or references
+            call = MadeCall(operation, args, None, read, recorder.module_call, *place, 0.0)
+            recorder.append(call, tensor, None if len(outputs) == 1 else index)
+        recorder.end_observed(observed, outputs)
+
+
+def _read_inside(recorder: Recorder, tensor: Tensor, first: int) -> References:
+    """Of an output that stands for another tensor, which the function computed: what made that
+    one.
+    """
+    inner = inner_of(tensor)
+    entry = None if inner is None else recorder.entry_of(inner)
+    return {} if entry is None or entry < first else {("captured", entry): entry}
+
+
+def _leads_outside(recorder: Recorder, entry: int, first: int) -> bool:
+    """Whether an entry made since `first` was computed from one made before, a parameter or an
+    attribute.
+    """
+    pending, seen = [entry], {entry}
+    while pending:
+        references = recorder.rows[pending.pop()].references
+        for parent in references.values() if isinstance(references, dict) else references:
+            if parent is not None and parent not in seen:
+                if parent < first or recorder.rows[parent].operation is BUFFER:
+                    return True
+                seen.add(parent)
+                pending.append(parent)
+    return False

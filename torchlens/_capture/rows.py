@@ -1,0 +1,468 @@
+"""What is written down of a pass: one row for each tensor that is made, goes in or comes out."""
+
+import weakref
+from collections.abc import Container, Sequence
+from typing import Any
+
+import torch
+
+from torchlens._capture.entries import Entries
+from torchlens._capture.gradients.entry_gradients import GradientHooks, slice_written
+from torchlens._capture.memory.saved_values import Memory, version_of
+from torchlens._capture.observer import Observer
+from torchlens._recording.arguments import TENSORS, Kept, shape_of, unwrap, without_tensors
+from torchlens._recording.operations import OUTPUT, Kind, Operation
+from torchlens._recording.recording import MadeCall, References, located, make_call, make_row
+from torchlens._recording.regions import region_of, storage_of
+from torchlens._recording.trees import plain_tensors, same_with
+from torchlens._recording.view_tree import Slice
+
+Tensor = torch.Tensor
+_ref = weakref.ref
+_DEEP = 5_000  # entries
+
+
+class Rows(Entries):
+    """The rows of a pass, its saved values, and what else is noted of its tensors.
+
+    `saves` says which entries keep their tensor: True, False, or a set of entry numbers. Of entries
+    beyond `max_nodes`, the backward node is not looked at.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        saves: bool | frozenset[int],
+        keeps_args: bool,
+        gradients: GradientHooks | None,
+        observer: Observer | None = None,
+        max_nodes: int | None = None,
+    ) -> None:
+        super().__init__(memory, gradients)
+        # The last may be the first nine fields of a row alone, until `complete`.
+        self.rows: list[Any] = []
+        # Entries that gradients are computed for although they come from no differentiable
+        # operation.
+        self.leaves: set[int] = set()
+        # Entries that came from another process alone, and that only went to one.
+        self.received: set[int] = set()
+        self.sent: set[int] = set()
+        # Tensors whose `.grad` a backward pass of the model's own has filled.
+        self.differentiated: list[weakref.ref[Tensor]] = []
+        self.saved_args: dict[int, tuple[Any, Any]] = {}
+        # Without `gradients`: where autograd keeps what entries wrote to views, for a backward pass
+        # that is logged later.
+        self.slices: list[Slice] = []
+        # Entries that wrote to views in ways of which autograd shows no node: under no_grad, or
+        # several at once.
+        self.hidden_writes: set[int] = set()
+        self.observer = observer
+        # While not None, calls are not recorded; the entries they read are collected here.
+        self.collected: dict[int, None] | None = None
+        self._saves = saves
+        self.saves_all = saves is True
+        self._keeps_args = keeps_args
+        # What is kept of the arguments of the call that is under way.
+        self._kept_args: tuple[Any, Any] | None = None
+        self._max_nodes = max_nodes
+        # Whether a row may be written the short way. If all is saved, what is left out can still be
+        # seen when `complete` is called; if not, nothing is left out.
+        are_lost = saves is True and memory.may_die
+        self._is_short = not keeps_args and gradients is None and observer is None and not are_lost
+        memory.may_die |= saves is not True
+        # torch frees nodes that were looked at from Python one inside the other, and tens of
+        # thousands of them overflow its stack (torch 2.13). These are held until the model's output
+        # is gone, and then go one by one, the last first.
+        self._deep_nodes: list[Any] = []
+
+    # -- what no operation made
+    # ------------------------------------------------------------------------------------
+
+    def add_source(self, operation: Operation, tensor: Tensor) -> int:
+        """An entry that no operation made: an input or a buffer."""
+        entry = self._add_boundary(operation, tensor, ())
+        self._entry_of_id[id(tensor)] = entry
+        self._note_inner(entry, tensor)
+        if tensor.requires_grad and tensor.is_leaf:
+            self.leaves.add(entry)
+        if self.gradients is not None:
+            self.gradients.watch_source(entry, tensor)
+            self._note_view(entry, tensor, ())
+        return entry
+
+    def add_output(self, tensor: Tensor) -> int:
+        """An entry for a tensor that the model returns."""
+        reference = self.meet(tensor)
+        if self.gradients is not None:
+            self.watch_arguments((tensor,), None)
+        entry = self._add_boundary(OUTPUT, tensor, () if reference is None else (reference,))
+        if self.gradients is not None:
+            self.gradients.watch(entry, tensor)
+        return entry
+
+    def _add_boundary(self, operation: Operation, tensor: Tensor, references: References) -> int:
+        entry = len(self.rows)
+        if self._is_short and self.saves_all and type(tensor) is Tensor:  # as for operations
+            self.rows.append((operation, (), None, references, 0, None, 0, 0.0, None))
+            self.memory.values.append(tensor)
+            self.memory.versions.append(version_of(tensor))
+            return entry
+        self.complete()
+        self.memory.add(tensor, self.saves_all or self._is_saved(entry))
+        shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor)
+        self.rows.append(
+            make_row(
+                (operation, (), None, references, 0, None, 0, 0.0, None, shape, dtype, gradfunc)
+            )
+        )
+        if self.observer is not None:
+            self.observer.add_boundary(entry, tensor, operation, references)
+        return entry
+
+    def _is_saved(self, entry: int) -> bool:
+        return self._saves if isinstance(self._saves, bool) else entry in self._saves
+
+    def add_outside(self, tensor: Tensor) -> int:
+        """A tensor that is no entry, but that the log must know when it meets it: a parameter or a
+        constant.
+        """
+        self.outside.append(tensor)
+        number = -len(self.outside)
+        self._entry_of_id[id(tensor)] = number
+        self._note_inner(number, tensor)
+        if tensor.requires_grad:
+            self.trained.add(number)
+        if self.gradients is not None:
+            self.gradients.watch_source(number, tensor)
+        if self.observer is not None and self.collected is None:
+            self.observer.add(number, tensor)
+        return number
+
+    # -- what operations make
+    # --------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        call: MadeCall,
+        tensor: Tensor,
+        output_index: int | None,
+        is_written: bool = False,
+        is_finished: bool = True,
+        is_end: bool = False,
+    ) -> None:
+        """A row for `tensor`: its value is to come if not `is_finished`; it goes on as what it was
+        if the call `is_end`.
+        """
+        self.complete()
+        operation, args, kwargs, references, *where = call
+        rows, memory = self.rows, self.memory
+        entry = len(rows)
+        saves = self.saves_all or self._is_saved(entry)
+        if self._keeps_args and saves:
+            self.saved_args[entry] = self._kept_args or self._keep_args(args, kwargs)
+        # Nothing must be kept alive, nor a list that the model may yet change.
+        if type(references) is dict:
+            args, kwargs = without_tensors(args), without_tensors(kwargs)
+        else:
+            args = tuple([None if type(arg) in TENSORS else arg for arg in args])
+        memory.add(tensor, saves, is_finished)
+        rows.append(make_row((
+            operation, args, kwargs, references, *where, output_index, shape_of(tensor),
+            tensor.dtype,
+            self._gradfunc_of(tensor),
+        )))  # fmt: skip
+        if not is_finished and not references:
+            self.received.add(entry)
+        known = self._entry_at(id(tensor))
+        if (
+            memory.may_die
+            and known is not None
+            and known >= 0
+            and not memory.is_alive(known, tensor)
+        ):
+            known = None  # another tensor, which is gone, had this id
+        if is_end:
+            self.sent.add(entry)
+            self._twins.add(id(tensor))
+        elif (
+            known is None or known >= 0
+        ):  # a parameter that an operation hands back stays a parameter
+            self._entry_of_id[id(tensor)] = entry
+            self._note_inner(entry, tensor)
+            if known is not None and is_written:
+                self._twins.add(id(tensor))
+            elif known is not None:
+                self._hand_back(tensor, entry, known)
+        if (
+            self.gradients is not None
+            and tensor.requires_grad
+            and not (is_written and tensor._is_view())
+        ):
+            self.gradients.watch(entry, tensor)
+            self._note_view(entry, tensor, references)
+        if self.observer is not None:
+            self.observer.add(entry, tensor)
+
+    def append_results(
+        self,
+        call: MadeCall,
+        result: Any,
+        written: Sequence[Tensor],
+        is_finished: bool = True,
+        is_end: bool = False,
+        each_reads: Sequence[References] = (),
+    ) -> None:
+        """Several results, or none but what was written. `each_reads` where not all read all that
+        the call was given.
+        """
+        operation = call.operation
+        first = len(self.rows)
+        if isinstance(result, Tensor):
+            self.append(call, result, None, _is_among(result, written), is_finished, is_end)
+        else:
+            outputs = [tensor for _, tensor in plain_tensors(result)]
+            if not outputs:
+                outputs = list(written)
+            is_single = len(outputs) == 1 and not isinstance(result, list | tuple)
+            for index, tensor in enumerate(outputs):
+                own = call._replace(references=each_reads[index]) if each_reads else call
+                self.append(
+                    own,
+                    tensor,
+                    None if is_single else index,
+                    _is_among(tensor, written),
+                    is_finished,
+                    is_end,
+                )
+        if written and len(self.rows) > first:
+            if (
+                operation.is_inplace and operation.kind is Kind.OPERATION
+            ):  # autograd does not see a collective write
+                self._note_changed(first, written, call)
+            self._note_writes(first, written)
+        self._kept_args = None
+
+    def append_several(self, call: tuple[Any, ...], results: Sequence[Tensor]) -> None:
+        """Rows for the results of a call that goes the short way, as for one; `call` is the fields
+        of a MadeCall.
+        """
+        memory = self.memory
+        for index, tensor in enumerate(results):
+            if not self.saves_all:
+                self.append_unsaved(call, tensor, index, is_written=False)
+                continue
+            entry = len(self.rows)
+            before = self._entry_of_id.setdefault(id(tensor), entry)
+            if before != entry:
+                self._entry_of_id[id(tensor)] = entry
+                self._hand_back(tensor, entry, before)
+            self.rows.append((*call, index))
+            memory.values.append(tensor)
+            memory.versions.append(version_of(tensor))
+
+    def append_unsaved(
+        self, call: tuple[Any, ...], tensor: Tensor, index: int | None, is_written: bool
+    ) -> None:
+        """As `append_several`, for one result where not all are saved. The tensor may die: its row
+        is complete at once.
+        """
+        rows = self.rows
+        entry = len(rows)
+        if self._saves and self._is_saved(entry):
+            self.append(make_call(call), tensor, index, is_written)
+            return
+        known = self._entry_of_id.setdefault(id(tensor), entry)
+        if known != entry:
+            origin = self._origin_of(known)
+            if origin is not None and origin() is not tensor:  # it has the id of one that is gone
+                self._entry_of_id[id(tensor)] = entry
+            elif known >= 0:  # a parameter stays one
+                self._entry_of_id[id(tensor)] = entry
+                if not is_written:
+                    self._hand_back(tensor, entry, known)
+        shape: tuple[int, ...]
+        try:
+            shape, storage = tensor.shape, tensor.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):  # as in `complete`
+            shape, storage = shape_of(tensor), storage_of(tensor)
+        name = self._gradfunc_of(tensor) if tensor.requires_grad else None
+        rows.append(make_row((*call, index, shape, tensor.dtype, name)))
+        memory = self.memory
+        memory.storages.append(storage)
+        memory.values.append(None)
+        memory.versions.append(-1)
+        memory.origins[entry] = _ref(tensor)
+        if storage in memory.last_writes:
+            memory.regions[entry] = region_of(tensor)
+
+    def complete(self) -> None:
+        """Writes down what the short way left for later: until something is written to, it is all
+        still to be seen.
+        """
+        rows, values, storages = self.rows, self.memory.values, self.memory.storages
+        for entry in range(len(storages), len(rows)):
+            tensor = values[entry]
+            try:
+                gradfunc = tensor.grad_fn
+                shape, storage = tensor.shape, tensor.untyped_storage()._cdata
+                name = None if gradfunc is None else type(gradfunc).__name__
+            except (NotImplementedError, RuntimeError):  # a kind of tensor that lacks one of these
+                shape, storage, name = (
+                    shape_of(tensor),
+                    storage_of(tensor),
+                    self._gradfunc_of(tensor),
+                )
+            rows[entry] = make_row((*rows[entry], shape, tensor.dtype, name))
+            storages.append(storage)
+
+    def _gradfunc_of(self, tensor: Tensor) -> str | None:
+        if self._max_nodes is not None and len(self.rows) >= self._max_nodes:
+            return "Backward" if tensor.requires_grad else None
+        try:
+            gradfunc = tensor.grad_fn
+        except RuntimeError:  # one of several views whose base was written behind autograd's back
+            return None
+        if len(self.rows) > _DEEP:
+            self._deep_nodes.append(gradfunc)
+        return None if gradfunc is None else type(gradfunc).__name__
+
+    # -- what they write
+    # -------------------------------------------------------------------------------------------
+
+    def _note_view(self, entry: int, tensor: Tensor, references: References) -> None:
+        """Tells the gradients of an entry that is a view, and which of the entries it was given it
+        looks at.
+        """
+        assert self.gradients is not None
+        if tensor.requires_grad and tensor._is_view():
+            storage, storages = self.memory.storages[entry], self.memory.storages
+            given = references.values() if isinstance(references, dict) else references
+            parent = next(
+                (n for n in given if n is not None and n >= 0 and storages[n] == storage), None
+            )
+            self.gradients.views.add(entry, parent, storage, region_of(tensor))
+
+    def _note_changed(self, first: int, written: Sequence[Tensor], call: MadeCall) -> None:
+        """An in-place operation made the entries from `first` on of what it wrote to; some write to
+        several tensors.
+        """
+        if len(written) == 1:
+            self.note_slice(first, written[0], _changed_entry(call))
+            return
+        views = [entry for entry, tensor in enumerate(written, first) if tensor._is_view()]
+        self.hidden_writes.update(views)
+        if self.gradients is not None:
+            for entry in views:
+                self.gradients.note_written_together(
+                    entry, [number for _, number in located(call.references)]
+                )
+
+    def note_slice(self, entry: int, tensor: Tensor, before: int | None) -> None:
+        """Entry `entry` wrote to `tensor`, which `before` was until then: if it is a view, its base
+        has the gradient.
+        """
+        part = slice_written(entry, tensor, before)
+        if part is None and tensor._is_view():
+            self.hidden_writes.add(entry)
+        if part is not None and self.gradients is not None:
+            self.gradients.watch_write(part)
+        elif (
+            part is not None and self.memory.values[entry] is tensor
+        ):  # kept no longer than the tensor itself
+            self.slices.append(part._replace(is_base_known=self.entry_of(tensor._base) is not None))
+
+    def _note_writes(self, first: int, written: Sequence[Tensor]) -> None:
+        """Each written tensor was written by the entry that it now is; by the call's first where it
+        is no result.
+        """
+        for tensor in written:
+            entry = self.entry_of(tensor)
+            entry = first if entry is None or entry < first else entry
+            self.memory.after_write(entry, [tensor])
+            if self.gradients is not None:
+                self.gradients.views.note_write(entry, storage_of(tensor), region_of(tensor))
+
+    # -- arguments
+    # ----------------------------------------------------------------------------------------------
+
+    def references_to(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[Any, int]:
+        """Which of the arguments, nested and named ones too, are entries or parameters."""
+        found = {}
+        if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
+            self.memory.before_random(kwargs["generator"])
+        for arguments in (args, kwargs):
+            for path, tensor in plain_tensors(arguments):
+                if path[0] == "out":  # written, not read
+                    continue
+                found[path[0] if len(path) == 1 else path] = self._reference_to(tensor)
+        return found
+
+    def _reference_to(self, tensor: Tensor) -> int:
+        number = self._entry_at(id(tensor))  # as in `number_of`
+        if number is not None:
+            origin = self._origin_of(number)
+            if origin is None or origin() is tensor:
+                return number
+        number = self.meet(tensor)
+        return self.add_outside(tensor) if number is None else number
+
+    def watch_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Before tensors are read: views among them may have got another place in autograd's graph
+        since.
+        """
+        assert self.gradients is not None
+        for _, tensor in plain_tensors((args, kwargs)):
+            if tensor.requires_grad and tensor._is_view():
+                entry = self.entry_of(tensor)
+                if entry is not None and entry >= 0:
+                    self.gradients.watch_again(entry, tensor, len(self.rows))
+
+    def _keep_args(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[Any, Any]:
+        """The arguments as they are at the call, copied like saved values when their memory is
+        written.
+        """
+
+        def keep(tensor: Tensor) -> list[Tensor]:
+            holder = Kept([tensor])
+            self.memory.watch_argument(holder, 0)
+            return holder
+
+        return same_with(args, keep), same_with(kwargs or {}, keep)
+
+    # -- what comes late
+    # -------------------------------------------------------------------------------------------
+
+    def finish_entries(self, entries: Sequence[int]) -> None:
+        """What the entries were waiting for is there."""
+        self.complete()
+        for entry, tensor in self.memory.finish(entries):
+            if self.observer is not None:
+                self.observer.add(entry, tensor)
+
+    def drop_entries(self, entries: Sequence[int]) -> None:
+        """The entries will never know their value."""
+        self.memory.drop(entries)
+
+    def finish(self, outliving: Sequence[Tensor], wanted: Container[int] | None = None) -> None:
+        """The pass is over: lets go of arguments and of values that are not `wanted`, copies what
+        must not change.
+        """
+        self.memory.cut(len(self.rows))
+        del self.rows[len(self.memory.values) :]
+        self.complete()
+        self.memory.settle(outliving, wanted)
+        for holder in self.saved_args:
+            self.saved_args[holder] = unwrap(self.saved_args[holder])
+        self._entry_of_id.clear()
+        self._held.clear()
+
+
+def _changed_entry(call: MadeCall) -> int | None:
+    """The entry that an in-place operation took as the tensor it changes."""
+    if isinstance(call.references, dict):
+        return call.references.get(0, call.references.get(call.operation.name_of(0)))
+    return call.references[0]
+
+
+def _is_among(tensor: Tensor, others: Sequence[Tensor]) -> bool:
+    return any(tensor is other for other in others)

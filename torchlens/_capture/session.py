@@ -1,0 +1,394 @@
+"""One forward pass under the recorder: set up, run, tear down, whatever happens in between."""
+
+import inspect
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter, time
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from torchlens._capture.attributes import Attributes, KeptAttributes
+from torchlens._capture.current import CURRENT
+from torchlens._capture.distributed.collectives import finish_collectives, record_functional
+from torchlens._capture.distributed.sharding import know_whole, parameter_pairs
+from torchlens._capture.gradients.backward_calls import gradients_left
+from torchlens._capture.gradients.backward_hooks import next_sequence
+from torchlens._capture.gradients.entry_gradients import GradientHooks
+from torchlens._capture.lazy_results import finished
+from torchlens._capture.memory.forecast import Forecast
+from torchlens._capture.memory.freed_memory import Afterwards, freed_memory
+from torchlens._capture.memory.memory_watch import MemoryWatch
+from torchlens._capture.memory.saved_values import Memory
+from torchlens._capture.model_parts import parts_of
+from torchlens._capture.module_tracker import ModuleTracker
+from torchlens._capture.observer import Observer
+from torchlens._capture.options import positional_names
+from torchlens._capture.outflow import Outflow, OutflowWatch
+from torchlens._capture.patches.compiled import begin_eager, end_eager, is_compiler_there
+from torchlens._capture.patches.mode_stack import push_mode, remove_mode
+from torchlens._capture.patches.patching import apply_patches, undo_patches
+from torchlens._capture.recorder import Recorder
+from torchlens._capture.threads.model_threads import (
+    end_branches,
+    is_over,
+    order_module_calls,
+    row_branches,
+)
+from torchlens._capture.timed_recorder import TimedRecorder
+from torchlens._capture.unseen_tensors import UnseenTensors
+from torchlens._recording.frameworks import OtherModel
+from torchlens._recording.operations import BUFFER, INPUT
+from torchlens._recording.recording import Failure, Recording
+from torchlens._recording.trees import Path, holds_data, named_tensors
+from torchlens.errors import NestedLogError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """What to keep of a pass. `saves` and `max_nodes` as in Recorder; `saved_modules` as in
+    ModuleTracker.
+
+    If it `saves` everything, and there are `saved_modules`, only what these return stays when the
+    pass is over.
+    """
+
+    saves: bool | frozenset[int] = True
+    saved_modules: frozenset[str] = frozenset()
+    transform: Callable[[torch.Tensor], Any] | None = None
+    keeps_args: bool = False
+    keeps_gradients: bool = False
+    keeps_undo: bool = False
+    max_nodes: int | None = None
+    watches_memory: bool = True  # warns if much is saved
+    random_seed: int | None = None
+
+
+class Session:
+    """Runs a model once and holds what was recorded, also if it raised.
+
+    After `run`, `recording` is complete; after an exception in `run` it is what there was until
+    then. An observer sees more of each call than the log keeps.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        options: CaptureOptions,
+        observer: Observer | None = None,
+        outflow: Outflow | None = None,
+    ) -> None:
+        if CURRENT.tracker is not None and not is_over(CURRENT.tracker):
+            raise NestedLogError(
+                "This thread is already logging a forward pass, and logs cannot be nested. Log "
+                "the inner model on its own, before or after; its modules are part of the outer "
+                "log anyway."
+            )
+        freed_memory().begin()
+        self.model = model
+        self.options = options
+        self._observer = observer
+        self._memory = Memory(options.transform, options.keeps_undo)
+        gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
+        self._parts = parts_of(model)
+        self._unseen = UnseenTensors(Attributes(self._parts.modules, self._parts.addresses))
+        arguments = (
+            self._memory,
+            options.saves,
+            options.keeps_args,
+            gradients,
+            observer,
+            options.max_nodes,
+        )
+        own_time = None if observer is None else observer.own_time
+        self._recorder = (
+            Recorder(*arguments) if own_time is None else TimedRecorder(own_time, *arguments)
+        )
+        self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
+        self._wanted = (
+            self._tracker.saved if options.saves is True and options.saved_modules else None
+        )
+        if outflow is not None:
+            self._recorder.watch_memory(
+                OutflowWatch(self._recorder, self._memory, outflow, self._wanted)
+            )
+        elif options.watches_memory and (options.saves is not False or options.saved_modules):
+            forecast = (
+                Forecast(self._recorder, model, self._parts) if options.saves is True else None
+            )
+            watch = MemoryWatch(
+                self._memory.values, self._recorder.saved_args, options.keeps_gradients, forecast
+            )
+            self._recorder.watch_memory(watch)
+        self._recorder.on_collective = record_functional
+        self._recorder.on_unseen = self._unseen.meet
+        self._inputs: list[tuple[Path, int]] = []
+        self._outputs: list[tuple[Path, int]] = []
+        self._buffers: list[tuple[str, int]] = []
+        self._outside_storages: list[int] = []
+        self._bound_buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._kept_attributes: KeptAttributes | None = None
+        self._returns_data = False
+        self._seconds_forward = 0.0
+        self._seconds_total = 0.0
+        self._seconds_setup = 0.0
+        self._started_at = 0.0
+
+    def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls the model and returns what it returns."""
+        start = perf_counter()
+        self._started_at = time()
+        if self.options.random_seed is not None:
+            seed_generators(self.options.random_seed)
+        outliving = self._add_sources(args, kwargs)
+        try:
+            result = self._run_logged(args, kwargs, start)
+            self._returns_data = holds_data(result)
+            outliving += finish_collectives(self._recorder)
+            for path, tensor in named_tensors(result):
+                self._outputs.append((path, self._recorder.add_output(tensor)))
+                outliving.append(tensor)
+            self._recorder.failures.settle(None)
+            return result
+        except BaseException as error:
+            self._recorder.failures.settle(error)
+            outliving += finish_collectives(self._recorder)
+            self._afterwards = (
+                Afterwards()
+            )  # the traceback holds this session, and the session what was computed
+            raise
+        finally:
+            try:
+                self._settle(outliving)
+            except BaseException:  # an interrupt (Ctrl-C) that cut it short; it is safe to repeat
+                self._settle(outliving)
+                raise
+            self._seconds_total = perf_counter() - start
+
+    def _run_logged(self, args: list[Any], kwargs: dict[str, Any], started: float) -> Any:
+        """The part in which torch is patched.
+
+        Undoing is safe to repeat, and stands twice: an interrupt (Ctrl-C) can cut short one of the
+        two, not both.
+        """
+        compiled = self._parts.compiled  # they run their source while being logged
+        self._tracker.on_compile = partial(
+            begin_eager, self._recorder
+        )  # not self: nothing may point in a circle
+        try:
+            if is_compiler_there():
+                begin_eager(self._recorder)
+            apply_patches(self)
+            for module, _ in compiled:
+                module._compiled_call_impl = None
+            CURRENT.tracker = self._tracker
+            push_mode(self._recorder)
+            start = perf_counter()
+            self._seconds_setup = start - started
+            try:
+                if self._observer is None:
+                    return self.call_model(args, kwargs)
+                with self._observer.around(self._recorder.place):
+                    return self.call_model(args, kwargs)
+            finally:
+                self._seconds_forward = perf_counter() - start
+        finally:
+            try:
+                self._leave(compiled)
+            finally:
+                self._leave(compiled)
+
+    def _settle(self, outliving: list[torch.Tensor]) -> None:
+        outliving += [
+            pair.whole for pair in parameter_pairs(self._parts.modules) if pair.whole is not None
+        ]
+        outliving += gradients_left(self._recorder)
+        order_module_calls(self._tracker)
+        self._recorder.finish(
+            [*outliving, *(tensor for _, _, tensor in self._unseen.met)], self._wanted
+        )
+        self._outside_storages = self._memory.note_outside(self._recorder.outside)
+
+    def call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls the model and has it compute all that it returns. Who runs a model in another way
+        overrides it.
+        """
+        return finished(self.model(*args, **kwargs))
+
+    def _leave(self, compiled: list[tuple[Any, Any]]) -> None:
+        end_branches(self._tracker)
+        CURRENT.tracker = None
+        remove_mode(self._recorder)
+        for module, implementation in compiled:
+            module._compiled_call_impl = implementation
+        undo_patches(self)
+        end_eager(self._recorder)
+
+    def _add_sources(self, args: list[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Learns the parameters, makes entries of inputs and buffers; returns them all."""
+        recorder, parts = self._recorder, self._parts
+        pairs = list(parameter_pairs(parts.modules))
+        in_pieces = {id(pair.whole): pair.parameter for pair in pairs}
+        parts.params[:] = [in_pieces.get(id(parameter), parameter) for parameter in parts.params]
+        for parameter in parts.params:
+            recorder.add_outside(parameter)
+        know_whole(recorder, pairs)
+        sources: list[torch.Tensor] = list(parts.params)
+        for path, tensor in _named_inputs(self.model, args, kwargs):
+            entry = recorder.number_of(tensor)
+            if entry is None:
+                entry = recorder.add_source(INPUT, tensor)
+                sources.append(tensor)
+            if entry >= 0:
+                self._inputs.append((path, entry))
+        for address, buffer in parts.buffers:
+            if recorder.number_of(buffer) is None:
+                self._buffers.append((address, recorder.add_source(BUFFER, buffer)))
+                sources.append(buffer)
+        if self.options.keeps_undo:
+            self._bound_buffers = [
+                (module._buffers, dict(module._buffers)) for module in parts.modules
+            ]
+            self._kept_attributes = KeptAttributes(parts.modules)
+        self._memory.begin_operations(sources)
+        return sources
+
+    def restore_memory(self) -> None:
+        """Puts inputs and the model's tensors back as they were before the pass (needs
+        `keeps_undo`).
+        """
+        self._memory.restore()
+        for buffers, before in self._bound_buffers:
+            for name in before:
+                if buffers.get(name) is not before[name]:
+                    buffers[name] = before[name]
+        if self._kept_attributes is not None:
+            self._kept_attributes.restore()
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether an output of a module in `saved_modules` was written to before the module
+        returned it.
+        """
+        return self._tracker.is_uncertain
+
+    @property
+    def failure(self) -> Failure | None:
+        """Where the model raised, if it did."""
+        return self._recorder.failures.failure
+
+    @property
+    def recording(self) -> Recording:
+        """What was recorded."""
+        recorder, memory, tracker, parts = self._recorder, self._memory, self._tracker, self._parts
+        return Recording(
+            model_name=parts.classes[""],
+            rows=recorder.rows,
+            values=memory.values,
+            versions=memory.versions,
+            storages=memory.storages,
+            regions=memory.regions,
+            writes=memory.writes,
+            inputs=self._inputs,
+            outputs=self._outputs,
+            buffers=[*self._buffers, *((address, entry) for address, entry, _ in self._unseen.met)],
+            params=parts.params,
+            param_addresses=parts.param_addresses,
+            module_params=parts.module_params,
+            outside_storages=self._outside_storages,
+            module_calls=recorder.module_calls,
+            module_classes=parts.classes,
+            module_entries=tracker.entries,
+            module_exits=tracker.exits,
+            booleans=recorder.booleans,
+            leaves=recorder.leaves,
+            saved_args=recorder.saved_args,
+            gradients={} if recorder.gradients is None else recorder.gradients.gradients,
+            seconds_forward=self._seconds_forward,
+            seconds_total=self._seconds_total,
+            seconds_setup=self._seconds_setup,
+            started_at=self._started_at,
+            random_seed=self.options.random_seed,
+            failure=recorder.failures.failure,
+            warnings=recorder.warnings,
+            copies=memory.copies,
+            slices=recorder.slices,
+            hidden_writes=recorder.hidden_writes,
+            reads=recorder.reads,
+            returns_data=self._returns_data,
+            param_stand_ins=recorder.param_stand_ins,
+            branches=row_branches(tracker),
+            trained=recorder.trained,
+            joint_params=recorder.joint_params,
+            received=recorder.received,
+            sent=recorder.sent,
+        )
+
+
+class Runnable(Protocol):
+    """What runs a model once, of whatever framework, and holds what was recorded."""
+
+    def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any: ...
+
+    @property
+    def recording(self) -> Recording: ...
+
+
+def session_of(model: Any, options: CaptureOptions) -> Runnable:
+    """The session that records this model."""
+    if isinstance(model, OtherModel):
+        session: Runnable = model.session(options)
+        return session
+    return Session(model, options)
+
+
+def _named_inputs(
+    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]
+) -> list[tuple[Path, torch.Tensor]]:
+    """Input tensors with the name of the argument they came in."""
+    names: Sequence[str] | None = positional_names(model.forward)
+    rest = "args"
+    if names is None:
+        try:
+            parameters = list(inspect.signature(model.forward).parameters.values())
+        except (TypeError, ValueError):  # a forward written in C, or a scripted one
+            parameters = []
+        names = [
+            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), rest)
+    found = []
+    for position, argument in enumerate(args):
+        head: Path = (names[position],) if position < len(names) else (rest, position - len(names))
+        found += [((*head, *path), tensor) for path, tensor in named_tensors(argument)]
+    for name, argument in kwargs.items():
+        found += [((name, *path), tensor) for path, tensor in named_tensors(argument)]
+    return found
+
+
+# -- random numbers
+# --------------------------------------------------------------------------------------------------
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds python's, numpy's and torch's generators."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def generator_states() -> tuple[Any, ...]:
+    """The state of every generator that `restore_generators` puts back."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), devices
+
+
+def restore_generators(states: tuple[Any, ...]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    if states[3]:
+        torch.cuda.set_rng_state_all(states[3])

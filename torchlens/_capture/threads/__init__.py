@@ -1,0 +1,1 @@
+"""Threads that the model starts."""

@@ -1,0 +1,1 @@
+"""Names that other tools use, for hints in errors."""

@@ -1,0 +1,1 @@
+"""Compares two histories: where they diverge, and why."""

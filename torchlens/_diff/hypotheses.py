@@ -1,0 +1,126 @@
+"""What a layer may have computed instead: well-known functions, tried on the input that it had."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn import functional as F
+
+Tensor = torch.Tensor
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "the exact gelu": F.gelu,
+    "gelu's tanh form": lambda x: F.gelu(x, approximate="tanh"),
+    "quick gelu, x * sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "elu": F.elu,
+    "selu": F.selu,
+    "mish": F.mish,
+    "softplus": F.softplus,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "relu6": F.relu6,
+    "leaky relu (0.01)": lambda x: F.leaky_relu(x, 0.01),
+    "leaky relu (0.1)": lambda x: F.leaky_relu(x, 0.1),
+    "leaky relu (0.2)": lambda x: F.leaky_relu(x, 0.2),
+    "relu squared": lambda x: torch.relu(x).square(),
+    "nothing": lambda x: x,
+    "exp": torch.exp,
+}
+
+_EPS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+
+
+def norm_variants(
+    x: Tensor, scale: Tensor | None, shift: Tensor | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Ways to normalise: over which axes, with which eps, with or without the mean, scale and
+    shift.
+    """
+    affine = [("", scale, shift), (" without its scale", None, shift), (" without its shift", scale,
+        None),
+              (" without scale and shift", None, None)]  # fmt: skip
+    for axes in _norm_axes(x):
+        mean = x.mean(axes, keepdim=True)
+        for centred, name in ((x - mean, "layer norm"), (x, "RMS norm")):
+            count = math.prod(x.shape[axis] for axis in axes)
+            squares = centred.square().sum(axes, keepdim=True)
+            for divisor, kind in ((count, ""), (max(count - 1, 1), " with the unbiased variance")):
+                for eps in _EPS:
+                    normal = centred * torch.rsqrt(squares / divisor + eps)
+                    for how, own_scale, own_shift in affine:
+                        axis_words = (
+                            ""
+                            if axes == (x.dim() - 1,)
+                            else f" over the axes {' '.join(map(str, axes))}"
+                        )
+                        value = _scaled(normal, own_scale, own_shift)
+                        if value is not None:
+                            yield f"{name}{axis_words}{kind}{how}, eps {eps:g}", value
+
+
+def _norm_axes(x: Tensor) -> list[tuple[int, ...]]:
+    last = (x.dim() - 1,)
+    others = [(axis,) for axis in range(x.dim() - 1)]
+    return [last, *others, tuple(range(1, x.dim()))][: 5 if x.dim() > 1 else 1]
+
+
+def _scaled(normal: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor | None:
+    for part in (scale, shift):
+        if part is not None and (part.dim() != 1 or normal.shape[-1] != part.numel()):
+            return None
+    value = normal if scale is None else normal * scale
+    return value if shift is None else value + shift
+
+
+def attention_variants(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Ways to attend, with queries, keys and values of shape (..., length, size)."""
+    if q.dim() < 3 or k.shape[-2] != v.shape[-2] or q.shape[-1] != k.shape[-1]:
+        return
+    if (
+        q.dim() > 3 and k.dim() == v.dim() == q.dim()
+    ):  # several heads of queries may share keys and values
+        k, v = (
+            part.repeat_interleave(max(q.shape[-3] // part.shape[-3], 1), dim=-3) for part in (k, v)
+        )
+    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+        return
+    size, width = q.shape[-1], q.shape[-1] * (q.shape[-3] if q.dim() > 3 else 1)
+    scales = [("", 1 / math.sqrt(size)), (" without 1/sqrt(d)", 1.0), (" scaled by 1/d", 1 / size)]
+    scales += (
+        [(f" scaled by 1/sqrt({width}), the whole width", 1 / math.sqrt(width))]
+        if width != size
+        else []
+    )
+    square = q.shape[-2] == k.shape[-2]
+    for swapped in (False, True) if q.shape == k.shape else (False,):
+        first, second = (k, q) if swapped else (q, k)
+        for scaled, factor in scales:
+            scores = first @ second.transpose(-1, -2) * factor
+            for masked, mask in _masks(scores, square):
+                own = scores if mask is None else scores.masked_fill(mask, float("-inf"))
+                axes = [(-1, ""), (-2, " with softmax over the queries")]
+                axes += [(-3, " with softmax over the heads")] if q.dim() > 3 else []
+                for axis, over in axes:
+                    filled = own if axis == -1 else own.masked_fill(own == float("-inf"), -1e9)
+                    exchanged = " with queries and keys swapped" if swapped else ""
+                    what = f"attention{exchanged}{scaled}{masked}{over}"
+                    yield what, torch.softmax(filled, dim=axis) @ v
+
+
+def _masks(scores: Tensor, square: bool) -> list[tuple[str, Tensor | None]]:
+    found: list[tuple[str, Tensor | None]] = [(" without a mask", None)]
+    if square:
+        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        itself = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(0)
+        itself[0, 0] = False
+        found = [
+            (" with the causal mask", ahead),
+            *found,
+            (" with a causal mask that hides the place itself", itself),
+        ]
+        found.append((" with the mask the wrong way round", ahead.T))
+    return found

@@ -1,0 +1,140 @@
+"""The same numbers with the axes in another order: NCHW and NHWC, heads split or merged."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import permutations
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from torchlens._replay.distances import distance
+
+Tensor = torch.Tensor
+_MOST_AXES = 6
+_BETTER = 10.0  # another layout is accepted only when it is so many times better than the plain one
+
+
+class Layout(NamedTuple):
+    """How the candidate's axes lie. `finer` are the sizes of one side's axes (`of_reference` or
+    not), `axes` permutes them.
+
+    `SAME` is the layout of two tensors of one shape; without `axes` they differ by a reshape at
+    most.
+    """
+
+    axes: tuple[int, ...] = ()
+    finer: tuple[int, ...] = ()
+    of_reference: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        return self.axes == tuple(range(len(self.axes)))
+
+    def to_reference(self, candidate: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The candidate's tensor in the reference's `shape`."""
+        return self._back(candidate, shape) if self.of_reference else self._forth(candidate, shape)
+
+    def to_candidate(self, reference: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The reference's tensor in the candidate's `shape`."""
+        return self._forth(reference, shape) if self.of_reference else self._back(reference, shape)
+
+    def _forth(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if not self.axes:
+            return value.reshape(shape)
+        return value.reshape(self.finer).permute(self.axes).reshape(shape)
+
+    def _back(self, value: Tensor, shape: tuple[int, ...]) -> Tensor:
+        if not self.axes:
+            return value.reshape(shape)
+        permuted = tuple(self.finer[axis] for axis in self.axes)
+        inverse = sorted(range(len(self.axes)), key=self.axes.__getitem__)
+        return value.reshape(permuted).permute(inverse).reshape(shape)
+
+    def __str__(self) -> str:
+        names = {(0, 3, 1, 2): "NHWC for NCHW", (0, 2, 3, 1): "NCHW for NHWC", (1, 0): "transposed"}
+        if self.is_plain:
+            return "reshaped"
+        axes = (
+            self.axes
+            if not self.of_reference
+            else tuple(sorted(range(len(self.axes)), key=self.axes.__getitem__))
+        )
+        return names.get(axes, f"axes {' '.join(map(str, axes))}")
+
+
+SAME = Layout()
+
+
+@lru_cache(maxsize=4096)
+def layouts_between(reference: tuple[int, ...], candidate: tuple[int, ...]) -> tuple[Layout, ...]:
+    """All layouts in which a tensor of the candidate's shape may hold what one of the reference's
+    shape does.
+
+    The plain one first. One shape must be a permutation of the other once axes of size 1 are
+    dropped and axes that one of them has split are split.
+    """
+    if prod(reference) != prod(candidate):
+        return ()
+    found = dict.fromkeys([SAME]) if reference == candidate else {}
+    for of_reference in (False, True):
+        one, other = (reference, candidate) if of_reference else (candidate, reference)
+        finer = tuple(size for size in one if size != 1)
+        target = tuple(size for size in other if size != 1)
+        if len(finer) > _MOST_AXES or len(finer) < len(target):
+            continue
+        for axes in permutations(range(len(finer))):
+            if _is_grouped(tuple(finer[axis] for axis in axes), target):
+                layout = Layout(axes, finer, of_reference)
+                found[SAME if layout.is_plain else layout] = None
+        if len(finer) == len(target):  # the other way round gives the same ones
+            break
+    plain = [layout for layout in found if layout is SAME or layout.is_plain]
+    return (*plain, *(layout for layout in found if layout not in plain))
+
+
+def _is_grouped(sizes: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether neighbours among `sizes` can be multiplied to give `target`."""
+    place = 0
+    for size in target:
+        product = 1
+        while product < size and place < len(sizes):
+            product *= sizes[place]
+            place += 1
+        if product != size:
+            return False
+    return place == len(sizes)
+
+
+def best_layout(
+    reference: Tensor, candidate: Tensor, good: float, known: tuple[Layout, ...] = ()
+) -> tuple[float, Layout | None]:
+    """The distance of two tensors in the layout in which they are nearest; no layout where their
+    sizes differ.
+
+    Stops at the first that is not further than `good`. One that permutes axes is taken only where
+    it is ten times better than the plain one, or where no plain one fits the shapes. `known` are
+    tried first, and taken where none is better.
+    """
+    shape = tuple(reference.shape)
+    possible = layouts_between(shape, tuple(candidate.shape))
+    best: tuple[float, Layout | None] = (float("inf"), None)
+    for layout in _in_order(possible, known):
+        found = distance(reference, layout.to_reference(candidate, shape))
+        if best[1] is None or found < best[0] / (
+            _BETTER if best[1].is_plain or best[1] is SAME else 1.0
+        ):
+            best = (found, layout)
+        if best[0] <= good:
+            break
+    return best
+
+
+def _in_order(possible: tuple[Layout, ...], known: tuple[Layout, ...]) -> Iterator[Layout]:
+    plain = [layout for layout in possible if layout.is_plain]
+    usual = [layout for layout in known if layout in possible and layout not in plain]
+    yield from plain
+    yield from usual
+    for layout in possible:
+        if layout not in plain and layout not in usual:
+            yield layout

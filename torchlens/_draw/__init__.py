@@ -1,0 +1,1 @@
+"""Drawing: history → scene (plain nodes, edges, boxes) → Graphviz."""

@@ -1,0 +1,79 @@
+"""Where Graphviz puts things: the size of the picture, its frames with their titles, and the course
+of every edge.
+"""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchlens._draw.render import render
+
+_STEPS = 12  # points along each piece of an edge
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A box as it will be drawn, in points: its sides, and where its title stands (the middle) with
+    its size.
+    """
+
+    left: float
+    right: float
+    title_x: float
+    title_y: float
+    title_width: float
+    title_height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is known of a picture before it is made: `frames` by the number of the box, and `points`
+    along the edges.
+    """
+
+    width: float
+    height: float
+    frames: dict[int, Frame]
+    points: np.ndarray
+
+
+def lay_out(source: str) -> Layout:
+    """Lays out a source; no picture is made."""
+    found = json.loads(render(source, "json0"))
+    left, bottom, right, top = map(float, found["bb"].split(","))
+    objects = [
+        thing
+        for thing in found.get("objects", ())
+        if thing["name"].startswith("cluster_") and "lp" in thing
+    ]
+    frames = {int(thing["name"].removeprefix("cluster_")): _frame(thing) for thing in objects}
+    ways = [
+        edge["pos"]
+        for edge in found.get("edges", ())
+        if edge.get("style") != "invis" and "pos" in edge
+    ]
+    points = np.concatenate([_points_along(way) for way in ways]) if ways else np.zeros((0, 2))
+    return Layout(right - left, top - bottom, frames, points)
+
+
+def _frame(thing: dict[str, str]) -> Frame:
+    left, _, right, _ = map(float, thing["bb"].split(","))
+    x, y = map(float, thing["lp"].split(","))
+    return Frame(left, right, x, y, float(thing["lwidth"]) * 72, float(thing["lheight"]) * 72)
+
+
+def _points_along(way: str) -> np.ndarray:
+    """Graphviz writes `e,x,y` or `s,x,y` for a tip, then the points of cubic curves, each beginning
+    where one ends.
+    """
+    t = np.linspace(0, 1, _STEPS)[:, None, None]
+    u = 1 - t
+    pieces = []
+    for spline in way.split(";"):
+        given = np.array(
+            [[float(x) for x in word.split(",")] for word in spline.split() if word[0] not in "es"]
+        )
+        a, b, c, d = (given[k : len(given) - 3 + k : 3] for k in range(4))
+        pieces.append((u**3 * a + 3 * u * u * t * b + 3 * u * t * t * c + t**3 * d).reshape(-1, 2))
+    return np.concatenate(pieces)

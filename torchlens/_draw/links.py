@@ -1,0 +1,150 @@
+"""Which nodes are connected, and what the edge between them says."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchlens._draw.items import Grouping, ItemKind
+from torchlens._history.log import Log
+from torchlens._recording.operation_kinds import COMMUTATIVE
+from torchlens._recording.recording import located
+
+_MOST_ARGUMENTS_NAMED = 3
+
+
+@dataclass(slots=True)
+class Link:
+    """An edge between two items: the passes it leaves and enters, the arguments it is, whether it
+    begins a condition.
+    """
+
+    parent: int  # the first entry-to-entry edge it stands for
+    child: int
+    out_passes: set[int] = field(default_factory=set)
+    in_passes: set[int] = field(default_factory=set)
+    locations: dict[Any, None] = field(default_factory=dict)
+    is_condition: bool = False
+    has_gradient: bool = False
+
+    def lines(self, grouping: Grouping, source: int, target: int) -> tuple[str, ...]:
+        """What is written on it."""
+        found = ["IF"] if self.is_condition else []
+        if self.locations:
+            found.append(arguments_text(self.locations))
+        if self.out_passes != grouping.items[source].passes:
+            found.append(f"Out {number_ranges(self.out_passes)}")
+        if self.in_passes != grouping.items[target].passes:
+            found.append(f"In {number_ranges(self.in_passes)}")
+        return tuple(found)
+
+
+def find_links(log: Log, grouping: Grouping) -> dict[tuple[int, int], Link]:
+    """The edges between items, in order of execution."""
+    graph, folding = log.graph, grouping.choices.folding
+    item_of, pass_of, items = grouping.item_of, grouping.pass_of, grouping.items
+    conditions, gradients = set(graph.condition_edges), log.recording.gradients
+    links: dict[tuple[int, int], Link] = {}
+    for child, parents in enumerate(graph.parents):
+        target = item_of[child]
+        if target < 0:
+            continue
+        places = None
+        for parent in parents:
+            source = item_of[parent]
+            if source < 0 or (folding is not None and folding.edge_between(parent, child) is None):
+                continue
+            is_inside = source == target and items[source].kind is not ItemKind.OPERATION
+            if is_inside and (
+                items[source].kind is ItemKind.RUN or pass_of[parent] == pass_of[child]
+            ):
+                continue
+            link = links.get((source, target))
+            if link is None:
+                link = links[source, target] = Link(parent, child)
+            link.out_passes.add(pass_of[parent])
+            link.in_passes.add(pass_of[child])
+            link.is_condition = link.is_condition or (parent, child) in conditions
+            if graph.recorded[parent] in gradients and graph.recorded[child] in gradients:
+                link.has_gradient = True
+            if items[target].kind is ItemKind.OPERATION:
+                if places is None:
+                    places = _argument_places(log, grouping, child)
+                link.locations.update(dict.fromkeys(places.get(parent, ())))
+    return links
+
+
+def closing_loops(links: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """The edges that lead back to where they come from, against the order of execution."""
+    children: dict[int, list[int]] = {}
+    backward: dict[int, list[int]] = {}  # by target
+    for source, target in links:
+        children.setdefault(source, []).append(target)
+        if source > target:
+            backward.setdefault(target, []).append(source)
+    found = set()
+    for target, sources in backward.items():
+        seen, pending = {target}, [target]
+        while pending:
+            for child in children.get(pending.pop(), ()):
+                if child not in seen:
+                    seen.add(child)
+                    pending.append(child)
+        found |= {(source, target) for source in sources if source in seen}
+    return found
+
+
+def _argument_places(log: Log, grouping: Grouping, entry: int) -> dict[int, list[Any]]:
+    """Which arguments of the operation each parent is; nothing where there is only one, or where
+    order does not matter.
+    """
+    row, graph = log.row(entry), log.graph
+    if row.operation.layer_type in COMMUTATIVE:
+        return {}
+    reads = graph.located_reads.get(graph.recorded[entry]) or located(row.references)
+    found: dict[int, list[Any]] = {}
+    for location, number in reads:
+        parent = graph.entry_of.get(number, -1) if number >= 0 else -1
+        if parent >= 0 and grouping.item_of[parent] >= 0:
+            found.setdefault(parent, []).append(location)
+    locations = {location for own in found.values() for location in own}
+    return found if len(locations) > 1 else {}
+
+
+def argument_text(location: Any) -> str:
+    """`arg 0`, `arg (0, 1)`, or the keyword."""
+    if isinstance(location, str):
+        return location
+    if isinstance(location, tuple) and isinstance(location[0], str):
+        return location[0] + "".join(f"[{part!r}]" for part in location[1:])
+    return f"arg {location}"
+
+
+def arguments_text(locations: Iterable[Any]) -> str:
+    """The arguments that an edge is, those in a row as one: `arg (0, 0-49)`."""
+    found: dict[Any, list[Any]] = {}  # by all but the last number, where there is one
+    for location in locations:
+        is_listed = isinstance(location, tuple) and isinstance(location[-1], int)
+        found.setdefault(location[:-1] if is_listed else location, []).append(location)
+    words = []
+    for place, own in found.items():
+        if len(own) <= _MOST_ARGUMENTS_NAMED:
+            words += [argument_text(location) for location in own]
+        else:
+            numbers = number_ranges(location[-1] for location in own)
+            inside = ", ".join([*map(str, place), numbers])
+            words.append(
+                f"{place[0]}[{numbers}]" if isinstance(place[0], str) else f"arg ({inside})"
+            )
+    return ", ".join(words)
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """`1-3,5` for 1, 2, 3, 5; long lists are cut."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    return ",".join(texts) if len(texts) <= 6 else f"{','.join(texts[:4])},…,{texts[-1]}"

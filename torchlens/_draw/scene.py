@@ -1,0 +1,96 @@
+"""What to draw, independent of how: plain nodes, edges and boxes."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class NodeShape(Enum):
+    """What a node's outline says."""
+
+    OPERATION = "oval"
+    MODULE_OUTPUT = "box"  # the output of a module without modules inside
+    COLLAPSED = "box3d"  # more than one operation: a module, or a run of operations
+    FAILURE = "failure"
+
+
+class EdgeKind(Enum):
+    """Which way what flows along an edge."""
+
+    FORWARD = "forward"
+    GRADIENT = "gradient"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node. `box` is the number of the innermost box around it, -1 if there is none."""
+
+    name: str
+    title: str
+    lines: tuple[str, ...]
+    shape: NodeShape
+    fill: str
+    box: int = -1
+    is_dashed: bool = False
+    has_light_text: bool = False
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One edge from the node `source` to the node `target` (their numbers). `is_loop`: it closes a
+    loop.
+    """
+
+    source: int
+    target: int
+    lines: tuple[str, ...] = ()
+    kind: EdgeKind = EdgeKind.FORWARD
+    is_loop: bool = False
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One module around nodes and other boxes. `parent` is the number of the box it is in, -1 if in
+    none.
+
+    The title stands at the left ('l'), the right or in the middle ('c'); `title_room` is kept free
+    for it, in points.
+    """
+
+    title: str
+    subtitle: str
+    parent: int = -1
+    depth: int = 0
+    is_stack: bool = False  # stands for several alike
+    title_side: str = "l"
+    title_room: float = 0.0
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Legend:
+    """What the colours mean: a title, and (colour, text) from low to high."""
+
+    title: str
+    steps: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything in a drawing. `simplification` says what was drawn as one to keep it readable,
+    `notes` what else.
+    """
+
+    title: str
+    lines: tuple[str, ...]
+    simplification: str | None
+    notes: tuple[str, ...]
+    direction: str
+    nodes: list[Node]
+    edges: list[Edge]
+    boxes: list[Box]
+    legend: Legend | None = None
+    attributes: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,221 @@
+"""A history as JSON. The format is described, field by field, in docs/json.md."""
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from torchlens._history import columns
+from torchlens._history.log import Log
+from torchlens._history.portable import FUNCTIONS, text_of
+from torchlens._recording.collector import without_collector
+from torchlens._recording.functions import reference_to
+from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
+from torchlens._text.json_text import Columns, Lists, records_of, write_json
+
+if TYPE_CHECKING:
+    from torchlens._graph.labels import Layer
+
+
+FORMAT = "torchlens-graph"
+VERSION = 1  # raised when a field changes its meaning or goes; new fields may come without
+_LAYERS_PER_PART = 10_000
+_KINDS = {INPUT: "input", OUTPUT: "output", BUFFER: "buffer"}
+_ITSELF = frozenset({int, bool, str, type(None)})
+_IS_INT = frozenset({int})
+
+
+def to_json(
+    history: Any, path: str | os.PathLike[str] | None = None, indent: int | None = None
+) -> str | None:
+    """The graph as JSON text, or, with a path, in that file.
+
+    >>> json.loads(history.to_json())['nodes'][0]['label']
+    'input_1_0'
+    """
+    log: Log = history._log
+    return write_json(_graph_data(history, _node_parts(log), _layer_parts(log)), path, indent)
+
+
+def graph_data(history: Any) -> dict[str, Any]:
+    """The graph as dicts, lists, strings and numbers. No tensor is in it."""
+    log: Log = history._log
+    parts = (_node_parts(log), _layer_parts(log))
+    nodes, layers = ([record for part in own for record in records_of(part)] for own in parts)
+    return _graph_data(history, nodes, layers)
+
+
+def _graph_data(history: Any, nodes: Any, layers: Any) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": _model(history),
+        "nodes": nodes,
+        "layers": layers,
+        "modules": _modules(history),
+        "failure": _failure(history._log),
+    }
+
+
+def _model(history: Any) -> dict[str, Any]:
+    return {
+        "name": history.model_name,
+        "num_tensors": history.num_tensors_total,
+        "num_operations": history.num_operations,
+        "tensor_bytes": _plain(history.tensor_fsize_total),
+        "num_params": history.total_params,
+        "param_bytes": history.total_params_fsize,
+        "num_modules": len(history.module_addresses),
+        "is_recurrent": history.model_is_recurrent,
+        "max_passes": history.model_max_recurrent_loops,
+        "has_conditions": history.model_has_conditional_branching,
+        "seconds_forward": history.elapsed_time_forward_pass,
+        "random_seed": history.random_seed_used,
+    }
+
+
+def _node_parts(log: Log) -> Iterator[Columns]:
+    """All nodes, some at a time: a million of them take gigabytes."""
+    for entries in log.parts(range(len(log.graph.recorded))):
+        yield without_collector(partial(_nodes, log, entries))
+
+
+def _layer_parts(log: Log) -> Iterator[Columns]:
+    """The same of the layers."""
+    for start in range(0, len(log.graph.layers), _LAYERS_PER_PART):
+        yield without_collector(
+            partial(_layers, log, log.graph.layers[start : start + _LAYERS_PER_PART])
+        )
+
+
+def _nodes(log: Log, entries: Sequence[int]) -> Columns:
+    dtypes = columns.tensor_dtype(log, entries)
+    dtype_names = {dtype: str(dtype).removeprefix("torch.") for dtype in set(dtypes)}
+    return {
+        "label": columns.layer_label_w_pass(log, entries),
+        "layer": columns.layer_label_no_pass(log, entries),
+        "pass": columns.pass_num(log, entries),
+        "type": columns.layer_type(log, entries),
+        "kind": [_KINDS.get(operation, "operation") for operation in log.fields(entries).operation],
+        "function": columns.func_applied_name(log, entries),
+        "address": columns.address(log, entries),
+        "modules": columns.containing_modules_origin_nested(log, entries),
+        "modules_exited": columns.module_passes_exited(log, entries),
+        "shape": _plain_lists(columns.tensor_shape(log, entries)),
+        "dtype": [dtype_names[dtype] for dtype in dtypes],
+        "bytes": _plain(columns.tensor_fsize(log, entries)),
+        "seconds": columns.func_time_elapsed(log, entries),
+        "flops": _plain(columns.flops(log, entries)),
+        "params": _params(log, entries),
+        "num_params": _plain(columns.num_params_total(log, entries)),
+        "parents": _parents(log, entries),
+        "output_index": columns.iterable_output_index(log, entries),
+        "is_inplace": columns.function_is_inplace(log, entries),
+        "args": _plain_lists(columns.func_position_args_non_tensor(log, entries)),
+        "kwargs": [
+            {name: _plain(value) for name, value in own.items()} if own else {}
+            for own in columns.func_keyword_args_non_tensor(log, entries)
+        ],
+        "has_input_ancestor": columns.has_input_ancestor(log, entries),
+        "is_output_ancestor": columns.is_output_ancestor(log, entries),
+        "condition": columns.atomic_bool_val(log, entries),
+        "is_saved": columns.has_saved_activations(log, entries),
+        "source": columns.source(log, entries),
+    }
+
+
+def _params(log: Log, entries: Sequence[int]) -> Lists:
+    addresses, shapes = (
+        columns.parent_param_addresses(log, entries),
+        columns.parent_param_shapes(log, entries),
+    )
+    members: Columns = {
+        "address": list(chain.from_iterable(addresses)),
+        "shape": _plain_lists(list(chain.from_iterable(shapes))),
+    }
+    return Lists(members, list(map(len, addresses)))
+
+
+def _parents(log: Log, entries: Sequence[int]) -> Lists:
+    """Who is read, and as which argument: a position or keyword, then the way inside it. Positions
+    come first.
+    """
+    reads = columns.located_parents(log, entries)
+    flat = list(chain.from_iterable(reads))
+    if not _IS_INT.issuperset([type(location) for location, _ in flat]):
+        for own in reads:
+            if len(own) > 1 and not _IS_INT.issuperset([type(location) for location, _ in own]):
+                own.sort(key=lambda read: isinstance(_way(read[0])[0], str))
+        flat = list(chain.from_iterable(reads))
+    labels = log.labels_w_pass([parent for _, parent in flat])
+    ways = [[location] if type(location) is int else _way(location) for location, _ in flat]
+    return Lists({"label": labels, "argument": ways}, list(map(len, reads)))
+
+
+def _way(location: Any) -> list[Any]:
+    return list(map(_plain, location)) if isinstance(location, tuple) else [location]
+
+
+def _layers(log: Log, layers: "Sequence[Layer]") -> Columns:
+    labels = iter(log.labels_w_pass([entry for layer in layers for entry in layer.entries]))
+    return {
+        "label": [layer.label for layer in layers],
+        "type": [layer.type for layer in layers],
+        "passes": [list(islice(labels, len(layer.entries))) for layer in layers],
+    }
+
+
+def _modules(history: Any) -> list[dict[str, Any]]:
+    types, children, passes, nparams = (
+        history.module_types, history.module_children, history.module_num_passes,
+        history.module_nparams
+    )  # fmt: skip
+    parent_of = {child: address for address, below in children.items() for child in below}
+    return [
+        {
+            "address": address,
+            "class": types[address],
+            "parent": parent_of.get(address),
+            "children": children[address],
+            "num_passes": passes[address],
+            "num_params": nparams[address],
+        }
+        for address in history.module_addresses
+    ]
+
+
+def _failure(log: Log) -> dict[str, Any] | None:
+    failure = log.recording.failure
+    if failure is None:
+        return None
+    return {
+        "message": failure.message,
+        "operation": None if failure.operation is None else failure.operation.name,
+        "arguments": failure.arguments,
+        "modules": log.module_passes(log.graph.module_chains[failure.module_call]),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say of a value: itself, or how Python prints it (a symbolic size is its
+    expression).
+
+    A function goes by its name, since Python prints where in memory it is. Long text is cut, as in
+    a file of `save`.
+    """
+    if type(value) is float:
+        return value if math.isfinite(value) else repr(value)
+    if type(value) in _ITSELF or isinstance(value, str):
+        return value
+    if isinstance(value, list | tuple):
+        return [item if type(item) in _ITSELF else _plain(item) for item in value]
+    return reference_to(value).text if isinstance(value, FUNCTIONS) else text_of(value)
+
+
+def _plain_lists(values: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """The same for many lists, nearly all of which hold only plain values."""
+    if _ITSELF.issuperset(map(type, chain.from_iterable(values))):
+        return list(map(list, values))
+    return [list(own) if _ITSELF.issuperset(map(type, own)) else _plain(own) for own in values]

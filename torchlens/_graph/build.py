@@ -1,0 +1,292 @@
+"""The steps from a recording to a graph, in order."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchlens._graph.conditions import find_conditions
+from torchlens._graph.connections import ancestors_of, children_of, connected, descendants_of
+from torchlens._graph.edges import find_edges
+from torchlens._graph.labels import Layer, number_layers
+from torchlens._graph.loops import TAKING_A_PART, group_into_layers
+from torchlens._graph.modules import ModuleTree, call_chains, module_tree
+from torchlens._graph.order import order_of_rows
+from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
+from torchlens._recording.recording import Recording, Row, located
+
+_BOUNDARIES = (INPUT, BUFFER, OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A forward pass as a graph of entries: one list per fact, index = entry, in the order of the
+    log.
+
+    The entries are those of the recording that belong to the log; `recorded` has the number of each
+    there, `entry_of` is the way back. `first_exit` has the first tensor each module call returned.
+    `located_reads` (in numbers of the recording) and `is_exact` are from `find_edges`.
+    """
+
+    recorded: list[int]
+    entry_of: dict[int, int]
+    parents: list[tuple[int, ...]]
+    children: list[list[int]]
+    located_reads: dict[int, list[tuple[Any, int]]]
+    params: list[tuple[int, ...]]
+    layers: list[Layer]
+    layer_of: list[int]
+    pass_of: list[int]
+    has_input_ancestor: list[bool]
+    is_output_ancestor: list[bool]
+    inputs: list[int]
+    outputs: list[int]
+    buffers: list[int]
+    booleans: dict[int, bool]
+    condition_entries: set[int]
+    condition_edges: list[tuple[int, int]]
+    module_tree: ModuleTree
+    module_chains: list[tuple[int, ...]]
+    modules_entered: dict[int, list[int]]
+    modules_exited: dict[int, list[int]]
+    first_exit: dict[int, int]
+    num_left_out: int
+    is_exact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What has to be found out about a recording; all else in its graph follows from these and the
+    rows.
+
+    By entry: its number in the recording, the entries it reads, the first entry of its layer. The
+    rest is as in `Graph`.
+    """
+
+    recorded: list[int]
+    reads: list[tuple[int, ...]]
+    first_of_layer: list[int]
+    located_reads: dict[int, list[tuple[Any, int]]]
+    is_exact: bool = True
+
+
+def build_graph(recording: Recording) -> Graph:
+    """Edges, then what belongs to the log, then layers and their numbers, then modules and
+    conditions.
+    """
+    edges = find_edges(recording)
+    recorded = _choose_entries(recording, edges.parents)
+    entry_of = {number: entry for entry, number in enumerate(recorded)}
+    reads = [tuple([entry_of[parent] for parent in edges.parents[number]]) for number in recorded]
+    rows = [recording.rows[number] for number in recorded]
+    sources = sum(row.operation is INPUT or row.operation is BUFFER for row in rows)
+    operations = range(sources, len(rows) - sum(row.operation is OUTPUT for row in rows))
+    first_of_layer = list(range(len(rows)))
+    params = _params_of_all(rows, len(recording.params))
+    first_of_layer[operations.start : operations.stop] = _group(
+        recording, rows, reads, params, operations
+    )
+    decisions = Decisions(recorded, reads, first_of_layer, edges.located_reads, edges.is_exact)
+    return assemble_graph(recording, decisions, params)
+
+
+def decided(graph: Graph) -> Decisions:
+    """What `assemble_graph` makes this graph of."""
+    first_of_layer = [graph.layers[layer].entries[0] for layer in graph.layer_of]
+    return Decisions(
+        graph.recorded, graph.parents, first_of_layer, graph.located_reads, graph.is_exact
+    )
+
+
+def assemble_graph(
+    recording: Recording, decisions: Decisions, params: list[tuple[int, ...]] | None = None
+) -> Graph:
+    """The graph that follows from what was decided. `params`, by entry, where they are known
+    already.
+    """
+    recorded = decisions.recorded
+    entry_of = dict(zip(recorded, range(len(recorded)), strict=True))
+    parents = [read if len(read) < 2 else tuple(dict.fromkeys(read)) for read in decisions.reads]
+    rows = list(map(recording.rows.__getitem__, recorded))
+    kinds = [row.operation for row in rows]
+    boundaries = [entry for entry, kind in enumerate(kinds) if kind in _BOUNDARIES]
+    inputs, buffers, outputs = (
+        [entry for entry in boundaries if kinds[entry] is kind] for kind in _BOUNDARIES
+    )
+    types = [kind.layer_type for kind in kinds]
+    layers, layer_of = number_layers(types, decisions.first_of_layer, len(inputs) + len(buffers))
+    pass_of = [1] * len(rows)
+    for layer in layers:
+        if len(layer.entries) > 1:
+            for number, entry in enumerate(layer.entries, start=1):
+                pass_of[entry] = number
+
+    is_output_ancestor = ancestors_of(outputs, parents)
+    booleans = {
+        entry_of[number]: value
+        for number, value in recording.booleans.items()
+        if number in entry_of
+    }
+    leads_on = is_output_ancestor
+    if recording.returns_data:  # what such data was taken from is no mere condition
+        leads_on = ancestors_of(
+            [*outputs, *(entry_of[n] for n in recording.reads if n in entry_of)], parents
+        )
+    condition_entries, condition_edges = find_conditions(booleans, parents, leads_on)
+    return Graph(
+        recorded=recorded,
+        entry_of=entry_of,
+        parents=parents,
+        children=children_of(parents),
+        located_reads=decisions.located_reads,
+        params=_params_of_all(rows, len(recording.params)) if params is None else params,
+        layers=layers,
+        layer_of=layer_of,
+        pass_of=pass_of,
+        has_input_ancestor=descendants_of(inputs, parents),
+        is_output_ancestor=is_output_ancestor,
+        inputs=inputs,
+        outputs=outputs,
+        buffers=buffers,
+        booleans=booleans,
+        condition_entries=condition_entries,
+        condition_edges=condition_edges,
+        module_tree=module_tree(recording.module_calls),
+        module_chains=call_chains(recording.module_calls),
+        modules_entered=_by_entry(recording.module_entries, entry_of),
+        modules_exited=_by_entry(recording.module_exits, entry_of),
+        first_exit=_first_exits(recording.module_exits, entry_of),
+        num_left_out=_num_left_out(recording.rows, entry_of),
+        is_exact=decisions.is_exact,
+    )
+
+
+def _num_left_out(rows: Sequence[Row], entry_of: dict[int, int]) -> int:
+    if len(entry_of) == len(rows):
+        return 0
+    return sum(
+        row.operation is not BUFFER for number, row in enumerate(rows) if number not in entry_of
+    )
+
+
+def _choose_entries(recording: Recording, parents: Sequence[Sequence[int]]) -> list[int]:
+    """Inputs first, then the buffers that are read, in the order they are, then operations, then
+    outputs.
+
+    Where no tensor goes in, or none comes out (text, an action), nobody can say which operations
+    have to do with that side: all stay. Where a model returns numbers or text beside tensors, what
+    it took such values from is as good as an output. What comes from another process, or goes to
+    one, counts as going in and coming out.
+    """
+    inputs = list(dict.fromkeys(number for _, number in recording.inputs))
+    outputs = [number for _, number in recording.outputs]
+    buffers = {number for _, number in recording.buffers}
+    rows = order_of_rows(recording, parents)
+    operations = [number for number in rows if number >= len(inputs) and number not in buffers]
+    sources, targets = [*inputs, *recording.received], [*outputs, *recording.sent]
+    if sources and targets:
+        taken = (*recording.reads, *recording.booleans) if recording.returns_data else ()
+        belongs = connected(sources, [*targets, *taken], parents)
+        operations = [number for number in operations if belongs[number]]
+    read = dict.fromkeys(
+        [parent for number in operations for parent in parents[number] if parent in buffers]
+    )
+    return [*inputs, *read, *operations]
+
+
+def _params_of_all(rows: Sequence[Row], num_params: int) -> list[tuple[int, ...]]:
+    return [_params_of(row, num_params) for row in rows] if num_params else [()] * len(rows)
+
+
+def _params_of(row: Row, num_params: int) -> tuple[int, ...]:
+    references = row.references
+    found = references.values() if isinstance(references, dict) else references
+    own = [-1 - number for number in found if number is not None and -num_params <= number < 0]
+    return tuple(dict.fromkeys(own)) if own else ()
+
+
+def _group(
+    recording: Recording,
+    rows: Sequence[Row],
+    reads: Sequence[Sequence[int]],
+    params: Sequence[tuple[int, ...]],
+    operations: range,
+) -> list[int]:
+    """The first entry of each operation's layer."""
+    start = operations.start
+    keys = [key_of(recording, rows[entry], params[entry]) for entry in operations]
+    kinds = [(rows[entry].operation.name, rows[entry].output_index) for entry in operations]
+    shifted = [[parent - start for parent in reads[entry]] for entry in operations]
+    has_params = [bool(params[entry]) for entry in operations]
+    takes_a_part = [
+        rows[entry].operation.layer_type in TAKING_A_PART and not params[entry]
+        for entry in operations
+    ]
+    steps: list[Hashable] = [
+        (*key[:2], *key[4:]) if is_part else key
+        for key, is_part in zip(keys, takes_a_part, strict=True)
+    ]
+    numbered = group_into_layers(
+        _numbered(keys), has_params, _numbered(kinds), shifted, _numbered(steps)
+    )
+    return [start + first for first in numbered]
+
+
+def _numbered(keys: Iterable[Hashable]) -> list[int]:
+    """A number for each key, the same for the same: numbers are compared and looked up in no time,
+    and take no memory.
+    """
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> tuple[Hashable, ...]:
+    """What an operation does: see `loops.py`."""
+    name: Hashable = row.operation.name
+    if params and recording.joint_params.isdisjoint(params):
+        if (
+            recording.framework != "torch"
+        ):  # where the same primitive also computes a gradient, in another way
+            return row.operation, row.output_index, params, _hashable(row.kwargs)
+        return name, row.output_index, params
+    shapes = tuple(
+        [recording.rows[number].shape for _, number in located(row.references) if number >= 0]
+    )
+    module = recording.module_calls[row.module_call].address
+    return name, row.output_index, _hashable(row.args), _hashable(row.kwargs), shapes, module
+
+
+def _hashable(arguments: Any) -> Hashable:
+    if not arguments:
+        return None
+    try:
+        hash(arguments)
+    except TypeError:  # slices and lists
+        return repr(arguments)
+    return arguments
+
+
+def _by_entry(
+    calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]
+) -> dict[int, list[int]]:
+    """For each entry, the module calls it is listed with."""
+    found: dict[int, list[int]] = {}
+    for call, numbers in calls:
+        for number in (
+            numbers if len(numbers) < 2 else dict.fromkeys(numbers)
+        ):  # each call is here once
+            entry = entry_of.get(number)
+            if entry is not None:
+                found.setdefault(entry, []).append(call)
+    return found
+
+
+def _first_exits(
+    calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]
+) -> dict[int, int]:
+    """For each module call, the first of the entries it returned."""
+    found = {}
+    for call, numbers in calls:
+        entries = [entry_of[number] for number in numbers if number in entry_of]
+        if entries:
+            found[call] = entries[0]
+    return found

@@ -1,0 +1,400 @@
+"""Which operations are passes of one layer.
+
+Two operations are when they do the same thing and belong to a repeated structure. What they do is a
+key: the function and its parameters, or, without parameters, the function, its other arguments, the
+shapes it takes and the module it is called in. Repeated structure shows in two ways, both found in
+near-linear time and joined by union-find:
+
+- shared parameters: operations of one key with parameters are passes of one layer; so are, step by
+  step, operations that hang in the same way on passes of one layer (the `relu` after each call of
+  the same `linear`);
+- repetition: the sequence of keys repeats back to back (`add sin add sin ...`), every operation
+  reads the counterparts of what its counterpart one period earlier read, and each period reads from
+  the one before it. What repeats may hold what
+  repeats: loops in loops are found from the inside out.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from torchlens._recording.operation_kinds import INDEXING
+
+# What a loop does with an index of its own in each step.
+TAKING_A_PART = INDEXING | {
+    *(
+        "chunk",
+        "getitem",
+        "narrow",
+        "select",
+        "slice",
+        "split",
+        "splitwithsizes",
+        "tensorsplit",
+        "unbind",
+    ),
+}
+
+
+def group_into_layers(
+    keys: Sequence[int],
+    has_params: Sequence[bool],
+    kinds: Sequence[Hashable],
+    parents: Sequence[Sequence[int]],
+    steps: Sequence[int] | None = None,
+) -> list[int]:
+    """For each operation, in order of execution, the first operation of its layer.
+
+    `kinds` is a coarser key (the function alone). `parents` may name operations before the first
+    (inputs, buffers) by negative numbers. `steps` are keys by which repetition is seen: those of
+    `x[:, t]` are the same for each `t`, so that the operations around it are passes of one layer,
+    though it is not.
+    """
+    groups = _UnionFind(len(keys))
+    _join_repetitions(keys, keys if steps is None else steps, parents, groups)
+    _join_around_parameters(keys, has_params, kinds, parents, groups)
+    return [groups.find(operation) for operation in range(len(keys))]
+
+
+class _UnionFind:
+    """Sets of operations; the smallest member stands for its set."""
+
+    def __init__(self, size: int) -> None:
+        self._above = list(range(size))
+
+    def find(self, item: int) -> int:
+        above = self._above
+        while above[item] != item:
+            above[item] = above[above[item]]
+            item = above[item]
+        return item
+
+    def join(self, a: int, b: int) -> None:
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self._above[max(a, b)] = min(a, b)
+
+
+# -- repetition
+# --------------------------------------------------------------------------------------------------
+
+
+class _Run(NamedTuple):
+    """From an operation to another, the same so many operations again and again."""
+
+    start: int
+    stop: int
+    period: int
+
+
+def _join_repetitions(
+    keys: Sequence[Hashable],
+    steps: Sequence[int],
+    parents: Sequence[Sequence[int]],
+    groups: _UnionFind,
+) -> None:
+    known: set[_Run] = set()
+    pairs = _next_of_its_kind(enumerate(steps))
+    while True:
+        starts: dict[
+            int, list[int]
+        ] = {}  # period → operations whose key comes again after that many operations
+        for before, operation in pairs:
+            starts.setdefault(operation - before, []).append(before)
+        runs: list[_Run] = []
+        for period, operations in starts.items():
+            end = -1
+            for operation in operations:
+                if operation < end:
+                    continue
+                start, end = _run_around(steps, operation, period, end)
+                if end - start >= period:
+                    runs += _join_run(start, end, period, keys, parents, groups)
+        # A loop around loops is not to be seen in single operations, if each of them comes several
+        # times in it; but then the loops come again, too.
+        new = sorted(set(runs) - known)
+        if len(new) < 2:
+            return
+        known.update(new)
+        pairs = iter(sorted(set(_loops_that_come_again(new, steps))))
+
+
+def _next_of_its_kind(tokens: Iterable[tuple[int, Hashable]]) -> Iterator[tuple[int, int]]:
+    """Each operation with the next one that has the same key."""
+    last: dict[Hashable, int] = {}
+    for operation, key in tokens:
+        before = last.get(key)
+        if before is not None:
+            yield before, operation
+        last[key] = operation
+
+
+def _loops_that_come_again(runs: Sequence[_Run], steps: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Operations at the same place of a loop and of the next loop that does the same.
+
+    What stands before or after a loop may look like a part of it, once and not the next time. So
+    its first operation is no such place; the first and the last time that it does the same from a
+    certain operation on are.
+    """
+    ends: tuple[list[tuple[int, Hashable]], ...] = [], []
+    for run in runs:
+        body = steps[run.start : run.start + run.period]
+        turn = _least_rotation(body)
+        first = run.start + turn
+        last = first + (run.stop - run.period - first) // run.period * run.period
+        loop = *body[turn:], *body[:turn]
+        for own, place in zip(ends, (first, last), strict=True):
+            own += [(place, loop), (place, (last - first, loop))]
+    for own in ends:
+        yield from _next_of_its_kind(sorted(own, key=itemgetter(0)))
+
+
+def _least_rotation(body: Sequence[int]) -> int:
+    """From where on it reads least: the same for all that go round in the same way, wherever they
+    begin.
+    """
+    size, one, other, same = len(body), 0, 1, 0
+    while one < size and other < size and same < size:
+        a, b = body[(one + same) % size], body[(other + same) % size]
+        if a == b:
+            same += 1
+            continue
+        if a > b:
+            one = max(one + same + 1, other)
+            other = one + 1
+        else:
+            other += same + 1
+        same = 0
+    return min(one, other)
+
+
+def _run_around(
+    keys: Sequence[Hashable], operation: int, period: int, floor: int
+) -> tuple[int, int]:
+    """The widest range around `operation`, from `floor` on, in which each key comes again after
+    `period`.
+    """
+    start = operation
+    while start - 1 >= max(floor, 0) and keys[start - 1] == keys[start - 1 + period]:
+        start -= 1
+    end = operation + 1
+    limit = len(keys) - period
+    while end < limit and keys[end] == keys[end + period]:
+        end += 1
+    return start, end
+
+
+def _join_run(
+    start: int,
+    end: int,
+    period: int,
+    keys: Sequence[Hashable],
+    parents: Sequence[Sequence[int]],
+    groups: _UnionFind,
+) -> list[_Run]:
+    """Joins operations one period apart where what they read is one period apart, too. Returns
+    where it did.
+
+    What is read from outside says where a loop can begin at the earliest, and what is read from the
+    loop where at the
+    latest: `v = sin(x)` before `for ...: x = sin(x + v)` looks like a part of the loop, but `v` is
+    read by each step.
+    """
+    runs = []
+
+    def join(stop: int) -> None:
+        if stop - start >= period and _reads_previous(start, period, parents):
+            for operation in range(start, stop):
+                if keys[operation] == keys[operation + period]:
+                    groups.join(operation, operation + period)
+            runs.append(_Run(start, stop + period, period))
+
+    latest: deque[tuple[int, int]] = (
+        deque()
+    )  # operation, where a loop begins at the latest; the tightest first
+    for operation in range(start, end):
+        mine, later = parents[operation], parents[operation + period]
+        if (
+            len(mine) == 1 == len(later) and later[0] == mine[0] + period
+        ):  # most of them: in no time
+            first, last = 0, later[0]
+        else:
+            first, last = _beginnings(mine, later, period)
+        if last < start or last < first:
+            join(operation)
+            start = operation + 1
+            latest.clear()
+            continue
+        if first > start:
+            join(operation)
+            start = first
+            while latest and (latest[0][0] < start or latest[0][1] < start):
+                start = max(start, latest.popleft()[0] + 1)
+        if last < operation:
+            while latest and latest[-1][1] >= last:
+                latest.pop()
+            latest.append((operation, last))
+    join(end)
+    return runs
+
+
+def _beginnings(mine: Sequence[int], later: Sequence[int], period: int) -> tuple[int, int]:
+    """Between which operations a loop begins, if what these parents belong to is the same a period
+    later; (0, -1): none.
+    """
+    if len(mine) != len(later):
+        return 0, -1
+    first, last = 0, sys.maxsize
+    for a, b in zip(mine, later, strict=True):
+        if a == b:  # from outside
+            first = max(first, a + 1)
+        else:
+            last = min(last, b)
+            if b != a + period:  # what a loop starts with
+                first = max(first, a + 1)
+    return first, last
+
+
+def _reads_previous(start: int, period: int, parents: Sequence[Sequence[int]]) -> bool:
+    second = range(start + period, start + 2 * period)
+    return any(
+        start <= parent < start + period for operation in second for parent in parents[operation]
+    )
+
+
+# -- shared parameters
+# -------------------------------------------------------------------------------------------------
+
+
+def _join_around_parameters(
+    keys: Sequence[Hashable],
+    has_params: Sequence[bool],
+    kinds: Sequence[Hashable],
+    parents: Sequence[Sequence[int]],
+    groups: _UnionFind,
+) -> None:
+    sharing: dict[Hashable, list[int]] = {}
+    for operation, key in enumerate(keys):
+        if has_params[operation]:
+            sharing.setdefault(key, []).append(operation)
+    pending = [operations for operations in sharing.values() if len(operations) > 1]
+    if not pending:
+        return
+    for operations in pending:
+        for operation in operations[1:]:
+            groups.join(operations[0], operation)
+    children: list[list[tuple[int, int]]] = [[] for _ in keys]
+    for operation, own in enumerate(parents):
+        for position, parent in enumerate(own):
+            if parent >= 0:
+                children[parent].append((position, operation))
+    grown_from: set[int] = set()
+    while pending:
+        operations = pending.pop()
+        for neighbours in (
+            _children_by_role(operations, children, keys),
+            _parents_by_role(operations, parents, keys),
+        ):
+            for found in neighbours.values():
+                candidates = sorted({operation for operation in found if not has_params[operation]})
+                for alike in _split_by_origin(candidates, kinds, parents, operations):
+                    if len(alike) < 2:
+                        continue
+                    for operation in alike[1:]:
+                        groups.join(alike[0], operation)
+                    if not grown_from.issuperset(
+                        alike
+                    ):  # each growth starts from an operation that none started from yet
+                        grown_from.update(alike)
+                        pending.append(alike)
+
+
+def _children_by_role(
+    operations: Sequence[int],
+    children: Sequence[Sequence[tuple[int, int]]],
+    keys: Sequence[Hashable],
+) -> dict[Hashable, list[int]]:
+    """Children of the passes of a layer, by what they do, the argument they take it as, and their
+    place among those.
+    """
+    roles: dict[Hashable, list[int]] = {}
+    for operation in operations:
+        count: dict[Hashable, int] = {}
+        for position, child in children[operation]:
+            role = (keys[child], position)
+            count[role] = count.get(role, 0) + 1
+            roles.setdefault((role, count[role]), []).append(child)
+    return roles
+
+
+def _parents_by_role(
+    operations: Sequence[int], parents: Sequence[Sequence[int]], keys: Sequence[Hashable]
+) -> dict[Hashable, list[int]]:
+    roles: dict[Hashable, list[int]] = {}
+    for operation in operations:
+        for position, parent in enumerate(parents[operation]):
+            if parent >= 0:
+                roles.setdefault((keys[parent], position), []).append(parent)
+    return roles
+
+
+def _split_by_origin(
+    candidates: list[int],
+    kinds: Sequence[Hashable],
+    parents: Sequence[Sequence[int]],
+    via: Sequence[int],
+) -> list[list[int]]:
+    """Splits operations that combine several tensors by where those come from: `x + attention(x)`
+    is not `+ mlp(x)`.
+
+    What a loop starts with may come from elsewhere than what it goes on with.
+    """
+    if not candidates or all(len(parents[operation]) < 2 for operation in candidates):
+        return [candidates]
+    own = set(candidates)
+    linked = set(via)
+
+    def origin(parent: int) -> Hashable:
+        if parent in own:
+            return "itself"
+        if parent in linked:
+            return "link"
+        return kinds[parent] if parent >= 0 else parent
+
+    split: dict[Hashable, list[int]] = {}
+    for operation in candidates:
+        split.setdefault(tuple(map(origin, parents[operation])), []).append(operation)
+    if len(split) > 1:
+        first = candidates[0]
+        alone = [signature for signature, members in split.items() if members == [first]]
+        following = [members for members in split.values() if members[0] != first]
+        if alone and following and _starts_loop(first, following[0][0], parents):
+            del split[alone[0]]
+            following[0].insert(0, first)
+    return list(split.values())
+
+
+def _starts_loop(first: int, second: int, parents: Sequence[Sequence[int]]) -> bool:
+    """Whether where the two read different things, the second reads what the first led to, or was
+    given.
+    """
+    if len(parents[first]) != len(parents[second]):
+        return False
+    pairs = zip(parents[first], parents[second], strict=True)
+    return all(a == b or b in parents[first] or _leads_to(first, b, parents) for a, b in pairs)
+
+
+def _leads_to(source: int, target: int, parents: Sequence[Sequence[int]]) -> bool:
+    """Whether `target` is `source`, or was computed from it."""
+    pending, seen = [target], {target}
+    while pending:
+        operation = pending.pop()
+        if operation == source:
+            return True
+        for parent in parents[operation] if operation > source else ():
+            if parent not in seen:
+                seen.add(parent)
+                pending.append(parent)
+    return False

@@ -1,0 +1,136 @@
+"""What a rolled picture shows as one: the passes of a layer, and what each step of a loop does with
+an index of its own.
+
+`x[:, t]` in a loop is a layer of its own for each `t`, since the argument differs. Nobody would
+draw fifty slices, so those that stand in the same relation to the passes of one layer are rolled
+with it: each is read by, or reads, other passes.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchlens._graph.build import Graph
+from torchlens._graph.loops import TAKING_A_PART
+from torchlens._recording.recording import Recording, Row
+
+# What takes a part is rolled wherever it stands; anything else only where it comes from the same
+# place in the code.
+_FEWEST_OTHERS = 3
+_MOST_ROUNDS = 4  # each round rolls what is one operation further away
+
+
+class _Role(NamedTuple):
+    """How an operation stands to the passes of one layer, the anchor: what it does, where, and on
+    which side.
+    """
+
+    name: str
+    anchor: int
+    is_below: bool
+    address: str
+    place: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """For each entry the first entry of those it is rolled with, which of them it is (from 1), and
+    how many they are.
+    """
+
+    first_of: list[int]
+    pass_of: list[int]
+    counts: dict[int, int]  # by first entry
+
+
+def roll(recording: Recording, graph: Graph) -> Rolled:
+    """What to show as one. Layers stay together; some are joined."""
+    group_of = list(graph.layer_of)
+    members = {number: list(layer.entries) for number, layer in enumerate(graph.layers)}
+    if any(len(own) > 1 for own in members.values()):
+        operations = range(
+            len(graph.inputs) + len(graph.buffers), len(group_of) - len(graph.outputs)
+        )
+        candidates = {group_of[entry] for entry in operations if not graph.params[entry]}
+        for _ in range(_MOST_ROUNDS):
+            if not _join_round(recording, graph, group_of, members, candidates):
+                break
+    first_of, pass_of, counts = [0] * len(group_of), [1] * len(group_of), {}
+    for own in members.values():
+        own.sort()
+        counts[own[0]] = len(own)
+        for number, entry in enumerate(own, start=1):
+            first_of[entry], pass_of[entry] = own[0], number
+    return Rolled(first_of, pass_of, counts)
+
+
+def _join_round(
+    recording: Recording,
+    graph: Graph,
+    group_of: list[int],
+    members: dict[int, list[int]],
+    candidates: set[int],
+) -> bool:
+    """Joins groups around the groups that have several members already. Says whether any were
+    joined.
+    """
+    rank = {
+        entry: number
+        for own in members.values()
+        if len(own) > 1
+        for number, entry in enumerate(own)
+    }
+    most = max(map(len, members.values()))
+    around: dict[
+        _Role, dict[int, list[int]]
+    ] = {}  # → group → which members of the anchor it has to do with
+    for group in sorted(candidates):
+        if group not in members or 2 * len(members[group]) > most:
+            continue
+        for entry in members[group]:
+            for is_below, neighbours in (
+                (True, graph.parents[entry]),
+                (False, graph.children[entry]),
+            ):
+                for neighbour in neighbours:
+                    anchor = group_of[neighbour]
+                    if (
+                        neighbour in rank
+                        and anchor != group
+                        and len(members[anchor]) >= 2 * len(members[group])
+                    ):
+                        role = _role(
+                            recording, recording.rows[graph.recorded[entry]], anchor, is_below
+                        )
+                        around.setdefault(role, {}).setdefault(group, []).append(rank[neighbour])
+    is_joined = False
+    for role, groups in around.items():
+        found = [group for group in groups if group in members]
+        fewest = 2 if role.name in TAKING_A_PART else _FEWEST_OTHERS
+        if len(found) < fewest or not _apart(groups[group] for group in found):
+            continue
+        for group in found[1:]:
+            for entry in members[group]:
+                group_of[entry] = found[0]
+            members[found[0]] += members.pop(group)
+        members[found[0]].sort()
+        is_joined = True
+    return is_joined
+
+
+def _role(recording: Recording, row: Row, anchor: int, is_below: bool) -> _Role:
+    name = row.operation.layer_type
+    place: Hashable = (row.code, row.instruction)
+    if name in TAKING_A_PART:
+        place = (row.shape, row.output_index is None)
+    return _Role(name, anchor, is_below, recording.module_calls[row.module_call].address, place)
+
+
+def _apart(ranks: Iterable[Sequence[int]]) -> bool:
+    """Whether no pass of the layer has two of the groups as neighbours."""
+    seen: set[int] = set()
+    for own in ranks:
+        if not seen.isdisjoint(own):
+            return False
+        seen.update(own)
+    return True

@@ -1,0 +1,3 @@
+"""What is wrong with a model: findings, their thresholds, and the rules that several features
+share.
+"""

@@ -1,0 +1,233 @@
+"""Finding the first operation that made a NaN or an Inf, in the saved values and then in the
+gradients.
+
+The rules are those of `torchlens._health.nonfinite`. What does not go on to an output (`where` puts
+something else in its place) is told only if there is nothing worse.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from torchlens._capture.gradients.entry_gradients import Gradients
+from torchlens._health.nonfinite.record import NonFinite
+from torchlens._health.nonfinite.rules import FROM_OUTSIDE, Given, Origin, Origins, numbers_in
+from torchlens._health.nonfinite.values import ValueRange, has_numbers, is_finite, value_range
+from torchlens._history.backward import parameter_gradients
+from torchlens._history.log import Log
+from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
+from torchlens._recording.recording import Row
+from torchlens._recording.user_code import warn_caller
+
+
+def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
+    """The first operation whose result, or else whose gradient, is not finite though what it was
+    given is.
+    """
+    num_entries = len(log.graph.recorded)
+    unsaved = [
+        entry for entry in range(num_entries) if not log.is_saved(entry) and _is_number(log, entry)
+    ]
+    if not any(map(log.is_saved, range(num_entries))):
+        raise ValueError(
+            "This log has no saved tensors, so there is nothing to check. Log with "
+            "layers_to_save='all'."
+        )
+    valueless = {
+        entry: why for entry, why in log.valueless_entries().items() if _is_number(log, entry)
+    }
+    saved = [
+        entry for entry in range(num_entries) if log.is_saved(entry) and _is_number(log, entry)
+    ]
+    if saved and len(valueless) == len(saved):
+        raise ValueError(
+            "The tensors of this log have no values (they are "
+            f"{', '.join(dict.fromkeys(valueless.values()))}), so there is no NaN to find. Log the "
+            "model with its weights, on a device that holds them."
+        )
+    origins = _value_origins(log, include_constants)
+    lasting = origins.lasting()
+    found = None if lasting else _gradient_origin(log, origins)
+    kept = [
+        origin for origin in origins.found if origin.number in origins.lasting()
+    ]  # to gradients as well
+    if found is None and kept:
+        found = _of_origin(log, kept[0])
+    if found is None and origins.found:
+        found = _of_origin(log, origins.found[0])
+        found = replace(
+            found, note=f"{found.note} All that was computed from it is finite again.".strip()
+        )
+    if found is not None:
+        return replace(found, num_unchecked=len(unsaved) + len(valueless))
+    if unsaved or valueless:
+        missing = f"{len(valueless)} of {num_entries} entries have no values" if valueless else ""
+        if unsaved:
+            also = f"{missing} and " if missing else ""
+            missing = f"{also}{len(unsaved)} of {num_entries} entries are not saved"
+        cure = " Log with layers_to_save='all' to check them too." if unsaved else ""
+        warn_caller(f"All saved tensors are finite, but {missing} and were not looked at.{cure}")
+    return None
+
+
+# -- values
+# --------------------------------------------------------------------------------------------------
+
+
+def _value_origins(log: Log, include_constants: bool) -> Origins:
+    """What the rules say of the saved values, taken in order."""
+    origins = Origins(include_constants)
+    for entry in range(len(log.graph.recorded)):
+        row = log.row(entry)
+        if row.operation is OUTPUT:
+            for parent in log.graph.parents[entry]:
+                origins.add_output(parent)
+        value = log.value(entry) if log.is_saved(entry) else None
+        if not isinstance(value, torch.Tensor):
+            origins.add_unseen(entry, log.graph.parents[entry])
+            continue
+        if row.operation in (INPUT, BUFFER):
+            name = ", ".join(log.boundary_addresses.get(entry, ()))
+            origins.add_source(entry, name, value, is_input=row.operation is INPUT)
+        elif row.operation is not OUTPUT:
+            constants = partial(numbers_in, (row.args, row.kwargs))
+            given, first = partial(_given, log, entry), None
+            if row.output_index:
+                first = log.graph.entry_of.get(
+                    log.graph.recorded[entry] - row.output_index, entry - row.output_index
+                )
+            origins.add_result(entry, row.operation.layer_type, value, given, constants, first)
+    return origins
+
+
+def _given(log: Log, entry: int) -> list[Given]:
+    """What an operation was given: its parents, its parameters, and tensors that are neither."""
+    recording = log.recording
+    found = [
+        Given(parent, log.label(parent), value if isinstance(value, torch.Tensor) else None)
+        for parent in log.graph.parents[entry]
+        for value in [log.value(parent) if log.is_saved(parent) else None]
+    ]
+    for number in log.graph.params[entry]:
+        name = f"parameter {recording.param_addresses[number]}"
+        found.append(Given(-1 - number, name, log.parameter(number), is_parameter=True))
+    if _reads_elsewhere(log.row(entry), len(recording.params)):
+        found.append(Given(None, "a tensor that is no part of the log", None))
+    return found
+
+
+def _reads_elsewhere(row: Row, num_params: int) -> bool:
+    """Whether an argument is a tensor that is neither an entry nor a parameter."""
+    numbers = row.references.values() if isinstance(row.references, dict) else row.references
+    return any(number is not None and number < -num_params for number in numbers)
+
+
+def _of_origin(log: Log, origin: Origin) -> NonFinite:
+    entry = origin.node
+    unsaved = [log.label(parent) for parent in log.graph.parents[entry] if not log.is_saved(parent)]
+    note = origin.note
+    if unsaved and not note:
+        note = f"Not saved, so it may have come from there: {', '.join(unsaved)}."
+    return _finding(log, entry, "forward", origin.result, origin.inputs, note)
+
+
+# -- gradients
+# --------------------------------------------------------------------------------------------------
+
+
+def _gradient_origin(log: Log, origins: Origins) -> NonFinite | None:
+    """The operation whose backward made the first gradient that is not finite.
+
+    None if there is none, or if a value that the operation had read is to blame, of which `origins`
+    knows then.
+    """
+    gradients = log.recording.gradients
+    if not isinstance(gradients, Gradients):
+        return None
+    of_params = parameter_gradients(log)
+    entry_of = log.graph.entry_of
+    for number in dict.fromkeys(number for _, number in gradients.arrivals if number in entry_of):
+        entry = entry_of[number]
+        gradient = gradients[number]
+        if not is_finite(gradient):
+            readers = _readers(log, entry)
+            if any(origins.add_gradient(log.graph.parents[reader])[0] for reader in readers):
+                return None
+            return _sender(
+                log, entry, readers, value_range(f"gradient sent to {log.label(entry)}", gradient)
+            )
+        for param in log.graph.params[entry]:
+            if param in of_params and not is_finite(of_params[param]):
+                if origins.add_gradient(log.graph.parents[entry])[0]:
+                    return None
+                name = f"gradient sent to parameter {log.recording.param_addresses[param]}"
+                inputs = [
+                    value_range("gradient received", gradient),
+                    *_ranges_of_values(log, log.graph.parents[entry]),
+                ]
+                return _finding(
+                    log, entry, "backward", value_range(name, of_params[param]), inputs, ""
+                )
+    return None
+
+
+def _readers(log: Log, entry: int) -> list[int]:
+    """What reads an entry and got a gradient, so that it may have made that of the entry."""
+    gradients, recorded = log.recording.gradients, log.graph.recorded
+    if log.row(entry).operation is OUTPUT:
+        return []
+    return [child for child in log.graph.children[entry] if recorded[child] in gradients]
+
+
+def _sender(log: Log, entry: int, readers: list[int], result: ValueRange) -> NonFinite:
+    """The gradient of `entry` was made by the backward of what reads it."""
+    gradients, recorded = log.recording.gradients, log.graph.recorded
+    if not readers:
+        found = _finding(
+            log, entry, "backward", result, _ranges_of_values(log, [entry]), FROM_OUTSIDE
+        )
+        return replace(found, is_from_outside=True)
+    received = [
+        value_range(f"gradient received by {log.label(child)}",
+        gradients[recorded[child]]) for child in readers
+    ]  # fmt: skip
+    inputs = [*received, *_ranges_of_values(log, log.graph.parents[readers[-1]])]
+    names = ", ".join(log.label(child) for child in readers)
+    note = f"The backward of one of these made it: {names}." if len(readers) > 1 else ""
+    return _finding(log, readers[-1], "backward", result, inputs, note)
+
+
+# -- what a finding says
+# -----------------------------------------------------------------------------------------------
+
+
+def _finding(
+    log: Log, entry: int, phase: str, result: ValueRange, inputs: Iterable[ValueRange], note: str
+) -> NonFinite:
+    lines, chain = log.call_stack(entry), log.module_chain(entry)
+    return NonFinite(
+        phase=phase,
+        label=log.label(entry),
+        operation=log.row(entry).operation.layer_type,
+        module=log.recording.module_calls[chain[-1]].address if chain else "",
+        source=str(lines[0]) if lines else None,
+        result=result,
+        inputs=tuple(inputs),
+        note=note,
+    )
+
+
+def _ranges_of_values(log: Log, entries: Iterable[int]) -> list[ValueRange]:
+    values = [(log.label(entry), log.value(entry)) for entry in entries if log.is_saved(entry)]
+    return [
+        value_range(label, value)
+        for label, value in values
+        if isinstance(value, torch.Tensor) and has_numbers(value)
+    ]
+
+
+def _is_number(log: Log, entry: int) -> bool:
+    dtype = log.row(entry).dtype
+    return dtype.is_floating_point or dtype.is_complex

@@ -1,0 +1,438 @@
+"""The rules for NaN and Inf: which operation is to blame, what was intended, and what is a
+consequence.
+
+- NaN is always a finding. Infinity is often meant: a constant among the arguments
+  (`masked_fill(mask, -inf)`), a mask that is an input, a buffer or an attribute. What was asked for
+  is no finding, nor is what merely hands it on.
+- A result that is not finite is a consequence if something that it was computed from was found
+  before. One finding, the first, is told of all that follows from it.
+- NaN made of infinity that was asked for is a finding: the operation that made it is to blame.
+- Infinity in the data (an input that is no mask) is blamed on the data: at once if it is +Inf,
+  otherwise as soon as NaN comes of it.
+- A number that the model's code read from a tensor (`.item()`) comes back as a constant: NaN, or
+  +Inf, among the arguments is a consequence if a tensor of one element was found to be so before.
+- A parameter or a tensor from elsewhere that was broken before is named by the first operation that
+  reads it. Other parameters that were broken, too, are the same finding: as a rule one optimizer
+  step broke them all.
+- A gradient is the fault of the operation whose backward made it of finite ones; unless the
+  operation had read a value that was found, or infinity in the data, which then is to blame. One
+  that was not finite when it arrived came from
+  outside: from the loss, or from a hook.
+
+Values are told apart by their numbers in the recording, never by their memory, which is used again.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens._health.nonfinite.quick_look import has_nonfinite
+from torchlens._health.nonfinite.values import (
+    ValueRange,
+    has_numbers,
+    has_plus_infinity,
+    value_range,
+)
+from torchlens._recording.operation_kinds import SAME_NUMBERS, UNINITIALISED
+
+FROM_OUTSIDE = "It was made outside the model's operations: by the loss, or by a hook on a tensor."
+_BROKEN_BEFORE = "Not finite before: {names}. {hint}"
+HINT = "Look for what made it so, like an optimizer step with gradients that were not finite."
+_MINUS_INFINITY = (
+    "Minus infinity is what a mask is made of, and the logarithm of 0: level='operation' tells "
+    "which it is."
+)
+_CONSTANT = "A constant among its arguments is NaN."
+_MASKED = (
+    "It was given Inf that was asked for, and made NaN of it. A row that is masked altogether "
+    "leaves nothing to choose from: skip such rows."
+)
+
+
+class Given(NamedTuple):
+    """A tensor that an operation was given."""
+
+    node: (
+        int | None
+    )  # its number: an entry's, or -1 - k for what is outside the log; None if it is not known
+    name: str
+    tensor: (
+        torch.Tensor | None
+    )  # None if it is not there any more; with no number either, it is from elsewhere
+    is_parameter: bool = False
+    is_buffer: bool = False
+
+
+class Origin(NamedTuple):
+    """Where NaN or Inf came up. `number` counts the origins of a pass."""
+
+    number: int
+    node: int
+    result: ValueRange
+    inputs: tuple[ValueRange, ...]
+    note: str
+
+
+class _Why(Enum):
+    ASKED = "asked for"
+    SUSPECT = "minus infinity that may or may not be meant, of which nothing bad has come yet"
+    FOUND = "found, or a consequence of what was found"
+
+
+class _Cause(NamedTuple):
+    why: _Why
+    origins: frozenset[int] = frozenset()
+
+
+class _Source(NamedTuple):
+    """An input, or the result of a module, that holds minus infinity."""
+
+    node: int
+    result: ValueRange
+    note: str
+
+
+def _is_from_outside(given: Given) -> bool:
+    """Whether it is no result of the pass: a parameter, or a tensor from elsewhere."""
+    return given.node is None or given.node < 0
+
+
+def _is_learnable(given: Given) -> bool:
+    return given.is_parameter and given.tensor is not None and given.tensor.requires_grad
+
+
+class Origins:
+    """Finds the places of one pass where NaN and Inf come up, in the order in which they do.
+
+    `is_state_known` says that broken parameters and buffers are a consequence of something that was
+    told before; `hint` is what to say of parameters that are not, `hint_of_fixed` of buffers and of
+    parameters that do not learn. With `sees_modules_alone`, what are called operations here are
+    whole modules: the minus infinity that one returns may be a mask or the logarithm of 0, which
+    only what comes of it tells.
+    """
+
+    def __init__(
+        self,
+        include_constants: bool = False,
+        is_state_known: bool = False,
+        sees_modules_alone: bool = False,
+        hint: str = HINT,
+        hint_of_fixed: str = HINT,
+    ) -> None:
+        self.found: list[Origin] = []
+        self._include_constants = include_constants
+        self._is_state_known = is_state_known
+        self._sees_modules_alone = sees_modules_alone
+        self._hint = hint
+        self._hint_of_fixed = hint_of_fixed
+        self._causes: dict[int, _Cause] = {}
+        self._suspects: dict[int, _Source] = {}
+        self._outputs: set[int] = set()
+        self._numbers: dict[
+            str, _Cause
+        ] = {}  # 'nan', 'inf' → why the last tensor of one element was so
+        self._broken_parameters: int | None = None  # the origin that tells of them
+        self._is_state_broken = False  # whether something came of broken state that is known
+        self._in_gradients: set[int] = set()  # origins that made gradients that are not finite
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether everything was finite so far."""
+        return not self._causes
+
+    def add_source(
+        self, node: int, name: str, tensor: torch.Tensor, is_input: bool
+    ) -> Origin | None:
+        """An input or a buffer."""
+        if not has_nonfinite(tensor):
+            return None
+        origin = self._judge_source(node, name, tensor, is_input)
+        self._note_number(node, tensor)
+        return origin
+
+    def _judge_source(
+        self, node: int, name: str, tensor: torch.Tensor, is_input: bool
+    ) -> Origin | None:
+        if self._is_state_known and not is_input and _is_no_mask(tensor):
+            self._causes[node] = _Cause(_Why.FOUND)
+            self._is_state_broken = True
+            return None
+        result = value_range(name, tensor)
+        note = f"It came in like this: {name}."
+        if result.num_nan or self._include_constants:
+            return self._add(node, result, (), note)
+        if not is_input or _looks_like_mask(tensor, result):
+            self._causes[node] = _Cause(_Why.ASKED)
+        elif has_plus_infinity(tensor):
+            return self._add(node, result, (), note)
+        else:
+            self._causes[node] = _Cause(_Why.SUSPECT)
+            self._suspects[node] = _Source(node, result, note)
+        return None
+
+    def add_result(
+        self,
+        node: int,
+        operation: str,
+        tensor: torch.Tensor,
+        given: Callable[[], Sequence[Given]],
+        constants: Callable[[], Iterable[float]],
+        first: int | None = None,
+    ) -> Origin | None:
+        """An operation made `tensor`. What it was given is asked for only where that matters.
+
+        If the operation makes several, `first` is the first of them: it is found once.
+        """
+        if operation in SAME_NUMBERS and self.is_clean and not any(map(_is_from_outside, given())):
+            return None
+        if operation in UNINITIALISED or not has_nonfinite(tensor):
+            return None
+        origin = self._judge(node, tensor, given, constants, first)
+        self._note_number(node, tensor)
+        return origin
+
+    def _judge(
+        self,
+        node: int,
+        tensor: torch.Tensor,
+        given: Callable[[], Sequence[Given]],
+        constants: Callable[[], Iterable[float]],
+        first: int | None,
+    ) -> Origin | None:
+        """What a result that is not finite is: a new origin, a consequence, or asked for."""
+        beside = next(
+            (each.node for each in self.found if first is not None and first <= each.node < node),
+            None,
+        )
+        if beside is not None:
+            self.hand_on(beside, node)
+            return None
+        everything = given()
+        bad = [each for each in everything if self._is_bad(each)]
+        causes = [
+            self._causes[each.node]
+            for each in bad
+            if each.node is not None and each.node in self._causes
+        ]
+        result = value_range("result", tensor)
+        origins = frozenset().union(*(cause.origins for cause in causes if cause.why is _Why.FOUND))
+        is_explained = any(cause.why is _Why.FOUND for cause in causes)
+        broken: list[Given] = []
+        suspects = [
+            self._suspects[each.node]
+            for each in bad
+            if each.node is not None and each.node in self._suspects
+        ]
+        for each in bad:
+            if each.node is None or each.node not in self._causes:
+                is_state = each.is_parameter or each.is_buffer
+                if self._is_state_known and is_state and self._is_broken(each):
+                    causes.append(_Cause(_Why.FOUND))
+                    self._is_state_broken = True
+                elif each.is_parameter and self._broken_parameters is not None:
+                    origins |= {self._broken_parameters}
+                elif self.found and not each.is_parameter:  # written through another tensor, say
+                    origins |= {self.found[-1].number}
+                elif self._is_state_broken and not each.is_parameter:  # likewise
+                    causes.append(_Cause(_Why.FOUND))
+                elif is_explained and not each.is_parameter:
+                    # it may well have become so with the result, as the running mean of a
+                    # normalisation does
+                    pass
+                elif self._suspects and not each.is_parameter:
+                    causes.append(_Cause(_Why.SUSPECT))
+                    suspects.append(next(reversed(self._suspects.values())))
+                elif self._is_broken(each):
+                    broken.append(each)
+                else:
+                    causes.append(_Cause(_Why.ASKED))
+        if broken:
+            names = ", ".join(each.name for each in broken)
+            hint = self._hint if any(map(_is_learnable, broken)) else self._hint_of_fixed
+            origin = self._add(
+                node, result, everything, _BROKEN_BEFORE.format(names=names, hint=hint), origins
+            )
+            if any(each.is_parameter for each in broken):
+                self._broken_parameters = origin.number
+            return origin
+        if origins or any(cause.why is _Why.FOUND for cause in causes):
+            self._causes[node] = _Cause(_Why.FOUND, origins)
+            return None
+        numbers = list(constants())
+        read = [self._numbers[str(number)] for number in numbers if str(number) in self._numbers]
+        if read:
+            self._causes[node] = read[0]
+            return None
+        whys = {cause.why for cause in causes}
+        if not self._include_constants:
+            is_unknown = any(each.node is None and each.tensor is None for each in everything)
+            is_minus_infinity = not (result.num_nan or has_plus_infinity(tensor))
+            if any(map(math.isinf, numbers)) or (is_unknown and is_minus_infinity):
+                whys.add(_Why.ASKED)
+        if not result.num_nan and whys:
+            self._causes[node] = _Cause(_Why.SUSPECT if _Why.SUSPECT in whys else _Why.ASKED)
+            if suspects:
+                self._suspects[node] = suspects[0]
+            return None
+        if result.num_nan and any(map(math.isnan, numbers)):
+            return self._add(node, result, everything, _CONSTANT)
+        if suspects:
+            return self._blame_source(node, suspects[0])
+        if self._sees_modules_alone and not (bad or result.num_nan or has_plus_infinity(tensor)):
+            self._causes[node] = _Cause(_Why.SUSPECT)
+            self._suspects[node] = _Source(node, result, _MINUS_INFINITY)
+            return None
+        return self._add(node, result, everything, _MASKED if whys else "")
+
+    def add_gradient(self, read: Iterable[int]) -> tuple[bool, Origin | None]:
+        """The backward of an operation that had read these values made a gradient that is not
+        finite, of finite ones.
+
+        Whether one of the values is to blame; and the origin, if nobody was told of it yet.
+        """
+        causes = [(node, self._causes[node]) for node in read if node in self._causes]
+        found = [cause for _, cause in causes if cause.why is _Why.FOUND]
+        if found:
+            self._in_gradients.update(*(cause.origins for cause in found))
+            return True, None
+        suspect = next((self._suspects[node] for node, _ in causes if node in self._suspects), None)
+        if suspect is None:
+            return False, None
+        origin = self._blame_source(suspect.node, suspect)
+        self._in_gradients.add(origin.number)
+        return True, origin
+
+    def hand_on(self, node: int, to: int) -> None:
+        """Value `to` is what `node` was."""
+        if node in self._causes:
+            self._causes[to] = self._causes[node]
+        if node in self._suspects:
+            self._suspects[to] = self._suspects[node]
+
+    def add_unseen(self, node: int, parents: Iterable[int]) -> None:
+        """A result that nobody can look at: it may hand on what was found."""
+        causes = [self._causes[parent] for parent in parents if parent in self._causes]
+        origins = frozenset().union(*(cause.origins for cause in causes))
+        if origins:
+            self._causes[node] = _Cause(_Why.FOUND, origins)
+
+    def add_suspected_outputs(self) -> list[Origin]:
+        """The pass is over: tells of modules whose minus infinity came through to an output."""
+        suspects = [self._suspects[node] for node in self._outputs if node in self._suspects]
+        found = []
+        for source in dict.fromkeys(suspects):
+            cause = self._causes[source.node]
+            if source.note == _MINUS_INFINITY and cause.why is _Why.SUSPECT:
+                found.append(self._add(source.node, source.result, (), source.note))
+                self._causes[source.node] = cause
+        return found
+
+    def is_unheard_of(self, tensor: torch.Tensor) -> bool:
+        """Whether a value that nobody knows is broken, and nothing that is known can be the
+        cause.
+        """
+        return (
+            not (self.found or self._is_state_broken or self._suspects)
+            and has_nonfinite(tensor)
+            and _is_no_mask(tensor)
+        )
+
+    def add_output(self, node: int | None) -> None:
+        """The model returned this value."""
+        if node is not None:
+            self._outputs.add(node)
+
+    def lasting(self) -> set[int]:
+        """The origins, by number, that came through to an output or a gradient; all, if there is no
+        output to see.
+        """
+        if not self._outputs:
+            return {origin.number for origin in self.found}
+        causes = [self._causes[node] for node in self._outputs if node in self._causes]
+        return self._in_gradients.union(*(cause.origins for cause in causes))
+
+    @property
+    def is_output_broken(self) -> bool:
+        """Whether an output is not finite and was not meant to be; without an output to see,
+        whether anything was found.
+        """
+        if not self._outputs:
+            return bool(self.found)
+        return any(
+            self._causes[node].why is _Why.FOUND for node in self._outputs if node in self._causes
+        )
+
+    def _note_number(self, node: int, tensor: torch.Tensor) -> None:
+        """The model's code may read it and go on with the number; in Python, NaN is soon made of
+        infinity.
+        """
+        cause = self._causes.get(node)
+        if cause is not None and cause.why is _Why.FOUND and tensor.numel() == 1:
+            self._numbers["nan"] = cause
+            if has_plus_infinity(tensor):
+                self._numbers["inf"] = cause
+
+    def _is_bad(self, given: Given) -> bool:
+        if given.tensor is None:
+            return given.node is not None and given.node in self._causes
+        return has_nonfinite(given.tensor)
+
+    @staticmethod
+    def _is_broken(given: Given) -> bool:
+        """Whether a tensor that is no result of the pass is not as it should be: a mask may be
+        infinite.
+        """
+        assert given.tensor is not None
+        return given.is_parameter or _is_no_mask(given.tensor)
+
+    def _blame_source(self, node: int, source: _Source) -> Origin:
+        """NaN came of infinity in a source, be it in a gradient."""
+        origin = self._add(source.node, source.result, (), f"{source.note} NaN came of it.")
+        self._causes[node] = self._causes[source.node]
+        return origin
+
+    def _add(
+        self,
+        node: int,
+        result: ValueRange,
+        given: Sequence[Given],
+        note: str,
+        also: frozenset[int] = frozenset(),
+    ) -> Origin:
+        """A new origin; `also` are others that its result is a consequence of."""
+        ranges = [
+            value_range(name, tensor)
+            for _, name, tensor, is_parameter, is_buffer in given
+            if tensor is not None
+            and has_numbers(tensor)
+            and (not (is_parameter or is_buffer) or has_nonfinite(tensor))
+        ]
+        origin = Origin(len(self.found), node, result, tuple(ranges), note)
+        self.found.append(origin)
+        self._causes[node] = _Cause(_Why.FOUND, also | {origin.number})
+        return origin
+
+
+def numbers_in(value: Any) -> Iterator[float]:
+    """The real numbers among arguments, also inside lists and dicts."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from numbers_in(item)
+    elif isinstance(value, dict):
+        yield from numbers_in(list(value.values()))
+
+
+def _is_no_mask(tensor: torch.Tensor) -> bool:
+    """Whether there is more in it than the minus infinity of a mask."""
+    return bool(value_range("", tensor).num_nan) or has_plus_infinity(tensor)
+
+
+def _looks_like_mask(tensor: torch.Tensor, result: ValueRange) -> bool:
+    """Whether an input is added to something to leave parts of it out: -Inf there, 0 elsewhere."""
+    is_zero_elsewhere = result.low in (None, 0) and result.high in (None, 0)
+    return is_zero_elsewhere and not has_plus_infinity(tensor)

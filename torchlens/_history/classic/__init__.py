@@ -1,0 +1,116 @@
+"""The classic TorchLens (0.1): its fields that the main interface does not have, so that code
+written for it runs.
+
+A history and its entries look here for a name that is not theirs; nothing else uses this folder. A
+field is a function of the history or entry. docs/coming-from-torchlens.md lists them all, and those
+that mean nothing here with the reason.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from types import MethodType, ModuleType
+from typing import Any
+
+import torchlens._history.classic.of_entry as of_entry
+import torchlens._history.classic.of_history as of_history
+from torchlens._capture.options import Transform
+from torchlens._compat.torchlens_names import ENTRY_NAMES, HISTORY_NAMES, no_such_name
+from torchlens._history.layer_entry import LayerEntry
+from torchlens._history.log import Log
+
+
+def _option(name: str, owner: Any) -> Any:
+    """What an option of `log_forward_pass` was."""
+    log: Log = owner._log
+    if name == "keep_unsaved_layers":
+        return log.keeps_unsaved
+    if name == "mark_input_output_distances":
+        return log.marks_distances
+    if name == "save_function_args":
+        return getattr(log.options, "keeps_args", False)
+    if name == "save_gradients":
+        return getattr(log.options, "keeps_gradients", False)
+    transform = getattr(log.options, "transform", None)
+    return getattr(transform if isinstance(transform, Transform) else Transform(), name)
+
+
+Field = Callable[[Any], Any]
+
+
+def _functions(module: ModuleType) -> dict[str, Field]:
+    """The functions that a module defines, by name."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if callable(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+HISTORY_FIELDS: dict[str, Field] = _functions(of_history) | {
+    name: partial(_option, name)
+    for name in (
+        "activation_postfunc", "detach_saved_tensors", "keep_unsaved_layers",
+        "mark_input_output_distances",
+        "output_device", "save_function_args", "save_gradients",
+    )
+}  # fmt: skip
+ENTRY_FIELDS: dict[str, Field] = _functions(of_entry) | {
+    "activation_postfunc": partial(_option, "activation_postfunc"),
+    "detach_saved_tensor": partial(_option, "detach_saved_tensors"),
+    "output_device": partial(_option, "output_device"),
+    "save_gradients": partial(_option, "save_gradients"),
+}
+ENTRY_METHODS = {method.__name__: method for method in of_entry.METHODS}
+
+# Names of the classic that mean nothing here, and why.
+NOT_HERE = {
+    "current_function_call_barcode": "it was the classic's own bookkeeping",
+    "logging_mode": "there is one way of logging",
+    "orphan_layers": "what has nothing to do with input or output gets no label; "
+    "num_operations_left_out counts it",
+    "module_layer_argnames": "the log notes which tensors a module was given (modules_entered), "
+    "not as which argument",
+    "modules_entered_argnames": "the log notes which modules it was given to (modules_entered), "
+    "not as which argument",
+    "validate_saved_activations": "use torchlens.validate_saved_activations(model, x), which runs "
+    "the model anew",
+    "func_rng_states": "the generators' states are not kept; torchlens.validate_saved_activations "
+    "replays every operation",
+    "layer_label_raw": "labels are final from the start",
+    "tensor_label_raw": "labels are final from the start",
+    "module_entry_exit_thread_output": "use module_passes_exited",
+    "module_entry_exit_threads_inputs": "use module_passes_entered of the parents",
+    "log_tensor_grad": "gradients arrive by themselves; see docs/gradients.md",
+    "save_tensor_data": "use history.save_new_activations(model, x)",
+}
+
+
+def classic_field(owner: Any, name: str) -> Any:
+    """What `name` is in the classic; otherwise the error that says what to write instead."""
+    kind = type(owner)
+    if hasattr(kind, name):
+        return object.__getattribute__(owner, name)  # raises again what reading the field raised
+    is_entry = isinstance(owner, LayerEntry)
+    fields = ENTRY_FIELDS if is_entry else HISTORY_FIELDS
+    if name in fields:
+        return fields[name](owner)
+    if is_entry and name in ENTRY_METHODS:
+        return MethodType(ENTRY_METHODS[name], owner)
+    # Without `obj`, or Python would add a guess of its own to the hint.
+    if name in NOT_HERE:
+        raise AttributeError(
+            f"{kind.__name__!r} has no field {name!r}, unlike the classic: {NOT_HERE[name]}.",
+            name=name,
+        )
+    foreign = ENTRY_NAMES if is_entry else HISTORY_NAMES
+    listing = f"help(torchlens.{'LayerEntry' if is_entry else 'ModelHistory'}) lists them."
+    if not is_entry and name not in foreign and (hasattr(LayerEntry, name) or name in ENTRY_FIELDS):
+        each = f"history[0].{name}, or [entry.{name} for entry in history]"
+        raise AttributeError(
+            f"{kind.__name__!r} has no field {name!r}, but each of its entries has. Use {each}.",
+            name=name,
+        )
+    own = [*dir(kind), *fields]
+    raise AttributeError(
+        no_such_name(repr(kind.__name__), "field", name, foreign, own, listing), name=name
+    )

@@ -1,0 +1,194 @@
+"""The fields of the classic's history that ours lacks: each function is one."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
+
+from torchlens._history.classic.of_entry import operation_equivalence_type
+from torchlens._history.classic.rolled_layer import RolledLayer
+from torchlens._history.layer_entry import LayerEntry
+from torchlens._history.model_history import ModelHistory
+from torchlens._recording.functions import argument_names
+
+_Value = TypeVar("_Value")
+
+
+def _remembered(field: Callable[[ModelHistory], _Value]) -> Callable[[ModelHistory], _Value]:
+    """A field that is worked out once for what the history lists: the classic's code indexes it in
+    a loop.
+    """
+
+    @wraps(field)
+    def read(history: ModelHistory) -> _Value:
+        known = history.__dict__.setdefault("_classic", {})
+        listed = history._log.visible
+        if known.get(field.__name__, (None,))[0] is not listed:
+            known[field.__name__] = (listed, field(history))
+        value: _Value = known[field.__name__][1]
+        return value
+
+    return read
+
+
+# -- lists and dicts
+# --------------------------------------------------------------------------------------------------
+
+
+@_remembered
+def layer_dict_main_keys(history: ModelHistory) -> dict[str, LayerEntry]:
+    """Label → entry."""
+    return {entry.layer_label: entry for entry in history}
+
+
+@_remembered
+def layer_dict_all_keys(history: ModelHistory) -> dict[int | str, LayerEntry]:
+    """Every key → the entry it finds."""
+    return {key: entry for entry in history for key in entry.lookup_keys}
+
+
+@_remembered
+def layer_list_rolled(history: ModelHistory) -> list[RolledLayer]:
+    """An object per layer, all passes together."""
+    return [RolledLayer(history._log, layer) for layer in range(len(history._log.graph.layers))]
+
+
+@_remembered
+def layer_dict_rolled(history: ModelHistory) -> dict[str, RolledLayer]:
+    """Label of a layer → its object, all passes together."""
+    return {layer.layer_label: layer for layer in layer_list_rolled(history)}
+
+
+@_remembered
+def layers_computed_with_params(history: ModelHistory) -> dict[str, list[str]]:
+    """First pass of each layer with parameters → all its passes."""
+    graph = history._log.graph
+    labels = [
+        history._labels(layer.entries) for layer in graph.layers if graph.params[layer.entries[0]]
+    ]
+    return {passes[0]: passes for passes in labels}
+
+
+@_remembered
+def layers_where_internal_branches_merge_with_input(history: ModelHistory) -> list[str]:
+    """Labels of entries that read both something that an input leads to and something that no input
+    leads to.
+    """
+    leads = {entry.layer_label: entry.has_input_ancestor for entry in history}
+    return [
+        entry.layer_label
+        for entry in history
+        if entry.has_input_ancestor
+        and not all(leads.get(parent, True) for parent in entry.parent_layers)
+    ]
+
+
+@_remembered
+def same_layer_operations(history: ModelHistory) -> dict[str, list[str]]:
+    """Layer → all its passes."""
+    return {layer.label: history._labels(layer.entries) for layer in history._log.graph.layers}
+
+
+@_remembered
+def equivalent_operations(history: ModelHistory) -> dict[str, set[str]]:
+    """What an operation does → all operations that do the same, whether or not they are one
+    layer.
+    """
+    found: dict[str, set[str]] = {}
+    for entry in (LayerEntry(history._log, number) for number in range(history.num_tensors_total)):
+        found.setdefault(operation_equivalence_type(entry), set()).add(entry.layer_label)
+    return found
+
+
+def buffer_num_passes(history: ModelHistory) -> dict[str, int]:
+    """Address of a buffer that is read → 1."""
+    return {
+        LayerEntry(history._log, buffer).buffer_address or "": 1
+        for buffer in history._log.graph.buffers
+    }
+
+
+def has_saved_gradients(history: ModelHistory) -> bool:
+    """Whether some entry has a gradient."""
+    return bool(history.layers_with_saved_gradients)
+
+
+def func_argnames(history: ModelHistory) -> dict[str, tuple[str, ...]]:
+    """Name of each function in the log → the names of its arguments."""
+    rows = (history._log.row(entry) for entry in range(history.num_tensors_total))
+    operations = dict.fromkeys(row.operation for row in rows)
+    return {operation.name: argument_names(operation.func) for operation in operations}
+
+
+# -- modules
+# --------------------------------------------------------------------------------------------------
+
+
+def module_num_tensors(history: ModelHistory) -> dict[str, int]:
+    """Module address → how many tensors were computed inside it."""
+    return {address: len(labels) for address, labels in history.module_layers.items()}
+
+
+@_remembered
+def module_pass_layers(history: ModelHistory) -> dict[str, list[str]]:
+    """Call of a module → labels of the tensors computed inside it."""
+    log = history._log
+    found: dict[str, list[str]] = {name: [] for name in history.module_passes}
+    for entry in range(history.num_tensors_total):
+        for call in log.module_chain(entry):
+            found[log.module_pass(call)].append(log.label(entry))
+    return found
+
+
+def module_pass_num_tensors(history: ModelHistory) -> dict[str, int]:
+    """Call of a module → how many tensors were computed inside it."""
+    return {name: len(labels) for name, labels in module_pass_layers(history).items()}
+
+
+@_remembered
+def module_pass_children(history: ModelHistory) -> dict[str, list[str]]:
+    """Call of a module → the calls made inside it."""
+    log = history._log
+    found: dict[str, list[str]] = {name: [] for name in history.module_passes}
+    for number, call in enumerate(log.recording.module_calls):
+        if number and call.parent:
+            found[log.module_pass(call.parent)].append(log.module_pass(number))
+    return found
+
+
+def top_level_module_passes(history: ModelHistory) -> list[str]:
+    """The calls that the model itself makes."""
+    calls = history._log.recording.module_calls
+    return [
+        history._log.module_pass(number)
+        for number, call in enumerate(calls)
+        if number and not call.parent
+    ]
+
+
+# -- time
+# --------------------------------------------------------------------------------------------------
+
+
+def pass_start_time(history: ModelHistory) -> float:
+    """When the pass began, in seconds since 1970."""
+    return history._log.recording.started_at
+
+
+def pass_end_time(history: ModelHistory) -> float:
+    """When the pass ended."""
+    return pass_start_time(history) + history.elapsed_time_total
+
+
+def elapsed_time_setup(history: ModelHistory) -> float:
+    """Seconds before the call of the model."""
+    return history._log.recording.seconds_setup
+
+
+def elapsed_time_cleanup(history: ModelHistory) -> float:
+    """Seconds after the call of the model."""
+    return max(
+        0.0,
+        history.elapsed_time_total
+        - history.elapsed_time_forward_pass
+        - elapsed_time_setup(history),
+    )

@@ -1,0 +1,1 @@
+"""The fields of a history as users read them, a sentence each."""

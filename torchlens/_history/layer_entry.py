@@ -1,0 +1,50 @@
+"""One entry of a history: one tensor, and the operation that made it."""
+
+from typing import TYPE_CHECKING, Any
+
+from torchlens._history.classic_access import ClassicAccess
+from torchlens._history.entry_fields.calls import CallFields
+from torchlens._history.entry_fields.labels import LabelFields
+from torchlens._history.entry_fields.modules import ModuleFields
+from torchlens._history.entry_fields.surroundings import SurroundingFields
+from torchlens._history.entry_fields.tensors import TensorFields
+from torchlens._text.lazy_import import lazy_function
+
+if TYPE_CHECKING:
+    from torchlens._history.text import entry_text
+else:
+    entry_text = lazy_function("torchlens._history.text", "entry_text")
+
+
+class LayerEntry(
+    LabelFields, TensorFields, CallFields, SurroundingFields, ModuleFields, ClassicAccess
+):
+    """Everything known about one operation's result. Each field is computed when it is read.
+
+    >>> entry = history['conv2d_3_7']
+    >>> entry.tensor_contents.shape
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<LayerEntry {self.layer_label}>"
+
+    def __str__(self) -> str:
+        return entry_text(self._log, self._entry)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, LayerEntry)
+            and self._log is other._log
+            and self._entry == other._entry
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self._log), self._entry))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LayerEntry, (
+            self._log,
+            self._entry,
+        )  # with all of its log, which several entries share

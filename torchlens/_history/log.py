@@ -1,0 +1,495 @@
+"""The data behind a history and its entries, shared by them; it points back to neither."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, partial
+from math import prod
+from operator import attrgetter
+from types import CodeType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from torchlens._capture.gradients.entry_gradients import Gradients
+from torchlens._capture.memory.freed_memory import freed_memory
+from torchlens._capture.patches.interrupts import finalize
+from torchlens._recording.collector import without_collector
+from torchlens._recording.recording import Recording, Row, RowFields
+from torchlens._recording.stored import StoredParams, opened
+from torchlens._recording.symbolic import SymbolicInt
+from torchlens._recording.user_code import SourceLine, source_line, warn_caller
+from torchlens._recording.valueless import why_valueless
+from torchlens._text.lazy_import import lazy_function, lazy_functions
+from torchlens.errors import ValueChangedError
+
+if TYPE_CHECKING:
+    from torchlens._graph.build import Graph, build_graph
+    from torchlens._graph.costs import (
+        reached_backward_flops,
+        reached_by_gradients,
+        repeated_in_backward,
+    )
+    from torchlens._graph.distances import Distances, distances_from_inputs, distances_to_outputs
+    from torchlens._history.pickling import (
+        Format,
+        copied,
+        copied_deeply,
+        packed,
+        portable_options,
+        unpacked,
+    )
+else:
+    build_graph = lazy_function("torchlens._graph.build", "build_graph")
+    reached_backward_flops, reached_by_gradients, repeated_in_backward = lazy_functions(
+        "torchlens._graph.costs",
+        "reached_backward_flops",
+        "reached_by_gradients",
+        "repeated_in_backward",
+    )
+    distances_from_inputs, distances_to_outputs = lazy_functions(
+        "torchlens._graph.distances", "distances_from_inputs", "distances_to_outputs"
+    )
+    Format, copied, copied_deeply, packed, portable_options, unpacked = lazy_functions(
+        "torchlens._history.pickling",
+        "Format",
+        "copied",
+        "copied_deeply",
+        "packed",
+        "portable_options",
+        "unpacked",
+    )
+
+
+_Value = TypeVar("_Value")
+_ENTRIES_PER_PART = 4_000
+
+
+class Log:
+    """A recording, the graph made of it at the first look, and what is derived from the two on
+    demand.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        graph: "Graph | None" = None,
+        marks_distances: bool = False,
+        make_graph: "Callable[[Recording], Graph]" = build_graph,
+    ) -> None:
+        self.recording = recording
+        self.keeps_unsaved = True
+        self._graph = graph
+        self._make_graph = make_graph
+        self._visible: Sequence[int] | None = None
+        self._part: tuple[Sequence[int], RowFields] | None = None
+        # The labels of all entries, while all are read in parts; none of them until one is asked
+        # for.
+        self._kept_labels: list[str] | None = None
+        self.marks_distances = marks_distances
+        # The history that holds it, which may be gone; for those who come from an entry.
+        self.history: Callable[[], Any] = lambda: None
+        # The model that was logged, if it still lives, and if this process logged it.
+        self.model: Callable[[], Any] = lambda: None
+        self.options: Any = None
+        # What was last worked out of the backward passes, and of how much.
+        self.backward_times: tuple[Any, Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        graph = self.graph  # made before anything is left behind that it depends on
+        kept = (
+            self.marks_distances,
+            self.keeps_unsaved,
+            portable_options(self.options),
+        )
+        return _unpickled_log, (Format(), packed(self.recording), graph, *kept)
+
+    def __copy__(self) -> "Log":
+        copy = self._around(copied(self.recording), self._graph)
+        copy._make_graph = self._make_graph
+        return copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Log":
+        return self._around(copied_deeply(self.recording, memo), self.graph)
+
+    def _around(self, recording: Recording, graph: "Graph | None") -> "Log":
+        """A log like this one, of another recording."""
+        return _log(
+            recording,
+            graph,
+            self.marks_distances,
+            self.keeps_unsaved,
+            self.options,
+        )
+
+    def __del__(self) -> None:
+        """Frees the tensors, then looks how much memory lies free."""
+        finalize(self._free)
+
+    def _free(self) -> None:
+        model = self.__dict__.get(
+            "model"
+        )  # not there yet, if an interrupt struck when the log was made
+        freed_memory().drop(self.__dict__.clear, model and model())
+
+    def take(self, recording: Recording) -> None:
+        """Takes the recording of another run that did the same, and frees the old values.
+
+        Where threads took turns, its rows have other numbers.
+        """
+        if recording.branches or self.recording.branches:
+            self._graph, self._make_graph = None, build_graph
+            for known in ("module_names", "module_call_addresses"):
+                self.__dict__.pop(known, None)
+        freed_memory().drop(partial(setattr, self, "recording", recording), self.model())
+
+    def free_values(self) -> None:
+        """Lets go of all saved tensors, gradients and arguments."""
+
+        def free() -> None:
+            recording.values[:] = [None] * len(recording.values)
+            recording.versions[:] = [-1] * len(recording.versions)
+            recording.gradients.clear()
+            recording.slices.clear()
+            recording.saved_args.clear()
+
+        recording = self.recording
+        freed_memory().drop(free, self.model())
+
+    @property
+    def graph(self) -> "Graph":
+        if self._graph is None:
+            self._graph = without_collector(lambda: self._make_graph(self.recording))
+            if not self._graph.is_exact:
+                warn_caller(
+                    "torchlens: parts of a tensor were written in too irregular a pattern to "
+                    "follow (as_strided, or a huge diagonal): some operations may list parents "
+                    "that they do not read."
+                )
+        return self._graph
+
+    @property
+    def visible(self) -> Sequence[int]:
+        """The entries that the history lists."""
+        if self._visible is None:
+            everything = range(len(self.graph.recorded))
+            self._visible = (
+                everything if self.keeps_unsaved else list(filter(self.is_saved, everything))
+            )
+        return self._visible
+
+    def show_anew(self) -> None:
+        """What is saved has changed."""
+        self._visible = None
+        for known in ("reached_by_gradients", "_is_anything_reached"):
+            self.__dict__.pop(known, None)
+
+    @cached_property
+    def reached_by_gradients(self) -> list[bool]:
+        return reached_by_gradients(self.recording, self.graph)
+
+    @cached_property
+    def _is_anything_reached(self) -> bool:
+        return any(self.reached_by_gradients)
+
+    @cached_property
+    def repeated_in_backward(self) -> frozenset[int]:
+        return repeated_in_backward(self.recording)
+
+    @cached_property
+    def from_input(self) -> "Distances | None":
+        return (
+            distances_from_inputs(self.graph.inputs, self.graph.parents)
+            if self.marks_distances
+            else None
+        )
+
+    @cached_property
+    def to_output(self) -> "Distances | None":
+        return (
+            distances_to_outputs(self.graph.outputs, self.graph.children)
+            if self.marks_distances
+            else None
+        )
+
+    def row(self, entry: int) -> Row:
+        return self.recording.rows[self.graph.recorded[entry]]
+
+    def rows(self, entries: Sequence[int]) -> list[Row]:
+        return picked(self.recording.rows, picked(self.graph.recorded, entries))
+
+    def fields(self, entries: Sequence[int]) -> RowFields:
+        """The rows of these entries, by field."""
+        part = self._part  # another thread may be at it, too
+        if part is not None and entries is part[0]:
+            return part[1]
+        return RowFields.of(self.rows(entries))
+
+    def parts(self, entries: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Some of the entries at a time, for whoever wants many columns: what one reads is still at
+        hand for the next.
+        """
+        self._kept_labels = [] if len(entries) == len(self.graph.recorded) else None
+        try:
+            for start in range(0, len(entries), _ENTRIES_PER_PART):
+                part = entries[start : start + _ENTRIES_PER_PART]
+                self._part = part, RowFields.of(self.rows(part))
+                yield part
+        finally:
+            self._part = self._kept_labels = None
+
+    # -- labels
+    # ----------------------------------------------------------------------------------------------
+
+    def label_no_pass(self, entry: int) -> str:
+        return self.layer_labels[self.graph.layer_of[entry]]
+
+    def label_w_pass(self, entry: int) -> str:
+        return self.labels_w_pass((entry,))[0]
+
+    def label(self, entry: int) -> str:
+        return self.labels((entry,))[0]
+
+    def labels(self, entries: Sequence[int]) -> list[str]:
+        """With the pass where the layer has several."""
+        kept = self._kept_labels
+        if kept is None:
+            return self._labels(entries)
+        if not kept:  # each is wanted for its entry, its parents and its children
+            kept += self._labels(range(len(self.graph.recorded)))
+        return picked(kept, entries)
+
+    def _labels(self, entries: Sequence[int]) -> list[str]:
+        layers, passes = picked(self.graph.layer_of, entries), picked(self.graph.pass_of, entries)
+        names, repeats = self.layer_labels, self.repeats
+        return [
+            f"{names[layer]}:{number}" if repeats[layer] else names[layer]
+            for layer, number in zip(layers, passes, strict=True)
+        ]
+
+    def labels_w_pass(self, entries: Sequence[int]) -> list[str]:
+        names = picked(self.layer_labels, picked(self.graph.layer_of, entries))
+        return [
+            f"{name}:{number}"
+            for name, number in zip(names, picked(self.graph.pass_of, entries), strict=True)
+        ]
+
+    def num_passes(self, entry: int) -> int:
+        return len(self.graph.layers[self.graph.layer_of[entry]].entries)
+
+    @cached_property
+    def layer_labels(self) -> list[str]:
+        return [layer.label for layer in self.graph.layers]
+
+    @cached_property
+    def repeats(self) -> list[bool]:
+        """Whether each layer has several passes."""
+        return [len(layer.entries) > 1 for layer in self.graph.layers]
+
+    # -- values
+    # ----------------------------------------------------------------------------------------------
+
+    def is_saved(self, entry: int) -> bool:
+        return self.recording.values[self.graph.recorded[entry]] is not None
+
+    def are_saved(self, entries: Sequence[int]) -> list[bool]:
+        return [
+            value is not None
+            for value in picked(self.recording.values, picked(self.graph.recorded, entries))
+        ]
+
+    def value(self, entry: int) -> Any:
+        """The saved value, if there is one and it has not been changed since."""
+        number = self.graph.recorded[entry]
+        value = self.recording.values[number]
+        version = self.recording.versions[number]
+        if version >= 0 and value._version != version:
+            raise ValueChangedError(
+                f"The saved tensor of layer {self.label(entry)!r} was changed in place after the "
+                "forward pass, so its value at the time is lost. Clone a saved tensor before "
+                "changing it."
+            )
+        return opened(value)
+
+    def parameter(self, number: int) -> torch.nn.Parameter:
+        """A parameter with its values, where they are known; `recording.params` may hold no more
+        than shapes.
+        """
+        params = self.recording.params
+        return params.read(number) if isinstance(params, StoredParams) else params[number]
+
+    def valueless_entries(self) -> dict[int, str]:
+        """The entries whose saved tensor has no values, and why."""
+        found = enumerate(picked(self.recording.values, self.graph.recorded))
+        reasons = ((entry, why_valueless(value)) for entry, value in found if value is not None)
+        return {entry: reason for entry, reason in reasons if reason is not None}
+
+    def gradient(self, entry: int) -> torch.Tensor | None:
+        number = self.graph.recorded[entry]
+        return (
+            None
+            if self.missing_gradient(entry) is not None
+            else self.recording.gradients.get(number)
+        )
+
+    def has_gradient(self, entry: int) -> bool:
+        gradients = self.recording.gradients
+        return self.graph.recorded[entry] in gradients and self.missing_gradient(entry) is None
+
+    def missing_gradient(self, entry: int) -> str | None:
+        gradients = self.recording.gradients
+        return (
+            gradients.missing.get(self.graph.recorded[entry])
+            if isinstance(gradients, Gradients)
+            else None
+        )
+
+    def flops_backward(self, entries: Sequence[int]) -> list[int | None]:
+        is_reached, repeated = self.reached_by_gradients, self.repeated_in_backward
+        if not self._is_anything_reached:
+            return [0] * len(entries)
+        return reached_backward_flops(self.recording, self.graph, entries, is_reached, repeated)
+
+    def num_bytes(self, entry: int) -> int:
+        return self.sizes((entry,))[0]
+
+    def sizes(self, entries: Sequence[int]) -> list[int]:
+        """The bytes of the elements of each tensor."""
+        known = _Sizes()
+        sizes = list(map(known.__getitem__, map(attrgetter("shape", "dtype"), self.rows(entries))))
+        if None not in known.values():
+            return sizes  # type: ignore[return-value] # there is no None
+        found = zip(entries, sizes, strict=True)
+        return [self._held_bytes(entry) if size is None else size for entry, size in found]
+
+    def _held_bytes(self, entry: int) -> int:
+        """Of a nested tensor of varying sizes, which only the value knows."""
+        value = opened(self.recording.values[self.graph.recorded[entry]])
+        if not isinstance(value, torch.Tensor):
+            return 0
+        held = value.values() if value.layout is torch.jagged else value
+        return held.numel() * value.element_size()
+
+    # -- modules
+    # ----------------------------------------------------------------------------------------------
+
+    def module_pass(self, call: int) -> str:
+        return self.module_names[call]
+
+    def module_passes(self, calls: Iterable[int]) -> list[str]:
+        return list(map(self.module_names.__getitem__, calls))
+
+    @cached_property
+    def module_names(self) -> list[str]:
+        """The names with the pass of all module calls: one stands in many columns, and for many
+        entries.
+        """
+        return [f"{record.address}:{record.pass_num}" for record in self.recording.module_calls]
+
+    @cached_property
+    def module_call_addresses(self) -> list[str]:
+        return [record.address for record in self.recording.module_calls]
+
+    def module_chain(self, entry: int) -> tuple[int, ...]:
+        return self.graph.module_chains[self.row(entry).module_call]
+
+    # -- source code
+    # ----------------------------------------------------------------------------------------------
+
+    def call_stack(self, entry: int) -> list[SourceLine]:
+        """Where the user's code called the operation, then where it called the modules around it,
+        innermost first.
+        """
+        return list(
+            dict.fromkeys(
+                source_line(code, instruction)
+                for code, instruction in self._places(self.row(entry))
+            )
+        )
+
+    def innermost_place(self, row: Row) -> tuple[CodeType | None, int]:
+        """The first of the call stack, before it is looked up in the file; None where there is no
+        code.
+        """
+        return next(self._places(row), (None, 0))
+
+    def _places(self, row: Row) -> Iterator[tuple[CodeType, int]]:
+        calls = [
+            self.recording.module_calls[call]
+            for call in reversed(self.graph.module_chains[row.module_call])
+        ]
+        places = [
+            (row.code, row.instruction),
+            *((record.code, record.instruction) for record in calls),
+        ]
+        return ((code, instruction) for code, instruction in places if code is not None)
+
+    # -- addresses
+    # ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def boundary_addresses(self) -> dict[int, list[str]]:
+        """Input, output and buffer addresses by entry."""
+        entry_of = self.graph.entry_of
+        found: dict[int, list[str]] = {}
+        for path, number in self.recording.inputs:
+            found.setdefault(entry_of[number], []).append(path_text("input", path))
+        for path, number in self.recording.outputs:
+            found.setdefault(entry_of[number], []).append(path_text("output", path))
+        for address, number in self.recording.buffers:
+            if number in entry_of:
+                found.setdefault(entry_of[number], []).append(address)
+        return found
+
+
+class _Sizes(dict[tuple[Any, torch.dtype], int | None]):
+    """Bytes by shape and type, computed at the first lookup; a long log has few shapes. None where
+    the sizes vary.
+    """
+
+    def __missing__(self, kind: tuple[Any, torch.dtype]) -> int | None:
+        shape, dtype = kind
+        count = prod(shape)
+        is_varying = -1 in shape and not isinstance(count, SymbolicInt)
+        size = self[kind] = None if is_varying else count * dtype.itemsize
+        return size
+
+
+def _log(
+    recording: Recording,
+    graph: "Graph | None",
+    marks_distances: bool,
+    keeps_unsaved: bool,
+    options: Any,
+) -> Log:
+    log = Log(recording, graph, marks_distances)
+    log.keeps_unsaved, log.options = keeps_unsaved, options
+    return log
+
+
+def _unpickled_log(_: None, parts: dict[str, Any], *kept: Any) -> Log:
+    return _log(unpacked(parts), *kept)
+
+
+def picked(values: Sequence[_Value], places: Sequence[int]) -> list[_Value]:
+    """The values at these places, none of which is counted from the end."""
+    if len(places) == 1:
+        return [values[places[0]]]
+    if isinstance(places, range) and places.step == 1:
+        return list(values[places.start : places.stop])
+    return list(map(values.__getitem__, places))
+
+
+def path_text(head: str, path: tuple[Any, ...]) -> str:
+    """`input.x.0` for the path ('x', 0)."""
+    return ".".join([head, *map(str, path)])
+
+
+def nice_bytes(num_bytes: int) -> str:
+    """A size for people: `253.5 KB`, or `16*s0 B` where sizes are symbolic."""
+    if isinstance(num_bytes, SymbolicInt):
+        return num_bytes.shown(nice_bytes, " B")
+    size = float(num_bytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1024:
+            return f"{num_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TB"

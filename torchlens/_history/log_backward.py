@@ -1,0 +1,223 @@
+"""Running a backward pass through a log, and collecting all of it."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge
+
+from torchlens._capture.gradients.backward_hooks import BackwardWatch, NodeInfo, NodeRun, node_of
+from torchlens._capture.gradients.entry_gradients import Gradients, TellingWatch
+from torchlens._history.autograd_nodes import gradients_of_saved
+from torchlens._history.log import Log
+from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._recording.recording import Recording
+from torchlens._text.wording import got
+
+
+def log_backward(
+    log: Log,
+    loss: torch.Tensor,
+    gradient: torch.Tensor | None,
+    retain_graph: bool | None,
+    create_graph: bool,
+    inputs: Any,
+    has_transform: bool,
+) -> None:
+    """Runs `loss.backward(...)` and has the log collect what it does."""
+    _check_loss(loss, log)
+    user = object()
+    gradients = _recorded_gradients(log.recording, has_transform)
+    outside = BackwardWatch(most=math.inf)
+    hidden = _HiddenPasses(log.recording, gradients, outside)
+    try:
+        pause_collector(user)
+        if not _watch_outside(loss, gradients, outside, hidden):
+            raise ValueError(
+                "The loss does not lead back to this forward pass; a later call of the model is a "
+                "different pass. Compute it from saved tensors, like "
+                f"history[{_output_label(log)!r}].tensor_contents. If it was computed from tensors "
+                "that are not saved, log with save_gradients=True."
+            )
+        ends = (
+            [inputs] if isinstance(inputs, torch.Tensor | GradientEdge) else inputs and list(inputs)
+        )
+        _run(
+            partial(loss.backward, gradient, retain_graph, create_graph, ends),
+            gradients,
+            ends or [],
+        )
+    finally:
+        resume_collector(user)
+        hidden.stop()
+        outside.stop()
+        gradients.outside.extend(outside.runs)
+
+
+def _run(backward: Callable[[], None], gradients: Gradients, targets: Sequence[Any]) -> None:
+    watch, num_runs = gradients.watch, len(gradients.watch.runs)
+    ends = _Ends(gradients, targets)
+    was_paused, watch.is_paused = watch.is_paused, False
+    try:
+        backward()
+        ends.settle(watch.runs[num_runs:])
+    finally:
+        watch.is_paused = was_paused
+        gradients.complete.update(run.task for run in watch.runs[num_runs:])
+        ends.remove()
+
+
+class _Ends:
+    """Tensors of the log that a backward pass is asked to end at: their nodes do not run, so the
+    tensors are watched.
+    """
+
+    def __init__(self, gradients: Gradients, targets: Sequence[Any]) -> None:
+        self._gradients = gradients
+        self._found: list[tuple[int, int, torch.Tensor, int]] = []
+        self._handles = []
+        for tensor in targets:
+            node = node_of(tensor) if isinstance(tensor, torch.Tensor) else None
+            number = None if node is None else gradients.watch.number_of(node)
+            if number is not None:
+                self._handles.append(
+                    tensor.register_hook(partial(self._collect, number, tensor.output_nr))
+                )
+
+    def _collect(self, number: int, output: int, gradient: torch.Tensor) -> None:
+        self._found.append((number, output, gradient, torch._C._current_graph_task_id()))
+
+    def settle(self, runs: Sequence[NodeRun]) -> None:
+        """The pass is over: what did not go on ended here."""
+        ran = {run.number for run in runs}
+        for number, output, gradient, task in self._found:
+            if number not in ran:
+                self._gradients.collect(number, output, gradient, task)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+class _HiddenPasses:
+    """Backward passes that a function of autograd runs inside this one, as a reentrant checkpoint
+    does.
+
+    What they send to parameters is collected at the parameters, which get it from nodes that did
+    not exist before.
+    """
+
+    def __init__(self, recording: Recording, gradients: Gradients, outside: BackwardWatch) -> None:
+        self._gradients = gradients
+        self._outside = outside
+        self._numbers = {id(parameter): number for number, parameter in enumerate(recording.params)}
+        self._params = [
+            parameter
+            for parameter in recording.params
+            if parameter.requires_grad and parameter.is_leaf
+        ]
+        self._watch: BackwardWatch | None = None
+        self._nodes: list[Any] = []  # kept, so that the passes inside use these very nodes
+        self._num_runs = len(gradients.watch.runs)
+
+    def begin(self) -> None:
+        """Such a function may be in the graph."""
+        if self._watch is None:
+            self._watch = TellingWatch(before=self._collect)
+            with torch.enable_grad():
+                self._nodes = [p.view_as(p).grad_fn.next_functions[0][0] for p in self._params]  # type: ignore[union-attr]
+            for node in self._nodes:
+                self._watch.watch_node(node)
+
+    def _collect(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+        # Whatever has run so far, the node of the loss for one, ran in the pass that this one is
+        # inside of.
+        runs = (
+            self._outside.runs[:1]
+            or self._gradients.watch.runs[self._num_runs : self._num_runs + 1]
+        )
+        is_outer = bool(runs) and runs[0].task == torch._C._current_graph_task_id()
+        if not is_outer and info.parameter is not None and gradients[0] is not None:
+            self._gradients.add(-1 - self._numbers[info.parameter], gradients[0])
+
+    def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+
+
+def _check_loss(loss: Any, log: Log) -> None:
+    if not isinstance(loss, torch.Tensor):
+        raise TypeError(f"loss must be a tensor, got {got(loss)}.")
+    if log.recording.is_copy:
+        raise ValueError(
+            "This history was pickled or deep-copied, and its tensors are no longer part of an "
+            "autograd graph. Call log_backward on the history that log_forward_pass returned, "
+            "before copying it."
+        )
+    if not any(row.gradfunc is not None for row in log.recording.rows):
+        raise ValueError(
+            "Nothing in this log has a gradient: the forward pass ran under torch.no_grad() or "
+            "torch.inference_mode(), or neither the model's parameters nor its inputs require "
+            "one. Log it again with gradients enabled."
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            "The loss requires no gradient: it was computed under torch.no_grad(), or from "
+            f"detached tensors. Compute it from history[{_output_label(log)!r}].tensor_contents, "
+            "with gradients enabled, and log without detach_saved_tensors=True."
+        )
+
+
+def _output_label(log: Log) -> str:
+    return log.label(log.graph.outputs[0]) if log.graph.outputs else log.label(log.visible[-1])
+
+
+def _recorded_gradients(recording: Recording, has_transform: bool) -> Gradients:
+    """The gradients of a log: those of every backward pass, or ones made for those that are
+    logged.
+    """
+    if isinstance(recording.gradients, Gradients):
+        return recording.gradients
+    if has_transform or not any(isinstance(value, torch.Tensor) for value in recording.values):
+        reason = (
+            "Its saved tensors are not those that the model computed with (activation_postfunc, "
+            "output_device or detach_saved_tensors)."
+            if has_transform
+            else "It has no saved tensors."
+        )
+        raise ValueError(
+            f"This log cannot follow a backward pass. {reason} Log with save_gradients=True."
+        )
+    user = object()
+    try:
+        pause_collector(user)
+        recording.gradients = gradients_of_saved(recording)
+    finally:
+        resume_collector(user)
+    return recording.gradients
+
+
+def _watch_outside(
+    loss: torch.Tensor, gradients: Gradients, outside: BackwardWatch, hidden: _HiddenPasses
+) -> bool:
+    """Watches the nodes on the way from `loss` that are not the log's; whether any are."""
+    is_inside = False
+    pending = [node_of(loss)]
+    seen: dict[int, Any] = {}
+    while pending:
+        node = pending.pop()
+        if node is None or id(node) in seen:
+            continue
+        seen[id(node)] = node
+        if isinstance(node, BackwardCFunction):
+            hidden.begin()
+        if gradients.watch.number_of(node) is None:
+            outside.watch_node(node)
+        else:
+            is_inside = True
+        pending.extend([below for below, _ in node.next_functions])
+    return is_inside

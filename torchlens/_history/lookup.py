@@ -1,0 +1,200 @@
+"""From what a user types to an entry, and what to say if there is none."""
+
+import difflib
+from bisect import bisect_left
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import chain
+
+from torchlens._history.log import Log
+from torchlens._recording.collector import without_collector
+from torchlens._text.wording import got, is_whole
+
+
+def lookup_keys(log: Log, entry: int) -> list[int | str]:
+    """Every key that finds exactly this entry: ordinals, labels, the modules it comes out of,
+    addresses.
+    """
+    position = bisect_left(log.visible, entry)
+    layer = log.graph.layers[log.graph.layer_of[entry]]
+    pass_num, is_single = log.graph.pass_of[entry], len(layer.entries) == 1
+    keys: list[int | str] = [position - len(log.visible), position]
+    for label in (layer.label, layer.label_short):
+        keys += [label, f"{label}:{pass_num}"] if is_single else [f"{label}:{pass_num}"]
+    for call in log.graph.modules_exited.get(entry, ()):
+        if log.graph.first_exit[call] == entry:
+            record = log.recording.module_calls[call]
+            if log.graph.module_tree.num_passes[record.address] == 1:
+                keys.append(record.address)
+            keys.append(log.module_pass(call))
+    keys += log.boundary_addresses.get(entry, [])
+    return list(dict.fromkeys(keys))
+
+
+class Lookup:
+    """All the keys of a log. They are many: the table of them is made when a key is no plain
+    label.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+
+    @cached_property
+    def _entries(self) -> dict[str, list[int]]:
+        return without_collector(self._table)
+
+    def _table(self) -> dict[str, list[int]]:
+        """Every key, and the entries that it means."""
+        log, table = self._log, dict[str, list[int]]()
+        visible = set(log.visible)
+        for layer in log.graph.layers:
+            passes = [
+                (number, entry)
+                for number, entry in enumerate(layer.entries, start=1)
+                if entry in visible
+            ]
+            for label in (layer.label, layer.label_short) if passes else ():
+                known = table.setdefault(label, [])
+                known += [entry for _, entry in passes if entry not in known[-1:]]
+                for number, entry in passes:
+                    found = table.setdefault(f"{label}:{number}", [entry])
+                    if found[-1] != entry:  # it is the label of another layer as well
+                        found.append(entry)
+        labels = set(table)
+        others = [
+            (key, entry)
+            for call, entry in log.graph.first_exit.items()
+            for key in (log.recording.module_calls[call].address, log.module_pass(call))
+            if key not in labels  # a label wins over a module that is called like one
+        ]
+        others += [
+            (address, entry)
+            for entry, addresses in log.boundary_addresses.items()
+            for address in addresses
+        ]
+        for key, entry in others:
+            found = table.setdefault(key, []) if entry in visible else [entry]
+            if entry not in found[-1:]:
+                found.append(entry)
+        return table
+
+    @cached_property
+    def _layers(self) -> dict[str, int]:
+        """The layers by the labels that mean nothing else."""
+        full = {label: number for number, label in enumerate(self._log.layer_labels)}
+        short = {layer.label_short: number for number, layer in enumerate(self._log.graph.layers)}
+        found = full | short
+        addresses = list(chain.from_iterable(self._log.boundary_addresses.values()))
+        for label in [
+            *(full.keys() & short.keys()),
+            *addresses,
+            *(one.rpartition(":")[0] for one in addresses),
+        ]:
+            found.pop(label, None)
+        return found
+
+    def _labelled(self, key: str) -> int | None:
+        """The entry with this label, if that is all that the key can mean."""
+        label, colon, pass_num = key.rpartition(":") if ":" in key else (key, "", "1")
+        layer = self._layers.get(label)
+        if layer is None or not (
+            pass_num.isdecimal() and pass_num.isascii() and len(pass_num) < 10
+        ):
+            return None
+        number, entries = int(pass_num), self._log.graph.layers[layer].entries
+        is_one = (
+            0 < number <= len(entries)
+            and str(number) == pass_num
+            and (bool(colon) or len(entries) == 1)
+        )
+        return entries[number - 1] if is_one and entries[number - 1] in self._log.visible else None
+
+    def one(self, key: int | str) -> int:
+        """The entry that `key` means."""
+        if is_whole(key):
+            return self._at(int(key))
+        if not isinstance(key, str):
+            cure = "Try history['conv2d_1_1'], history['features.0'] or history[0]."
+            if isinstance(key, slice):
+                cure = "For several entries at once: history.layer_list[1:3]."
+            raise TypeError(
+                f"The key of a layer must be a name or a number, got {got(key)}. {cure}"
+            )
+        labelled = self._labelled(key)
+        if labelled is not None:
+            return labelled
+        found = self._entries.get(key)
+        if found is None:
+            found = self._labels_with(key)
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise KeyError(f"No layer {key!r}. {self._closest(key)}")
+        labels = [self._log.label(entry) for entry in found]
+        layers = {self._log.graph.layer_of[entry] for entry in found}
+        if key in self._entries and (
+            len(layers) == 1 or key in self._log.graph.module_tree.num_passes
+        ):
+            names = [name for name in self._passes_of(key) if name in self._entries]
+            raise KeyError(
+                f"{key!r} has {len(found)} passes; say which: {_listed(names or labels)}."
+            )
+        raise KeyError(f"{key!r} is part of {len(found)} labels; say which: {_listed(labels)}.")
+
+    def many(self, key: int | str) -> list[int]:
+        """All entries that `key` means: every pass of a bare name, every key it is a substring
+        of.
+        """
+        if not isinstance(key, str):
+            return [self.one(key)]
+        exact = self._entries.get(key)
+        if exact is not None:
+            return exact
+        found = sorted(
+            {entry for name, entries in self._entries.items() if key in name for entry in entries}
+        )
+        if not found:
+            raise ValueError(
+                f"layers_to_save names {key!r}, and there is no such layer. {self._closest(key)}"
+            )
+        return found
+
+    def _at(self, position: int) -> int:
+        count = len(self._log.visible)
+        if not -count <= position < count:
+            raise IndexError(
+                f"Layer {position} is out of range: there are {count}, numbered 0 to {count - 1}."
+            )
+        return self._log.visible[position]
+
+    def _labels_with(self, part: str) -> list[int]:
+        """Entries with `part` in their label."""
+        return (
+            [entry for entry in self._log.visible if part in self._log.label_w_pass(entry)]
+            if part
+            else []
+        )
+
+    def _passes_of(self, key: str) -> list[str]:
+        return [name for name in self._entries if name.startswith(f"{key}:")]
+
+    def _closest(self, key: str) -> str:
+        names = list(
+            dict.fromkeys(
+                [*(self._log.label(entry) for entry in self._log.visible), *self._entries]
+            )
+        )
+        holding = [name for name in names if key.lower() in name.lower()]
+        close = holding or difflib.get_close_matches(key, names, n=5, cutoff=0.4)
+        if close:
+            return f"Closest: {_listed(close[:5])}."
+        return (
+            f"There are {len(self._log.visible)} layers, from {names[0]!r} on."
+            if names
+            else "The log is empty."
+        )
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [repr(name) for name in names]
+    return ", ".join(shown) if len(shown) <= 12 else f"{', '.join(shown[:10])}, ... {shown[-1]}"

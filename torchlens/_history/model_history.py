@@ -1,0 +1,332 @@
+"""The log of one forward pass, as the user holds it.
+
+A method that belongs to a feature (drawing, exporting, saving, ...) imports it when it is called.
+"""
+
+import copy
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
+
+import torch
+
+from torchlens._capture.session import CaptureOptions
+from torchlens._history.backward import BackwardPass, backward_passes, parameter_gradients
+from torchlens._history.classic_access import ClassicAccess
+from torchlens._history.history_fields.layers import LayerFields
+from torchlens._history.history_fields.modules import ModuleFields
+from torchlens._history.history_fields.totals import TotalFields
+from torchlens._history.layer_entry import LayerEntry
+from torchlens._history.log import Log
+from torchlens._history.lookup import Lookup
+from torchlens._recording.collector import without_collector
+from torchlens._recording.frameworks import Model
+from torchlens._recording.valueless import outside_fake_mode
+
+if TYPE_CHECKING:
+    import networkx
+    import pandas
+
+    from torchlens._draw.drawing import Drawing
+    from torchlens._draw.options import DrawKeywords, VisOpt
+    from torchlens._health.nonfinite.record import NonFinite
+    from torchlens._history.summary import Summary
+    from torchlens._page.page import Exploration
+    from torchlens._text.measures import Measure
+
+# 'all', 'none', a key or several (label, module address, number, part of a label), or a function of
+# an entry.
+LayersToSave: TypeAlias = (
+    str | int | Sequence[str | int] | AbstractSet[str | int] | Callable[[LayerEntry], bool] | None
+)
+
+
+class ModelHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
+    """Every operation of a forward pass, in order. Index it by label, module, address or number.
+
+    >>> history['conv2d_3_7'].tensor_contents
+    >>> history['features.6'], history[7], history[-17]
+    """
+
+    def __init__(self, log: Log, options: CaptureOptions, keeps_unsaved: bool = True) -> None:
+        self._log = log
+        self._options = options
+        log.history, log.options = weakref.ref(self), options
+        log.keeps_unsaved = keeps_unsaved
+        log.show_anew()
+
+    def _show_anew(self) -> None:
+        """Updates the lists after the saved values have changed."""
+        self._log.show_anew()
+        self.__dict__.pop("_lookup", None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _history_of, (self._log,)
+
+    def __copy__(self) -> "ModelHistory":
+        """Another history of the same tensors; saving or releasing values in one does not affect
+        the other.
+        """
+        return _history_of(copy.copy(self._log))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelHistory":
+        return _history_of(copy.deepcopy(self._log, memo))
+
+    # -- looking things up
+    # -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def _lookup(self) -> Lookup:
+        return Lookup(self._log)
+
+    def __len__(self) -> int:
+        return len(self._log.visible)
+
+    def __iter__(self) -> Iterator[LayerEntry]:
+        return (LayerEntry(self._log, entry) for entry in self._log.visible)
+
+    @property
+    def layer_list(self) -> list[LayerEntry]:
+        """All entries, in the order they were made."""
+        return without_collector(lambda: list(self))
+
+    def __getitem__(self, key: int | str) -> LayerEntry:
+        return LayerEntry(self._log, self._lookup.one(key))
+
+    def __contains__(self, key: object) -> bool:
+        if isinstance(key, LayerEntry):
+            return key._log is self._log and key._entry in self._log.visible
+        try:
+            self._lookup.one(key)  # type: ignore[arg-type]
+        except (KeyError, IndexError, TypeError):
+            return False
+        return True
+
+    def __str__(self) -> str:
+        from torchlens._history.text import history_text
+
+        return without_collector(lambda: history_text(self._log, self.model_name))
+
+    def __repr__(self) -> str:
+        return f"<ModelHistory of {self.model_name}: {len(self)} layers; print() it to see them>"
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A table with one row per entry and one column per field that is not a tensor."""
+        from torchlens._history.tables import entries_to_pandas
+
+        return entries_to_pandas(self._log, self._log.visible)
+
+    def summary(
+        self,
+        depth: int | None = None,
+        sort_by: "Measure | None" = None,
+        width: int | None = None,
+        limit: int | None = None,
+    ) -> "Summary":
+        """Shapes, parameters, FLOPs, time and memory as a table that fits the terminal, with
+        totals; print it.
+
+        One line per layer, or, with `depth`, per module down to that depth (0 is the model alone).
+        `sort_by` puts the largest first: 'flops', 'time', 'backward_time', 'total_time', 'memory',
+        'params', 'calls'. `limit` shortens the list.
+
+        >>> print(history.summary(sort_by='flops', limit=10))
+        """
+        from torchlens._history.summary import summarize
+
+        return summarize(self, depth, sort_by, width, limit)
+
+    def print_all_fields(self) -> None:
+        """Prints every field of the history with its value."""
+        for name in sorted(name for name in dir(type(self)) if not name.startswith("_")):
+            value = getattr(self, name)
+            if not callable(value):
+                print(f"{name}: {value}")  # noqa: T201 (printing is what it is for)
+
+    # -- doing it again
+    # --------------------------------------------------------------------------------------------
+
+    def save_new_activations(
+        self,
+        model: Model,
+        input_args: Any = None,
+        input_kwargs: Mapping[str, Any] | None = None,
+        layers_to_save: LayersToSave = "all",
+        random_seed: int | None = None,
+    ) -> None:
+        """Runs a new input through the same graph and replaces the saved tensors with the new ones.
+
+        Raises DifferentGraphError, and keeps the values saved before, if the model does different
+        operations.
+        """
+        from torchlens._history.rerun import rerun, select_numbers
+
+        numbers = select_numbers(self._log, self._lookup, layers_to_save, self.layer_list)
+        options = self._options
+        self._log.take(
+            rerun(self._log, options, model, input_args, input_kwargs, numbers, random_seed)
+        )
+        self._show_anew()
+
+    def cleanup(self) -> None:
+        """Releases all saved tensors, gradients and arguments, even of entries that something still
+        holds.
+        """
+        self._log.free_values()
+        self._show_anew()
+
+    def clear_params(self) -> None:
+        """Releases the values of the model's parameters; their shapes, sizes and addresses stay.
+
+        A history refers to the parameters, so a pickle includes them unless you call this first.
+        """
+        recording = self._log.recording
+        recording.params = [
+            torch.nn.Parameter(torch.empty_like(param, device="meta"), param.requires_grad)
+            for param in recording.params
+        ]
+
+    # -- backward passes
+    # -------------------------------------------------------------------------------------------
+
+    def log_backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Runs `loss.backward(...)` and records it: gradients, times and order.
+
+        Works without `save_gradients=True` if the tensors that the loss was computed from are
+        saved.
+
+        >>> loss = history['output_1'].tensor_contents.square().mean()
+        >>> history.log_backward(loss)
+        >>> history['conv2d_1'].grad_contents
+        """
+        from torchlens._history.log_backward import log_backward
+
+        has_transform = self._options.transform is not None
+        log_backward(self._log, loss, gradient, retain_graph, create_graph, inputs, has_transform)
+
+    def clear_gradients(self) -> None:
+        """Forgets the gradients and times of all backward passes, so that the next one starts from
+        zero.
+        """
+        self._log.recording.gradients.clear()
+
+    @property
+    def backward_passes(self) -> list[BackwardPass]:
+        """A record of each backward pass through this log: `number`, `seconds`, `num_nodes`,
+        `layer_seconds`, `layer_order`, `nodes_outside`, `seconds_outside`.
+        """
+        return backward_passes(self._log)
+
+    @property
+    def param_grads(self) -> dict[str, torch.Tensor]:
+        """Address of a parameter → the gradient that backward passes through this log sent to
+        it.
+        """
+        addresses = self._log.recording.param_addresses
+        found = parameter_gradients(self._log)
+        return {
+            address: found[number] for number, address in enumerate(addresses) if number in found
+        }
+
+    def first_nonfinite(self, include_constants: bool = False) -> "NonFinite | None":
+        """The first operation that made NaN or Inf, in the forward pass or else in a recorded
+        backward pass.
+
+        None if everything is finite. Intended infinity (`masked_fill(mask, -inf)`, a mask passed as
+        an input) is ignored unless `include_constants` is True.
+
+        >>> print(history.first_nonfinite())
+        """
+        from torchlens._health.first_nonfinite import first_nonfinite
+
+        with outside_fake_mode():
+            return first_nonfinite(self._log, include_constants)
+
+    # -- drawing, exporting, saving ------------------------------------------------------------
+
+    def render_graph(
+        self,
+        vis_opt: "VisOpt" = "unrolled",
+        *by_position: Any,
+        **vis_options: "Unpack[DrawKeywords]",
+    ) -> "Drawing | None":
+        """Draws the graph; the drawing options are those of `log_forward_pass`.
+
+        >>> history.render_graph(vis_opt='rolled', vis_outpath='model.svg')
+        """
+        from torchlens._draw.drawing import render_graph
+
+        return render_graph(self, vis_opt, *by_position, **vis_options)
+
+    def explore(
+        self,
+        path: str | os.PathLike[str] | None = "model.html",
+        *,
+        overlays: Mapping[str, Mapping[str, float]] | None = None,
+        title: str | None = None,
+    ) -> "Exploration":
+        """Writes one HTML file in which you can explore the model; in a notebook it shows inline.
+
+        >>> history.explore('model.html', overlays={'importance': {'conv2d_1_1': 0.7}})
+        """
+        from torchlens._page.page import explore
+
+        return explore(self, path, overlays=overlays, title=title)
+
+    @overload
+    def to_json(self, path: None = None, indent: int | None = None) -> str: ...
+
+    @overload
+    def to_json(self, path: str | os.PathLike[str], indent: int | None = None) -> None: ...
+
+    def to_json(
+        self, path: str | os.PathLike[str] | None = None, indent: int | None = None
+    ) -> str | None:
+        """Returns the graph as JSON, or writes it to `path`."""
+        from torchlens._export.json_graph import to_json
+
+        return to_json(self, path, indent)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        params: bool = False,
+        *,
+        max_shard_bytes: int = 5_000_000_000,
+    ) -> None:
+        """Writes the history to a safetensors file, which `torchlens.load(path)` opens.
+
+        With `params=True`, the file includes the values of the model's parameters. Beyond
+        `max_shard_bytes`, the tensors are split among several files, with an index beside them.
+
+        >>> history.save('trace.safetensors')
+        """
+        from torchlens._trace.save import save_history
+
+        save_history(self._log, path, params, max_shard_bytes)
+
+    def to_networkx(self) -> "networkx.MultiDiGraph":
+        """Returns the graph as a networkx graph; networkx must be installed."""
+        from torchlens._export.networkx_graph import to_networkx
+
+        return to_networkx(self)
+
+    def _repr_svg_(self) -> str | None:
+        from torchlens._draw.drawing import notebook_svg
+
+        return notebook_svg(self)
+
+
+def _history_of(log: Log) -> ModelHistory:
+    """A history of a copied log."""
+    return ModelHistory(log, log.options, log.keeps_unsaved)

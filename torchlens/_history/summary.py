@@ -1,0 +1,335 @@
+"""What a model costs, layer by layer or module by module: a table to print."""
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torchlens._history import columns
+from torchlens._history.layer_entry import LayerEntry
+from torchlens._history.log import Log, nice_bytes
+from torchlens._history.tables import with_symbols
+from torchlens._history.text import valueless_text
+from torchlens._recording.operations import BUFFER, INPUT, OUTPUT, Operation
+from torchlens._text.grid import Column, laid_out
+from torchlens._text.measures import MEASURES, Measure, short_word
+from torchlens._text.units import count_text, seconds_text, shape_text
+from torchlens._text.wording import check_choice, check_count
+
+if TYPE_CHECKING:
+    import pandas
+
+    from torchlens._history.model_history import ModelHistory
+
+
+@dataclass(slots=True)
+class SummaryRow:
+    """One layer, over all its passes, or one module, over all its calls and with what is inside
+    it.
+    """
+
+    name: str
+    type: str
+    module: str | None = None
+    depth: int = 0
+    shown: str = ""  # in a tree, where the modules around it need not be said again
+    output_shape: tuple[int, ...] | None = None
+    calls: int = 0
+    params: set[int] = field(
+        default_factory=set
+    )  # numbers of the parameters, so that a shared one counts once
+    flops: int = 0
+    flops_backward: int = 0
+    num_unknown: int = 0  # calls whose FLOPs are not known
+    time: float = 0.0
+    backward_time: float | None = None
+    memory: int = 0
+
+    @property
+    def total_time(self) -> float:
+        """Forward and backward."""
+        return self.time + (self.backward_time or 0.0)
+
+    def add(self, cost: "_Cost") -> None:
+        """Adds what one operation took and made."""
+        self.flops += cost.flops or 0
+        self.flops_backward += cost.flops_backward or 0
+        self.num_unknown += cost.flops is None
+        self.memory += cost.memory
+        if not cost.output_index:  # a call with several results took its time once
+            self.time += cost.time
+            if cost.backward_time is not None:
+                self.backward_time = (self.backward_time or 0.0) + cost.backward_time
+
+
+class _Cost(NamedTuple):
+    """What one entry took and made."""
+
+    entry: int
+    flops: int | None
+    flops_backward: int | None
+    memory: int
+    output_index: int | None
+    time: float
+    backward_time: float | None
+
+
+class Summary:
+    """A table to print; `to_pandas()` has the plain numbers.
+
+    >>> print(history.summary(depth=2, sort_by='flops'))
+    """
+
+    def __init__(
+        self,
+        history: "ModelHistory",
+        rows: list[SummaryRow],
+        kind: str,
+        width: int | None,
+        num_cut: int,
+    ) -> None:
+        self._log = history._log
+        self._rows = rows
+        self._kind = kind
+        self._text = _text(history, rows, kind, width, num_cut)
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """One row per line of the table; unknown FLOPs are missing, times are in seconds, memory in
+        bytes.
+        """
+        import pandas  # slow to import, so imported by those who want a table
+
+        facts = [self._facts(row) for row in self._rows]
+        names = facts[0] if facts else []
+        return pandas.DataFrame(
+            {name: with_symbols([fact[name] for fact in facts]) for name in names}
+        )
+
+    def _facts(self, row: SummaryRow) -> dict[str, Any]:
+        params = [self._log.recording.params[number] for number in row.params]
+        return {
+            self._kind: row.name,
+            "type": row.type,
+            **({"module": row.module} if self._kind == "layer" else {"depth": row.depth}),
+            "output_shape": row.output_shape,
+            "calls": row.calls,
+            "params": sum(parameter.numel() for parameter in params),
+            "params_trainable": sum(
+                parameter.numel() for parameter in params if parameter.requires_grad
+            ),
+            "flops": None if row.num_unknown else row.flops,
+            "flops_backward": None if row.num_unknown else row.flops_backward,
+            "time": row.time,
+            "backward_time": row.backward_time,
+            "memory": row.memory,
+        }
+
+
+def summarize(
+    history: "ModelHistory",
+    depth: int | None = None,
+    sort_by: Measure | None = None,
+    width: int | None = None,
+    limit: int | None = None,
+) -> Summary:
+    """The layers or, with a depth, the modules; in the order they ran or, with `sort_by`, with the
+    most first.
+    """
+    for name, value, least in (("depth", depth, 0), ("width", width, 1), ("limit", limit, 1)):
+        if value is not None:
+            check_count(name, value, least)
+    check_choice("sort_by", sort_by, MEASURES, or_none=True)
+    log = history._log
+    rows = _layer_rows(log) if depth is None else _module_rows(history, depth)
+    if sort_by is not None:
+        rows.sort(key=lambda row: _measure(log, row, sort_by), reverse=True)
+        for row in rows:
+            row.depth, row.shown = 0, ""  # a sorted list is no tree
+    num_cut = max(0, len(rows) - limit) if limit is not None else 0
+    return Summary(history, rows[:limit], "layer" if depth is None else "module", width, num_cut)
+
+
+def _measure(log: Log, row: SummaryRow, sort_by: str) -> float:
+    word = short_word(sort_by)
+    value = _num_params(log, row.params) if word == "params" else getattr(row, word)
+    return value or 0
+
+
+def _num_params(log: Log, numbers: Iterable[int]) -> int:
+    return sum(log.recording.params[number].numel() for number in numbers)
+
+
+# -- rows
+# --------------------------------------------------------------------------------------------------
+
+
+def _costs(log: Log, *left_out: Operation) -> Iterator[_Cost]:
+    """Of each entry, but for those of some kinds of boundary."""
+    everything = range(len(log.graph.recorded))
+    entries = [
+        entry
+        for entry, row in zip(everything, log.rows(everything), strict=True)
+        if row.operation not in left_out
+    ]
+    fields = (
+        columns.flops, columns.flops_backward, columns.tensor_fsize, columns.iterable_output_index,
+        columns.func_time_elapsed, columns.backward_time_elapsed,
+    )  # fmt: skip
+    return map(_Cost, entries, *(field(log, entries) for field in fields))
+
+
+def _layer_rows(log: Log) -> list[SummaryRow]:
+    rows: dict[int, SummaryRow] = {}
+    for cost in _costs(log, OUTPUT, BUFFER):
+        number = log.graph.layer_of[cost.entry]
+        row = rows.get(number)
+        if row is None:
+            entry = LayerEntry(log, cost.entry)
+            module = entry.containing_module_origin
+            name, kind = entry.layer_label_no_pass, entry.layer_type
+            row = rows[number] = SummaryRow(
+                name, kind, module.rpartition(":")[0] if module else None
+            )
+        row.add(cost)
+        row.calls += 1
+        row.output_shape = tuple(log.row(cost.entry).shape)
+        row.params.update(log.graph.params[cost.entry])
+    return list(rows.values())
+
+
+def _module_rows(history: "ModelHistory", depth: int) -> list[SummaryRow]:
+    log = history._log
+    recording, graph = log.recording, log.graph
+    rows = {"": SummaryRow(history.model_name, recording.module_classes[""], calls=1)}
+
+    def list_modules(parent: str, addresses: list[str], level: int) -> None:
+        for address in addresses if level <= depth else ():
+            if address not in rows:
+                shown = "  " * level + address.removeprefix(f"{parent}.")
+                calls = graph.module_tree.num_passes[address]
+                rows[address] = SummaryRow(
+                    address,
+                    recording.module_classes[address],
+                    depth=level,
+                    shown=shown,
+                    calls=calls,
+                )
+                list_modules(address, graph.module_tree.children[address], level + 1)
+
+    list_modules("", graph.module_tree.top_level, 1)
+    for cost in _costs(log, INPUT, OUTPUT, BUFFER):
+        chain = log.module_chain(cost.entry)
+        for address in {
+            "",
+            *(recording.module_calls[call].address for call in chain),
+        } & rows.keys():
+            rows[address].add(cost)
+    for call, first in graph.first_exit.items():
+        address = recording.module_calls[call].address
+        if address in rows:
+            rows[address].output_shape = tuple(log.row(first).shape)
+    if graph.outputs:
+        rows[""].output_shape = tuple(log.row(graph.outputs[0]).shape)
+    rows[""].params.update(range(len(recording.params)))
+    for owner, numbers in recording.module_params.items():
+        parts = owner.split(".")
+        for end in range(1, len(parts) + 1):
+            outer = rows.get(".".join(parts[:end]))
+            if outer is not None:
+                outer.params.update(numbers)
+    return list(rows.values())
+
+
+# -- text
+# --------------------------------------------------------------------------------------------------
+
+
+def _text(
+    history: "ModelHistory", rows: list[SummaryRow], kind: str, width: int | None, num_cut: int
+) -> str:
+    log = history._log
+    room = shutil.get_terminal_size((100, 24)).columns if width is None else width
+    has_repeats = any(row.calls > 1 for row in rows)
+    has_backward = any(row.backward_time is not None for row in rows)
+    columns = [
+        Column(kind, [row.shown or row.name for row in rows], is_number=False),
+        Column("type", [row.type for row in rows], 3, is_number=False)
+        if kind == "module"
+        else Column("module", [row.module or "" for row in rows], 3, is_number=False),
+        Column(
+            "output",
+            [shape_text(row.output_shape) if row.output_shape is not None else "" for row in rows],
+            2,
+        ),
+        *([Column("calls", [str(row.calls) for row in rows], 6)] if has_repeats else []),
+        Column("params", [_or_dash(_num_params(log, row.params)) for row in rows], 1),
+        Column("FLOPs", [_flops_text(row) for row in rows], 1),
+        Column("time", [seconds_text(row.time) if row.time else "-" for row in rows], 1),
+        *([Column("backward", [_backward_text(row) for row in rows], 4)] if has_backward else []),
+        Column("memory", [nice_bytes(row.memory) for row in rows], 5),
+    ]
+    failed = "" if log.recording.failure is None else " (the pass failed)"
+    lines = [f"{history.model_name}{failed}", "", *laid_out(columns, room)]
+    if num_cut:
+        lines.append(f"… and {num_cut} more")
+    lines.append("")
+    for title, text in _totals(history):
+        lines += textwrap.wrap(f"{title:<13}{text}", max(room, 40), subsequent_indent=" " * 13)
+    return "\n".join(lines)
+
+
+def _or_dash(count: int) -> str:
+    return count_text(count) if count else "-"
+
+
+def _flops_text(row: SummaryRow) -> str:
+    if row.num_unknown:
+        return f"≥ {count_text(row.flops)}" if row.flops else "?"
+    return _or_dash(row.flops)
+
+
+def _backward_text(row: SummaryRow) -> str:
+    return "-" if row.backward_time is None else seconds_text(row.backward_time)
+
+
+def _totals(history: "ModelHistory") -> Iterator[tuple[str, str]]:
+    """What the whole model takes; a parameter that is used in several places counts once."""
+    log = history._log
+    params = log.recording.params
+    num_trainable = sum(parameter.numel() for parameter in params if parameter.requires_grad)
+    used = {number for numbers in log.graph.params for number in numbers}
+    num_unused = history.total_params - _num_params(log, used)
+    unused = f", {num_unused:,} not used" if num_unused else ""
+    size = history.total_params_fsize_nice
+    yield "parameters", f"{history.total_params:,} ({size}), {num_trainable:,} trainable{unused}"
+    backward = history.total_flops_backward
+    yield (
+        "FLOPs",
+        f"{count_text(history.total_flops)}"
+        + (f", backward {count_text(backward)}" if backward else ""),
+    )
+    unknown = history.flops_not_counted
+    if unknown:
+        yield "not counted", ", ".join(f"{kind} ×{count}" for kind, count in unknown.items())
+    forward = seconds_text(history.elapsed_time_forward_pass)
+    yield (
+        "time",
+        (
+            f"{seconds_text(history.elapsed_time_function_calls)} in operations, {forward} in the "
+            "forward pass"
+        ),
+    )
+    saved = (
+        f"{history.num_tensors_saved:,} saved "
+        f"({history.tensor_fsize_saved_nice}){valueless_text(log)}"
+    )
+    yield "tensors", f"{history.num_tensors_total:,} ({history.tensor_fsize_total_nice}), {saved}"

@@ -1,0 +1,278 @@
+"""What printing shows."""
+
+import textwrap
+from itertools import compress, repeat
+from typing import Any
+
+import torch
+
+from torchlens._history.backward import backward_times
+from torchlens._history.log import Log, nice_bytes, picked
+from torchlens._history.lookup import lookup_keys
+from torchlens._recording.arguments import shape_of
+from torchlens._recording.valueless import outside_fake_mode, why_valueless
+from torchlens._recording.wrappers import holds_others, inner_of, local_value
+from torchlens.errors import ValueChangedError
+
+_WIDTH = 100
+_MAX_READ = 5
+_PREVIEW = 5
+
+
+def history_text(log: Log, name: str) -> str:
+    """A forward pass at a glance, then its modules and layers."""
+    recording, graph = log.recording, log.graph
+    entries = range(len(graph.recorded))
+    are_saved, sizes = log.are_saved(entries), log.sizes(entries)
+    num_saved = sum(are_saved)
+    total_bytes, saved_bytes = sum(sizes), sum(compress(sizes, are_saved))
+    params = recording.params
+    param_bytes = sum(p.numel() * p.element_size() for p in params)
+    tree = graph.module_tree
+    failure = recording.failure
+    computed = f"{len(entries)} tensors ({nice_bytes(total_bytes)}) computed in forward pass"
+    param_size = f"{sum(p.numel() for p in params)} params total; {nice_bytes(param_bytes)}"
+    lines = [
+        f"Log of {name} forward pass{'' if failure is None else ' (it failed)'}:",
+        f"\tModel structure: {_structure(log)}; {len(tree.num_passes)} total modules.",
+        (
+            f"\t{computed}; {num_saved} tensors ({nice_bytes(saved_bytes)}) "
+            f"saved{valueless_text(log)}."
+        ),
+        *_boundary_lines(log),
+        f"\t{len(params)} parameter operations ({param_size}).",
+        f"\tRandom seed: {recording.random_seed}",
+        f"\tTime elapsed: {recording.seconds_total:.3f}s",
+        *([] if failure is None else [f"\tFailed: {failure.message.splitlines()[0]}"]),
+        "\tModule Hierarchy:",
+        *(f"\t\t{line}" for line in _hierarchy(tree.top_level, tree.children, 0)),
+        "\tLayers:" if num_saved == len(entries) else "\tLayers (* means saved):",
+        *_layer_lines(log, is_marked=num_saved < len(entries)),
+    ]
+    return "\n".join(lines)
+
+
+def valueless_text(log: Log) -> str:
+    """That saved tensors have no values, if that is so: `, without values (on the meta device)`."""
+    reasons = log.valueless_entries()
+    if not reasons:
+        return ""
+    number = sum(log.are_saved(range(len(log.graph.recorded))))
+    which = "" if len(reasons) == number else f"{len(reasons)} of them "
+    return f", {which}without values ({', '.join(dict.fromkeys(reasons.values()))})"
+
+
+def _boundary_lines(log: Log) -> list[str]:
+    """What there is to say where input or output hold no tensor, or where something is not listed;
+    mostly nothing.
+    """
+    graph, recording = log.graph, log.recording
+    lines = []
+    returns_none = not graph.outputs and recording.failure is None
+    sides = [
+        verb
+        for verb, is_empty in (("goes in", not graph.inputs), ("comes out", returns_none))
+        if is_empty
+    ]
+    if sides:
+        numbers = {*recording.reads, *recording.booleans} if returns_none else set()
+        entries = sorted(graph.entry_of[number] for number in numbers if number in graph.entry_of)
+        read = list(dict.fromkeys(map(log.label_no_pass, entries)))
+        more = f" and {len(read) - _MAX_READ} more" if len(read) > _MAX_READ else ""
+        taken = f"; Python reads the values of {', '.join(read[:_MAX_READ])}{more}" if read else ""
+        lines.append(f"\tNo tensor {' or '.join(sides)}{taken}.")
+    if graph.num_left_out:
+        lines.append(
+            f"\t{graph.num_left_out} tensors that have to do with neither input nor output are "
+            "left out."
+        )
+    return lines
+
+
+def _structure(log: Log) -> str:
+    loops = max((len(layer.entries) for layer in log.graph.layers), default=1)
+    kind = f"recurrent (at most {loops} loops)" if loops > 1 else "purely feedforward"
+    branching = "with" if max(map(len, log.graph.children), default=0) > 1 else "without"
+    conditions = ", with conditions" if log.graph.booleans else ""
+    return f"{kind}, {branching} branching{conditions}"
+
+
+def _hierarchy(addresses: list[str], children: dict[str, list[str]], depth: int) -> list[str]:
+    """Modules with modules inside as headings, the others in flowing lists."""
+    indent = "    " * depth
+    lines: list[str] = []
+    leaves: list[str] = []
+
+    def flush() -> None:
+        wrapper = textwrap.TextWrapper(
+            _WIDTH, indent, indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines.extend(wrapper.wrap(", ".join(leaves)))
+        leaves.clear()
+
+    for address in addresses:
+        inside = children.get(address)
+        if inside and depth < 50:
+            flush()
+            lines.append(f"{indent}{address}:")
+            lines.extend(_hierarchy(inside, children, depth + 1))
+        else:
+            leaves.append(address)
+    flush()
+    return lines
+
+
+def _layer_lines(log: Log, is_marked: bool) -> list[str]:
+    visible, graph = log.visible, log.graph
+    layers, passes = picked(graph.layer_of, visible), picked(graph.pass_of, visible)
+    labels = log.layer_labels
+    notes = [
+        f"/{count} passes)" if (count := len(layer.entries)) > 1 else "" for layer in graph.layers
+    ]
+    marks = (
+        ["* " if is_saved else "  " for is_saved in log.are_saved(visible)]
+        if is_marked
+        else repeat("", len(visible))
+    )
+    columns = zip(range(len(visible)), layers, passes, marks, strict=True)
+    return [
+        f"\t\t{mark}{position}: {labels[layer]}:{number} ({number}{note}"
+        if (note := notes[layer])
+        else f"\t\t{mark}{position}: {labels[layer]}"
+        for position, layer, number, mark in columns
+    ]
+
+
+def entry_text(log: Log, entry: int) -> str:
+    """Everything about one entry that fits a screen."""
+    row, graph = log.row(entry), log.graph
+    passes = log.num_passes(entry)
+    note = f" ({graph.pass_of[entry]}/{passes} passes)" if passes > 1 else ""
+    size = nice_bytes(log.num_bytes(entry))
+    chain = log.module_chain(entry)
+    exited = graph.modules_exited.get(entry, [])
+    bottom = [
+        call
+        for call in exited
+        if not graph.module_tree.children[log.recording.module_calls[call].address]
+    ]
+    lines = [
+        f"Layer {log.label(entry)}{note}, operation {entry + 1}/{len(graph.recorded)}:",
+        f"\tOutput tensor: shape={tuple(row.shape)}, dtype={row.dtype}, size={size}",
+        *_saved_lines(log, entry),
+    ]
+    gradient = log.gradient(entry)
+    if gradient is not None:
+        lines += [
+            f"\tGradient: shape={tuple(shape_of(gradient))}, dtype={gradient.dtype}",
+            *_value_lines(gradient),
+        ]
+    elif (reason := log.missing_gradient(entry)) is not None:
+        lines.append(f"\tGradient: none, because {reason}")
+    lines += [
+        f"\tParams: {_params_text(log, entry)}",
+        f"\tParent Layers: {_labels(log, graph.parents[entry])}",
+        f"\tChild Layers: {_labels(log, graph.children[entry])}",
+        f"\tFunction: {row.operation.name} (gradfunc={row.gradfunc})",
+        (
+            "\tComputed inside module: "
+            f"{_modules(log, chain[-1:]) if chain else 'not computed inside a module'}"
+        ),
+        f"\tTime elapsed: {row.seconds: .3E}s{_backward_text(log, entry)}",
+        f"\tOutput of modules: {_modules(log, exited) or 'none'}",
+        f"\tOutput of bottom-level module: {_modules(log, bottom[:1]) or 'none'}",
+    ]
+    stack = log.call_stack(entry)
+    if stack:
+        lines.append(f"\tCalled at: {stack[0]}")
+    short = graph.layers[graph.layer_of[entry]].label_short
+    keys = [
+        key
+        for key in lookup_keys(log, entry)
+        if key not in (short, f"{short}:{graph.pass_of[entry]}")
+    ]
+    lines.append(f"\tLookup keys: {', '.join(map(str, keys))}")
+    return "\n".join(lines)
+
+
+def _saved_lines(log: Log, entry: int) -> list[str]:
+    try:
+        return _value_lines(log.value(entry))
+    except ValueChangedError:
+        return ["\t\t(changed in place since it was saved)"]
+
+
+def _value_lines(value: Any) -> list[str]:
+    """A corner of the tensor, at most five by five."""
+    if value is None:
+        return ["\t\t(not saved)"]
+    if not isinstance(value, torch.Tensor):
+        return [f"\t\t{value!r}"]
+    # Looking at anything else of a tensor that is spread over processes would need them all.
+    part = [] if inner_of(value) is None else [_part_text(value)]
+    reason = why_valueless(value)
+    if reason is not None:
+        return [*part, f"\t\t(no values: the tensor is {reason})"]
+    with outside_fake_mode():
+        return [*part, *_corner_lines(local_value(value).detach())]
+
+
+def _corner_lines(value: torch.Tensor) -> list[str]:
+    corner = value
+    if corner.layout is not torch.strided or corner.is_nested:
+        return [f"\t\t{type(value).__name__} of layout {corner.layout} on {corner.device}"]
+    if holds_others(value):
+        text = repr(value).splitlines()
+        return [
+            *(f"\t\t{line}" for line in text[:_PREVIEW]),
+            *(["\t\t..."] if len(text) > _PREVIEW else []),
+        ]
+    while corner.dim() > 2 and corner.shape[0]:
+        corner = corner[0]
+    corner = corner[tuple(slice(_PREVIEW) for _ in range(corner.dim()))].cpu()
+    ending = "..." if corner.numel() < value.numel() else ""
+    try:
+        return [f"\t\t{corner}{ending}"]
+    except NotImplementedError:  # numbers of less than a byte
+        return [f"\t\t(torch cannot print numbers of type {value.dtype})"]
+
+
+def _part_text(value: torch.Tensor) -> str:
+    placements = ", ".join(map(str, getattr(value, "placements", ())))
+    shape = tuple(local_value(value).shape)
+    return (
+        f"\t\t{type(value).__name__}{f' ({placements})' if placements else ''}; on this rank, "
+        f"shape={shape}:"
+    )
+
+
+def _backward_text(log: Log, entry: int) -> str:
+    seconds = backward_times(log).seconds.get(entry)
+    return "" if seconds is None else f" ({seconds:.3E}s in the backward pass)"
+
+
+def _params_text(log: Log, entry: int) -> str:
+    params = [log.recording.params[number] for number in log.graph.params[entry]]
+    if not params:
+        return "no params used"
+    shapes = ", ".join(str(tuple(p.shape)) for p in sorted(params, key=lambda p: p.dim()))
+    num_bytes = sum(p.numel() * p.element_size() for p in params)
+    total = sum(p.numel() for p in params)
+    return (
+        f"Computed from params with shape {shapes}; {total} params total ({nice_bytes(num_bytes)})"
+    )
+
+
+def _labels(log: Log, entries: Any) -> str:
+    return ", ".join(map(log.label, entries)) or "none"
+
+
+def _modules(log: Log, calls: Any) -> str:
+    """Module addresses, with the pass where there are several."""
+    names = []
+    for call in calls:
+        address = log.recording.module_calls[call].address
+        names.append(
+            address if log.graph.module_tree.num_passes[address] == 1 else log.module_pass(call)
+        )
+    return ", ".join(names)

@@ -1,0 +1,198 @@
+"""Arrays of JAX as torch tensors, and back.
+
+A tensor shares the memory of the array it stands for wherever torch knows its type. A random key
+becomes the numbers it consists of; a type that torch lacks becomes the smallest that holds all its
+values (int4 → int8, float8_e3m4 → float16).
+"""
+
+from functools import cache
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from torchlens._recording.host_memory import bytes_of
+
+# numpy's name of a type → torch's. Those that torch lacks come below.
+_SAME = {
+    name: getattr(torch, name)
+    for name in (
+        "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16",
+        "bfloat16", "float32",
+        "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    )
+}  # fmt: skip
+_WIDER = {
+    "int2": torch.int8,
+    "int4": torch.int8,
+    "uint2": torch.uint8,
+    "uint4": torch.uint8,
+    "float8_e3m4": torch.float16,
+    "float8_e4m3": torch.float16,
+    "float8_e4m3b11fnuz": torch.float16,
+    "float4_e2m1fn": torch.float16,
+    "float0": torch.bool,  # the gradient of a whole number: nothing
+}
+# What numpy cannot hand to torch although both know it: seen as whole numbers on the way.
+_AS_BYTES = {np.dtype(ml_dtypes.bfloat16): np.uint16} | {
+    np.dtype(getattr(ml_dtypes, name)): np.uint8 for name in _SAME if name.startswith("float8")
+}
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is an array with numbers in it: JAX's own, a random key, or numpy's (a scalar of
+    numpy's too).
+    """
+    return isinstance(value, np.ndarray | np.generic) or (
+        isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    )
+
+
+def with_jax_arrays(tree: Any) -> Any:
+    """The same arguments with arrays of JAX in place of numpy's, of the type that JAX gives
+    them.
+    """
+    if type(tree) in (list, tuple):
+        return type(tree)(map(with_jax_arrays, tree))
+    if type(tree) is dict:
+        return {key: with_jax_arrays(item) for key, item in tree.items()}
+    is_own = (
+        type(tree) is np.ndarray
+        and tree.dtype.kind not in "OSUMm"
+        and tree.dtype != jax.dtypes.float0
+    )
+    return jax.numpy.array(tree) if is_own else tree
+
+
+def is_key(value: Any) -> bool:
+    """Whether it is an array of random keys of the new style, `jax.random.key(0)`."""
+    dtype = getattr(value, "dtype", None)
+    return (
+        dtype is not None
+        and not isinstance(dtype, np.dtype)
+        and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    )
+
+
+@cache
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    name = "float0" if dtype == jax.dtypes.float0 else dtype.name
+    known: torch.dtype | None = _SAME.get(name) or _WIDER.get(name)
+    if known is None:
+        raise TypeError(
+            f"An array must have a dtype that a torch tensor can represent, got {dtype}."
+        )
+    return known
+
+
+def shape_and_dtype(array: Any) -> tuple[torch.Size, torch.dtype]:
+    """Of the tensor that `to_torch` would make, without making it."""
+    if is_key(array):
+        return torch.Size((*array.shape, *array.dtype._impl.key_shape)), torch.uint32
+    return torch.Size(array.shape), _torch_dtype(array.dtype)
+
+
+def to_torch(array: Any) -> torch.Tensor:
+    """The array as a CPU tensor, without a copy where one can be had. Write to it, and JAX's array
+    changes too.
+    """
+    if is_key(array):
+        array = jax.random.key_data(array)
+    if isinstance(array, jax.Array) and _is_same(array.dtype) and _is_on_host(array):
+        # Not torch.from_dlpack(array), which asks for the device first and takes three times as
+        # long.
+        return from_dlpack(array.__dlpack__())
+    host = np.asarray(array)
+    if host.dtype == jax.dtypes.float0:
+        return torch.zeros(host.shape, dtype=torch.bool)
+    dtype = _torch_dtype(host.dtype)
+    if host.dtype.name in _WIDER:
+        host = host.astype(
+            np.float16 if dtype is torch.float16 else np.dtype(str(dtype).removeprefix("torch."))
+        )
+    as_bytes = _AS_BYTES.get(host.dtype)
+    if (
+        not host.flags.writeable
+        or not host.flags.c_contiguous
+        or any(stride < 0 for stride in host.strides)
+    ):
+        host = np.array(host)
+    if as_bytes is not None:
+        return torch.from_numpy(host.view(as_bytes)).view(dtype)
+    if (
+        host.dtype.char in "qQ"
+    ):  # `long long`, which is another type to numpy than the `long` of the same size
+        host = host.view(f"{host.dtype.kind}8")
+    return torch.from_numpy(host)
+
+
+def as_known_type(array: Any) -> Any:
+    """The same numbers as an array, or in a program that is traced, that torch can be handed
+    without a copy.
+    """
+    if is_key(array):
+        return jax.random.key_data(array)
+    wider = _WIDER.get(array.dtype.name) if array.dtype != jax.dtypes.float0 else None
+    return array if wider is None else array.astype(str(wider).removeprefix("torch."))
+
+
+def host_bytes(array: Any) -> memoryview:
+    """The bytes of the tensor that `to_torch` would make, in the order of its shape; without a copy
+    where that can be.
+    """
+    if is_key(array) or not _is_same(array.dtype):
+        return bytes_of(to_torch(array).contiguous())
+    return np.asarray(array).reshape(-1).view(np.uint8).data
+
+
+@cache
+def _is_same(dtype: np.dtype[Any]) -> bool:
+    """Whether torch knows the type. (To ask numpy for its name takes as long as to hand over the
+    memory.)
+    """
+    return dtype.name in _SAME
+
+
+def _is_on_host(array: Any) -> bool:
+    """Whether it lies in the memory of this machine, in one piece."""
+    devices = array.devices()
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+
+
+def to_jax(value: Any, dtype: Any) -> Any:
+    """A tensor, an array or a number as an array of this type: what `to_torch` made, made back."""
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        if plain.dtype is torch.bfloat16:
+            value = plain.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+        elif plain.dtype.itemsize == 1 and plain.dtype.is_floating_point:
+            value = (
+                plain.view(torch.uint8)
+                .numpy()
+                .view(getattr(ml_dtypes, str(plain.dtype).removeprefix("torch.")))
+            )
+        else:
+            value = plain.numpy()
+        value = np.array(value)  # JAX may keep it, and the tensor's owner may write to it
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        return (
+            value
+            if is_key(value)
+            else jax.random.wrap_key_data(np.asarray(value), impl=dtype._impl)
+        )
+    if dtype == jax.dtypes.float0:
+        return np.zeros(np.shape(value), dtype)
+    return jax.numpy.asarray(value, dtype)
+
+
+def number_of(array: Any) -> Any:
+    """The number in an array without dimensions, as Python's own; a random key as it is."""
+    if is_key(array):
+        return array
+    value = np.asarray(array)[()]
+    return value.item() if value.dtype.kind in "biufc" else float(value)

@@ -1,0 +1,245 @@
+"""One call of a JAX function under the recorder: set up, run, tear down, whatever happens in
+between.
+"""
+
+import sys
+from contextlib import ExitStack
+from time import perf_counter, time
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from torchlens._capture.memory.freed_memory import freed_memory
+from torchlens._capture.session import CaptureOptions, seed_generators
+from torchlens._jax.arrays import to_torch, with_jax_arrays
+from torchlens._jax.callables import is_jitted
+from torchlens._jax.internals import check_internals
+from torchlens._jax.module_calls import fill_in, settled_calls, unused_calls
+from torchlens._jax.modules import ModuleTracker
+from torchlens._jax.parts import parts_of_call
+from torchlens._jax.patches import apply_patches, undo_patches, without_jit
+from torchlens._jax.recorder import CURRENT, Recorder
+from torchlens._jax.trees import array_leaves
+from torchlens._recording.operations import BUFFER, INPUT
+from torchlens._recording.recording import Failure, Recording
+from torchlens._recording.trees import Path
+from torchlens.errors import NestedLogError, TorchLensError
+
+
+class JaxSession:
+    """Runs a JAX callable once, with jit off, and holds what was recorded, also if it raised.
+
+    The counterpart of `capture.session.Session`, with the same `run` and `recording`.
+    """
+
+    def __init__(self, model: Any, name: str, options: CaptureOptions) -> None:
+        check_internals()
+        if CURRENT.recorder is not None:
+            raise NestedLogError(
+                "This thread is already logging a function, and logs cannot be nested. Log the "
+                "inner function on its own, before or after; its operations are part of the outer "
+                "log anyway."
+            )
+        freed_memory().begin()
+        self.model = model
+        self.options = options
+        self.recorder = Recorder(options.saves, options.keeps_args, options.transform)
+        self._name = name
+        self._inputs: list[tuple[Path, int]] = []
+        self.outputs: list[tuple[Path, int]] = []
+        self._buffers: list[tuple[str, int]] = []
+        self.params: list[torch.nn.Parameter] = []
+        self._versions: list[int] = []
+        self._returns_data = False
+        self._seconds_forward = self._seconds_total = self._seconds_setup = self._started_at = 0.0
+
+    def run(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Calls the function and returns what it returns."""
+        start = perf_counter()
+        self._started_at = time()
+        if self.options.random_seed is not None:
+            seed_generators(self.options.random_seed)
+        recorder = self.recorder
+        if is_jitted(
+            self.model
+        ):  # to which each array is one of JAX; with jit off it would get them as they are
+            args, kwargs = with_jax_arrays(args), with_jax_arrays(kwargs)
+        self.prepare(args, kwargs)
+        try:
+            result = self._run_logged(args, kwargs, start)
+            self._add_outputs(result)
+            self._settle_traced_calls()
+            if not recorder.num_seen:
+                raise TorchLensError(
+                    f"{self._name} ran no JAX operation, so there is nothing to log. Give it JAX "
+                    "arrays, or NumPy arrays that it passes to jax.numpy; what NumPy itself or "
+                    "another library computes is not seen."
+                )
+            return result
+        finally:
+            self._versions = recorder.finish()
+            self.params = [
+                torch.nn.Parameter(to_torch(array), requires_grad=False)
+                for array in self.parts.params
+            ]
+            self._seconds_total = perf_counter() - start
+
+    def prepare(
+        self, args: list[Any], kwargs: dict[str, Any], modules: type[ModuleTracker] = ModuleTracker
+    ) -> None:
+        """Learns what goes in: inputs, weights, buffers and modules."""
+        self.parts = parts_of_call(self.model, self._name, args, kwargs)
+        self.tracker = modules(self.parts, self.recorder)
+        self._add_sources()
+
+    def watch_modules(self, around: ExitStack) -> None:
+        """Has the calls of modules told to the tracker until `around` is left."""
+        around.callback(self._leave)
+        self._intercept_linen(around)
+        apply_patches(self, self.parts.modules)
+        CURRENT.tracker = self.tracker
+
+    def _run_logged(self, args: list[Any], kwargs: dict[str, Any], started: float) -> Any:
+        """The part in which JAX is patched. Undoing stands twice: an interrupt (Ctrl-C) can cut
+        short one, not both.
+        """
+        _torchlens_log_began = (
+            True  # frames above this one are no part of the model (see `places.py`)
+        )
+        recorder = self.recorder
+        try:
+            with ExitStack() as around:
+                around.enter_context(without_jit(self))
+                self.watch_modules(around)
+                CURRENT.recorder = recorder
+                start = perf_counter()
+                self._seconds_setup = start - started
+                try:
+                    return jax.block_until_ready(self.model(*args, **kwargs))
+                except BaseException as error:
+                    recorder.fail_outside(error, _end_of(error, recorder))
+                    raise
+                finally:
+                    self._seconds_forward = perf_counter() - start
+        finally:
+            try:
+                self._leave()
+            finally:
+                self._leave()
+
+    def _leave(self) -> None:
+        CURRENT.recorder = CURRENT.tracker = None
+        undo_patches(self)
+
+    def _intercept_linen(self, around: ExitStack) -> None:
+        """flax linen tells of the calls of its modules itself."""
+        linen = sys.modules.get("flax.linen")
+        if linen is None:
+            return
+        tracker = self.tracker
+
+        def intercept(run: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            if context.method_name != "__call__" or CURRENT.tracker is not tracker:
+                return run(*args, **kwargs)
+            address = ".".join(context.module.path)
+            return tracker.call_at(address, context.module, run, args, kwargs)
+
+        around.enter_context(linen.intercept_methods(intercept))
+
+    def _add_sources(self) -> None:
+        recorder, parts = self.recorder, self.parts
+        for number, array in enumerate(parts.params):
+            recorder.know(array, -1 - number)
+        for array, number in parts.aliases:
+            recorder.know(array, -1 - number)
+        for path, array in parts.inputs:
+            entry = recorder.number_of(array)
+            if entry is None:
+                entry = recorder.add_source(INPUT, array)
+            if entry >= 0:
+                self._inputs.append((path, entry))
+        for address, array in parts.buffers:
+            if recorder.number_of(array) is None:
+                self._buffers.append((address, recorder.add_source(BUFFER, array)))
+        recorder.names = {id(array): name for name, array in parts.named}
+
+    def _add_outputs(self, result: Any) -> None:
+        for path, array, _ in array_leaves(result):
+            self.outputs.append((path, self.recorder.add_output(array)))
+        leaves = jax.tree_util.tree_leaves(result)
+        self._returns_data = any(
+            isinstance(leaf, bool | int | float | complex | str | np.generic) for leaf in leaves
+        )
+
+    def _settle_traced_calls(self) -> None:
+        """flax traces the body of a loop once more than it runs: that is no pass of the modules in
+        it.
+        """
+        recorder, tracker = self.recorder, self.tracker
+        if not tracker.traced:
+            return
+        gone = unused_calls(recorder.module_calls, recorder.rows, tracker.traced)
+        recorder.module_calls, new = settled_calls(
+            recorder.module_calls, recorder.rows, gone, in_order_of_rows=False
+        )
+        recorder.rows[:] = [row._replace(module_call=new[row.module_call]) for row in recorder.rows]
+        for found in (tracker.entries, tracker.exits):
+            found[:] = [(new[call], rows) for call, rows in found if call not in gone]
+        fill_in(recorder.module_calls, recorder.rows, tracker.entries, tracker.exits)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Where the function raised, if it did."""
+        return self.recorder.failure
+
+    @property
+    def recording(self) -> Recording:
+        """What was recorded."""
+        recorder, parts, tracker = self.recorder, self.parts, self.tracker
+        return Recording(
+            model_name=self._name,
+            rows=recorder.rows,
+            values=recorder.values,
+            versions=self._versions,
+            storages=list(range(len(recorder.rows))),
+            regions={},
+            writes=[],
+            inputs=self._inputs,
+            outputs=self.outputs,
+            buffers=[*self._buffers, *recorder.constants],
+            params=self.params,
+            param_addresses=parts.param_addresses,
+            module_params=parts.module_params,
+            outside_storages=[-1] * len(self.params),
+            module_calls=recorder.module_calls,
+            module_classes=tracker.classes,
+            module_entries=tracker.entries,
+            module_exits=tracker.exits,
+            booleans=recorder.booleans,
+            leaves=set(),
+            saved_args=recorder.saved_args,
+            gradients={},
+            seconds_forward=self._seconds_forward,
+            seconds_total=self._seconds_total,
+            seconds_setup=self._seconds_setup,
+            started_at=self._started_at,
+            random_seed=self.options.random_seed,
+            failure=recorder.failure,
+            reads=recorder.reads,
+            returns_data=self._returns_data,
+            framework="jax",
+        )
+
+
+def _end_of(error: BaseException, recorder: Recorder) -> tuple[Any, int]:
+    """The innermost line of the user's code in the traceback."""
+    found: tuple[Any, int] = (None, 0)
+    place = error.__traceback__
+    while place is not None:
+        own = recorder.places.here(place.tb_frame)
+        if own[0] is place.tb_frame.f_code:
+            found = own[0], place.tb_lasti
+        place = place.tb_next
+    return found

@@ -1,0 +1,357 @@
+"""Reads a run, while it is written or later, and trusts nothing that it finds.
+
+    r = torchlens.open_run('runs/a')
+    r.modules                                 # addresses, in the order of first calls; watched
+    tensors by their names r['layer1.0.conv1'].outputs               # a Series; also .inputs
+    .gradients .parameters['weight'] .updates['bias'] ... r['layer1.0.conv1'].outputs.histogram()
+    # of the last recorded step; histogram(step=100); heat_map() over all steps
+    r['layer1.0.conv1'].outputs.rms           # an array over .steps; also low, high, mean, std,
+    zero, dead, nonfinite ... r.scalars['loss']                         # .steps, .values
+    r.projections['layer1']                   # what run.embed asked for: (step, points, share of
+    variance) by step r.findings, r.problems, r.counts, r.drops, r.damage, r.is_finished, r.info,
+    r.graph r.steps                                   # recorded steps; where the oldest were
+    merged, the last of each group r.to_pandas(); r.refresh()                # refresh() reads what
+    was written since, and says whether there was anything
+
+All ranks are read and joined: counts add up, ranges widen. Of sessions that overlap (training went
+on from a checkpoint), the later one counts. A file with a torn or damaged end is read as far as it
+is good, and `damage` says so.
+"""
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchlens._monitor.films.projection import ProjectedStep, projections_in, read_projection
+from torchlens._monitor.read.health import RunFinding
+from torchlens._monitor.read.views import ModuleView, Scalars, Series, SeriesKey, SeriesMap
+from torchlens._monitor.serve.run_page import explore_runs
+from torchlens._monitor.sinks.export import send
+from torchlens._monitor.sinks.sink import Sink
+from torchlens._monitor.sinks.tensorboard_sink import TensorBoard
+from torchlens._monitor.store.folder import (
+    GRAPH_FILE,
+    RUN_FILE,
+    SegmentFile,
+    is_run,
+    read_json_file,
+    segment_files,
+)
+from torchlens._monitor.store.frames import Step
+from torchlens._monitor.store.joining import Joined
+from torchlens._monitor.store.segment_contents import Drop, SegmentContents, read_segment
+from torchlens._monitor.store.writer import Counts
+from torchlens._page.page import Exploration
+from torchlens._text.wording import checked_file, got
+
+if TYPE_CHECKING:
+    import pandas
+
+
+# A file that a merged one takes the place of may vanish between looking and reading.
+_MOST_TRIES = 10
+
+
+class RunReader:
+    """A run that was recorded, or is being recorded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._segments: dict[tuple[int, int, int], SegmentContents] = {}
+        self._order: list[tuple[int, int, int]] = []
+        self._version = 0
+        self._joined: Joined | None = None
+        self._file_problems: list[str] = []
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Reads what was written since the last time; returns whether there was anything."""
+        for _ in range(_MOST_TRIES):
+            try:
+                files = segment_files(self.folder)
+                changed = [self._read(each) for each in files]
+                break
+            except FileNotFoundError:
+                continue
+        else:
+            raise FileNotFoundError(
+                f"The files of the run in {str(self.folder)!r} vanish while they are read."
+            )
+        order = [(each.rank, each.first, each.number) for each in files]
+        is_changed = any(changed) or order != self._order
+        self._segments = {key: self._segments[key] for key in order}
+        self._order = order
+        if is_changed:
+            self._version += 1
+            self._joined = None
+        return is_changed
+
+    # -- what there is
+    # ----------------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What run.json says: the model's class, when, versions, options. Empty if there is none
+        yet.
+        """
+        return self._json(RUN_FILE)
+
+    @property
+    def graph(self) -> dict[str, Any]:
+        """The graph of the model, see torchlens/_monitor/record/graph.py. Empty if there is none
+        yet.
+        """
+        return self._json(GRAPH_FILE)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the processes that wrote the run."""
+        return sorted({each.rank for each in self._segments.values()})
+
+    @property
+    def sessions(self) -> list[dict[str, Any]]:
+        """Each process that recorded, with its first step and options, in order."""
+        found = [session for key in self._order for session in self._segments[key].sessions]
+        return sorted(found, key=lambda each: each["time"])
+
+    @property
+    def steps(self) -> list[int]:
+        """The recorded steps; where several were merged, the last of them."""
+        return [step.last for step in self._join().steps]
+
+    @property
+    def step_groups(self) -> list[tuple[int, int, int]]:
+        """(first, last, count) for each of `steps`: count is how many recorded steps were merged
+        into it.
+        """
+        return [(step.first, step.last, step.count) for step in self._join().steps]
+
+    @property
+    def modules(self) -> list[str]:
+        """The addresses of what was recorded: modules, the model itself (''), and watched tensors
+        by their names.
+        """
+        return list(self._join().by_module)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every rank has ended properly."""
+        last: dict[int, SegmentContents] = {}
+        for key in self._order:
+            last[key[0]] = self._segments[key]
+        return bool(last) and all(each.end is not None for each in last.values())
+
+    @property
+    def counts(self) -> Counts:
+        """Tensors that were looked at in all sessions and ranks: recorded + dropped = offered, as
+        far as the files go.
+        """
+        last: dict[tuple[int, str], tuple[int, int]] = {}
+        for key in self._order:
+            segment = self._segments[key]
+            own = (segment.rank, segment.session)
+            for step in segment.steps:
+                last[own] = max(last.get(own, (0, 0)), (step.offered, step.dropped))
+            if segment.end is not None:
+                last[own] = segment.end["offered"], segment.end["dropped"]
+        every = [*last.values(), *(each.before for each in self._segments.values())]
+        offered, dropped = (sum(each[place] for each in every) for place in (0, 1))
+        return Counts(offered, offered - dropped, dropped)
+
+    @property
+    def drops(self) -> list[Drop]:
+        """What was dropped because it came too fast to be written, by step."""
+        return [drop for key in self._order for drop in self._segments[key].drops]
+
+    @property
+    def findings(self) -> list[RunFinding]:
+        """What looked wrong, where, when it appeared and when it ended. What several ranks found is
+        listed once.
+        """
+        found: dict[tuple[Any, ...], RunFinding] = {}
+        for key in self._order:
+            for each in self._segments[key].findings:
+                found.setdefault((each.step, each.kind, each.finding.where, each.is_over), each)
+        return sorted(found.values(), key=lambda each: each.step)
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be recorded, and what is wrong with the files."""
+        told = [text for key in self._order for text in self._segments[key].problems]
+        bad = [text for key in self._order for text in self._segments[key].bad]
+        return list(dict.fromkeys([*told, *self._file_problems, *bad, *self.damage]))
+
+    @property
+    def damage(self) -> list[str]:
+        """Files that could be read only in part. The last file of a run that is being written may
+        end within a frame.
+        """
+        found = []
+        for place, key in enumerate(self._order):
+            damage = self._segments[key].damage
+            is_open = (
+                damage is not None
+                and damage.is_torn
+                and self._is_last(place)
+                and not self.is_finished
+            )
+            if damage is not None:
+                state = " (it may be being written)" if is_open else ""
+                found.append(
+                    f"rank{key[0]}, segment {key[2]}: cut at byte {damage.offset:,}: "
+                    f"{damage.reason}{state}"
+                )
+        return found
+
+    @property
+    def projections(self) -> dict[str, list[ProjectedStep]]:
+        """The results of `run.embed` by address: (step, points, share of the variance that they
+        show) for each step.
+        """
+        return {name: read_projection(self.folder, name) for name in projections_in(self.folder)}
+
+    @property
+    def scalars(self) -> dict[str, Scalars]:
+        """The numbers given to `run.log`, by name."""
+        return self._join().scalars
+
+    def __getitem__(self, address: str) -> ModuleView:
+        """What was recorded of a module, by its address; of a watched tensor, by its name; '' is
+        the model itself.
+        """
+        by_module = self._join().by_module
+        if address not in by_module:
+            close = difflib.get_close_matches(str(address), by_module, n=1)
+            raise KeyError(
+                f"Nothing was recorded of {address!r}."
+                + (f" Closest: {close[0]!r}." if close else "")
+            )
+        return ModuleView(
+            address, {kind: SeriesMap(own) for kind, own in by_module[address].items()}
+        )
+
+    def __iter__(self) -> Iterator[ModuleView]:
+        return (self[address] for address in self.modules)
+
+    def __contains__(self, address: object) -> bool:
+        return address in self._join().by_module
+
+    def __len__(self) -> int:
+        return len(self._join().by_module)
+
+    def __repr__(self) -> str:
+        steps, state = self.steps, "finished" if self.is_finished else "being written, or cut short"
+        span = f"{len(steps)} recorded steps up to {steps[-1]}" if steps else "no step yet"
+        return f"<RunReader {str(self.folder)!r}: {len(self)} modules, {span}, {state}>"
+
+    def series(self) -> list[Series]:
+        """All recorded series."""
+        return [
+            series
+            for kinds in self._join().by_module.values()
+            for own in kinds.values()
+            for series in own.values()
+        ]
+
+    def recorded(self) -> tuple[list[SeriesKey], list[Step]]:
+        """Everything as it lies in the files: what the series are called, by number, and the steps
+        with their columns.
+        """
+        joined = self._join()
+        return joined.keys, joined.steps
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A table with one row for each series and step."""
+        import pandas
+
+        tables = [series.to_pandas() for series in self.series()]
+        if not tables:
+            return pandas.DataFrame()
+        return pandas.concat(tables, ignore_index=True)
+
+    def send_to(self, sink: Sink) -> None:
+        """Sends the recorded run to a sink: `r.send_to(torchlens.sinks.Wandb(mode='offline'))`."""
+        if not isinstance(sink, Sink):
+            raise TypeError(f"sink must be one of torchlens.sinks, got {got(sink)}.")
+        joined, info = self._join(), self.info
+        about = {
+            "name": self.folder.name, "folder": str(self.folder), "model": info.get("model"),
+            "options": info.get("options", {}),
+        }  # fmt: skip
+        send(sink, about, joined.steps, joined.key_of, joined.scalars, self.findings)
+
+    def to_tensorboard(self, folder: str | os.PathLike[str], **options: Any) -> None:
+        """Writes the recorded run for TensorBoard. The options are those of
+        `torchlens.sinks.TensorBoard`.
+        """
+        self.send_to(TensorBoard(folder, **options))
+
+    def explore(
+        self,
+        path: str | os.PathLike[str] | None = "run.html",
+        *,
+        compare: "Iterable[RunReader | str | os.PathLike[str]]" = (),
+        title: str | None = None,
+    ) -> Exploration:
+        """Writes one HTML file in which you can explore the run; it needs neither a network nor
+        other files.
+
+        `compare` takes other runs (or their folders) to show beside this one. A file has two
+        megabytes at most; for long runs it holds fewer points. With `path=None`, nothing is
+        written; in a notebook the page is shown.
+
+        >>> r.explore('run.html', compare=['runs/b'])
+        """
+        if isinstance(compare, str | os.PathLike | RunReader):
+            compare = [compare]
+        others = [each if isinstance(each, RunReader) else open_run(each) for each in compare]
+        target = None if path is None else checked_file("path", path, "run.html")
+        return explore_runs([self, *others], target, title)
+
+    # -- files
+    # ----------------------------------------------------------------------------------------------
+
+    def _is_last(self, place: int) -> bool:
+        return place + 1 == len(self._order) or self._order[place + 1][0] != self._order[place][0]
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            return read_json_file(self.folder / name)
+        except ValueError as error:
+            if str(error) not in self._file_problems:
+                self._file_problems.append(str(error))
+            return {}
+
+    def _read(self, file: SegmentFile) -> bool:
+        key = (file.rank, file.first, file.number)
+        self._segments[key], is_changed = read_segment(file, self._segments.get(key))
+        return is_changed
+
+    def _join(self) -> Joined:
+        if self._joined is None:
+            self._joined = Joined([self._segments[key] for key in self._order])
+        return self._joined
+
+
+def open_run(folder: Any) -> RunReader:
+    """Opens a run that `torchlens.monitor` has recorded or is still recording: see RunReader."""
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"folder must be the folder of a run, such as 'runs/a', got {got(folder)}.")
+    path = Path(folder).expanduser()
+    if not is_run(path):
+        inside = (
+            [each.name for each in sorted(path.iterdir()) if is_run(each)] if path.is_dir() else []
+        )
+        hint = f" There are runs inside: {', '.join(inside[:10])}." if inside else ""
+        raise FileNotFoundError(f"There is no run in {str(path)!r}.{hint}")
+    return RunReader(path)
+
+
+def last_step_of(folder: Path) -> int:
+    """The last step that any rank has recorded; -1 if there is none."""
+    return max(
+        (step.last for segment in RunReader(folder)._segments.values() for step in segment.steps),
+        default=-1,
+    )

@@ -1,0 +1,283 @@
+"""Samples → columns: bins, ranges, sums and quantiles. Runs in a thread of its own, on numpy
+alone.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from torchlens._monitor.record.bins import MINUS_INF, NAN, PLUS_INF, ZERO, narrowed
+from torchlens._monitor.record.samples import Sample, value_of
+from torchlens._monitor.record.stacks import Stack, stacked, statistics_of
+from torchlens._monitor.record.units import UnitActivity
+from torchlens._monitor.store.columns import HAS_NAN, QUANTILES, RANGE_IS_EXACT, Columns, merged
+
+_NUMBER_TYPES = frozenset({np.float32, np.float64})
+# One tensor that was looked at for a series (its number). With a second sample, the series is of
+# the change since then.
+Observation = tuple[int, Sample, Sample | None]
+
+
+def summarized(
+    observations: Sequence[Observation],
+    limits: Mapping[int, tuple[float, float]],
+    activity: UnitActivity | None = None,
+) -> Columns:
+    """One row for each series. `limits` are those of activations that have some; `activity` counts
+    dead units.
+    """
+    rows: dict[tuple[int, int], int] = {}
+    sources: list[Observation] = []
+    place: list[int] = []  # the row of each: what one module returns, the next is given
+    for observation in observations:
+        key = id(observation[1]), id(observation[2])
+        row = rows.setdefault(key, len(sources))
+        if row == len(sources):
+            sources.append(observation)
+        place.append(row)
+    if not sources:
+        return merged([])
+    found = _rows(sources)
+    columns = _fanned_out(observations, np.array(place), found, limits, activity)
+    absent = [number for number, row in enumerate(place) if sources[row][1].num_absent]
+    return merged(
+        [
+            columns,
+            *(
+                _zeros(columns, number, found.values(place[number]), sources[place[number]])
+                for number in absent
+            ),
+        ]
+    )
+
+
+class _Rows(NamedTuple):
+    """Statistics of samples, in the order in which those came."""
+
+    stacks: list[Stack]
+    groups: np.ndarray  # in which of these each row is
+    places: np.ndarray  # and where
+    floats: np.ndarray  # low, high, total, squares
+    flags: np.ndarray
+    sizes: np.ndarray  # elements, sampled
+    quantiles: np.ndarray
+    # The bins of all rows in one, in no order of rows: where those of each begin, and how many it
+    # has.
+    starts: np.ndarray
+    num_bins: np.ndarray
+    codes: np.ndarray
+    counts: np.ndarray
+
+    def values(self, row: int) -> np.ndarray:
+        """The sample itself."""
+        found: np.ndarray = self.stacks[self.groups[row]].values[
+            self.places[row], : self.sizes[row, 1]
+        ]
+        return found
+
+    def has_bin(self, code: int) -> np.ndarray:
+        """Which rows have a bin."""
+        found = np.zeros(len(self.starts), bool)
+        places = np.flatnonzero(self.codes == code)
+        if len(places):
+            order = np.argsort(self.starts, kind="stable")  # bins lie by the rows' starts
+            found[order[np.searchsorted(self.starts[order], places, "right") - 1]] = True
+        return found
+
+
+def _rows(sources: list[Observation]) -> _Rows:
+    count = len(sources)
+    values = [_array(sample) for _, sample, _ in sources]
+    stacks = stacked(
+        values, [None if before is None else _array(before) for _, _, before in sources]
+    )
+    found = [statistics_of(stack) for stack in stacks]
+    order = np.concatenate([stack.members for stack in stacks])
+    place_of = np.empty(
+        count, np.int64
+    )  # where each row stands in what follows, which is stack after stack
+    place_of[order] = np.arange(count)
+    num_bins = np.concatenate([each.num_bins for each in found])
+    sizes = np.empty((count, 2), np.int64)
+    sizes[:, 0] = [sample.plan.num_elements for _, sample, _ in sources]
+    sizes[order, 1] = np.concatenate([stack.lengths for stack in stacks])
+    rows = _Rows(
+        stacks=stacks,
+        groups=np.repeat(np.arange(len(stacks)), [len(stack.members) for stack in stacks])[
+            place_of
+        ],
+        places=np.concatenate([np.arange(len(stack.members)) for stack in stacks])[place_of],
+        floats=np.concatenate([each.floats for each in found])[place_of],
+        flags=np.zeros(count, np.uint8),
+        sizes=sizes,
+        quantiles=np.concatenate([each.quantiles for each in found])[place_of],
+        starts=(np.cumsum(num_bins) - num_bins)[place_of],
+        num_bins=num_bins[place_of],
+        codes=np.concatenate([each.codes for each in found]),
+        counts=np.concatenate([each.counts for each in found]),
+    )
+    _add_ranges(rows, sources)
+    return rows
+
+
+def _array(sample: Sample) -> np.ndarray:
+    """The elements of a sample, as numbers that numpy knows."""
+    values = sample.values
+    if type(values) is np.ndarray:
+        return values
+    values = value_of(values)
+    if isinstance(values, torch.Tensor):
+        values = (
+            values if values.dtype in (torch.float32, torch.float64) else values.float()
+        ).numpy()
+        sample.values = values
+    found: np.ndarray = values
+    return found
+
+
+def _add_ranges(found: _Rows, sources: list[Observation]) -> None:
+    """The ranges of all elements, where they are known."""
+    known = [
+        (row, sample)
+        for row, (_, sample, before) in enumerate(sources)
+        if before is None and sample.low is not None
+    ]
+    if known:
+        chosen = np.array([row for row, _ in known])
+        low, high = (
+            _numbers([sample.low for _, sample in known]),
+            _numbers([sample.high for _, sample in known]),
+        )
+        has_nan = np.isnan(low)
+        # With NaN among them the range of the rest is not known: what there is, is the sample's.
+        found.flags[chosen] |= np.where(has_nan, HAS_NAN, RANGE_IS_EXACT).astype(np.uint8)
+        found.floats[chosen[~has_nan], 0], found.floats[chosen[~has_nan], 1] = (
+            low[~has_nan],
+            high[~has_nan],
+        )
+    is_whole = found.sizes[:, 0] == found.sizes[:, 1]  # all were looked at
+    found.flags[is_whole] |= RANGE_IS_EXACT
+    found.flags[is_whole & found.has_bin(NAN)] |= HAS_NAN
+
+
+def _numbers(parts: list[Any]) -> np.ndarray:
+    """What is known of several samples: numbers of numpy's, or tensors that may still be
+    arriving.
+    """
+    if not _NUMBER_TYPES.issuperset(map(type, parts)):
+        values = [value_of(part) for part in parts]
+        parts = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
+    return np.array(parts, np.float64)
+
+
+def _fanned_out(
+    observations: Sequence[Observation],
+    place: np.ndarray,
+    rows: _Rows,
+    limits: Mapping[int, tuple[float, float]],
+    activity: UnitActivity | None,
+) -> Columns:
+    series = [number for number, _, _ in observations]
+    dead = np.full(len(series), np.nan, np.float32)
+    saturated = np.full(len(series), np.nan, np.float32)
+    if activity is not None:
+        has_zeros = rows.has_bin(ZERO)[place].tolist()
+        dead = activity.dead_shares(
+            observations, lambda number: rows.values(place[number]), has_zeros
+        )
+    bounded: dict[tuple[int, tuple[float, float]], list[int]] = {}
+    if limits:
+        for number, own in enumerate(series):
+            if own in limits:
+                bounded.setdefault((int(rows.groups[place[number]]), limits[own]), []).append(
+                    number
+                )
+    for (group, (low, high)), numbers in bounded.items():
+        chosen_rows = place[numbers]
+        values, lengths = (
+            rows.stacks[group].values[rows.places[chosen_rows]],
+            rows.sizes[chosen_rows, 1],
+        )
+        is_real = np.arange(values.shape[1]) < lengths[:, None]
+        saturated[numbers] = (
+            np.count_nonzero(((values <= low) | (values >= high)) & is_real, axis=1) / lengths
+        )
+    num_bins = rows.num_bins[place]
+    ends = np.cumsum(num_bins)
+    chosen = np.arange(ends[-1]) + np.repeat(rows.starts[place] - ends + num_bins, num_bins)
+    return Columns(
+        series=np.array(series, "<u4"),
+        calls=np.ones(len(series), "<u4"),
+        elements=rows.sizes[place, 0].astype("<u8"),
+        sampled=rows.sizes[place, 1].astype("<u8"),
+        flags=rows.flags[place],
+        low=rows.floats[place, 0],
+        high=rows.floats[place, 1],
+        total=rows.floats[place, 2],
+        squares=rows.floats[place, 3],
+        dead=dead,
+        saturated=saturated,
+        quantiles=rows.quantiles[place],
+        num_bins=num_bins.astype("<u2"),
+        codes=rows.codes[chosen].astype("<u2"),
+        counts=rows.counts[chosen].astype("<u8"),
+    )
+
+
+def _zeros(columns: Columns, row: int, values: np.ndarray, source: Observation) -> Columns:
+    """A row for the elements of a sparse tensor that are not stored: so many zeros as belong to its
+    sample. With it merged, all is of the whole tensor."""
+    sample = source[1]
+    count = round(sample.num_absent * len(values) / sample.plan.num_elements)
+    columns.quantiles[row] = _quantiles_with_zeros(values, count)
+    return Columns(
+        series=columns.series[row : row + 1],
+        calls=np.zeros(1, "<u4"),
+        elements=np.array([sample.num_absent], "<u8"),
+        sampled=np.array([count], "<u8"),
+        flags=np.array([RANGE_IS_EXACT], np.uint8),
+        low=np.zeros(1),
+        high=np.zeros(1),
+        total=np.zeros(1),
+        squares=np.zeros(1),
+        dead=np.full(1, np.nan, np.float32),
+        saturated=np.full(1, np.nan, np.float32),
+        quantiles=columns.quantiles[row : row + 1],
+        num_bins=np.ones(1, "<u2"),
+        codes=np.array([ZERO], "<u2"),
+        counts=np.array([count], "<u8"),
+    )
+
+
+def _quantiles_with_zeros(values: np.ndarray, num_zeros: int) -> np.ndarray:
+    """Quantiles of what is finite, and so many zeros beside it."""
+    ordered = np.sort(values[np.isfinite(values)])
+    total = len(ordered) + num_zeros
+    if not total:
+        return np.full(len(QUANTILES), np.nan, np.float32)
+    split = int(np.searchsorted(ordered, 0))
+    zeros = (
+        np.array([split, split + num_zeros - 1]) if num_zeros else np.zeros(0, np.int64)
+    )  # the first, and the last
+    places = np.concatenate([np.arange(split), zeros, np.arange(split + num_zeros, total)])
+    known = np.concatenate([ordered[:split], np.zeros(len(zeros)), ordered[split:]])
+    return narrowed(np.interp(QUANTILES * (total - 1), places, known))
+
+
+def nonfinite_counts(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """How many NaN and how many Inf the sample of each row has."""
+    codes = columns.codes
+    if not ((codes & 511 >= PLUS_INF) & (codes != ZERO)).any():
+        return np.zeros(len(columns)), np.zeros(len(columns))
+    return bin_counts(columns, NAN), bin_counts(columns, PLUS_INF) + bin_counts(columns, MINUS_INF)
+
+
+def bin_counts(columns: Columns, code: int) -> np.ndarray:
+    """How many elements of each row's sample lie in a bin."""
+    places = np.flatnonzero(columns.codes == code)
+    rows = np.searchsorted(columns.starts, places, "right") - 1
+    found = np.zeros(len(columns))
+    found[rows] = columns.counts[places]  # a row has a bin once
+    return found

@@ -1,0 +1,461 @@
+"""A run as a page asks for it: a statistic of all series of a kind over the steps, the histograms
+of one series, a scalar.
+
+Steps are counted by *place*: the first recorded one is 0. What is sent begins at a place, so that
+only what is new is sent, and has one column for `stride` places, a power of two, so that no answer
+is larger than a screen can show.
+
+A block is four bytes (the length of the head), the head (JSON), and numbers:
+
+    table       head {"stride", "from", "columns", "series"}: bfloat16, one row for each of the
+    series, by number; NaN where
+                nothing was recorded, infinite where nothing that was sampled is finite
+    histograms  head {"stride", "from", "columns", "bins", "levels"}: bytes, one row for each of the
+    bins (see bins.py); the
+                square of what a byte is of `levels` is the share of the fullest bin of the column
+    scalar      head {"stride", "from", "columns"}: four rows of float64: steps, means, smallest,
+    largest
+"""
+
+import json
+import struct
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from torchlens._monitor.read.statistics import nonfinite_counts
+from torchlens._monitor.record.bins import (
+    MINUS_INF,
+    NAN,
+    NUM_BINS,
+    PLUS_INF,
+    ZERO,
+    bin_order,
+    narrowed,
+)
+from torchlens._monitor.store.columns import HAS_NAN, Columns
+from torchlens._monitor.store.frames import Step
+
+if TYPE_CHECKING:
+    from torchlens._monitor.read.reader import RunReader
+    from torchlens._monitor.read.views import SeriesKey
+
+
+# As many columns as are sent at most: of curves, and of histograms.
+MOST_COLUMNS, MOST_HISTOGRAMS = 1024, 256
+# What each is where several steps share a column. Others (norm, update ratio) the page works out of
+# these.
+STATISTICS: dict[str, Callable[..., Any]] = {
+    "rms": np.nanmean, "mean": np.nanmean, "std": np.nanmean, "low": np.nanmin, "high": np.nanmax,
+    "zero": np.nanmean,
+    "dead": np.nanmean, "saturated": np.nanmean, "nonfinite": np.nanmax,
+}  # fmt: skip
+_STORED = frozenset({"low", "high", "dead", "saturated"})
+_MOST_TABLES = 48
+# Bins of so many series are counted at once: a number for each bin of each.
+_SERIES_AT_ONCE = 4096
+_NO_CODES, _NO_COUNTS = np.zeros(0, np.uint16), np.zeros(0, np.int64)
+
+
+def stride_for(count: int, most: int) -> int:
+    """How many places share a column: the smallest power of two with which there are at most so
+    many columns.
+    """
+    stride = 1
+    while -(-count // stride) > most:
+        stride *= 2
+    return stride
+
+
+def block(head: dict[str, Any], numbers: np.ndarray) -> bytes:
+    """A head and numbers, as they are sent."""
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 4) % 8)  # numbers begin where a browser can read them in place
+    return struct.pack("<I", len(text)) + text + np.ascontiguousarray(numbers).tobytes()
+
+
+def bfloat16(values: np.ndarray) -> np.ndarray:
+    """The upper halves of float32, rounded: as exact as a screen shows."""
+    single = narrowed(np.asarray(values, np.float64))
+    bits = single.view(np.uint32).astype(np.uint64)
+    found = ((bits + 0x7FFF + ((bits >> np.uint64(16)) & np.uint64(1))) >> np.uint64(16)).astype(
+        "<u2"
+    )
+    found[np.isnan(single)] = 0x7FC0
+    return found
+
+
+class RunTables:
+    """Answers for one run. Call `update` after the reader has read on; nothing else here is changed
+    by it.
+    """
+
+    def __init__(self, reader: "RunReader") -> None:
+        self.reader = reader
+        self.keys: list[SeriesKey] = []
+        self.steps: list[Step] = []
+        self._tables: dict[
+            tuple[str, str], np.ndarray
+        ] = {}  # one row for each series of the kind, one column for each place
+        self._numbers: dict[str, np.ndarray] = {}
+        self.update()
+
+    def update(self) -> int:
+        """Looks at what the reader has now. The first place at which anything is new or other; -1:
+        nothing is as it was.
+        """
+        keys, steps = self.reader.recorded()
+        is_other = keys[: len(self.keys)] != self.keys
+        same = 0
+        while same < min(len(steps), len(self.steps)) and _is_same(steps[same], self.steps[same]):
+            same += 1
+        if len(keys) != len(self.keys) or is_other:
+            self._numbers = {}
+        if is_other:
+            self._tables.clear()
+        for key, table in self._tables.items():
+            self._tables[key] = table[:, :same]
+        self.keys, self.steps = list(keys), list(steps)
+        return -1 if is_other else same
+
+    def numbers(self, kind: str) -> np.ndarray:
+        """The numbers of the series of a kind."""
+        if kind not in self._numbers:
+            self._numbers[kind] = np.array(
+                [number for number, key in enumerate(self.keys) if key.kind == kind], np.int64
+            )
+        return self._numbers[kind]
+
+    # -- statistics
+    # ----------------------------------------------------------------------------------------------
+
+    def table(
+        self,
+        kind: str,
+        statistic: str,
+        start: int = 0,
+        known_stride: int = 0,
+        most: int = MOST_COLUMNS,
+    ) -> bytes:
+        """A statistic of all series of a kind, from a place on; from the beginning if the stride is
+        not the known one.
+        """
+        values = self._table(kind, statistic)
+        head, shown = self._reduced(values, STATISTICS[statistic], start, known_stride, most)
+        head["series"] = self.numbers(kind).tolist()
+        return block(head, bfloat16(shown))
+
+    def all_tables(self, most: Mapping[str, int]) -> dict[str, tuple[int, np.ndarray]]:
+        """(stride, values) of each statistic, one row a series, so many columns at most: in one
+        pass over the steps.
+        """
+        count = len(self.steps)
+        strides = {statistic: stride_for(count, most[statistic]) for statistic in STATISTICS}
+        found = {
+            name: np.full((len(self.keys), -(-count // stride)), np.nan, np.float32)
+            for name, stride in strides.items()
+        }
+        length = max(*strides.values(), 64)  # all are powers of two
+        for start in range(0, count, length):
+            steps = self.steps[start : start + length]
+            values = {
+                name: np.full((len(self.keys), len(steps)), np.nan, np.float32)
+                for name in STATISTICS
+            }
+            for place, step in enumerate(steps):
+                for name, own in _statistics(step.columns).items():
+                    values[name][step.columns.series, place] = narrowed(own)
+            for name, stride in strides.items():
+                shown = (
+                    values[name] if stride == 1 else grouped(values[name], stride, STATISTICS[name])
+                )
+                found[name][:, start // stride : start // stride + shown.shape[1]] = shown
+        return {name: (strides[name], values) for name, values in found.items()}
+
+    def _table(self, kind: str, statistic: str) -> np.ndarray:
+        numbers = self.numbers(kind)
+        known = self._tables.pop((kind, statistic), None)
+        values = np.full((len(numbers), len(self.steps)), np.nan, np.float32)
+        begun = 0
+        if known is not None:
+            values[: len(known), : known.shape[1]] = known
+            begun = known.shape[1] if len(known) == len(numbers) else 0
+        row_of = np.full(len(self.keys) + 1, -1)
+        row_of[numbers] = np.arange(len(numbers))
+        for place in range(begun, len(self.steps)):
+            columns = self.steps[place].columns
+            rows = row_of[np.minimum(columns.series, len(self.keys))]
+            is_own = rows >= 0
+            if is_own.any():
+                values[rows[is_own], place] = narrowed(
+                    _statistics(columns, (statistic,))[statistic][is_own]
+                )
+        self._tables[kind, statistic] = values
+        while len(self._tables) > _MOST_TABLES:
+            self._tables.pop(next(iter(self._tables)))
+        return values
+
+    def _reduced(
+        self, values: np.ndarray, how: Callable[..., Any], start: int, known_stride: int, most: int
+    ) -> tuple[dict[str, Any], np.ndarray]:
+        count = values.shape[1]
+        stride = stride_for(count, most)
+        start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
+        shown = values[:, start:]
+        if stride > 1:
+            shown = grouped(shown, stride, how)
+        return {"stride": stride, "from": start, "columns": shown.shape[1]}, shown
+
+    # -- histograms
+    # ----------------------------------------------------------------------------------------------
+
+    def histograms(
+        self, number: int, start: int = 0, known_stride: int = 0, most: int = MOST_HISTOGRAMS
+    ) -> bytes:
+        """The histograms of one series, from a place on."""
+        count = len(self.steps)
+        stride = stride_for(count, most)
+        start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
+        parts = [
+            (place // stride, *_bins(step.columns, number))
+            for place, step in enumerate(self.steps[start:])
+        ]
+        codes = np.concatenate([_NO_CODES, *(codes for _, codes, _ in parts)])
+        places = np.repeat(
+            [place for place, _, _ in parts], [len(codes) for _, codes, _ in parts]
+        ).astype(np.int64)
+        counts = np.concatenate([_NO_COUNTS, *(counts for _, _, counts in parts)])
+        head = {"stride": stride, "from": start}
+        return histogram_block(codes, places, counts, -(-(count - start) // stride), head, 255)
+
+    def all_histograms(self, most: int) -> "AllHistograms":
+        """As `histograms`, but of everything at once."""
+        stride = stride_for(len(self.steps), most)
+        keys: list[np.ndarray] = []
+        counts: list[np.ndarray] = []
+        for first in range(0, len(self.steps), stride):
+            own = [step.columns for step in self.steps[first : first + stride]]
+            found = [
+                _counted_keys(own, start, len(self.keys))
+                for start in range(0, len(self.keys), _SERIES_AT_ONCE)
+            ]
+            keys.append(np.concatenate([_NO_COUNTS, *(key for key, _ in found)]))
+            counts.append(np.concatenate([_NO_COUNTS, *(count for _, count in found)]))
+        places = np.repeat(np.arange(len(keys)), [len(each) for each in keys])
+        all_keys = np.concatenate([_NO_COUNTS, *keys])
+        order = np.argsort(all_keys, kind="stable")
+        all_keys, places, all_counts = (
+            all_keys[order],
+            places[order],
+            np.concatenate([_NO_COUNTS, *counts])[order],
+        )
+        starts = np.searchsorted(all_keys, np.arange(len(self.keys) + 1) * NUM_BINS)
+        return AllHistograms(stride, len(keys), starts, all_keys % NUM_BINS, places, all_counts)
+
+    # -- scalars
+    # ----------------------------------------------------------------------------------------------
+
+    def scalar(
+        self, name: str, start: int = 0, known_stride: int = 0, most: int = 2 * MOST_COLUMNS
+    ) -> bytes:
+        """What was logged under a name, from its so-manieth row on."""
+        scalars = self.reader.scalars[name]
+        rows = np.stack(
+            [scalars.steps.astype(np.float64), scalars.values, scalars.low, scalars.high]
+        )
+        count = rows.shape[1]
+        stride = stride_for(count, most)
+        start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
+        shown = rows[:, start:]
+        if stride > 1:
+            hows: tuple[Callable[..., Any], ...] = (np.nanmax, np.nanmean, np.nanmin, np.nanmax)
+            shown = np.concatenate(
+                [grouped(shown[each : each + 1], stride, how) for each, how in enumerate(hows)]
+            )
+        return block(
+            {"stride": stride, "from": start, "columns": shown.shape[1]}, shown.astype("<f8")
+        )
+
+    # -- the rest
+    # ----------------------------------------------------------------------------------------------
+
+    def summary(self, start: int = 0, num_series: int = 0, num_findings: int = 0) -> dict[str, Any]:
+        """What the page knows of a run besides its numbers: steps from a place on, and the rest
+        after so many.
+        """
+        reader = self.reader
+        counts = reader.counts
+        findings = [each.as_json() for each in reader.findings[num_findings:]]
+        return {
+            "from": start,
+            "steps": [step.last for step in self.steps[start:]],
+            "merged": [step.count for step in self.steps[start:]],
+            "series": [
+                [key.module, key.kind, key.name, list(key.shape), key.dtype]
+                for key in self.keys[num_series:]
+            ],
+            "scalars": {name: len(own) for name, own in reader.scalars.items()},
+            "findings": [
+                {name: _finite(value) for name, value in each.items()} for each in findings
+            ],
+            "problems": reader.problems,
+            "counts": [counts.offered, counts.recorded, counts.dropped],
+            "drops": [[drop.step, drop.observations] for drop in reader.drops[-200:]],
+            "isFinished": reader.is_finished,
+            "ranks": len(reader.ranks),
+        }
+
+
+class AllHistograms(NamedTuple):
+    """The bins of all series in all columns: those of a series lie from `starts[number]` to
+    `starts[number + 1]`.
+    """
+
+    stride: int
+    num_columns: int
+    starts: np.ndarray
+    codes: np.ndarray
+    places: np.ndarray
+    counts: np.ndarray
+
+    def block(self, number: int, most: int, levels: int) -> bytes:
+        """The histograms of one series, in so many columns at most: counts of neighbours add up."""
+        by = stride_for(self.num_columns, most)
+        own = slice(self.starts[number], self.starts[number + 1])
+        head = {"stride": self.stride * by, "from": 0}
+        num_columns = -(-self.num_columns // by)
+        return histogram_block(
+            self.codes[own], self.places[own] // by, self.counts[own], num_columns, head, levels
+        )
+
+
+def histogram_block(
+    codes: np.ndarray,
+    places: np.ndarray,
+    counts: np.ndarray,
+    num_columns: int,
+    head: dict[str, Any],
+    levels: int,
+) -> bytes:
+    """Histograms of one series with all their bins, from the smallest to the largest: a count for
+    each code and column.
+    """
+    bins = np.flatnonzero(np.bincount(codes, minlength=NUM_BINS))
+    bins = bins[~np.isin(bins, (NAN, PLUS_INF, MINUS_INF))]
+    bins = bins[np.argsort(bin_order(bins), kind="stable")]
+    row_of = np.full(NUM_BINS, len(bins))  # what is not finite goes to a row that is cut off
+    row_of[bins] = np.arange(len(bins))
+    cells = row_of[codes] * num_columns + places
+    table = np.bincount(cells, weights=counts, minlength=(len(bins) + 1) * num_columns).reshape(
+        len(bins) + 1, num_columns
+    )
+    table = table[: len(bins)]
+    most = np.maximum(table.max(axis=0, initial=0), 1)
+    return block(
+        {**head, "columns": num_columns, "bins": bins.tolist(), "levels": levels},
+        np.ceil(levels * np.sqrt(table / most)).astype("u1"),
+    )
+
+
+def _counted_keys(
+    columns: Sequence[Columns], start: int, num_series: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(number of the series and of the bin in one, count) of the series from `start` on, over
+    several steps.
+    """
+    keys: list[np.ndarray] = [_NO_COUNTS]
+    counts: list[np.ndarray] = [_NO_COUNTS]
+    end = min(start + _SERIES_AT_ONCE, num_series)
+    for each in columns:
+        rows = slice(*np.searchsorted(each.series, (start, end)))
+        starts = each.starts
+        own = slice(starts[rows.start], starts[rows.stop])
+        keys.append(
+            np.repeat(each.series[rows].astype(np.int64), each.num_bins[rows]) * NUM_BINS
+            + each.codes[own]
+        )
+        counts.append(each.counts[own])
+    together = np.concatenate(keys) - start * NUM_BINS
+    table = np.bincount(
+        together, weights=np.concatenate(counts), minlength=(end - start) * NUM_BINS
+    )
+    found = np.flatnonzero(table)
+    return found + start * NUM_BINS, table[found].astype(np.int64)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity; a word stands for it."""
+    return value if not isinstance(value, float) or np.isfinite(value) else str(value)
+
+
+def _is_same(one: Step, two: Step) -> bool:
+    """Of a step that another rank wrote to since, more is known."""
+    if one is two:
+        return True
+    same = (one.first, one.last, one.count, len(one.columns)) == (
+        two.first,
+        two.last,
+        two.count,
+        len(two.columns),
+    )
+    return same and int(one.columns.calls.sum()) == int(two.columns.calls.sum())
+
+
+def _statistics(columns: Columns, wanted: Collection[str] = STATISTICS) -> dict[str, np.ndarray]:
+    """Statistics of each row. What they mean is told in views.py."""
+    found = {
+        name: np.asarray(getattr(columns, name), np.float64) for name in wanted if name in _STORED
+    }
+    for name, empty in (("low", np.inf), ("high", -np.inf)):  # all is NaN: the range of nothing
+        if name in found:
+            found[name] = np.where(np.isnan(found[name]), empty, found[name])
+    if len(found) == len(wanted):
+        return found
+    sampled = columns.sampled.astype(np.float64)
+    nan, infinite = nonfinite_counts(columns)
+    bad = np.broadcast_to(nan + infinite, sampled.shape)
+    if "zero" in wanted:
+        found["zero"] = _counted(columns, ZERO) / np.maximum(sampled, 1)
+    if "nonfinite" in wanted:
+        is_known = ((columns.flags & HAS_NAN) > 0) | np.isinf(columns.low) | np.isinf(columns.high)
+        share = bad / np.maximum(sampled, 1)
+        least = 1 / np.maximum(columns.elements.astype(np.float64), 1)
+        found["nonfinite"] = np.where(is_known, np.maximum(share, least), share)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean, square = columns.total / (sampled - bad), columns.squares / (sampled - bad)
+        found |= {
+            "mean": mean,
+            "std": np.sqrt(np.maximum(square - mean**2, 0)),
+            "rms": np.sqrt(square),
+        }
+    for name in ("mean", "std", "rms"):
+        found[name] = np.where(bad < sampled, found[name], np.inf)
+    return {name: found[name] for name in wanted}
+
+
+def _counted(columns: Columns, code: int) -> np.ndarray:
+    rows = np.repeat(np.arange(len(columns)), columns.num_bins)
+    is_own = columns.codes == code
+    return np.bincount(rows[is_own], weights=columns.counts[is_own], minlength=len(columns))
+
+
+def _bins(columns: Columns, number: int) -> tuple[np.ndarray, np.ndarray]:
+    row = int(np.searchsorted(columns.series, number))
+    if row >= len(columns) or columns.series[row] != number:
+        return _NO_CODES, _NO_COUNTS
+    start = int(columns.num_bins[:row].sum(dtype=np.int64))
+    own = slice(start, start + int(columns.num_bins[row]))
+    return columns.codes[own], columns.counts[own]
+
+
+def grouped(values: np.ndarray, stride: int, how: Callable[..., Any]) -> np.ndarray:
+    """One column for so many; what is NaN in all of them is NaN."""
+    rows, count = values.shape
+    groups = -(-count // stride)
+    full = np.full((rows, groups * stride), np.nan, values.dtype)
+    full[:, :count] = values
+    parts = full.reshape(rows, groups, stride)
+    is_empty = np.isnan(parts).all(axis=2)
+    parts[is_empty] = 0
+    return np.where(is_empty, np.nan, how(parts, axis=2))

@@ -1,0 +1,405 @@
+"""What is read of a run, as the user holds it: modules, series, histograms, scalars."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from torchlens._monitor.record.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bin_edges, bin_order
+from torchlens._monitor.store.columns import HAS_NAN, QUANTILES, RANGE_IS_EXACT
+from torchlens._monitor.store.frames import Step
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class SeriesKey(NamedTuple):
+    """Which tensors a series is about."""
+
+    module: str
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Histogram:
+    """How many of the sampled elements lie in each bin. Bins that are empty at both ends are left
+    out.
+    """
+
+    step: int
+    low: np.ndarray  # where each bin begins; zero has a bin of its own, which begins and ends there
+    high: np.ndarray  # where it ends
+    counts: np.ndarray
+    num_nan: int
+    num_plus_inf: int
+    num_minus_inf: int
+    num_elements: int  # of the tensors
+    num_sampled: int  # of those, counted
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every element was counted, not only a sample."""
+        return self.num_elements == self.num_sampled
+
+    def linear(
+        self, num_bins: int = 64, low: float | None = None, high: float | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Bins of equal width: (edges, counts). Elements are taken as spread evenly over the bin
+        they were counted in.
+        """
+        if not len(self.counts):
+            return np.linspace(
+                0.0 if low is None else low, 1.0 if high is None else high, num_bins + 1
+            ), np.zeros(num_bins)
+        start = float(self.low.min()) if low is None else low
+        end = float(self.high.max()) if high is None else high
+        if not end > start:
+            end = start + max(abs(start) * 1e-6, 1e-12)
+        edges = np.linspace(start, end, num_bins + 1)
+        found = np.zeros(num_bins)
+        for left, right, count in zip(self.low, self.high, self.counts, strict=True):
+            if right > left:
+                inside = np.clip(edges, left, right)
+                found += count * np.diff(inside) / (right - left)
+            elif start <= left <= end:
+                found[min(int((left - start) / (end - start) * num_bins), num_bins - 1)] += count
+        return edges, found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeatMap:
+    """Histograms over steps: `counts[i, j]` of the elements at `steps[i]` lie between `low[j]` and
+    `high[j]`.
+    """
+
+    steps: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    counts: np.ndarray
+
+
+class Series:
+    """One tensor of a module over the recorded steps. Arrays have one number for each of `steps`.
+
+    >>> r['fc'].outputs.histogram(step=100)
+    >>> r['fc'].parameter_gradients['weight'].rms
+    """
+
+    def __init__(self, key: SeriesKey, number: int, steps: Sequence[Step]) -> None:
+        self.key = key
+        self._number = number
+        self._steps = steps
+
+    @cached_property
+    def _rows(self) -> list[tuple[Step, int]]:
+        """Where it is in each step that has it. Looked for when asked: a run has thousands of
+        series.
+        """
+        places = [
+            (step, int(np.searchsorted(step.columns.series, self._number))) for step in self._steps
+        ]
+        return [
+            (step, row)
+            for step, row in places
+            if row < len(step.columns) and step.columns.series[row] == self._number
+        ]
+
+    @property
+    def steps(self) -> np.ndarray:
+        """At which steps it was recorded; where several were merged, the last of them."""
+        return np.array([step.last for step, _ in self._rows], np.int64)
+
+    @property
+    def first_steps(self) -> np.ndarray:
+        """The first step of each group; the same as `steps` where nothing was merged."""
+        return np.array([step.first for step, _ in self._rows], np.int64)
+
+    def _column(self, name: str) -> np.ndarray:
+        return np.array([getattr(step.columns, name)[row] for step, row in self._rows])
+
+    @property
+    def low(self) -> np.ndarray:
+        """The smallest element: of all if `is_range_exact`, else of the sample."""
+        return self._column("low")
+
+    @property
+    def high(self) -> np.ndarray:
+        """The largest element: of all if `is_range_exact`, else of the sample."""
+        return self._column("high")
+
+    @property
+    def is_range_exact(self) -> np.ndarray:
+        """Whether `low` and `high` cover all elements, not only the sample."""
+        return (self._column("flags").astype(np.uint8) & RANGE_IS_EXACT) > 0
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The mean of the finite elements in the sample."""
+        return self._per_finite("total")
+
+    @property
+    def rms(self) -> np.ndarray:
+        """The root mean square of the finite elements in the sample."""
+        return np.sqrt(np.maximum(self._per_finite("squares"), 0))
+
+    @property
+    def std(self) -> np.ndarray:
+        """The standard deviation of the finite elements in the sample."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.sqrt(np.maximum(self._per_finite("squares") - self.mean**2, 0))
+
+    @property
+    def norm(self) -> np.ndarray:
+        """The 2-norm of a tensor, estimated: its rms times the root of its number of elements."""
+        calls = self._column("calls").astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.rms * np.sqrt(self.num_elements / np.maximum(calls, 1))
+
+    @property
+    def zero(self) -> np.ndarray:
+        """The share of the sample that is exactly zero."""
+        return self._share(ZERO)
+
+    @property
+    def nonfinite(self) -> np.ndarray:
+        """The share of the sample that is NaN or infinite; a tiny number if only elements outside
+        the sample are.
+        """
+        share = self._share(NAN, PLUS_INF, MINUS_INF)
+        is_known = (
+            ((self._column("flags").astype(np.uint8) & HAS_NAN) > 0)
+            | np.isinf(self.low)
+            | np.isinf(self.high)
+        )
+        return np.where(is_known, np.maximum(share, 1 / np.maximum(self.num_elements, 1)), share)
+
+    @property
+    def dead(self) -> np.ndarray:
+        """The share of units that are always zero; NaN if that has no meaning, or before 64 values
+        of each were seen.
+        """
+        return self._column("dead").astype(np.float64)
+
+    @property
+    def saturated(self) -> np.ndarray:
+        """The share of the sample that lies at the limits of the activation; NaN if it has none."""
+        return self._column("saturated").astype(np.float64)
+
+    @property
+    def quantiles(self) -> np.ndarray:
+        """One row for each step, with the quantiles 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95 and
+        0.99 of the sample.
+        """
+        return np.array([step.columns.quantiles[row] for step, row in self._rows]).reshape(
+            -1, len(QUANTILES)
+        )
+
+    @property
+    def num_calls(self) -> np.ndarray:
+        """How many tensors were recorded."""
+        return self._column("calls").astype(np.int64)
+
+    @property
+    def num_elements(self) -> np.ndarray:
+        """How many elements they have together."""
+        return self._column("elements").astype(np.int64)
+
+    @property
+    def num_sampled(self) -> np.ndarray:
+        """How many of those were sampled."""
+        return self._column("sampled").astype(np.int64)
+
+    def histogram(self, step: int | None = None) -> Histogram:
+        """The histogram of the last recorded step, or of the last one up to `step`."""
+        if not self._rows:
+            raise ValueError(f"Nothing was recorded of {self} yet.")
+        chosen, row = self._rows[self._place(step)]
+        columns = chosen.columns
+        start = int(columns.num_bins[:row].sum(dtype=np.int64))
+        codes = columns.codes[start : start + int(columns.num_bins[row])]
+        counts = columns.counts[start : start + int(columns.num_bins[row])].astype(np.int64)
+        low, high = bin_edges(codes)
+        order = np.argsort(bin_order(codes), kind="stable")
+        real = order[np.isfinite(low[order])]
+        special = {code: int(counts[codes == code].sum()) for code in (NAN, PLUS_INF, MINUS_INF)}
+        return Histogram(
+            chosen.last, low[real], high[real], counts[real], special[NAN], special[PLUS_INF],
+            special[MINUS_INF],
+            int(columns.elements[row]), int(columns.sampled[row]),
+        )  # fmt: skip
+
+    def heat_map(self) -> HeatMap:
+        """All histograms in the same finite bins, from the smallest to the largest bin that is ever
+        used.
+        """
+        found: dict[int, int] = {}
+        parts = []
+        for step, row in self._rows:
+            start = int(step.columns.num_bins[:row].sum(dtype=np.int64))
+            end = start + int(step.columns.num_bins[row])
+            parts.append((step.columns.codes[start:end], step.columns.counts[start:end]))
+        codes = (
+            np.unique(np.concatenate([own for own, _ in parts]))
+            if parts
+            else np.zeros(0, np.uint16)
+        )
+        codes = codes[~np.isin(codes, (NAN, PLUS_INF, MINUS_INF))]
+        codes = codes[np.argsort(bin_order(codes), kind="stable")]
+        found = {int(code): place for place, code in enumerate(codes)}
+        counts = np.zeros((len(parts), len(codes)), np.int64)
+        for line, (own, numbers) in enumerate(parts):
+            for code, number in zip(own.tolist(), numbers.tolist(), strict=True):
+                if code in found:
+                    counts[line, found[code]] = number
+        low, high = bin_edges(codes)
+        return HeatMap(self.steps, low, high, counts)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A table with one row for each step."""
+        import pandas
+
+        table: dict[str, Any] = {
+            "module": self.key.module, "kind": self.key.kind, "name": self.key.name,
+            "first_step": self.first_steps,
+            "step": self.steps, "calls": self.num_calls, "elements": self.num_elements,
+            "sampled": self.num_sampled,
+            "low": self.low, "high": self.high, "is_range_exact": self.is_range_exact,
+            "mean": self.mean, "std": self.std,
+            "rms": self.rms, "norm": self.norm, "zero": self.zero, "nonfinite": self.nonfinite,
+            "dead": self.dead,
+            "saturated": self.saturated,
+        }  # fmt: skip
+        quantiles = self.quantiles
+        table.update({f"q{share:g}": quantiles[:, place] for place, share in enumerate(QUANTILES)})
+        return pandas.DataFrame(table)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Series {self}: {len(self)} steps, {'x'.join(map(str, self.key.shape)) or 'scalar'} "
+            f"{self.key.dtype}>"
+        )
+
+    def __str__(self) -> str:
+        name = f"[{self.key.name!r}]" if self.key.name else ""
+        return f"{self.key.module or 'the model'!r} {self.key.kind}{name}"
+
+    def _place(self, step: int | None) -> int:
+        if step is None:
+            return len(self._rows) - 1
+        for place, (own, _) in enumerate(self._rows):
+            if own.first <= step <= own.last:
+                return place
+        return max(int(np.searchsorted(self.steps, step, side="right")) - 1, 0)
+
+    def _counted(self, *codes: int) -> np.ndarray:
+        """How many sampled elements lie in these bins."""
+        found = []
+        for step, row in self._rows:
+            columns = step.columns
+            start = int(columns.num_bins[:row].sum(dtype=np.int64))
+            end = start + int(columns.num_bins[row])
+            found.append(
+                int(columns.counts[start:end][np.isin(columns.codes[start:end], codes)].sum())
+            )
+        return np.array(found, np.float64)
+
+    def _share(self, *codes: int) -> np.ndarray:
+        return self._counted(*codes) / np.maximum(self.num_sampled, 1)
+
+    def _per_finite(self, name: str) -> np.ndarray:
+        finite = self.num_sampled - self._counted(NAN, PLUS_INF, MINUS_INF)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            found: np.ndarray = self._column(name).astype(np.float64) / finite
+        return found
+
+
+class SeriesMap(Mapping[str, Series]):
+    """The series of one kind by name: parameters by theirs, tensors of a module by place ('0', '1')
+    or key.
+
+    It passes for the first of them, which is often the only one: `r['fc'].outputs.rms`.
+    """
+
+    def __init__(self, series: Mapping[str, Series]) -> None:
+        self._series = dict(series)
+
+    def __getitem__(self, name: str) -> Series:
+        if name not in self._series:
+            raise KeyError(f"There is no {name!r} here, but {', '.join(map(repr, self._series))}.")
+        return self._series[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._series)
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(next(iter(self._series.values())), name)
+
+    def __repr__(self) -> str:
+        return f"<SeriesMap {', '.join(map(repr, self._series.values()))}>"
+
+
+class ModuleView:
+    """What was recorded of a module (or of a watched tensor), by kind: `.inputs`, `.outputs`,
+    `.gradients`, `.parameters`, `.parameter_gradients`, `.updates`, `.watched`. A kind that was not
+    recorded raises AttributeError."""
+
+    def __init__(self, address: str, kinds: Mapping[str, SeriesMap]) -> None:
+        self.address = address
+        self.kinds = dict(kinds)
+
+    def __getattr__(self, name: str) -> SeriesMap:
+        kinds = self.__dict__.get("kinds", {})
+        if name not in kinds:
+            there = f"Available: {', '.join(kinds)}." if kinds else ""
+            raise AttributeError(
+                f"No {name} were recorded of {self.__dict__.get('address')!r}. {there}".rstrip()
+            )
+        found: SeriesMap = kinds[name]
+        return found
+
+    def __dir__(self) -> list[str]:
+        return ["address", "kinds", "update_ratio", *self.kinds]
+
+    def update_ratio(self, name: str = "weight") -> tuple[np.ndarray, np.ndarray]:
+        """(steps, ratio of the change in a step to the parameter itself, by root mean square)."""
+        updates, values = self.updates[name], self.parameters[name]
+        steps, own, theirs = np.intersect1d(updates.steps, values.steps, return_indices=True)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            ratio: np.ndarray = updates.rms[own] / values.rms[theirs]
+        return steps, ratio
+
+    def __repr__(self) -> str:
+        return f"<ModuleView {self.address!r}: {', '.join(self.kinds)}>"
+
+
+class Scalars:
+    """Numbers that the user logged under a name. Where the oldest were merged, `values` are
+    means.
+    """
+
+    def __init__(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        self.name = name
+        self.steps = np.array([row[1] for row in rows], np.int64)
+        self.values = np.array([row[2] for row in rows], np.float64)
+        self.low = np.array([row[3] for row in rows], np.float64)
+        self.high = np.array([row[4] for row in rows], np.float64)
+        self.counts = np.array([row[5] for row in rows], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __repr__(self) -> str:
+        return f"<Scalars {self.name!r}: {len(self)} steps>"

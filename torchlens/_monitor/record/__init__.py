@@ -1,0 +1,1 @@
+"""What a run takes note of while a model trains."""

@@ -1,0 +1,235 @@
+"""Takes note of tensors in the training thread: a sample of each, and of its gradient when that
+comes.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens._capture.gradients.backward_hooks import node_of
+from torchlens._health.nonfinite.values import has_numbers
+from torchlens._monitor.read.statistics import Observation
+from torchlens._monitor.record.samples import PLAIN_TYPES, Sample, Sampler
+from torchlens._monitor.record.series import SeriesNames
+from torchlens._monitor.record.tracking import Track
+from torchlens._recording.quiet import is_quiet, quietly
+from torchlens._recording.wrappers import local_value
+from torchlens._text.problems import Problems
+
+# Of so many tensors the samples are remembered: what one module returns, its parent returns, and
+# the next is given.
+_MOST_SEEN = 16
+_MOST_PENDING = 4_000
+# Of whole tensors so many are kept in a step, each with so many numbers.
+_MOST_CAPTURES = 64
+_MOST_CAPTURED = 1 << 20
+# torch overflows its stack when it frees a chain of tens of thousands of nodes that were looked at
+# from Python.
+_MOST_HOOKS = 5_000
+# Python's own references die with the Python object, which may come and go while the tensor lives.
+_reference_to: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
+_Tensor = torch.Tensor
+
+
+class _Seen:
+    """A tensor that was sampled, as it was then."""
+
+    __slots__ = ("hook", "reference", "sample", "version")
+
+    def __init__(self, reference: Any, version: int, sample: Sample) -> None:
+        self.reference = reference
+        self.version = version
+        self.sample = sample
+        self.hook: GradientHook | None = None
+
+
+class Capture(NamedTuple):
+    """A tensor on its way to a job of the worker's."""
+
+    job: str
+    name: str
+    options: dict[str, Any]
+    tensor: _Tensor
+
+
+class Collector:
+    """Holds what was seen since it was last taken. While `is_armed` is False it takes note of
+    nothing.
+    """
+
+    def __init__(self, names: SeriesNames, problems: Problems) -> None:
+        self.names = names
+        self.problems = problems
+        self.pending: list[Observation] = []
+        self.captures: list[Capture] = []  # whole arrays, for the worker
+        # Who follows what modules return, and its gradient: by address, or by the name of a watched
+        # tensor.
+        self.tracks: dict[str, dict[str, list[Track]]] = {"outputs": {}, "gradients": {}}
+        self.is_armed = False
+        self.sampler = Sampler()
+        # What is done when so much is pending that it should not wait for the end of the step.
+        self.on_full: Callable[[], None] | None = None
+        self._seen: dict[int, _Seen] = {}
+        self._hooks: list[weakref.ref[GradientHook]] = []
+        self._self = weakref.ref(self)
+
+    def take_all(self) -> list[Observation]:
+        """What was seen since the last time."""
+        found, self.pending = self.pending, []
+        return found
+
+    def take_captures(self) -> "list[Capture]":
+        """The arrays for the worker that were kept since the last time."""
+        found, self.captures = self.captures, []
+        return found
+
+    def capture(self, what: str, address: str, tensor: _Tensor) -> None:
+        """Keeps a copy of the first rows of a tensor for each that follows it. Call it quietly."""
+        for track in self.tracks[what].get(address, ()):
+            if not track.takes(address):
+                continue
+            options = track.options[address]
+            name = options.get("path") or options.get("name") or address
+            own = local_value(tensor)
+            if (
+                len(self.captures) < _MOST_CAPTURES
+                and has_numbers(own)
+                and own.layout is torch.strided
+                and own.dim()
+            ):
+                part = own.detach()[: track.rows_of(address, own.shape)].to(
+                    torch.float32, copy=True
+                )
+                if part.numel() > _MOST_CAPTURED:
+                    part = part[: max(_MOST_CAPTURED // max(part[0].numel(), 1), 1)]
+                self.captures.append(Capture(track.job, name, options, part))
+
+    def check_size(self) -> None:
+        """To be called now and then."""
+        if len(self.pending) > _MOST_PENDING and self.on_full is not None:
+            self.on_full()
+
+    def note(self, module: str, kind: str, name: str, tensor: _Tensor) -> int:
+        """Takes a sample for a series and returns its number; -1 if there is nothing to sample.
+        Call it quietly.
+        """
+        seen = self.look(tensor)
+        if seen is None:
+            return -1
+        number = self.names.number(module, kind, name, tensor)
+        self.pending.append((number, seen.sample, None))
+        return number
+
+    def note_again(self, number: int, tensor: _Tensor) -> None:
+        """As `note`, for a series whose number is known."""
+        seen = self.look(tensor)
+        if seen is not None:
+            self.pending.append((number, seen.sample, None))
+
+    def look(self, tensor: _Tensor) -> _Seen | None:
+        """A sample of a tensor, the last one if it has not changed since."""
+        key = id(tensor)
+        seen = self._seen.get(key)
+        version = -1 if tensor.is_inference() else tensor._version
+        if (
+            seen is not None
+            and seen.version == version
+            and version >= 0
+            and not seen.reference.expired()
+        ):
+            return seen
+        sample = self.sampler.take(tensor)
+        if sample is None:
+            return None
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        seen = self._seen[key] = _Seen(_reference_to(tensor), version, sample)
+        return seen
+
+    def follow_gradient(self, module: str, name: str, tensor: _Tensor) -> None:
+        """Will take a sample of the gradient of a tensor, as it is now, when a backward pass
+        computes it.
+
+        By a hook on the node of autograd's graph that made the tensor: the tensor gets none, and
+        what is done to it in place later makes other nodes.
+        """
+        if not tensor.requires_grad or len(self._hooks) >= _MOST_HOOKS:
+            return
+        seen = self._seen.get(id(tensor))
+        if (
+            seen is not None
+            and seen.hook is not None
+            and seen.version == tensor._version
+            and not seen.reference.expired()
+        ):
+            seen.hook.series.append((module, name))
+            return
+        node = node_of(tensor)
+        if node is None:
+            return
+        hook = GradientHook(self._self, tensor.output_nr, (module, name))
+        hook.handle = node.register_prehook(hook)
+        self._hooks.append(weakref.ref(hook))
+        if seen is not None:
+            seen.hook = hook
+
+    def on_gradient(self, hook: "GradientHook", gradient: _Tensor) -> None:
+        """A gradient has come. Call it quietly."""
+        if self.tracks["gradients"]:
+            for module, _ in hook.series:
+                self.capture("gradients", module, gradient)
+        sample = self.sampler.take(gradient)
+        if sample is not None:
+            for module, name in hook.series:
+                number = self.names.number(module, "gradients", name, gradient)
+                self.pending.append((number, sample, None))
+
+    def forget(self) -> None:
+        """Between steps: tensors that were seen, and hooks that are still waiting, are those of a
+        step that is over.
+        """
+        self._seen.clear()
+        self._hooks = [each for each in self._hooks if each() is not None]
+
+    def remove_hooks(self) -> None:
+        """Takes every hook off the graphs that still live. May be called again."""
+        self.is_armed = False
+        self._seen.clear()
+        for reference in self._hooks:
+            hook = reference()
+            if hook is not None and hook.handle is not None:
+                hook.handle.remove()
+        self._hooks.clear()
+
+
+class GradientHook:
+    """Stands before a node of autograd's graph. It knows the collector weakly: a graph that lives
+    on does not keep it.
+    """
+
+    __slots__ = ("__weakref__", "_collector", "_output", "handle", "series")
+
+    def __init__(
+        self, collector: "weakref.ref[Collector]", output: int, series: tuple[str, str]
+    ) -> None:
+        self._collector = collector
+        self._output = output
+        self.series = [series]
+        self.handle: Any = None
+
+    def __call__(self, gradients: tuple[Any, ...]) -> None:
+        collector = self._collector()
+        if collector is None or not collector.is_armed:
+            return
+        gradient = gradients[self._output]
+        if gradient is None:
+            return
+        try:
+            if type(gradient) in PLAIN_TYPES and is_quiet():
+                collector.on_gradient(self, gradient)
+            else:
+                quietly(collector.on_gradient, self, gradient)
+        except Exception as error:  # whoever looks must not break the backward pass
+            collector.problems.add_failure(error, "A gradient was not recorded")

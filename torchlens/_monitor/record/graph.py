@@ -1,0 +1,233 @@
+"""The graph of the model as it was called in the first recorded step, without a second forward
+pass.
+
+graph.json holds
+
+    "model"    the class of the model
+    "modules"  every module: {"address", "type", "parent" (address), "parameters" (own numbers),
+    "is_called"} "calls"    every call of a module in the first recorded step, in the order in which
+    they began: {"module", "pass",
+               "parent" (number of the call around it, -1 for none), "inputs" and "outputs"
+               (shapes)}
+    "edges"    [from, to]: what one call returned, another was given, by numbers of calls
+    "page"     what the viewer's page knows of the operations (_page/data.py), or null: see "note"
+    "note"     why there is no page, or ""
+
+The operations come from a log of that one call of the model, which returns exactly what a plain
+call returns. A model that is compiled is not logged: its source would give other roundings.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from torchlens._capture.model_parts import named_modules
+from torchlens._capture.session import CaptureOptions, Session
+from torchlens._history.log import Log
+from torchlens._history.model_history import ModelHistory
+from torchlens._page.data import page_data
+from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._recording.recording import Recording
+from torchlens._recording.trees import named_tensors, plain_tensors
+from torchlens._text.problems import Problems
+
+_MOST_CALLS = 20_000
+_MOST_TENSORS = 8
+_NOT_RUN = object()
+# torch overflows its stack when it frees a chain of very many nodes that were looked at from Python
+# (see Recorder).
+_MOST_LOOKED_AT = 10_000
+_reference_to: Any = torch._C._WeakTensorRef  # type: ignore[attr-defined]
+
+
+class GraphMaker:
+    """Writes down the calls of one step, and if it can the operations of the model's first call in
+    it.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        wants_log: bool,
+        problems: Problems,
+    ) -> None:
+        self.wants_log = wants_log
+        self.note = "" if wants_log else "The graph was asked for module by module."
+        self._problems = problems
+        self._recording: Recording | None = None
+        self._result: Any = _NOT_RUN
+        self._calls: list[dict[str, Any]] = []
+        self._edges: dict[tuple[int, int], None] = {}
+        self._passes: dict[str, int] = {}
+        self._makers: dict[
+            int, tuple[Any, int]
+        ] = {}  # by id of a tensor: a reference to it, and the call that returned it
+        if wants_log and _is_compiled(model):
+            self.wants_log = False
+            self.note = (
+                "The model, or a part of it, is compiled: the operations inside are not seen."
+            )
+
+    def enter(self, call: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is going to run."""
+        if len(self._calls) >= _MOST_CALLS:
+            return
+        address = call.info.address
+        call.number = len(self._calls)
+        self._passes[address] = self._passes.get(address, 0) + 1
+        tensors = [tensor for _, tensor in plain_tensors((args, kwargs))]
+        for tensor in tensors:
+            maker = self._makers.get(id(tensor))
+            if maker is not None and not maker[0].expired():
+                self._edges[maker[1], call.number] = None
+        self._calls.append(
+            {
+                "module": address,
+                "pass": self._passes[address],
+                "parent": -1 if call.parent is None else call.parent.number,
+                "inputs": _shapes(tensors),
+                "outputs": [],
+            }
+        )
+
+    def leave(self, call: Any, result: Any) -> None:
+        """A module returned."""
+        if call.parent is None:
+            self._result = result
+        if call.number < 0:
+            return
+        tensors = [tensor for _, tensor in named_tensors(result)]
+        self._calls[call.number]["outputs"] = _shapes(tensors)
+        for tensor in tensors[:_MOST_TENSORS]:
+            self._makers[id(tensor)] = _reference_to(tensor), call.number
+
+    def run_logged(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model in a log, once. Whatever goes wrong with the log, the model runs once and
+        its result counts.
+        """
+        self.wants_log = False
+        self._result = _NOT_RUN
+        num_calls = len(self._calls)
+        session: _GraphSession | None = None
+        try:
+            session = _GraphSession(module)
+            pause_collector(self)
+            result = session.run(list(args), dict(kwargs))
+        except BaseException as error:
+            if self._result is not _NOT_RUN and isinstance(
+                error, Exception
+            ):  # the model had returned
+                self._problems.add_failure(error, "The graph has no operations")
+                self.note = "The log failed."
+                return self._result
+            if len(self._calls) > num_calls or not isinstance(error, Exception):  # the model raised
+                raise
+            self._problems.add_failure(error, "The graph has no operations")
+            self.note = "The log failed."
+            return module._wrapped_call_impl(*args, **kwargs)
+        finally:
+            self._result = _NOT_RUN
+            resume_collector(self)
+        self._recording = session.recording
+        return result
+
+    def finished(self, model: torch.nn.Module) -> Callable[[], dict[str, Any]]:
+        """What makes the graph, anywhere and at any time. The maker is of no use after that."""
+        modules = module_rows(model, {each["module"] for each in self._calls})
+        recording = None if self._recording is None else _without_tensors(self._recording)
+        note, calls, edges = self.note, self._calls, list(self._edges)
+        problems, name = self._problems, type(model).__name__
+        self._recording, self._result, self._makers = None, _NOT_RUN, {}
+
+        def make() -> dict[str, Any]:
+            page, why = None, note
+            if recording is not None:
+                try:
+                    page = page_data(
+                        ModelHistory(Log(recording), CaptureOptions(saves=False)),
+                        {},
+                        None,
+                        has_repeats=False,
+                    )
+                except Exception as error:  # the rest is as good without it
+                    problems.add_failure(error, "The graph has no operations")
+                    why = "The page of the operations could not be made."
+            return {
+                "model": name,
+                "modules": modules,
+                "calls": calls,
+                "edges": edges,
+                "page": page,
+                "note": why,
+            }
+
+        return make
+
+
+def _without_tensors(recording: Recording) -> Recording:
+    """With tensors that have no values in place of the parameters: others train them while the
+    graph is made.
+    """
+    params = [
+        torch.nn.Parameter(
+            torch.empty(param.shape, dtype=param.dtype, device="meta"), param.requires_grad
+        )
+        for param in recording.params
+    ]
+    values = [None] * len(recording.values)
+    return replace(
+        recording,
+        params=params,
+        values=values,
+        param_stand_ins=[],
+        slices=[],
+        gradients={},
+        saved_args={},
+    )
+
+
+class _GraphSession(Session):
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model, CaptureOptions(saves=False, max_nodes=_MOST_LOOKED_AT))
+
+    def call_model(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Not `model(...)`: its class may have a `__call__` of its own, from inside which this is
+        called.
+        """
+        return self.model._wrapped_call_impl(*args, **kwargs)
+
+
+def module_rows(model: torch.nn.Module, called: set[str]) -> list[dict[str, Any]]:
+    """The modules of a model, outer ones first."""
+    found: dict[str, dict[str, Any]] = {}
+    for address, module in named_modules(model):
+        numbers = [
+            parameter.numel() for parameter in module._parameters.values() if parameter is not None
+        ]
+        row = found.setdefault(
+            address,
+            {
+                "address": address,
+                "type": type(module).__name__,
+                "parent": address.rpartition(".")[0] if address else None,
+                "parameters": 0,
+                "is_called": address in called,
+            },
+        )
+        row["parameters"] += sum(map(int, numbers))
+    return list(found.values())
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    return any(
+        module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+        for _, module in named_modules(model)
+    )
+
+
+def _shapes(tensors: list[torch.Tensor]) -> list[list[int]]:
+    return [
+        list(map(int, tensor.shape)) for tensor in tensors[:_MOST_TENSORS] if not tensor.is_nested
+    ]

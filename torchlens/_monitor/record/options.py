@@ -1,0 +1,137 @@
+"""What the caller of `monitor` asked for, checked once."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchlens._compat.monitor_names import LOG_WORDS
+from torchlens._monitor.record.series import KINDS
+from torchlens._monitor.sinks.sink import Sink
+from torchlens._text.wording import check_choice, check_count, did_you_mean, got, one_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorOptions:
+    """The options of `torchlens.monitor`; see there."""
+
+    every: int = 1
+    log: Any = KINDS
+    modules: Any = None
+    seconds: float | None = None
+    budget: int = 64 << 20
+    graph: str = "operations"
+    compiled: str = "boundary"
+    step: int | None = None
+    evaluation: bool = False
+    sinks: Any = ()
+
+    def __post_init__(self) -> None:
+        check_count("every", self.every, 1, "1 records every step")
+        check_count("budget", self.budget, 1 << 20, "bytes of the run's files")
+        if self.step is not None:
+            check_count("step", self.step, 0, "where the training goes on")
+        check_choice("graph", self.graph, ("operations", "modules"))
+        check_choice("compiled", self.compiled, ("boundary", "eager"))
+        if not isinstance(self.evaluation, bool):
+            raise TypeError(f"evaluation must be True or False, got {got(self.evaluation)}.")
+        seconds = self.seconds
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0
+        ):
+            raise ValueError(
+                f"seconds must be a number above 0, or None for no limit, got {got(seconds)}."
+            )
+        object.__setattr__(self, "sinks", _checked_sinks(self.sinks))
+        object.__setattr__(self, "log", _checked_kinds(self.log))
+        object.__setattr__(self, "modules", _checked_modules(self.modules))
+
+    def wants(self, address: str) -> bool:
+        """Whether a module is to be recorded."""
+        return self.modules is None or any(_matches(pattern, address) for pattern in self.modules)
+
+    def check_modules(self, addresses: Sequence[str]) -> list[str]:
+        """Raises if `modules` means none of the model's; returns those of its patterns that mean
+        none.
+        """
+        missing = [
+            each
+            for each in self.modules or ()
+            if not any(_matches(each, address) for address in addresses)
+        ]
+        if missing and len(missing) == len(self.modules):
+            raise ValueError(
+                "modules must name modules of the model, such as "
+                f"{one_of(list(filter(None, addresses))[:3] or [''])}, got {one_of(missing)}: no "
+                f"module has such an address. {did_you_mean(missing[0], addresses)}".rstrip()
+            )
+        return missing
+
+    def as_json(self) -> dict[str, Any]:
+        """For the file."""
+        return {
+            "every": self.every, "log": sorted(self.log), "seconds": self.seconds,
+            "budget": self.budget,
+            "graph": self.graph, "compiled": self.compiled, "evaluation": self.evaluation,
+        }  # fmt: skip
+
+
+def _checked_kinds(log: Any) -> frozenset[str]:
+    kinds = [log] if isinstance(log, str) else list(log) if isinstance(log, Iterable) else None
+    if kinds is None:
+        raise TypeError(f"log must be a list of {one_of(KINDS)}, got {got(log)}.")
+    kinds = [
+        own
+        for kind in kinds
+        for own in (LOG_WORDS.get(kind, (kind,)) if isinstance(kind, str) else (kind,))
+    ]
+    if "*" in kinds or "all" in kinds:
+        return frozenset(KINDS)
+    for kind in kinds:
+        if kind not in KINDS:
+            raise ValueError(
+                f"log must be made of {one_of(KINDS)}, got {got(kind)}. "
+                f"{did_you_mean(kind, KINDS)}".rstrip()
+            )
+    return frozenset(kinds)
+
+
+def _checked_sinks(sinks: Any) -> tuple[Sink, ...]:
+    found = (
+        [sinks]
+        if isinstance(sinks, Sink)
+        else list(sinks)
+        if isinstance(sinks, list | tuple)
+        else [sinks]
+    )
+    for each in found:
+        if not isinstance(each, Sink):
+            raise TypeError(
+                "sinks must be made of torchlens.sinks.TensorBoard('tb/'), Wandb(), "
+                f"Trackio('project'), MLflow() or your own torchlens.sinks.Sink, got {got(each)}."
+            )
+    return tuple(found)
+
+
+def _checked_modules(modules: Any) -> tuple[str, ...] | None:
+    """Addresses: one means the module alone, `*` anything, `layer1.*` all that is inside."""
+    if modules is None:
+        return None
+    given = (
+        [modules]
+        if isinstance(modules, str)
+        else list(modules)
+        if isinstance(modules, Iterable)
+        else [modules]
+    )
+    for each in given:
+        if not isinstance(each, str):
+            raise TypeError(
+                "modules must be addresses such as 'layer1.0.conv1' or 'layer1.*', got "
+                f"{got(each)}."
+            )
+    return tuple(given)
+
+
+def _matches(pattern: str, address: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), address) is not None

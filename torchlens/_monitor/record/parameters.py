@@ -1,0 +1,200 @@
+"""Takes note of parameters, their gradients and what a step of the optimizer does to them."""
+
+import itertools
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from torchlens._capture.model_parts import named_modules
+from torchlens._monitor.record.collector import Collector
+from torchlens._monitor.record.options import MonitorOptions
+from torchlens._monitor.record.samples import Sample
+
+
+class _Known:
+    """A parameter by the first of its addresses, with the numbers of its series (-1: not known
+    yet).
+    """
+
+    __slots__ = (
+        "before",
+        "gradient_number",
+        "is_wanted",
+        "module",
+        "name",
+        "number",
+        "reference",
+        "update_number",
+    )
+
+    def __init__(
+        self, module: str, name: str, parameter: torch.nn.Parameter, is_wanted: bool
+    ) -> None:
+        self.module, self.name, self.is_wanted = module, name, is_wanted
+        self.reference = weakref.ref(
+            parameter
+        )  # weakly: a run that nobody finishes does not keep the model
+        self.number = self.gradient_number = self.update_number = -1
+        self.before: Sample | None = None  # as it was before the optimizer's step
+
+
+class ParameterWatch:
+    """Knows the parameters of a model by their ids."""
+
+    def __init__(self, options: MonitorOptions, collector: Collector) -> None:
+        self._options = options
+        self._collector = collector
+        self._has_parameters, self._has_updates = (
+            "parameters" in options.log,
+            "updates" in options.log,
+        )
+        self._has_gradients = "parameter_gradients" in options.log
+        self._parameters: dict[int, _Known] = {}
+        # Optimizers that hold none of the parameters, with the number of theirs, as they were when
+        # that was found out.
+        self._strangers: dict[int, int] = {}
+
+    def refresh(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        """Looks at the model as it is now."""
+        last = self._parameters
+        found: dict[int, _Known] = {}
+        for address, module in modules:
+            for name, parameter in module._parameters.items():
+                if parameter is None or id(parameter) in found:
+                    continue
+                known = last.get(id(parameter))
+                if (
+                    known is None
+                    or known.module != address
+                    or known.name != name
+                    or known.reference() is not parameter
+                ):
+                    known = _Known(address, name, parameter, self._options.wants(address))
+                found[id(parameter)] = known
+        self._parameters = found
+        self._strangers.clear()
+
+    def forget(self) -> None:
+        """Lets go of the model."""
+        self._parameters = {}
+
+    def is_in(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> bool:
+        """Whether an optimizer holds a parameter of the model."""
+        if any(id(parameter) in self._parameters for parameter in _held_by(optimizer)):
+            return True
+        count = sum(1 for _ in _held_by(optimizer))
+        if self._strangers.get(id(optimizer)) == count:
+            return False
+        self.refresh(
+            named_modules(model)
+        )  # the parameters may be others by now: FSDP puts its own in their places
+        if any(id(parameter) in self._parameters for parameter in _held_by(optimizer)):
+            return True
+        self._strangers[id(optimizer)] = count
+        return False
+
+    def note_before(self, optimizer: torch.optim.Optimizer, has_gradients: bool = True) -> None:
+        """Samples parameters and gradients before a step of the optimizer. Call it quietly.
+
+        Where the step itself computes the gradients, those that are there now are of another step.
+        """
+        take, names, pending = (
+            self._collector.sampler.take,
+            self._collector.names,
+            self._collector.pending,
+        )
+        self._clear()
+        for known, parameter in self._of(optimizer):
+            if self._has_parameters or self._has_updates:
+                sample = take(parameter, self._has_parameters)
+                if sample is None:
+                    continue
+                if self._has_parameters:
+                    if known.number < 0:
+                        known.number = names.number(
+                            known.module, "parameters", known.name, parameter
+                        )
+                    pending.append((known.number, sample, None))
+                if self._has_updates:
+                    known.before = sample
+            if has_gradients:
+                self._note_gradient(known, parameter)
+
+    def remember(self) -> None:
+        """Keeps samples of all parameters as they are before a step, for `note_by_hand`. Call it
+        quietly.
+        """
+        self._clear()
+        if self._has_parameters or self._has_updates:
+            for known, parameter in self._of(None):
+                known.before = self._collector.sampler.take(parameter, self._has_parameters)
+
+    def note_by_hand(self) -> None:
+        """After a step that no optimizer made: all parameters as `remember` found them, their
+        gradients and changes.
+        """
+        names, pending = self._collector.names, self._collector.pending
+        for known, parameter in self._of(None):
+            if known.before is not None and self._has_parameters:
+                if known.number < 0:
+                    known.number = names.number(known.module, "parameters", known.name, parameter)
+                pending.append((known.number, known.before, None))
+        self.note_after(None, has_gradients=True)
+
+    def note_after(
+        self, optimizer: torch.optim.Optimizer | None, has_gradients: bool = False
+    ) -> None:
+        """Samples what changed since `note_before`, and gradients that came since. Call it
+        quietly.
+        """
+        collector = self._collector
+        for known, parameter in self._of(optimizer):
+            if has_gradients:
+                self._note_gradient(known, parameter)
+            before = known.before
+            if before is not None and self._has_updates:
+                after = collector.sampler.take(parameter, False)
+                if after is not None and after.plan is before.plan:
+                    if known.update_number < 0:
+                        known.update_number = collector.names.number(
+                            known.module, "updates", known.name, parameter
+                        )
+                    collector.pending.append((known.update_number, after, before))
+        self._clear()
+
+    def _note_gradient(self, known: _Known, parameter: torch.nn.Parameter) -> None:
+        gradient = parameter.grad
+        if gradient is not None and self._has_gradients:
+            collector = self._collector
+            sample = collector.sampler.take(gradient)
+            if sample is not None:
+                if known.gradient_number < 0:
+                    known.gradient_number = collector.names.number(
+                        known.module, "parameter_gradients", known.name, gradient
+                    )
+                collector.pending.append((known.gradient_number, sample, None))
+
+    def _clear(self) -> None:
+        for known in self._parameters.values():
+            known.before = None
+
+    def _of(
+        self, optimizer: torch.optim.Optimizer | None
+    ) -> Iterator[tuple[_Known, torch.nn.Parameter]]:
+        all_known = self._parameters
+        numbers: Iterable[int] = (
+            list(all_known) if optimizer is None else map(id, _held_by(optimizer))
+        )
+        for number in numbers:
+            known = all_known.get(number)
+            if (
+                known is not None
+                and known.is_wanted
+                and (parameter := known.reference()) is not None
+            ):
+                yield known, parameter
+
+
+def _held_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    return itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)

@@ -1,0 +1,352 @@
+"""Takes a small sample of a tensor, in a few microseconds whatever its size.
+
+1,024 elements at fixed places, one from each of 1,024 equal stretches of the tensor's memory at a
+fixed distance from its beginning, and the smallest and largest of all elements. Nothing is waited
+for (on CUDA), no generator of random numbers is touched, no tensor of the user's is written to, and
+autograd sees nothing: callers switch it off.
+
+Of a sparse tensor, what is stored is sampled, after the entries of the same place were added up
+(`coalesce`, which takes longer, and for which CUDA waits); the rest is zero.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchlens._recording.host_memory import memory_at
+from torchlens._recording.valueless import why_valueless
+from torchlens._recording.wrappers import local_value
+
+SAMPLE_SIZE = 1024
+PLAIN_TYPES: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter})
+_FLOATS = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+# torch copies tensors whose elements do not lie side by side to find their range: of larger ones
+# that numpy cannot read, the range is the sample's.
+_MOST_STRIDED = 1 << 14
+_MOST_PLANS = 4096
+# What numpy reads where it lies, in half the time of torch's calls.
+_NUMPY_FLOATS: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
+# Of more elements, `torch.aminmax` finds the range faster: numpy reads them twice, and not with
+# several threads.
+_MANY = 1 << 16
+# Where in its stretch each element is taken from. Even steps would meet the same column of a matrix
+# again and again.
+_JITTER = np.random.Generator(np.random.PCG64(20)).random(SAMPLE_SIZE)
+
+_STRIDED = torch.strided
+_smallest, _largest = np.minimum.reduce, np.maximum.reduce  # NaN, if there is one
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """How tensors of one shape and layout are sampled."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    num_elements: int
+    places: torch.Tensor | None  # which elements; None: all
+    # the elements lie side by side in memory, though perhaps in another order; `places` are in its
+    # order
+    is_flat: bool
+    is_contiguous: bool
+    has_range: bool  # whether the range of all elements is asked for
+    by_numpy: bool  # it lies in memory that numpy can read, with numbers that it knows
+    item_size: int
+    numpy_dtype: np.dtype[Any] | None = None
+    numpy_places: np.ndarray | None = None  # as `places`, counted in memory
+    memory_size: int = 0  # how many elements of the memory the tensor reaches over
+    # Of elements that do not lie side by side: the shape without what is repeated, and the strides
+    # in bytes.
+    spread: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    # By axis, made on demand: which unit (channel, feature) each element of the sample belongs to,
+    # and how many each has.
+    units: dict[int, tuple[np.ndarray, np.ndarray]] | None = None
+
+    def units_of_sample(self, axis: int | None = None) -> tuple[np.ndarray, np.ndarray] | None:
+        """The unit that each element of a sample belongs to, and how many elements each has:
+        channels, or features.
+
+        If nobody says along which axis they lie, it is the second of four or more, otherwise the
+        last.
+        """
+        num_axes = len(self.shape)
+        if num_axes < 2:
+            return None
+        if axis is None or not -num_axes <= axis < num_axes:
+            axis = 1 if num_axes >= 4 else -1
+        axis %= num_axes
+        if self.units is None:
+            self.units = {}
+        if axis not in self.units:
+            places = (
+                np.arange(self.num_elements) if self.places is None else self.places.cpu().numpy()
+            )
+            strides = self.strides if self.is_flat else _contiguous_strides(self.shape)
+            unit_of = places // max(strides[axis], 1) % self.shape[axis]
+            self.units[axis] = unit_of, np.bincount(unit_of, minlength=self.shape[axis])
+        return self.units[axis]
+
+
+# In place of a plan that was not made yet.
+_UNKNOWN = Plan((), (), 0, None, False, False, False, False, 0)
+
+
+class Sample:
+    """A few elements of a tensor, and the range of all (None if only the sample's own is known).
+
+    `num_absent` more elements are not stored (the tensor is sparse), and zero.
+    """
+
+    __slots__ = ("high", "low", "num_absent", "plan", "values")
+
+    def __init__(self, values: Any, low: Any, high: Any, plan: Plan) -> None:
+        self.values = values
+        self.low = low
+        self.high = high
+        self.plan = plan
+        self.num_absent = 0
+
+
+class Sampler:
+    """Takes samples, and remembers how for each shape and layout."""
+
+    # Whether numpy may do it. A test says no, to count what happens on other devices.
+    uses_numpy = True
+
+    def __init__(self) -> None:
+        self._plans: dict[Any, Plan | None] = {}
+
+    def take(self, tensor: torch.Tensor, wants_range: bool = True) -> Sample | None:
+        """A sample; None if there are no numbers to look at. Nobody must be listening: see
+        quiet.py.
+        """
+        if (
+            type(tensor) not in PLAIN_TYPES
+            or tensor.layout is not _STRIDED
+            or tensor.dtype not in _FLOATS
+        ):
+            return self._take_of_stored(tensor, wants_range)
+        key = (
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            None if tensor.is_cpu else tensor.device,
+        )
+        plan = self._plans.get(key, _UNKNOWN)
+        if plan is _UNKNOWN:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = _plan(tensor, self.uses_numpy)
+        if plan is None:
+            return None
+        # Memory that was given back begins at 0: torch says so, numpy would read whatever is there.
+        if plan.by_numpy and not tensor.is_neg():
+            address = tensor.data_ptr()
+            if address != tensor.storage_offset() * plan.item_size:
+                return self._take_by_numpy(tensor, address, plan, wants_range)
+        tensor = tensor.detach()
+        flat = (
+            tensor
+            if plan.is_contiguous or not plan.is_flat
+            else tensor.as_strided((plan.num_elements,), (1,))
+        )
+        if plan.places is None:
+            return Sample(flat.flatten().clone(), None, None, plan)
+        low = high = None
+        if (
+            wants_range and plan.has_range
+        ):  # first: it has the processor fetch the elements in order
+            low, high = torch.aminmax(flat)
+        return Sample(torch.take(flat, plan.places), low, high, plan)
+
+    def _take_of_stored(self, tensor: torch.Tensor, wants_range: bool) -> Sample | None:
+        found = _plain(tensor)
+        if found is None:
+            return None
+        plain, num_absent = found
+        sample = self.take(plain, wants_range)
+        if sample is not None:
+            sample.num_absent = num_absent
+        return sample
+
+    def _take_by_numpy(
+        self, tensor: torch.Tensor, address: int, plan: Plan, wants_range: bool
+    ) -> Sample:
+        flat: np.ndarray = np.ndarray(plan.memory_size, plan.numpy_dtype, memory_at(address))
+        places = plan.numpy_places
+        if places is None:
+            return Sample(flat.copy(), None, None, plan)
+        low = high = None
+        if wants_range and plan.places is not None:
+            if plan.spread is not None:
+                spread: np.ndarray = np.ndarray(
+                    plan.spread[0], plan.numpy_dtype, flat, strides=plan.spread[1]
+                )
+                low, high = _smallest(spread, axis=None), _largest(spread, axis=None)
+            elif plan.num_elements > _MANY:
+                own = tensor.detach()
+                low, high = torch.aminmax(
+                    own if plan.is_contiguous else own.as_strided((plan.num_elements,), (1,))
+                )
+            else:
+                low, high = _smallest(flat), _largest(flat)
+        return Sample(
+            flat.take(places, mode="clip"), low, high, plan
+        )  # all are there: "clip" does not look first
+
+
+def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor, int] | None:
+    """What is to be sampled of a tensor that is not strided, not of the common types or not of the
+    common numbers, and how many elements of it are not stored."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or why_valueless(tensor) is not None:
+        return None
+    tensor = stored = local_value(tensor)
+    if tensor.is_nested:
+        stored = tensor.values() if tensor.layout is torch.jagged else tensor.view(-1)
+    elif tensor.layout is torch.sparse_coo:
+        stored = tensor.coalesce().values()
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        stored = tensor.values()
+    if stored.layout is not torch.strided or stored.is_quantized:
+        return None
+    num_absent = 0 if tensor.is_nested else tensor.numel() - stored.numel()
+    if stored.is_complex():
+        stored, num_absent = torch.view_as_real(stored.resolve_conj()), 2 * num_absent
+    if stored.dtype not in _FLOATS:  # numbers of 8 bits, which little can be done with
+        stored = stored.float()
+    return stored.as_subclass(torch.Tensor), num_absent
+
+
+def _plan(tensor: torch.Tensor, uses_numpy: bool) -> Plan | None:
+    count = tensor.numel()
+    if count == 0 or tensor.is_meta:
+        return None
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    is_contiguous = tensor.is_contiguous()
+    is_flat = is_contiguous or _lies_side_by_side(shape, strides)
+    dtype = _NUMPY_FLOATS.get(tensor.dtype)
+    by_numpy = uses_numpy and tensor.is_cpu and dtype is not None
+    size = tensor.element_size()
+    places = numpy_places = None
+    if count > SAMPLE_SIZE:
+        stretch = count / SAMPLE_SIZE
+        numbers = ((np.arange(SAMPLE_SIZE) + _JITTER) * stretch).astype(np.int64)
+        numpy_places = np.minimum(numbers, count - 1)
+        places = torch.from_numpy(numpy_places).to(tensor.device)
+    memory_size, spread = count, None
+    if not is_flat:
+        memory_size = 1 + sum(
+            (length - 1) * stride for length, stride in zip(shape, strides, strict=True)
+        )
+        numpy_places = _places_in_memory(
+            np.arange(count) if numpy_places is None else numpy_places, shape, strides
+        )
+        once = [
+            (length, stride * size) for length, stride in zip(shape, strides, strict=True) if stride
+        ]
+        spread = tuple(length for length, _ in once), tuple(stride for _, stride in once)
+    has_range = is_flat or by_numpy or count <= _MOST_STRIDED
+    return Plan(
+        shape, strides, count, places, is_flat, is_contiguous, has_range, by_numpy, size, dtype,
+        numpy_places, memory_size,
+        spread,
+    )  # fmt: skip
+
+
+def _places_in_memory(
+    places: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """Where the elements lie that have these numbers, counted row by row."""
+    found = np.zeros(len(places), np.int64)
+    for axis, stride in zip(np.unravel_index(places, shape), strides, strict=True):
+        found += axis * stride
+    return found
+
+
+def _lies_side_by_side(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether the elements fill a stretch of memory, each once."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+class _Copy:
+    """Many small tensors of one device on their way to the host, in one piece."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        device = tensors[0].device
+        self._sizes = [tensor.numel() for tensor in tensors]
+        joined = torch.cat([tensor.reshape(-1).to(torch.float32) for tensor in tensors])
+        self._event: Any = None
+        if device.type == "cuda":
+            self._host = torch.empty(joined.shape, dtype=joined.dtype, pin_memory=True)
+            self._host.copy_(joined, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(device))
+        else:
+            self._host = joined.to("cpu")
+        self._parts: list[torch.Tensor] | None = None
+
+    def part(self, number: int) -> torch.Tensor:
+        """One of them, as soon as it is there. Not for the thread that trains: it waits."""
+        if self._parts is None:
+            if self._event is not None:
+                self._event.synchronize()
+            self._parts = list(self._host.split(self._sizes))
+        return self._parts[number]
+
+
+class _Arriving:
+    """A small tensor that is being copied."""
+
+    __slots__ = ("_copy", "_number")
+
+    def __init__(self, copy: _Copy, number: int) -> None:
+        self._copy = copy
+        self._number = number
+
+    def get(self) -> torch.Tensor:
+        return self._copy.part(self._number)
+
+
+def to_host(samples: list[Sample], every_device: bool = False) -> None:
+    """Has the samples that lie on another device copied to this one: one copy for each device, and
+    nobody waits for it.
+    """
+    by_device: dict[torch.device, list[tuple[Sample, str, torch.Tensor]]] = {}
+    for sample in samples:
+        values = sample.values
+        if isinstance(values, torch.Tensor) and (every_device or values.device.type != "cpu"):
+            own = by_device.setdefault(values.device, [])
+            own.append((sample, "values", values))
+            if sample.low is not None:
+                own += [(sample, "low", sample.low), (sample, "high", sample.high)]
+    for parts in by_device.values():
+        copy = _Copy([tensor for _, _, tensor in parts])
+        for number, (sample, name, _) in enumerate(parts):
+            setattr(sample, name, _Arriving(copy, number))
+
+
+def value_of(part: Any) -> Any:
+    """A part of a sample (an array, a number, a tensor of this device) that may still be
+    arriving.
+    """
+    return part.get() if isinstance(part, _Arriving) else part

@@ -1,0 +1,358 @@
+"""Sees the calls of a model's modules during a recorded step, on the same chain as the log and the
+profile.
+
+The model gets no hook and no attribute: `nn.Module._call_impl` tells (see
+_capture/module_tracker.py), for as long as a step is recorded. What the modules are given and
+return is sampled then and there, before anything can be written over it.
+"""
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import get_ident
+from typing import Any
+
+import torch
+
+from torchlens._capture.current import CURRENT
+from torchlens._capture.model_parts import named_modules
+from torchlens._capture.module_tracker import patched_call_impl
+from torchlens._capture.patches.compiled import is_inside_compiled, keep_from_compiler
+from torchlens._capture.watchers import WatcherGroup
+from torchlens._monitor.record.collector import Collector
+from torchlens._monitor.record.graph import GraphMaker
+from torchlens._monitor.record.options import MonitorOptions
+from torchlens._monitor.record.samples import PLAIN_TYPES
+from torchlens._monitor.record.units import Units, unit_axis
+from torchlens._recording.quiet import is_quiet, quietly
+from torchlens._recording.trees import named_tensors, plain_tensors
+
+# Of so many tensors that a module is given or returns, samples are taken: a cache of keys and
+# values is not looked through.
+_MOST_TENSORS = 8
+_Tensor = torch.Tensor
+# How much is recorded of a call: all, nothing, or gradients alone: a checkpoint runs its part again
+# for the backward pass.
+_NOTHING, _GRADIENTS, _ALL = 0, 1, 2
+_COMPILED = "OptimizedModule"  # the class of what `torch.compile` makes of a module
+# The limits of activations that have some, with the margin within which a value lies at one.
+_LIMITS = {
+    "Sigmoid": (0.0, 1.0),
+    "Hardsigmoid": (0.0, 1.0),
+    "Tanh": (-1.0, 1.0),
+    "Hardtanh": (-1.0, 1.0),
+}
+
+
+class ModuleInfo:
+    """A module of the model, by the first of its addresses."""
+
+    __slots__ = ("address", "input_number", "is_wanted", "kind", "output_number")
+
+    def __init__(self, address: str, kind: str, is_wanted: bool) -> None:
+        self.address = address
+        self.kind = kind
+        self.is_wanted = is_wanted
+        self.input_number = (
+            self.output_number
+        ) = -1  # of the series, where there is one tensor; -1: not known yet
+
+
+class Call:
+    """A call that is running."""
+
+    __slots__ = ("info", "number", "parent", "source", "takes")
+
+    def __init__(self, info: ModuleInfo, parent: "Call | None", takes: int) -> None:
+        self.info = info
+        self.parent = parent
+        self.takes = takes
+        self.source: Any = None  # of a compiled module: runs inside it, and is the same
+        self.number = -1  # in the graph, while that is made
+
+
+class ModuleWatcher:
+    """A `Watcher` as _capture/watchers.py describes it."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        options: MonitorOptions,
+        collector: Collector,
+        margin: float,
+        graph: GraphMaker | None,
+    ) -> None:
+        self.collector = collector
+        self.infos: dict[int, ModuleInfo] = {}
+        self.num_calls = 0  # in this step
+        self.thread: int | None = (
+            None  # the one whose calls are recorded in this step; None: nobody has called yet
+        )
+        self.graph = graph
+        self._options = options
+        self._margin = margin
+        # What is done when a module is called that is not known: the model may have changed since
+        # the step began.
+        self.on_unknown: Callable[[], None] | None = None
+        self._has_looked = False  # for unknown ones, in this step
+        self._strangers: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._known: dict[tuple[str, str], ModuleInfo] = {}
+        # Weakly: a run that nobody finishes does not keep the model.
+        self._modules: list[weakref.ref[torch.nn.Module]] = []
+        self._has_inputs, self._has_outputs = "inputs" in options.log, "outputs" in options.log
+        self._has_gradients = "gradients" in options.log
+        self._current: Call | None = None
+        self._model = weakref.ref(model)
+        self.refresh(named_modules(model))
+
+    def begin_step(self) -> None:
+        """A step is going to be recorded."""
+        self._current = self.thread = None
+        self.num_calls = 0
+        self._has_looked = False
+
+    def refresh(self, modules: Sequence[tuple[str, torch.nn.Module]]) -> None:
+        """Takes note of the modules as they are now: they may be others than in the last step."""
+        known = self._modules
+        if len(modules) == len(known) and all(
+            own is last() for (_, own), last in zip(modules, known, strict=True)
+        ):
+            return
+        self.infos, self._modules = {}, [weakref.ref(module) for _, module in modules]
+        addresses: set[str] = set()
+        for address, module in modules:
+            if address in addresses and type(module).__name__ != _COMPILED:
+                # The source of a compiled module has the same address, and runs inside it.
+                continue
+            addresses.add(address)
+            kind = type(module).__name__
+            info = self._known.get((address, kind))
+            if info is None:
+                info = self._known[address, kind] = ModuleInfo(
+                    address, kind, self._options.wants(address)
+                )
+            self.infos[id(module)] = info
+
+    def forget(self) -> None:
+        """Lets go of the model."""
+        self.infos, self._modules, self._current = {}, [], None
+        self._strangers.clear()
+
+    # -- the chain
+    # ----------------------------------------------------------------------------------------------
+
+    def begins_with(self, module: Any) -> bool:
+        """Whether this call is to be logged, operation by operation, for the graph."""
+        graph = self.graph
+        return (
+            graph is not None
+            and graph.wants_log
+            and self._current is None
+            and module is self._model()
+            and self.collector.is_armed
+            and self.thread in (None, get_ident())
+            and CURRENT.tracker is None
+            and not is_inside_compiled()
+            and self._takes() == _ALL
+        )
+
+    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model once in a log, which gives the graph."""
+        assert self.graph is not None
+        return self.graph.run_logged(module, args, kwargs)
+
+    def enter(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], time: float
+    ) -> Call | None:
+        """A module is going to run: what it is given is sampled."""
+        collector = self.collector
+        if not collector.is_armed:
+            return None
+        thread = get_ident()
+        if thread != self.thread and self.thread is not None:
+            return None  # what two threads call at once is not nested
+        info = self.infos.get(id(module)) or self._unknown(module)
+        parent = self._current
+        if info is None or (parent is not None and parent.source is module):
+            return None
+        call = Call(info, parent, self._takes() if parent is None else parent.takes)
+        if type(module).__name__ == _COMPILED:
+            call.source = module._orig_mod
+        if call.takes == _NOTHING and self.thread is None:
+            return None  # evaluation beside the training does not say which thread trains
+        self.thread = thread
+        self._current = call
+        self.num_calls += 1
+        if call.takes == _ALL:
+            try:
+                if self.graph is not None:
+                    self.graph.enter(call, args, kwargs)
+                if self._has_inputs and info.is_wanted:
+                    if (
+                        info.input_number >= 0
+                        and len(args) == 1
+                        and not kwargs
+                        and type(args[0]) in PLAIN_TYPES
+                        and is_quiet()
+                    ):
+                        collector.note_again(info.input_number, args[0])
+                    else:
+                        quietly(self._note_inputs, info, args, kwargs)
+            except Exception as error:  # the training must not notice
+                collector.problems.add_failure(
+                    error, f"What {info.address or 'the model'!r} was given was not recorded"
+                )
+        return call
+
+    def _unknown(self, module: Any) -> ModuleInfo | None:
+        """A module that is not in the list: one that `torch.compile` made, one that is new in the
+        model, or a stranger.
+        """
+        if type(module).__name__ == _COMPILED:
+            return self.infos.get(id(module._orig_mod))
+        number = id(module)
+        stranger = self._strangers.get(number)
+        if (
+            (stranger is not None and stranger() is module)
+            or self._has_looked
+            or self.on_unknown is None
+        ):
+            return None
+        self._has_looked = True
+        self.on_unknown()
+        info = self.infos.get(number)
+        if info is None:
+            self._strangers[number] = weakref.ref(
+                module, lambda _: self._strangers.pop(number, None)
+            )
+        return info
+
+    def end(self, watched: Call) -> None:
+        """A module has run, or raised."""
+        self._current = watched.parent
+
+    def leave(
+        self, watched: Call, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A module returned: what it returns is sampled, and its gradient will be."""
+        takes, info = watched.takes, watched.info
+        if takes == _NOTHING or not self.collector.is_armed:
+            return
+        try:
+            if takes == _ALL and self.graph is not None:
+                self.graph.leave(watched, result)
+            if info.is_wanted:
+                if type(result) in PLAIN_TYPES and is_quiet():
+                    self._note_outputs(info, takes, result)
+                else:
+                    quietly(self._note_outputs, info, takes, result)
+            if watched.parent is None:
+                self.collector.check_size()
+        except Exception as error:  # the training must not notice
+            self.collector.problems.add_failure(
+                error, f"What {info.address or 'the model'!r} returned was not recorded"
+            )
+
+    def fail(
+        self, watched: Call, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A module raised: there is nothing to record."""
+
+    def _takes(self) -> int:
+        """How much is recorded of a call from outside."""
+        if torch._C._current_graph_task_id() != -1:
+            return _GRADIENTS
+        if not torch.is_grad_enabled() and not self._options.evaluation:
+            model = self._model()
+            if model is not None and not model.training:
+                return _NOTHING
+        return _ALL
+
+    # -- tensors
+    # ----------------------------------------------------------------------------------------------
+
+    def _note_inputs(self, info: ModuleInfo, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        collector = self.collector
+        if len(args) == 1 and not kwargs and isinstance(args[0], _Tensor):
+            if info.input_number < 0:
+                info.input_number = collector.note(info.address, "inputs", "", args[0])
+            else:
+                collector.note_again(info.input_number, args[0])
+            return
+        for name, tensor in itertools.islice(_named(args, kwargs), _MOST_TENSORS):
+            collector.note(info.address, "inputs", name, tensor)
+
+    def _note_outputs(self, info: ModuleInfo, takes: int, result: Any) -> None:
+        collector, address = self.collector, info.address
+        if takes == _ALL and address in collector.tracks["outputs"]:
+            for _, tensor in itertools.islice(_named_results(result), 1):
+                collector.capture("outputs", address, tensor)
+        if isinstance(result, _Tensor):
+            if self._has_outputs and takes == _ALL:
+                if info.output_number < 0:
+                    info.output_number = number = collector.note(address, "outputs", "", result)
+                    self._describe(number, info)
+                else:
+                    collector.note_again(info.output_number, result)
+            if self._has_gradients:
+                collector.follow_gradient(address, "", result)
+            return
+        for name, tensor in itertools.islice(_named_results(result), _MOST_TENSORS):
+            if self._has_outputs and takes == _ALL:
+                self._describe(collector.note(address, "outputs", name, tensor), info)
+            if self._has_gradients:
+                collector.follow_gradient(address, name, tensor)
+
+    def _describe(self, number: int, info: ModuleInfo) -> None:
+        """Tells the statistics what to look for in a series."""
+        if number < 0:
+            return
+        names = self.collector.names
+        names.units[number] = Units(info.input_number, unit_axis(info.kind))
+        if info.kind in _LIMITS:
+            low, high = _LIMITS[info.kind]
+            margin = self._margin * (high - low)
+            names.limits[number] = low + margin, high - margin
+
+
+def hide_from_compiler(is_hidden: bool) -> None:
+    """Has `torch.compile` pass by what sees the calls: it compiles the model as if nobody looked,
+    and once.
+    """
+    keep_from_compiler(patched_call_impl.__code__, is_hidden, with_calls=False)
+    for watcher in (ModuleWatcher, WatcherGroup):
+        for method in (
+            watcher.begins_with,
+            watcher.enter,
+            watcher.end,
+            watcher.leave,
+            watcher.fail,
+        ):
+            keep_from_compiler(method.__code__, is_hidden, with_calls=True)
+
+
+def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, _Tensor]]:
+    """Tensors among arguments: '0', '1', 'mask', 'states.0'."""
+    for path, tensor in plain_tensors(args):
+        yield _text(path), tensor
+    for name, value in kwargs.items():
+        for path, tensor in plain_tensors(value):
+            yield _text((name, *path)), tensor
+
+
+def _named_results(result: Any) -> Iterator[tuple[str, _Tensor]]:
+    if isinstance(result, _Tensor):
+        yield "", result
+        return
+    if result is None:
+        return
+    if isinstance(result, list | tuple | Mapping):
+        for path, tensor in plain_tensors(result):
+            yield _text(path), tensor
+    else:
+        for path, tensor in named_tensors(result):
+            yield _text(path), tensor
+
+
+def _text(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))

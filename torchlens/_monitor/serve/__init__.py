@@ -1,0 +1,1 @@
+"""Runs as a web page, in a file or served."""

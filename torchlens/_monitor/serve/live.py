@@ -1,0 +1,170 @@
+"""The runs below a folder, read again and again while somebody looks: which there are, and what in
+them has changed.
+"""
+
+import os
+import threading
+from pathlib import Path
+from time import monotonic, time_ns
+from typing import Any
+
+from torchlens._monitor.read.reader import RunReader
+from torchlens._monitor.read.tables import RunTables
+from torchlens._monitor.store.folder import is_run
+
+# How often the files are looked at, and how often the folder is searched for new runs, in seconds.
+_EVERY, _SEARCH_EVERY = 0.2, 0.6
+_DEEPEST = 4
+_MOST_RUNS = 500
+
+
+def find_runs(root: Path) -> list[Path]:
+    """The runs in a folder, and in folders inside it, by name. A link that leads out of the folder
+    is not followed.
+    """
+    found: list[Path] = []
+    pending = [(root, 0)]
+    while pending and len(found) < _MOST_RUNS:
+        folder, depth = pending.pop()
+        try:
+            if is_run(folder):
+                found.append(folder)
+                continue
+            if depth < _DEEPEST:
+                with os.scandir(folder) as entries:
+                    inner = [
+                        Path(entry.path)
+                        for entry in entries
+                        if entry.is_dir() and not entry.name.startswith(".")
+                    ]
+                pending += [
+                    (each, depth + 1)
+                    for each in inner
+                    if each.resolve().is_relative_to(root.resolve())
+                ]
+        except OSError:  # gone meanwhile, or not ours to read
+            continue
+    return sorted(found)
+
+
+class LiveRun:
+    """One run. Hold its lock while you ask its tables."""
+
+    def __init__(self, number: int, folder: Path, name: str) -> None:
+        self.number, self.name = number, name
+        self.lock = threading.Lock()
+        self.reader = RunReader(folder)
+        self.tables = RunTables(self.reader)
+        self._graph_state = self._graph_status()
+        # A server that is started anew says other revisions than the one before, so that an open
+        # page asks for everything.
+        self.revision = time_ns() // 1000
+        self._history: list[
+            tuple[int, int]
+        ] = []  # revisions, each with the first place that it changed
+        self._forgotten = self.revision - 1  # who knows this one or less, knows nothing
+
+    def refresh(self) -> bool:
+        """Reads on; whether anything is new."""
+        with self.lock:
+            is_changed = self.reader.refresh()
+            status = self._graph_status()
+            if not is_changed and status == self._graph_state:
+                return False
+            self._graph_state = status
+            first = self.tables.update()
+            self.revision += 1
+            if first < 0 or len(self._history) > 5000:
+                self._forgotten, self._history = self.revision - 1, []
+            else:
+                self._history.append((self.revision, first))
+            return True
+
+    def summary(self, have: int, num_series: int, num_findings: int) -> dict[str, Any]:
+        """What is new since a revision, for one who knows so many series and findings; all if that
+        cannot be told.
+        """
+        with self.lock:
+            is_other = not self._forgotten < have <= self.revision or num_findings > len(
+                self.reader.findings
+            )
+            if is_other:
+                told = self.tables.summary()
+            else:
+                places = [place for revision, place in self._history if revision > have]
+                told = self.tables.summary(
+                    min([*places, len(self.tables.steps)]), num_series, num_findings
+                )
+            return {**told, "revision": self.revision, "isOther": is_other}
+
+    def _graph_status(self) -> int:
+        try:
+            return (self.reader.folder / "graph.json").stat().st_mtime_ns
+        except OSError:
+            return 0
+
+
+class LiveRuns:
+    """All runs of a folder. Files are looked at only while somebody waits for changes, or asks."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.runs: list[LiveRun] = []
+        self._known: set[Path] = set()
+        self._changed = threading.Condition()
+        self._state = 0
+        self._looking = threading.Lock()
+        self._looked_at = self._searched_at = -1e9
+        self.look()
+
+    def look(self) -> None:
+        """Looks for changes, unless somebody has just done so."""
+        with self._looking:
+            now = monotonic()
+            if now - self._looked_at < _EVERY:
+                return
+            is_changed = False
+            if now - self._searched_at >= _SEARCH_EVERY:
+                is_changed = self._search()
+                self._searched_at = monotonic()
+            for run in self.runs:
+                try:
+                    is_changed = run.refresh() or is_changed
+                except OSError:  # its folder was removed: what was read of it stays
+                    continue
+            # What takes long is done less often: reading must not take the machine from the
+            # training.
+            self._looked_at = max(monotonic(), now + 3 * (monotonic() - now) - _EVERY)
+        if is_changed:
+            with self._changed:
+                self._state += 1
+                self._changed.notify_all()
+
+    def wait(self, state: int, seconds: float) -> int:
+        """Waits for another state than this one, looking at the files meanwhile. The state then."""
+        end = monotonic() + seconds
+        while self._state == state and monotonic() < end:
+            with self._changed:
+                self._changed.wait(_EVERY)
+            self.look()
+        return self._state
+
+    def revisions(self) -> dict[int, int]:
+        """The revision of each run, by number."""
+        return {run.number: run.revision for run in self.runs}
+
+    def _search(self) -> bool:
+        is_changed = False
+        for folder in find_runs(self.root):
+            if folder not in self._known and len(self.runs) < _MOST_RUNS:
+                name = (
+                    folder.name if folder == self.root else folder.relative_to(self.root).as_posix()
+                )
+                try:
+                    run = LiveRun(len(self.runs), folder, name)
+                except OSError:
+                    continue
+                self._known.add(folder)
+                self.runs.append(run)
+                is_changed = True
+        return is_changed

@@ -1,0 +1,214 @@
+"""Runs as one web page: a file with everything in it, or the page that a server fills."""
+
+import base64
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from torchlens._monitor.read.tables import (
+    STATISTICS,
+    RunTables,
+    bfloat16,
+    block,
+    grouped,
+    stride_for,
+)
+from torchlens._monitor.serve.module_page import graph_page
+from torchlens._page.bundle import bundle
+from torchlens._page.page import PAGE, Exploration, filled_template, write_page
+
+if TYPE_CHECKING:
+    from torchlens._monitor.read.reader import RunReader
+
+
+RUN_PAGE = PAGE.parent / "run"
+# How much of a long run goes into a file, from most to least: columns of what is looked at first,
+# of the other statistics, and of histograms. The first that is small enough is taken.
+_DETAIL = (
+    (1024, 1024, 128), (1024, 256, 64), (1024, 128, 64), (1024, 128, 32), (512, 128, 32), (512, 64,
+    32), (256, 64, 32),
+    (256, 32, 16), (128, 32, 16), (64, 16, 16), (32, 16, 8), (16, 8, 8),
+)  # fmt: skip
+_FIRST = frozenset({"rms", "dead", "saturated", "nonfinite"})
+_MOST_BYTES = 1_750_000
+# Shares of the fullest bin in so many levels.
+_LEVELS = 15
+# How large a level of detail becomes is seen by so many series.
+_SERIES_TO_TRY = 60
+
+
+def live_page_text(title: str) -> str:
+    """The page that asks a server for everything."""
+    return _page_text({"title": title, "packed": ""}, connects=True)
+
+
+def explore_runs(
+    runs: "Sequence[RunReader]", target: Path | None, title: str | None
+) -> Exploration:
+    """One file with runs in it; it needs no network and no other file."""
+    names = _names([run.folder for run in runs])
+    tables = [RunTables(run) for run in runs]
+    share = _MOST_BYTES // len(runs)
+    packs = [_smallest(each, name, share) for each, name in zip(tables, names, strict=True)]
+    body, index = b"", []
+    for head, own in packs:
+        index.append(_shifted(head, len(body)))
+        body += own
+    packed = zlib.compress(block({"runs": index}, np.frombuffer(body, "u1")), 9)
+    data = {"title": title or " · ".join(names[:3]), "packed": base64.b64encode(packed).decode()}
+    return write_page(_page_text(data, connects=False), target)
+
+
+def _page_text(data: dict[str, Any], connects: bool) -> str:
+    pane = (PAGE / "pane.html").read_text(encoding="utf-8")
+    body = (RUN_PAGE / "run.html").read_text(encoding="utf-8").replace("%%PANE%%", pane)
+    script = f"const openPane = {bundle(PAGE, 'start.js')};\n({bundle(RUN_PAGE, 'start.js')})();"
+    return filled_template(
+        data["title"], data, body, ["page.css", "../run/run.css"], script, connects
+    )
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The last part of each path, and as much more as tells them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(own[-length:]) for own in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{'/'.join(own[-1:])} ({number})" for number, own in enumerate(parts, 1)]
+
+
+# -- packing
+# --------------------------------------------------------------------------------------------------
+
+
+class _Contents:
+    """The numbers of a run with as much detail as a file may have; with less, where that is asked
+    for.
+    """
+
+    def __init__(self, tables: RunTables, detail: tuple[int, int, int]) -> None:
+        first, others, most_histograms = detail
+        self.tables = tables
+        self._statistics = tables.all_tables(
+            {name: first if name in _FIRST else others for name in STATISTICS}
+        )
+        self._histograms = tables.all_histograms(most_histograms)
+        self._kinds = dict.fromkeys(key.kind for key in tables.keys)
+
+    def pieces(self, detail: tuple[int, int, int], every: int = 1) -> Iterator[tuple[str, bytes]]:
+        """Tables and histograms, each with what it is; of every so-manieth series, to see how large
+        they become.
+        """
+        first, others, most_histograms = detail
+        for kind in self._kinds:
+            numbers = self.tables.numbers(kind)[::every]
+            for statistic in STATISTICS:
+                stride, values = self._statistics[statistic]
+                by = stride_for(values.shape[1], first if statistic in _FIRST else others)
+                shown = (
+                    values[numbers]
+                    if by == 1
+                    else grouped(values[numbers], by, STATISTICS[statistic])
+                )
+                head = {
+                    "stride": stride * by,
+                    "from": 0,
+                    "columns": shown.shape[1],
+                    "series": numbers.tolist(),
+                }
+                yield f"{kind}/{statistic}", block(head, _planes(bfloat16(shown)))
+        for number in range(0, len(self.tables.keys), every):
+            yield "", self._histograms.block(number, most_histograms, _LEVELS)
+
+    def packed_size(self, detail: tuple[int, int, int]) -> int:
+        """About how large it is in the file, by some of the series."""
+        every = -(-len(self.tables.keys) // _SERIES_TO_TRY)
+        body = b"".join(piece for _, piece in self.pieces(detail, every))
+        return len(zlib.compress(body, 6)) * every * 4 // 3
+
+
+def _smallest(tables: RunTables, name: str, most: int) -> tuple[dict[str, Any], bytes]:
+    """A run with as much detail as fits. Long runs begin further down: what is too large is not
+    even tried.
+    """
+    levels = list(_DETAIL)
+    if sum(len(step.columns) for step in tables.steps) > 10_000:
+        while (
+            len(levels) > 1
+            and len(tables.keys) * (3 * min(levels[0][0], len(tables.steps)) + 4 * levels[0][2])
+            > 24 * most
+        ):
+            del levels[0]
+    contents = _Contents(tables, levels[0])
+    while (
+        len(levels) > 1 and contents.packed_size(levels[0]) > 1.3 * most
+    ):  # some are packed worse than all
+        del levels[0]
+    while True:
+        found = _packed(contents, name, levels.pop(0))
+        if not levels or len(zlib.compress(found[1], 6)) * 4 // 3 <= most:
+            return found
+
+
+def _packed(
+    contents: _Contents, name: str, detail: tuple[int, int, int]
+) -> tuple[dict[str, Any], bytes]:
+    """(index, data): where in the data each table, histogram and scalar stands."""
+    pieces: list[bytes] = []
+    size = 0
+
+    def place(piece: bytes) -> list[int]:
+        nonlocal size
+        piece += b" " * (-len(piece) % 8)
+        pieces.append(piece)
+        size += len(piece)
+        return [size - len(piece), len(piece)]
+
+    reader = contents.tables.reader
+    found: dict[str, list[int]] = {}
+    histograms: list[list[int]] = []
+    for what, piece in contents.pieces(detail):
+        if what:
+            found[what] = place(piece)
+        else:
+            histograms.append(place(piece))
+    scalars = {own: place(contents.tables.scalar(own, most=detail[0])) for own in reader.scalars}
+    info = reader.info
+    index = {
+        "name": name,
+        "model": str(info.get("model", "")),
+        "summary": contents.tables.summary(),
+        "graph": graph_page(reader.graph),
+        "tables": found,
+        "histograms": histograms,
+        "scalars": scalars,
+    }
+    return index, b"".join(pieces)
+
+
+def _planes(values: np.ndarray) -> np.ndarray:
+    """Differences from column to column, first their upper bytes, then their lower ones: that is
+    packed well.
+    """
+    changes = (
+        np.diff(values.astype("<u2"), axis=1, prepend=np.zeros((len(values), 1), "<u2"))
+        .astype("<u2")
+        .reshape(-1)
+    )
+    return np.concatenate([(changes >> 8).astype("u1"), (changes & 255).astype("u1")])
+
+
+def _shifted(index: dict[str, Any], by: int) -> dict[str, Any]:
+    def moved(place: list[int]) -> list[int]:
+        return [place[0] + by, place[1]]
+
+    return {
+        **index,
+        "tables": {key: moved(place) for key, place in index["tables"].items()},
+        "histograms": [moved(place) for place in index["histograms"]],
+        "scalars": {key: moved(place) for key, place in index["scalars"].items()},
+    }

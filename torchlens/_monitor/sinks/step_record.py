@@ -1,0 +1,169 @@
+"""What a sink is given of a recorded step: the statistics and bins of the run's folder, with
+names.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchlens._monitor.read.health import RunFinding
+from torchlens._monitor.record.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bin_edges, bin_order
+from torchlens._monitor.store.columns import HAS_NAN, Columns
+from torchlens._monitor.store.frames import Step
+
+STATISTICS = ("mean", "std", "rms", "low", "high", "zero", "nonfinite", "dead", "saturated")
+# The bin of zero has no width. Programs that draw histograms want one.
+_NEAR_ZERO = 1e-38
+# Weights & Biases takes no more; merged steps of a wild tensor may have as many.
+_MOST_BINS = 512
+
+
+class Bins(NamedTuple):
+    """A histogram without gaps: `counts[i]` of the sampled elements lie between `edges[i]` and
+    `edges[i + 1]`.
+    """
+
+    edges: np.ndarray
+    counts: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class SeriesRecord:
+    """One tensor of a module in one step. `module` is '' for the model itself, `name` '' where
+    there is only one tensor.
+    """
+
+    module: str
+    kind: str
+    name: str
+    statistics: Mapping[
+        str, float
+    ]  # by the names in STATISTICS; what means nothing here is left out
+    quantiles: Mapping[float, float]
+    num_elements: int
+    num_sampled: int
+    total: float  # the sum of what is finite in the sample
+    squares: float  # the sum of its squares
+    codes: np.ndarray
+    code_counts: np.ndarray
+
+    @cached_property
+    def bins(self) -> Bins | None:
+        """The histogram of what is finite in the sample; None if nothing is."""
+        return gapless(self.codes, self.code_counts)
+
+
+@dataclass(frozen=True, eq=False)
+class StepRecord:
+    """A recorded step; or, with no `series`, scalars that were logged in between. `scalars` are
+    (name, step, value).
+    """
+
+    step: int
+    time: float
+    series: list[SeriesRecord]
+    scalars: list[tuple[str, int, float]]
+    findings: list[RunFinding]
+
+
+def step_records(step: Step, key_of: Callable[[int], Any]) -> Iterator[SeriesRecord]:
+    """The series of a step. `key_of` tells module, kind and name of a series by its number."""
+    columns = step.columns
+    values = _statistics(columns)
+    starts = columns.starts
+    levels = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+    for row, number in enumerate(columns.series.tolist()):
+        key = key_of(number)
+        own = slice(int(starts[row]), int(starts[row + 1]))
+        found = {
+            name: float(column[row]) for name, column in values.items() if not np.isnan(column[row])
+        }
+        quantiles = columns.quantiles[row].tolist()
+        yield SeriesRecord(
+            key.module, key.kind, key.name, found,
+            {level: value for level, value in zip(levels, quantiles,
+            strict=True) if value == value},
+            int(columns.elements[row]), int(columns.sampled[row]), float(columns.total[row]),
+            float(columns.squares[row]),
+            columns.codes[own], columns.counts[own].astype(np.int64),
+        )  # fmt: skip
+
+
+def _statistics(columns: Columns) -> dict[str, np.ndarray]:
+    """All rows at once: a step has hundreds of series, and the training waits for the interpreter
+    meanwhile.
+    """
+    size = len(columns)
+    rows = np.repeat(np.arange(size), columns.num_bins)
+
+    def counted(*codes: int) -> np.ndarray:
+        return np.bincount(
+            rows, weights=columns.counts * np.isin(columns.codes, codes), minlength=size
+        )
+
+    sampled = np.maximum(columns.sampled.astype(np.float64), 1)
+    strange = counted(NAN, PLUS_INF, MINUS_INF)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = columns.total / (columns.sampled - strange)
+        square = columns.squares / (columns.sampled - strange)
+        std = np.sqrt(np.maximum(square - mean**2, 0))
+        rms = np.sqrt(square)
+    is_known = (
+        (columns.flags.astype(np.uint8) & HAS_NAN > 0)
+        | np.isinf(columns.low)
+        | np.isinf(columns.high)
+    )
+    least = 1 / np.maximum(columns.elements.astype(np.float64), 1)
+    nonfinite = np.where(is_known, np.maximum(strange / sampled, least), strange / sampled)
+    found = (
+        mean,
+        std,
+        rms,
+        columns.low,
+        columns.high,
+        counted(ZERO) / sampled,
+        nonfinite,
+        columns.dead,
+        columns.saturated,
+    )
+    return dict(zip(STATISTICS, found, strict=True))
+
+
+def gapless(codes: np.ndarray, counts: np.ndarray) -> Bins | None:
+    """Bins side by side, from those that are not empty: empty ones where there are gaps, a narrow
+    one around zero.
+    """
+    order = np.argsort(bin_order(codes), kind="stable")
+    low, high = bin_edges(codes[order])
+    numbers = counts[order]
+    real = np.isfinite(low) & np.isfinite(high)
+    low, high, numbers = low[real], high[real], numbers[real]
+    if not len(numbers):
+        return None
+    is_zero = low == high
+    # Numbers that are nearer to zero than that share its bin's place; none is lost.
+    low, high = np.where(is_zero, -_NEAR_ZERO, low), np.where(is_zero, _NEAR_ZERO, high)
+    edges, found = [float(low[0])], []
+    for left, right, count in zip(low.tolist(), high.tolist(), numbers.tolist(), strict=True):
+        if left > edges[-1]:
+            edges.append(left)
+            found.append(0)
+        if right > edges[-1]:
+            edges.append(right)
+            found.append(count)
+        else:
+            found[-1] += count
+    edges_array, counts_array = np.array(edges), np.array(found, np.int64)
+    if len(found) > _MOST_BINS:
+        return _coarser(edges_array, counts_array)
+    return Bins(edges_array, counts_array)
+
+
+def _coarser(edges: np.ndarray, counts: np.ndarray) -> Bins:
+    """Neighbours put together, so that there are few enough."""
+    step = -(-len(counts) // _MOST_BINS)
+    starts = np.arange(0, len(counts), step)
+    return Bins(np.append(edges[starts], edges[-1]), np.add.reduceat(counts, starts))

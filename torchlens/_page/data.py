@@ -1,0 +1,235 @@
+"""A history as the columns that the page reads. Text is kept once, in `strings`; everything else is
+numbers.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torchlens._history.backward import parameter_gradients
+from torchlens._history.log import Log
+from torchlens._history.model_history import ModelHistory
+from torchlens._history.overlay import Marks, Overlay
+from torchlens._page.entry_columns import EntryColumns, finite_number
+from torchlens._page.folding import fold
+from torchlens._page.names import KINDS, PARTS, SIDES
+from torchlens._page.outline import outline
+from torchlens._page.page_text import Places, Strings, place_text, shape_text
+from torchlens._page.part_columns import PartColumns, link_columns, part_of_entries
+from torchlens._page.parts import FailedCall, Part
+from torchlens._page.residuals import residual_links
+from torchlens._page.selection import select
+from torchlens._page.statistics import Statistics
+from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._recording.recording import Failure, References
+from torchlens._recording.stored import opened_params
+from torchlens._recording.symbolic import SymbolicInt
+from torchlens._recording.user_code import source_line
+
+
+class Carried(NamedTuple):
+    """What the page is given, the parts that it shows, by their numbers in it, and the number of
+    the part of each entry.
+    """
+
+    data: dict[str, Any]
+    parts: list[Part]
+    part_of: dict[int, int]
+
+
+def page_data(
+    history: ModelHistory,
+    overlays: Mapping[str, Mapping[str, float]],
+    title: str | None,
+    has_repeats: bool = True,
+) -> dict[str, Any]:
+    """Everything the page knows. Without repeats, identical modules are not folded to one."""
+    return carried_data(history, overlays, title, has_repeats).data
+
+
+def carried_data(
+    history: ModelHistory,
+    overlays: Mapping[str, Mapping[str, float]],
+    title: str | None,
+    has_repeats: bool = True,
+) -> Carried:
+    """Everything the page knows, and where each entry is in it."""
+    user = object()
+    try:
+        pause_collector(
+            user
+        )  # nothing of the outline is garbage before the page is written, and it is large
+        return _Writer(history, history._log).write(overlays, title, has_repeats)
+    finally:
+        resume_collector(user)
+
+
+class _Writer:
+    def __init__(self, history: ModelHistory, log: Log) -> None:
+        self.history, self.log = history, log
+        self.strings = Strings()
+        self.places = Places(self.strings)
+        self.statistics = Statistics()
+        self.entries = EntryColumns(log, self.strings, self.places, self.statistics)
+        self.parts = PartColumns(log, self.strings, self.places, self.entries)
+
+    def write(
+        self, overlays: Mapping[str, Mapping[str, float]], title: str | None, has_repeats: bool
+    ) -> Carried:
+        recording = self.log.recording
+        failure = recording.failure
+        failed = None if failure is None else self._failed_call(failure)
+        found = outline(self.log, failed)
+        fold(self.log, found, has_repeats)
+        num_all = len(self.log.graph.recorded) + (failed is not None)
+        num_operations = (
+            num_all
+            - len(self.log.graph.inputs)
+            - len(self.log.graph.buffers)
+            - len(self.log.graph.outputs)
+        )
+        chosen = select(
+            found.root, num_all, num_operations, always=num_all - 1 if failed is not None else -1
+        )
+        parts = [(part, parent) for part, parent in chosen.walk(found.root)]
+        number_of = {id(part): number for number, (part, _) in enumerate(parts)}
+        entries = self.entries.columns(chosen, failure, failed)
+        left_out = self.parts.left_out(chosen, number_of)
+        marks = [
+            self._overlay(name, values, [part for part, _ in parts])
+            for name, values in overlays.items()
+        ]
+        data = {
+            "title": title or recording.model_name,
+            "model": recording.model_name,
+            "tensors": len(self.log.graph.recorded),
+            "bytes": sum(entries["bytes"]) + (sum(left_out["bytes"]) if left_out else 0),
+            "params": self.history.total_params,
+            "paramBytes": self.history.total_params_fsize,
+            "seconds": recording.seconds_forward,
+            "valueless": self.entries.reasons_for_no_values,
+            "note": self._note(),
+            "leftOut": left_out,
+            "failure": None if failure is None else self._failure(failure),
+            "entries": entries,
+            "parts": self.parts.columns(chosen, parts),
+            "links": link_columns(found, number_of, residual_links(self.log, found)),
+            "conditions": self.parts.conditions(chosen),
+            "idle": self.parts.idle([part for part, _ in parts]),
+            "parameters": self._params(),
+            "places": self.places.lines,
+            "overlays": marks,
+            "kinds": KINDS,
+            "partKinds": PARTS,
+            "sides": SIDES,
+            "statistics": self.statistics.columns(),
+            "strings": list(self.strings.found),
+        }
+        return Carried(data, [part for part, _ in parts], part_of_entries(found.root, number_of))
+
+    def _note(self) -> str:
+        """A note about the numbers on the page if sizes are symbolic."""
+        sizes = {
+            size
+            for row in self.log.recording.rows
+            for size in row.shape
+            if isinstance(size, SymbolicInt)
+        }
+        if not sizes:
+            return ""
+        examples = sorted(
+            f"{size} = {int(size)}" for size in sizes if size.is_known and str(size).isidentifier()
+        )
+        for_example = f" for the example {', '.join(examples)}" if examples else ""
+        return f"Some sizes are symbolic. Bytes and FLOPs are those{for_example}."
+
+    def _params(self) -> dict[str, list[Any]]:
+        recording = self.log.recording
+        params = recording.params
+        recorded = parameter_gradients(self.log)  # a copy of a log has parameters without `.grad`
+        gradients = [
+            recorded.get(number) if param.grad is None else param.grad
+            for number, param in enumerate(params)
+        ]
+        return {
+            "address": [
+                self.strings(address) for address in recording.param_addresses[: len(params)]
+            ],
+            "shape": [self.strings(shape_text(param.shape)) for param in params],
+            "dtype": [self.strings(str(param.dtype).removeprefix("torch.")) for param in params],
+            "count": [param.numel() for param in params],
+            "bytes": [param.numel() * param.element_size() for param in params],
+            "trained": [int(param.requires_grad) for param in params],
+            "stat": [self.statistics.add(param) for param in opened_params(params)],
+            "grad": [self.statistics.add(gradient) for gradient in gradients],
+        }
+
+    def _overlay(self, name: str, values: Mapping[str, float], parts: list[Part]) -> dict[str, Any]:
+        """A value for each part that has one, with what is inside it."""
+
+        def find(key: str) -> list[int]:
+            try:
+                return self.history._lookup.many(key)
+            except ValueError as error:
+                raise ValueError(
+                    f"The overlay {name!r} has a value for {key!r}, and no layer has that name."
+                ) from error
+
+        marks = Marks(self.log, values, find, finite_number)
+        found: dict[int, float] = {}
+        for number, part in enumerate(parts):
+            value = marks.of(_entries_in(part, len(self.log.graph.recorded)), part.calls)
+            if value is not None:
+                found[number] = float(f"{value:.6g}")
+        return {
+            "name": name,
+            "isSum": marks.is_sum,
+            "unit": values.unit if isinstance(values, Overlay) else "",
+            "parts": list(found),
+            "values": list(found.values()),
+        }
+
+    def _failed_call(self, failure: Failure) -> FailedCall:
+        entry_of = self.log.graph.entry_of
+        numbers = _numbers(failure.references)
+        if not numbers:
+            given = [
+                own
+                for call, own in self.log.recording.module_entries
+                if call == failure.module_call
+            ]
+            numbers = given[-1] if given else []
+        parents = [entry_of[number] for number in numbers if number in entry_of]
+        if not parents and self.log.graph.recorded:
+            parents = [len(self.log.graph.recorded) - 1]
+        return FailedCall(failure.module_call, tuple(dict.fromkeys(parents)))
+
+    def _failure(self, failure: Failure) -> dict[str, str]:
+        record = self.log.recording.module_calls[failure.module_call]
+        place = (
+            ""
+            if failure.code is None
+            else place_text(source_line(failure.code, failure.instruction))
+        )
+        return {
+            "message": failure.message,
+            "operation": failure.operation.name if failure.operation else "",
+            "arguments": failure.arguments,
+            "module": record.address,
+            "place": place,
+        }
+
+
+def _entries_in(part: Part, num_entries: int) -> list[int]:
+    """The entries of a part and of all parts inside it, without the call that failed."""
+    found: list[int] = []
+    pending = [part]
+    while pending:
+        inner = pending.pop()
+        pending += inner.children
+        found += [entry for own in inner.passes for entry in own if entry < num_entries]
+    return found
+
+
+def _numbers(references: References) -> list[int]:
+    found = references.values() if isinstance(references, dict) else references
+    return [number for number in found if number is not None and number >= 0]

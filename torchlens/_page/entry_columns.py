@@ -1,0 +1,173 @@
+"""The entries of a log, as columns for the page."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchlens._graph.costs import flops_of
+from torchlens._history.argument_words import argument_words
+from torchlens._history.backward import backward_times
+from torchlens._history.log import Log
+from torchlens._page.page_text import Places, Strings, shape_text
+from torchlens._page.parts import FailedCall
+from torchlens._page.selection import Selection
+from torchlens._page.statistics import Statistics
+from torchlens._recording.recording import Failure
+from torchlens._recording.stored import opened
+from torchlens._recording.valueless import why_valueless
+from torchlens._recording.wrappers import local_value
+from torchlens._text.wording import got
+
+# In place of the row of a tensor's statistics.
+_VALUELESS = -2
+
+
+class EntryColumns:
+    """What the page shows of each entry, and the costs of single entries. A failed call costs
+    nothing.
+    """
+
+    def __init__(self, log: Log, strings: Strings, places: Places, statistics: Statistics) -> None:
+        self._log, self._strings, self._places, self._statistics = log, strings, places, statistics
+        self._valueless = log.valueless_entries()
+        self._sizes: dict[Any, int] = {}
+        self._flops: dict[Any, int] = {}
+        self._backward_seconds = backward_times(log).seconds
+
+    @property
+    def reasons_for_no_values(self) -> str:
+        """Why tensors have no values, as text; empty if all have some."""
+        return ", ".join(dict.fromkeys(self._valueless.values()))
+
+    def columns(
+        self, chosen: Selection, failure: Failure | None, failed: FailedCall | None
+    ) -> dict[str, list[Any]]:
+        """Name → one value per entry that the page carries."""
+        log, graph, strings = self._log, self._log.graph, self._strings
+        columns: dict[str, list[Any]] = {
+            name: []
+            for name in (
+                "label", "shape", "dtype", "bytes", "micros", "flops", "place", "stat", "grad",
+                "args", "parents",
+                "backward", "gradnorm",
+            )
+        }  # fmt: skip
+        dtypes: dict[torch.dtype, int] = {}
+        number_of = chosen.number_of
+        for entry in chosen.entries:
+            if entry == len(graph.recorded):
+                continue
+            row = log.row(entry)
+            if row.dtype not in dtypes:
+                dtypes[row.dtype] = strings(str(row.dtype).removeprefix("torch."))
+            parents: Sequence[int] = graph.parents[entry]
+            if number_of is not None:
+                parents = [number_of[parent] for parent in parents if parent in number_of]
+            columns["label"].append(strings(log.label(entry)))
+            columns["shape"].append(strings(shape_text(row.shape)))
+            columns["dtype"].append(dtypes[row.dtype])
+            columns["bytes"].append(self.num_bytes(entry))
+            columns["micros"].append(self.micros(entry))
+            columns["flops"].append(self.flops(entry))
+            columns["place"].append(self._places(row.code, row.instruction))
+            is_valueless = entry in self._valueless
+            columns["stat"].append(
+                _VALUELESS if is_valueless else self._statistics.add(self._value(entry))
+            )
+            columns["grad"].append(self._statistics.add(log.gradient(entry)))
+            columns["args"].append(strings(self._arguments(entry, row)))
+            columns["parents"].append(parents)
+            columns["backward"].append(self.backward(entry))
+            columns["gradnorm"].append(_norm(log.gradient(entry)))
+        if failure is not None and failed is not None:
+            name = failure.operation.name if failure.operation else "raise"
+            place = self._places(failure.code, failure.instruction)
+            given = (
+                failed.parents
+                if number_of is None
+                else [number_of[own] for own in failed.parents if own in number_of]
+            )
+            values = (strings(name), 0, 0, 0, 0, 0, place, -1, -1, 0, given, None, None)
+            for column, value in zip(columns.values(), values, strict=True):
+                column.append(value)
+        return columns
+
+    def num_bytes(self, entry: int) -> int:
+        """The size of an entry's tensor."""
+        if entry >= len(self._log.graph.recorded):
+            return 0
+        row = self._log.row(entry)
+        key = (row.shape, row.dtype)
+        if key not in self._sizes:
+            size = self._log.num_bytes(entry)
+            if -1 in row.shape:  # a nested tensor: not all of one shape are of one size
+                return size
+            self._sizes[key] = size
+        return self._sizes[key]
+
+    def micros(self, entry: int) -> float:
+        """Microseconds of the call; 0 for all results of a call but the first."""
+        if entry >= len(self._log.graph.recorded):
+            return 0
+        row = self._log.row(entry)
+        return 0 if row.output_index else round(row.seconds * 1e6, 1)
+
+    def flops(self, entry: int) -> int:
+        """FLOPs of the call; 0 if they are not known."""
+        if entry >= len(self._log.graph.recorded):
+            return 0
+        row = self._log.row(entry)
+        key = (
+            self._log.graph.layer_of[entry],
+            row.shape,
+        )  # passes of one layer with equal results cost the same
+        if key not in self._flops:
+            self._flops[key] = flops_of(self._log.recording, row) or 0
+        return self._flops[key]
+
+    def backward(self, entry: int) -> float | None:
+        """Microseconds of the backward pass; None if none reached the entry."""
+        seconds = self._backward_seconds.get(entry)
+        return (
+            None
+            if seconds is None or self._log.row(entry).output_index
+            else round(seconds * 1e6, 1)
+        )
+
+    def _value(self, entry: int) -> Any:
+        """The saved value; None if it was changed in place since, because then it is no longer the
+        operation's result.
+        """
+        number = self._log.graph.recorded[entry]
+        value, version = self._log.recording.values[number], self._log.recording.versions[number]
+        if value is not None and version >= 0 and value._version != version:
+            return None
+        return opened(value)
+
+    def _arguments(self, entry: int, row: Any) -> str:
+        if entry in self._log.boundary_addresses:
+            return ", ".join(self._log.boundary_addresses.get(entry, []))
+        return argument_words(self._log.recording, row)
+
+
+def _norm(gradient: torch.Tensor | None) -> float | None:
+    if gradient is None or why_valueless(gradient) is not None:
+        return None
+    return finite_number(
+        f"{float(torch.linalg.vector_norm(local_value(gradient.detach()).float())):.6g}", ""
+    )
+
+
+def finite_number(value: Any, key: Any) -> float | None:
+    """The value as a number; None if it is not finite."""
+    try:
+        number = float(value)
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:  # RuntimeError: a tensor of several numbers
+        raise TypeError(f"An overlay must give a number for {key!r}, got {got(value)}.") from error
+    return number if math.isfinite(number) else None

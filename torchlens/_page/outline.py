@@ -1,0 +1,335 @@
+"""A history as an outline: nested boxes with few enough things in each that a page can show any of
+them at once.
+
+The outline is rolled: what a loop does in each step is one operation of it. Boxes are the modules,
+and where they do not divide the operations finely enough, loops, repeats of identical parts, and
+spans of many small things.
+"""
+
+from collections import Counter
+
+from torchlens._history.log import Log
+from torchlens._page.loop_tree import LoopTree
+from torchlens._page.module_events import Event, ModuleEvents
+from torchlens._page.parts import FailedCall, Link, Outline, Part, boxes_in, walk
+
+
+def outline(log: Log, failed: FailedCall | None = None) -> Outline:
+    """Modules, loops and operations, as they ran; nothing is folded yet. A failed call is the entry
+    after the last.
+    """
+    return _Builder(log, failed).build()
+
+
+class _Builder:
+    """Builds the boxes from the outside in.
+
+    A frame is one pass of a box: a call of a module, an iteration of a loop. What an edge between
+    two frames of the same box goes round is that box.
+    """
+
+    def __init__(self, log: Log, failed: FailedCall | None) -> None:
+        self.log = log
+        self.events = ModuleEvents(log, failed)
+        self.frame_above: list[int] = []
+        self.frame_depth: list[int] = []
+        self.frame_part: list[Part] = []
+        self.frame_of = [0] * len(self.events.parents)
+        self.unit_of: list[Part | None] = [None] * len(self.events.parents)
+
+    def build(self) -> Outline:
+        root = self._box([0], [-1], "")
+        for box in boxes_in(root):
+            for part in box.children:
+                part.above = box
+        self._count_each()
+        number_of: dict[int, int] = {}
+
+        def count(part: Part, _: int) -> None:
+            number_of[id(part)] = len(number_of)
+
+        walk(root, count)
+        return Outline(root, [_against_order(link, number_of) for link in self._links()])
+
+    def _count_each(self) -> None:
+        """Counts how often each loop ran in each pass of the box that it is in."""
+        num_frames = Counter(map(id, self.frame_part))
+        ran: dict[int, Counter[int]] = {}
+        for part, above in zip(self.frame_part, self.frame_above, strict=True):
+            if part.kind == "loop":
+                ran.setdefault(id(part), Counter())[above] += 1
+        for part in {id(part): part for part in self.frame_part if part.kind == "loop"}.values():
+            counts = ran[id(part)]
+            num_around = num_frames[id(self.frame_part[next(iter(counts))])]
+            if len(counts) == num_around > 1 and len(set(counts.values())) == 1:
+                part.num_each = next(iter(counts.values()))
+
+    # -- boxes
+    # ----------------------------------------------------------------------------------------------
+
+    def _box(self, calls: list[int], frames_above: list[int], address: str) -> Part:
+        """A module with everything that ran in the given calls of it."""
+        box = Part("module", 0.0, address, len(calls), calls)
+        frames = [self._frame(above, box) for above in frames_above]
+        events = [self.events.of(call) for call in calls]
+        tree = self.events.loop_tree(events)
+        boxed, frame_of_iteration = self._boxed_loops(calls, frames, events, tree)
+        units: list[list[tuple[Event, int]]] = [[] for _ in tree.loop_of_unit]
+        for number, own in enumerate(events):
+            for event, unit, iteration in zip(
+                own, tree.units[number], tree.iterations[number], strict=True
+            ):
+                while iteration >= 0 and iteration not in frame_of_iteration:
+                    iteration = tree.iteration_above[iteration]
+                units[unit].append(
+                    (event, frame_of_iteration[iteration] if iteration >= 0 else frames[number])
+                )
+        parts = [self._unit(own) for own in units]
+        self._arrange(box, parts, tree, boxed)
+        for call, frame in zip(calls, frames, strict=True):
+            box.children += [
+                self._aside(entry, frame)
+                for entry in self.events.entries_of_call.get(call, ())
+                if entry in self.events.aside
+            ]
+        box.children.sort(key=lambda part: part.order)
+        box.order = min((part.order for part in box.children), default=0.0)
+        return self._simplified(box, frames) if address else box
+
+    def _frame(self, above: int, part: Part) -> int:
+        self.frame_above.append(above)
+        self.frame_depth.append(0 if above < 0 else self.frame_depth[above] + 1)
+        self.frame_part.append(part)
+        return len(self.frame_part) - 1
+
+    def _boxed_loops(
+        self, calls: list[int], frames: list[int], events: list[list[Event]], tree: LoopTree
+    ) -> tuple[dict[int, Part], dict[int, int]]:
+        """The loops that become boxes, and the frames of their iterations.
+
+        They are those in which something goes round: that reads what an earlier iteration made.
+        """
+        if not tree.loop_above:
+            return {}, {}
+        carried = self._carried(calls, events, tree)
+        inside: dict[int, set[int]] = {}
+        for unit, loop in enumerate(tree.loop_of_unit):
+            inside.setdefault(loop, set()).add(unit)
+        for loop, above in enumerate(tree.loop_above):
+            inside.setdefault(above, set()).add(-1 - loop)
+        boxed = {
+            loop: Part("loop", 0.0)
+            for loop in range(len(tree.loop_above))
+            if (loop in carried or loop not in tree.orders) and len(inside[loop]) > 1
+        }
+        frame_of_iteration: dict[int, int] = {}
+        for number, own in enumerate(tree.iterations):
+            for iteration in own:
+                pending = []
+                while iteration >= 0 and iteration not in frame_of_iteration:
+                    if tree.loop_of_iteration[iteration] in boxed:
+                        pending.append(iteration)
+                    iteration = tree.iteration_above[iteration]
+                above_frame = frame_of_iteration[iteration] if iteration >= 0 else frames[number]
+                for new in reversed(pending):
+                    above_frame = frame_of_iteration[new] = self._frame(
+                        above_frame, boxed[tree.loop_of_iteration[new]]
+                    )
+        for frame in frame_of_iteration.values():
+            self.frame_part[frame].num_passes += 1
+        for part in boxed.values():
+            part.num_passes -= 1
+        return boxed, frame_of_iteration
+
+    def _carried(self, calls: list[int], events: list[list[Event]], tree: LoopTree) -> set[int]:
+        """The loops in which an iteration reads what another of theirs made, other than a unit what
+        itself made.
+
+        A cell that reads nothing but its own last state needs no box around it to show the loop.
+        """
+        chains, depth = self.log.graph.module_chains, len(self.log.graph.module_chains[calls[0]])
+        of_call: dict[int, tuple[int, int]] = {}  # → iteration, unit
+        of_entry: dict[int, tuple[int, int]] = {}
+        entries: list[int] = []
+        for own, iterations, units in zip(events, tree.iterations, tree.units, strict=True):
+            for event, iteration, unit in zip(own, iterations, units, strict=True):
+                if iteration < 0:
+                    continue
+                if event.call >= 0:
+                    of_call[event.call] = iteration, unit
+                    entries += self.events.entries_under(event.call)
+                else:
+                    of_entry[event.entry] = iteration, unit
+                    entries.append(event.entry)
+
+        def find(entry: int) -> tuple[int, int]:
+            chain = chains[self.events.call_of[entry]]
+            if len(chain) > depth:
+                return of_call.get(chain[depth], (-1, -1))
+            return of_entry.get(self.events.head_of[entry], (-1, -1))
+
+        found: set[int] = set()
+        for entry in entries:
+            mine, unit = find(entry)
+            for parent in self.events.parents[entry]:
+                theirs, source = find(parent)
+                if theirs >= 0 and theirs != mine and source != unit:
+                    loop = _outermost_change(tree, mine, theirs)
+                    if loop >= 0:
+                        found.add(loop)
+            if len(found) == len(tree.loop_above):
+                break
+        return found
+
+    def _unit(self, own: list[tuple[Event, int]]) -> Part:
+        """One operation or one module, with all its passes at one place."""
+        if own[0][0].call >= 0:
+            calls = [event.call for event, _ in own]
+            part = self._box(
+                calls,
+                [frame for _, frame in own],
+                self.log.recording.module_calls[calls[0]].address,
+            )
+            part.order = own[0][0].time
+            return part
+        part = Part("operation", own[0][0].time, num_passes=len(own))
+        heads, count = self.events.head_of, len(self.events.head_of)
+        for event, frame in own:
+            entries, last = [event.entry], event.entry + 1
+            while last < count and heads[last] == event.entry:
+                entries.append(last)
+                last += 1
+            part.passes.append(entries)
+            for entry in entries:
+                self.unit_of[entry], self.frame_of[entry] = part, frame
+        return part
+
+    def _aside(self, entry: int, frame: int) -> Part:
+        part = Part("operation", self.events.order[entry], passes=[[entry]])
+        self.unit_of[entry], self.frame_of[entry] = part, frame
+        return part
+
+    def _arrange(
+        self, box: Part, parts: list[Part], tree: LoopTree, boxed: dict[int, Part]
+    ) -> None:
+        """Puts the parts into the box and its loops, each after what it follows in every pass."""
+
+        def place(loop: int, home: Part, now: float) -> float:
+            for key in tree.orders.get(loop, unordered.get(loop, [])):
+                if key >= 0:
+                    part = parts[key]
+                    now = part.order = max(part.order, now + 1e-6)
+                    home.children.append(part)
+                else:
+                    inner = boxed.get(-1 - key)
+                    now = place(-1 - key, home if inner is None else inner, now)
+                    if inner is not None:
+                        inner.order = inner.children[0].order
+                        home.children.append(inner)
+            return now
+
+        unordered: dict[int, list[int]] = {}
+        for unit, loop in enumerate(tree.loop_of_unit):
+            unordered.setdefault(loop, []).append(unit)
+        for loop, above in enumerate(tree.loop_above):
+            unordered.setdefault(above, []).append(-1 - loop)
+        place(-1, box, -1.0)
+
+    def _simplified(self, box: Part, frames: list[int]) -> Part:
+        """A module that is one operation, its buffers aside, is shown as that operation."""
+        operations = [
+            part
+            for part in box.children
+            if not (part.passes and part.passes[0][0] in self.events.aside)
+        ]
+        if len(operations) != 1 or operations[0].kind != "operation" or operations[0].address:
+            return box
+        unit = operations[0]
+        unit.buffers = [
+            entry
+            for part in box.children
+            if part is not unit
+            for own in part.passes
+            for entry in own
+        ]
+        unit.address, unit.calls = box.address, box.calls
+        for entry in unit.buffers:
+            self.unit_of[entry] = unit
+        for frame in frames:
+            self.frame_part[frame] = unit
+        return unit
+
+    # -- edges
+    # ----------------------------------------------------------------------------------------------
+
+    def _links(self) -> list[Link]:
+        found: dict[tuple[int, int, int], Link] = {}
+        for entry, parents in enumerate(self.events.parents):
+            target, frame = self.unit_of[entry], self.frame_of[entry]
+            for parent in parents:
+                source = self.unit_of[parent]
+                assert source is not None
+                assert target is not None
+                around = None
+                if parent not in self.events.aside:
+                    if self.frame_of[parent] != frame:
+                        around = self._gone_round(self.frame_of[parent], frame)
+                    if around is None and source is target:
+                        around = source
+                elif source is target:
+                    continue
+                key = (id(source), id(target), id(around))
+                if key not in found:
+                    found[key] = Link(source, target, around)
+        return list(found.values())
+
+    def _gone_round(self, one: int, other: int) -> Part | None:
+        """The outermost box in different passes of which the two frames lie."""
+        above, depth = self.frame_above, self.frame_depth
+        below_one = below_other = -1
+        while one != other:
+            if depth[one] >= depth[other]:
+                if depth[one] > depth[other]:
+                    below_one, one = one, above[one]
+                    continue
+                below_one, one = one, above[one]
+            below_other, other = other, above[other]
+        if below_one < 0 or below_other < 0:
+            return None
+        part = self.frame_part[below_one]
+        return part if part is self.frame_part[below_other] else None
+
+
+def _against_order(link: Link, number_of: dict[int, int]) -> Link:
+    """If passes do the same in different orders, some edge leads back in any picture: it goes round
+    the box around both.
+    """
+    source, target, around = link
+    if around is not None or number_of[id(source)] < number_of[id(target)]:
+        return link
+    above = set()
+    part: Part | None = source
+    while part is not None:
+        above.add(id(part))
+        part = part.above
+    part = target
+    while part is not None and (id(part) not in above or part.num_passes == 1):
+        part = part.above
+    return Link(source, target, part)
+
+
+def _outermost_change(tree: LoopTree, one: int, other: int) -> int:
+    """The outermost loop in different iterations of which the two lie; -1 for none."""
+    loops, above = tree.loop_of_iteration, tree.iteration_above
+    lines: list[dict[int, int]] = []
+    for iteration in (one, other):
+        line = {}
+        while iteration >= 0:
+            line[loops[iteration]] = iteration
+            iteration = above[iteration]
+        lines.append(line)
+    changed = -1
+    for loop, iteration in lines[0].items():
+        if lines[1].get(loop, iteration) != iteration:
+            changed = loop
+    return changed

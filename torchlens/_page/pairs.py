@@ -1,0 +1,226 @@
+"""Which parts of two pages correspond: operations and boxes, paired by their entries or by the
+caller.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torchlens._history.correspondence import Matching
+from torchlens._history.model_history import ModelHistory
+from torchlens._page.data import Carried
+from torchlens._page.parts import Part
+from torchlens._text.wording import got
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two things that correspond in two histories, and what to say about them.
+
+    `a` and `b` are any keys that find a layer, or addresses of modules; None if there is no
+    counterpart. A pair with a `note` is listed among the differences. `error` is the relative error
+    between the two values. `colour` is any CSS colour; by default, it shows how the two differ.
+
+    >>> Pair('h.0.ln_1', 'blocks.0.norm1', note='an eps?', error=5.6e-3, colour='crimson')
+    """
+
+    a: str | None
+    b: str | None
+    note: str = ""
+    error: float | None = None
+    colour: str = ""
+
+
+class Side(NamedTuple):
+    """One of the two histories, as its page carries it."""
+
+    history: ModelHistory
+    carried: Carried
+
+
+@dataclass(slots=True)
+class PartPair:
+    """Two parts, by their numbers in the pages; -1 for none. `entries` are the pairs of entries in
+    the two.
+    """
+
+    a: int
+    b: int
+    entries: list[tuple[int, int]] = field(default_factory=list)
+    note: str = ""
+    error: float | None = None
+    colour: str = ""
+
+
+def matched_pairs(a: Side, b: Side, matching: Matching) -> list[PartPair]:
+    """The parts that belong together where entries and calls of modules do."""
+    votes: Counter[tuple[int, int]] = Counter()
+    homes = _part_of_calls(a.carried.parts), _part_of_calls(b.carried.parts)
+    matched = {one for one, _ in matching.entries}, {other for _, other in matching.entries}
+    for one, other in matching.calls:
+        if one in homes[0] and other in homes[1]:
+            mine, theirs = homes[0][one], homes[1][other]
+            if not _is_one_of_several(a.carried.parts[mine], b.carried.parts[theirs], matched):
+                votes[mine, theirs] += 1
+    return _joined(
+        a,
+        b,
+        [PartPair(*pair) for pair in _elected(votes)],
+        [*matching.entries, *_failed_calls(a, b)],
+    )
+
+
+def _is_one_of_several(one: Part, other: Part, matched: tuple[set[int], set[int]]) -> bool:
+    """Whether a module is one operation in one history, and that operation among others in the
+    other.
+
+    Then the two operations are a pair, and the box around one of them is not.
+    """
+    if (one.kind == "operation") == (other.kind == "operation"):
+        return False
+    which, unit = (0, one) if one.kind == "operation" else (1, other)
+    return any(entry in matched[which] for own in unit.passes for entry in own)
+
+
+def _failed_calls(a: Side, b: Side) -> list[tuple[int, int]]:
+    """The calls that failed, which are the entries after the last, if the same operation failed in
+    both.
+    """
+    logs = a.history._log, b.history._log
+    failures = [log.recording.failure for log in logs]
+    names = [
+        failure.operation.name if failure and failure.operation else "" for failure in failures
+    ]
+    if failures[0] is None or failures[1] is None or names[0] != names[1]:
+        return []
+    return [(len(logs[0].graph.recorded), len(logs[1].graph.recorded))]
+
+
+def given_pairs(a: Side, b: Side, pairs: Iterable[Pair]) -> list[PartPair]:
+    """The parts that the caller says belong together, and the boxes that follow from them."""
+    found: list[PartPair] = []
+    entries: list[tuple[int, int]] = []
+    for pair in pairs:
+        if not isinstance(pair, Pair):
+            raise TypeError(f"pairs must be a list of torchlens._page.Pair, got {got(pair)} in it.")
+        if pair.a is None and pair.b is None:
+            raise ValueError(
+                "A pair must name something in at least one of the two histories, got None for "
+                "both."
+            )
+        mine, theirs = _find(a, pair.a, "a"), _find(b, pair.b, "b")
+        parts = zip(mine[0] or [-1], theirs[0] or [-1], strict=False)
+        found += [
+            PartPair(one, other, [], pair.note, pair.error, pair.colour) for one, other in parts
+        ]
+        entries += zip(mine[1], theirs[1], strict=False)
+    return _joined(a, b, found, entries)
+
+
+def _find(side: Side, key: str | None, name: str) -> tuple[list[int], list[int]]:
+    """The parts that a key means, and the entries: those of all passes."""
+    if key is None:
+        return [], []
+    boxes = [
+        number
+        for number, part in enumerate(side.carried.parts)
+        if part.address and part.address == key
+    ]
+    try:
+        entries = side.history._lookup.many(key)
+    except ValueError as error:
+        if not boxes:
+            raise ValueError(
+                f"A pair names {key!r} in the history {name}, and no layer has that name."
+            ) from error
+        return boxes, []
+    parts = boxes or list(dict.fromkeys(side.carried.part_of[entry] for entry in entries))
+    return parts, entries
+
+
+def _part_of_calls(parts: Sequence[Part]) -> dict[int, int]:
+    return {call: number for number, part in enumerate(parts) if number for call in part.calls}
+
+
+def _joined(
+    a: Side, b: Side, known: list[PartPair], entries: Sequence[tuple[int, int]]
+) -> list[PartPair]:
+    """Known pairs, then those of operations and boxes that share the most entries."""
+    homes = a.carried.part_of, b.carried.part_of
+    shared: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for one, other in entries:
+        if one in homes[0] and other in homes[1]:
+            shared[homes[0][one], homes[1][other]].append((one, other))
+    taken: tuple[set[int], set[int]] = {pair.a for pair in known}, {pair.b for pair in known}
+    for pair in known:
+        pair.entries = shared.get((pair.a, pair.b), [])
+    units = Counter({pair: len(own) for pair, own in shared.items()})
+    found = [PartPair(*pair, shared[pair]) for pair in _elected(_free(units, taken))]
+    for pair in found:
+        taken[0].add(pair.a)
+        taken[1].add(pair.b)
+    boxes = _free(_box_votes(a, b, units), taken)
+    return [PartPair(0, 0), *known, *found, *(PartPair(*pair) for pair in _elected(boxes))]
+
+
+def _free(
+    votes: Counter[tuple[int, int]], taken: tuple[set[int], set[int]]
+) -> Counter[tuple[int, int]]:
+    return Counter(
+        {
+            pair: count
+            for pair, count in votes.items()
+            if pair[0] not in taken[0] and pair[1] not in taken[1]
+        }
+    )
+
+
+def _box_votes(a: Side, b: Side, units: Counter[tuple[int, int]]) -> Counter[tuple[int, int]]:
+    """How much of what is in either of two boxes is in both, in thousandths; of equal shares, boxes
+    of a kind have more.
+    """
+    above = [_above(side) for side in (a, b)]
+    votes: Counter[tuple[int, int]] = Counter()
+    sizes: tuple[Counter[int], Counter[int]] = Counter(), Counter()
+    for (one, other), count in units.items():
+        chains = _chain(above[0], one), _chain(above[1], other)
+        for mine in chains[0]:
+            sizes[0][mine] += count
+            for theirs in chains[1]:
+                votes[mine, theirs] += count
+        for theirs in chains[1]:
+            sizes[1][theirs] += count
+
+    def share(mine: int, theirs: int, count: int) -> int:
+        one, other = a.carried.parts[mine], b.carried.parts[theirs]
+        likeness = 2 * (one.kind == other.kind) + (one.address == other.address)
+        return 1 + 4 * (1000 * count // (sizes[0][mine] + sizes[1][theirs] - count)) + likeness
+
+    return Counter({pair: share(*pair, count) for pair, count in votes.items()})
+
+
+def _above(side: Side) -> list[int]:
+    above: list[int] = side.carried.data["parts"]["parent"]
+    return above
+
+
+def _chain(above: Sequence[int], number: int) -> list[int]:
+    found = []
+    number = above[number]
+    while number > 0:
+        found.append(number)
+        number = above[number]
+    return found
+
+
+def _elected(votes: Counter[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The pairs with the most votes, each part in one pair at most."""
+    taken: tuple[set[int], set[int]] = set(), set()
+    found = []
+    for (one, other), _ in sorted(votes.items(), key=lambda vote: (-vote[1], vote[0])):
+        if one not in taken[0] and other not in taken[1]:
+            taken[0].add(one)
+            taken[1].add(other)
+            found.append((one, other))
+    return sorted(found)

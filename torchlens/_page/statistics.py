@@ -1,0 +1,252 @@
+"""What saved tensors look like: moments, a histogram and a small picture of each, as columns."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from torchlens._recording.valueless import why_valueless
+from torchlens._recording.wrappers import holds_others, local_value
+
+_SMALL = 4096  # tensors up to this size are looked at together with others of their shape
+_EXACT = 1 << 20  # larger ones have their mean, deviation and zeros estimated from a sample
+_SAMPLE = 1 << 16
+_COUNTED = 1 << 12  # about how many values go into a histogram
+_BATCH = 1 << 21
+_NOT_FINITE = 255
+_NUMBERS = frozenset({
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8,
+    torch.int8, torch.int16,
+    torch.int32, torch.int64, torch.complex32, torch.complex64, torch.complex128,
+})  # fmt: skip
+# Of these torch does not tell the least and the greatest.
+_OTHER_NUMBERS = frozenset(
+    getattr(torch, name)
+    for name in (
+        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
+        "uint16", "uint32",
+        "uint64",
+    )
+    if hasattr(torch, name)
+)  # fmt: skip
+
+
+@dataclass
+class Statistics:
+    """Columns with one row per tensor; `add` gives the row of one, `columns` fills them all in."""
+
+    tensors: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, value: Any) -> int:
+        """The row of a tensor; -1 for what has no numbers to look at."""
+        value = local_value(value)
+        if not isinstance(value, torch.Tensor) or why_valueless(value) is not None:
+            return -1
+        if (
+            value.layout is not torch.strided
+            or value.is_nested
+            or holds_others(value)
+            or value.numel() == 0
+        ):
+            return -1
+        if value.dtype not in _NUMBERS:
+            if value.dtype not in _OTHER_NUMBERS:
+                return -1
+            value = value.double() if value.dtype.itemsize > 2 else value.float()
+        self.tensors.append(value.detach())
+        return len(self.tensors) - 1
+
+    @torch.no_grad()
+    def columns(self) -> dict[str, Any]:
+        count = len(self.tensors)
+        bins, side = (32, 24) if count <= 1000 else (24, 16) if count <= 3000 else (16, 8)
+        rows: list[dict[str, Any]] = [{}] * count
+        groups: dict[Any, list[int]] = {}
+        for row, tensor in enumerate(self.tensors):
+            key = (tensor.shape, tensor.dtype, tensor.device) if tensor.numel() <= _SMALL else row
+            groups.setdefault(key, []).append(row)
+        for members in groups.values():
+            size = max(1, _BATCH // self.tensors[members[0]].numel())
+            for start in range(0, len(members), size):
+                some = members[start : start + size]
+                tensors = [self.tensors[row] for row in some]
+                batch = torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
+                for row, found in zip(some, _describe(batch, bins, side), strict=True):
+                    rows[row] = found
+        names = (
+            "min",
+            "mean",
+            "max",
+            "std",
+            "zeros",
+            "nonfinite",
+            "nan",
+            "low",
+            "high",
+            "heatlow",
+            "heathigh",
+        )
+        columns: dict[str, Any] = {name: [_number(row[name]) for row in rows] for name in names}
+        columns["sample"] = [row["sample"] for row in rows]
+        columns["rows"] = [row["heat"].shape[0] for row in rows]
+        columns["cols"] = [row["heat"].shape[1] for row in rows]
+        columns["bins"] = bins
+        columns["histograms"] = _packed([row["histogram"] for row in rows])
+        columns["heat"] = _packed([row["heat"].flatten() for row in rows])
+        return columns
+
+
+def _packed(parts: Sequence[torch.Tensor]) -> str:
+    if not parts:
+        return ""
+    return base64.b64encode(torch.cat(list(parts)).cpu().numpy().tobytes()).decode("ascii")
+
+
+def _number(value: float) -> float | None:
+    """Four digits; None where there is no number."""
+    return float(f"{value:.4g}") if value == value and abs(value) != float("inf") else None
+
+
+def _describe(batch: torch.Tensor, bins: int, side: int) -> list[dict[str, Any]]:
+    """One record per tensor in `batch`, which has one more dimension in front."""
+    if batch.is_complex():
+        batch = batch.abs()
+    flat = batch.reshape(len(batch), -1)
+    size = flat.shape[1]
+    step = 1 if size <= _EXACT else -(-size // _SAMPLE)
+    values = flat[:, ::step].float() if step > 1 or flat.dtype is not torch.float32 else flat
+    lowest, highest = _extremes(flat)
+    finite = torch.isfinite(lowest) & torch.isfinite(highest)
+    if bool(finite.all()):
+        variance, mean = _moments(values)
+        nonfinite = nan = torch.zeros(len(flat))
+    else:
+        is_finite = torch.isfinite(flat)
+        nonfinite = 1 - is_finite.float().mean(1)
+        nan = torch.isnan(flat).float().mean(1)
+        kept = torch.where(
+            is_finite, flat, torch.zeros((), dtype=flat.dtype, device=flat.device)
+        ).float()
+        counts = is_finite.sum(1).clamp(min=1)
+        mean = kept.sum(1) / counts
+        variance = torch.where(is_finite, kept - mean[:, None], 0.0).square().sum(1) / counts
+        none = ~is_finite.any(1)
+        lowest = (
+            torch.where(is_finite, flat.float(), torch.inf).amin(1).masked_fill(none, torch.nan)
+        )
+        highest = (
+            torch.where(is_finite, flat.float(), -torch.inf).amax(1).masked_fill(none, torch.nan)
+        )
+        mean = mean.masked_fill(none, torch.nan)
+        variance = variance.masked_fill(none, torch.nan)
+    counted = (
+        torch.count_nonzero(values)[None]
+        if len(values) == 1
+        else torch.count_nonzero(values, dim=1)
+    )
+    zeros = 1 - counted / values.shape[1]
+    histogram = _histograms(
+        values[:, :: max(1, values.shape[1] // _COUNTED)], lowest, highest, bins
+    )
+    heat, heat_low, heat_high = _pictures(batch, side)
+    numbers = torch.stack(
+        [
+            n.double().cpu()
+            for n in (
+                lowest,
+                mean,
+                highest,
+                variance.sqrt(),
+                zeros,
+                nonfinite,
+                nan,
+                heat_low,
+                heat_high,
+            )
+        ],
+        dim=1,
+    ).tolist()
+    names = ("min", "mean", "max", "std", "zeros", "nonfinite", "nan", "heatlow", "heathigh")
+    return [
+        dict(zip(names, own, strict=True))
+        | {"low": own[0], "high": own[2], "histogram": histogram[row], "heat": heat[row]}
+        | {"sample": values.shape[1] if step > 1 else 0}
+        for row, own in enumerate(numbers)
+    ]
+
+
+def _extremes(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the greatest of each row. Over all of a single row is several times faster than
+    along it.
+    """
+    numbers = flat.byte() if flat.dtype is torch.bool else flat
+    low, high = numbers[0].aminmax() if len(numbers) == 1 else numbers.aminmax(dim=1)
+    return low.float().reshape(-1), high.float().reshape(-1)
+
+
+def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variance and mean of each row; of a long one in two passes, each several times faster than
+    `var_mean`.
+    """
+    if len(values) > 1 or values.shape[1] <= _SMALL:
+        variance, mean = torch.var_mean(values.double(), dim=1, correction=0)
+        return variance, mean
+    mean = values.mean()
+    return (torch.linalg.vector_norm(values - mean).double() ** 2 / values.shape[1])[None], mean[
+        None
+    ]
+
+
+def _histograms(
+    values: torch.Tensor, low: torch.Tensor, high: torch.Tensor, bins: int
+) -> torch.Tensor:
+    """Heights from 0 to 255, the highest bar of each row being 255."""
+    width = (high - low).clamp(min=torch.finfo(torch.float32).tiny)
+    place = ((values - low[:, None]) / width[:, None] * bins).nan_to_num(-1.0, bins, -1.0)
+    is_counted = torch.isfinite(values)
+    index = (
+        place.clamp(0, bins - 1).long()
+        + torch.arange(len(values), device=values.device)[:, None] * bins
+    )
+    counts = (
+        torch.bincount(index[is_counted], minlength=len(values) * bins)
+        .reshape(len(values), bins)
+        .float()
+    )
+    return (counts / counts.amax(1, keepdim=True).clamp(min=1) * 255).ceil().byte().cpu()
+
+
+def _pictures(batch: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The last two dimensions of the first example, thinned to `side`, as bytes from the lowest to
+    the highest value.
+
+    Dimensions between the first and the last two are averaged.
+    """
+    if batch.dim() == 1:
+        batch = batch[:, None]
+    if batch.dim() == 2:
+        batch = batch[:, None]
+    rows, cols = batch.shape[-2:]
+    wide = side if rows > 1 else side * 2
+    picture = batch[..., _thinned(rows, side, batch), :][..., _thinned(cols, wide, batch)].float()
+    if picture.dim() > 3:
+        picture = picture[:, 0].flatten(1, -3).mean(1) if picture.dim() > 4 else picture[:, 0]
+    flat = picture.flatten(1)
+    is_finite = torch.isfinite(flat)
+    low = torch.where(is_finite, flat, torch.inf).amin(1)
+    high = torch.where(is_finite, flat, -torch.inf).amax(1)
+    width = (high - low).clamp(min=torch.finfo(torch.float32).tiny)
+    scaled = (
+        ((flat - low[:, None]) / width[:, None] * 254)
+        .nan_to_num(0.0, 0.0, 0.0)
+        .clamp(0, 254)
+        .round()
+    )
+    scaled = torch.where(is_finite, scaled, _NOT_FINITE).byte()
+    return scaled.reshape(picture.shape).cpu(), low, high
+
+
+def _thinned(size: int, most: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.linspace(0, size - 1, min(size, most), device=like.device).round().long()

@@ -1,0 +1,1 @@
+"""Measures what each module and operation does to time, memory and numbers."""

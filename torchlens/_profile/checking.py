@@ -1,0 +1,142 @@
+"""What somebody who checks values and gradients while they exist is told: where each came up, and
+out of what.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from types import CodeType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from torchlens._recording.user_code import code_of_line, line_of_code, source_line
+
+
+class Checking(Enum):
+    """What is checked in a step."""
+
+    NOTHING = 0
+    NONFINITE = (
+        1  # what modules return and gradients, for NaN and Inf alone: operations are not seen
+    )
+    EVERYTHING = 2
+
+
+class Place(NamedTuple):
+    """Where a value or gradient came up. At module level `entry` is None and `operation` is the
+    module's class.
+    """
+
+    phase: str  # 'forward' or 'backward'
+    step: int
+    call: int  # as CallRecord.index; -1 outside all modules
+    address: str  # of that module
+    pass_num: int
+    # the layer type ('conv2d'), or in backward the name of autograd's node ('ConvolutionBackward0')
+    operation: str
+    entry: int | None = None  # as OperationRecord.entry
+    parameter: str | None = None  # the address of the parameter that a gradient is for
+    code: CodeType | None = None  # where the user's code called the operation
+    instruction: int = 0
+
+    @property
+    def source(self) -> str | None:
+        """The place in the user's code: 'model.py:12 in forward'. None at module level."""
+        return None if self.code is None else str(source_line(self.code, self.instruction))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        line = None if self.code is None else line_of_code(self.code, self.instruction)
+        return _place, (tuple(self._replace(code=None, instruction=0)), line)
+
+
+def _place(fields: tuple[Any, ...], line: tuple[str, int, str, str] | None) -> Place:
+    """One that was pickled, which code cannot be."""
+    place = Place(*fields)
+    return place if line is None else place._replace(code=code_of_line(*line))
+
+
+class Held(NamedTuple):
+    """A parameter or buffer of a module."""
+
+    address: str
+    tensor: torch.Tensor
+    is_parameter: bool
+
+
+class Caller(NamedTuple):
+    """The module that called another; `held` are the parameters and buffers that it may read
+    itself.
+    """
+
+    place: Place
+    held: Callable[[], list[Held]]
+
+
+def _no_address(tensor: torch.Tensor) -> str | None:
+    return None
+
+
+class Inputs(NamedTuple):
+    """What an operation, or at module level a module, was given."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+    references: Any = ()  # of an operation: which entries the tensors are, as in Recording
+    first: int | None = None  # of an operation: the entry of the first tensor that it made
+    parameter_address: Callable[[torch.Tensor], str | None] = _no_address
+    held: Callable[[], list[Held]] = (
+        list  # of a module: the parameters and buffers that it may read
+    )
+    caller: Caller | None = None  # of a module: None if it was called from outside
+
+
+class GradientSources(NamedTuple):
+    """What a gradient was made of."""
+
+    arrived: tuple[Any, ...]  # the gradients that the node was given
+    read: Callable[[], list[int]] = list  # the entries that the operation read
+    has_inner: bool = False  # whether other nodes ran inside, as with a checkpoint
+
+
+class Checker(Protocol):
+    """Looks at values and gradients while they exist.
+
+    Called without gradient recording and unseen by the log. It must change nothing and keep no
+    tensor. NonFiniteError goes through to the user and so stops the training; any other exception
+    switches the checker off and becomes a problem.
+    """
+
+    def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
+        """A step begins. Of one in which NOTHING is checked, nothing more is told.
+
+        `has_grad` says whether autograd records, `has_stepped` whether an optimizer made a step
+        since the last began.
+        """
+
+    def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
+        """An input, buffer or output of a model (inputs alone if it is not logged); `node` is the
+        entry of an output.
+        """
+
+    def on_entered(self, place: Place, inputs: Inputs) -> None:
+        """Before a module runs whose operations are not seen: the model, and any once something was
+        not finite.
+        """
+
+    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
+        """After an operation (at module level: a module) made `tensor` out of `inputs`.
+
+        Where NONFINITE is checked, of modules that the model calls only if something that they
+        return is not finite.
+        """
+
+    def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
+        """After the backward of an operation made the gradient of one of its arguments."""
+
+    def on_parameter(self, place: Place, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """When a backward pass gives a parameter its gradient (this pass' own, before it is added
+        to `.grad`).
+        """
+
+    def finish(self, label_of: Callable[[int, int], str | None]) -> None:
+        """Measuring is over. `label_of(step, entry)` tells layer labels."""

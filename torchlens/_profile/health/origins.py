@@ -1,0 +1,457 @@
+"""Where NaN and Inf come up while a model is measured, by the rules of
+`torchlens._health.nonfinite`.
+
+In a step that is logged, values are known by their numbers in the recording. Elsewhere only modules
+are seen: then what a module returned is known as long as it lives.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from torchlens._health.nonfinite.quick_look import has_nonfinite
+from torchlens._health.nonfinite.record import NonFinite
+from torchlens._health.nonfinite.rules import FROM_OUTSIDE, HINT, Given, Origin, numbers_in
+from torchlens._health.nonfinite.rules import Origins as PassOrigins
+from torchlens._health.nonfinite.values import ValueRange, value_range
+from torchlens._profile.checking import Caller, Checking, GradientSources, Held, Inputs, Place
+from torchlens.errors import NonFiniteError
+
+_MOST = 20
+_FINITE = -1  # a value that is
+_INPUT = "an input of the model"
+_BUFFER = "a buffer"
+_OPTIMIZER = (
+    "An optimizer's step came after it: look at the learning rate, and at the gradients it was "
+    "given."
+)
+_NO_OPTIMIZER = "Look for what changed it since: it was no optimizer's step."
+_FIXED = (
+    "Look for what changed it since: optimizers change neither buffers nor parameters without "
+    "gradients."
+)
+_UNSEEN = (
+    "This step was timed, so its operations were not seen; stop=True sees those of every step."
+)
+
+
+class Origins:
+    """Gathers the places of all steps, each once; consequences are not told."""
+
+    def __init__(self, stop: bool, sees_modules_alone: bool = False) -> None:
+        self.found: list[tuple[Place, NonFinite]] = []
+        # Which of them came through to an output of the model, or to a gradient.
+        self.lasting: set[int] = set()
+        # Which of them came up in a step whose operations were not seen: only the module is known.
+        self._unplaced: set[int] = set()
+        # Steps whose operations were not seen.
+        self._timed: set[int] = set()
+        self._sees_modules_alone = sees_modules_alone
+        self._stop = stop
+        self._step = _StepOrigins(-1)
+        # Steps whose backward pass may come yet, and in which something was not finite.
+        self._earlier: dict[int, _StepOrigins] = {}
+        self._has_grad = True
+        self._hint: str | None = None
+        self._hint_of_fixed: str | None = None
+        self._last_checked = 0
+
+    def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
+        """A step begins; `has_stepped` says that an optimizer did since the last began."""
+        if checking is Checking.NOTHING:
+            return
+        if checking is not Checking.EVERYTHING:
+            self._timed.add(step)
+        self._has_grad = has_grad
+        if has_stepped:
+            self._earlier.clear()
+        self._hint = self._hint_of_fixed = None
+        was_clean = self._step.step != step - 1 or self._step.rules.is_clean
+        if self._last_checked and self._last_checked == step - 1 and was_clean:
+            before = f"Step {step - 1} still computed with finite numbers."
+            self._hint = f"{before} {_OPTIMIZER if has_stepped else _NO_OPTIMIZER}"
+            self._hint_of_fixed = f"{before} {_FIXED if has_stepped else _NO_OPTIMIZER}"
+        elif step == 1:
+            self._hint = self._hint_of_fixed = "It was so when measuring began."
+        self._last_checked = step
+
+    def told(self) -> list[tuple[NonFinite, bool]]:
+        """Each with whether it came through to an output or a gradient.
+
+        What is known of a step whose operations were not seen is left out if another step tells of
+        operations: as a rule it is the same, seen from farther off.
+        """
+        is_placed = any(
+            number in self.lasting and number not in self._unplaced
+            for number in range(len(self.found))
+        )
+        return [
+            (record, number in self.lasting)
+            for number, (_, record) in enumerate(self.found)
+            if not (is_placed and number in self._unplaced)
+        ]
+
+    # -- forward
+    # ----------------------------------------------------------------------------------------------
+
+    def on_boundary(self, place: Place, tensor: torch.Tensor, node: int | None) -> None:
+        """An input, a buffer or an output of the model; `node` is the value that an output is."""
+        state = self._begin(place)
+        is_input = place.operation == "input"
+        if place.operation == "output":
+            state.rules.add_output(node)
+        elif has_nonfinite(tensor):
+            if place.entry is None:  # only modules are seen
+                if state.modules.node_of(tensor) is not None:
+                    return
+                node = state.modules.add(None, tensor)
+            else:
+                node = place.entry
+            state.places[node] = place
+            name = (
+                f"an input of {place.address!r}" if place.address else _INPUT
+            )  # of a part that is called by itself
+            self._tell(
+                state, state.rules.add_source(node, name if is_input else _BUFFER, tensor, is_input)
+            )
+
+    def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
+        state = self._step
+        if place.step != state.step:
+            if not has_nonfinite(tensor):
+                return
+            state = self._begin(place)
+        if place.entry is not None:
+            constants = partial(numbers_in, (inputs.args, inputs.kwargs))
+            given = partial(_given_by_reference, inputs, tensor)
+            origin = state.rules.add_result(
+                place.entry, place.operation, tensor, given, constants, inputs.first
+            )
+            if origin is not None:
+                state.places.setdefault(place.entry, place)
+                self._tell(state, origin)
+        elif has_nonfinite(tensor):
+            self._on_module(state, place, tensor, inputs)
+        elif inputs.caller is None:
+            state.rules.add_output(_FINITE)
+
+    def on_entered(self, place: Place, inputs: Inputs) -> None:
+        """A module was called, of whose operations none is seen: notes which of the values it reads
+        are not finite.
+        """
+        state = self._step
+        if place.step == state.step and not state.rules.is_clean:
+            tensors = [tensor for _, tensor in _named_tensors(inputs) if has_nonfinite(tensor)]
+            nodes = [state.modules.node_of(tensor) for tensor in tensors]
+            if tensors:
+                state.read[place.call] = [
+                    state.modules.last if node is None else node for node in nodes
+                ]
+
+    def _on_module(
+        self, state: "_StepOrigins", place: Place, tensor: torch.Tensor, inputs: Inputs
+    ) -> None:
+        rules, modules = state.rules, state.modules
+        known = modules.node_of(tensor)
+        inner = modules.inside(place.address) if known is None else known
+        given = [Given(modules.node_of(each), name, each) for name, each in _named_tensors(inputs)]
+        if inner is None and inputs.caller is not None:
+            self._blame_caller(state, inputs.caller, given)
+            given = [
+                each._replace(node=modules.node_of(each.tensor))
+                for each in given
+                if each.tensor is not None
+            ]
+        given += _given_by_module(inputs.held())
+        node = modules.add(place.address, tensor)
+        state.places[node] = place
+        state.returned[place.call] = node
+        if inner is not None:
+            rules.hand_on(inner, node)
+        else:
+            constants = partial(numbers_in, (inputs.args, inputs.kwargs))
+            self._tell(
+                state, rules.add_result(node, place.operation, tensor, lambda: given, constants)
+            )
+        if inputs.caller is None:
+            rules.add_output(node)
+
+    def _blame_caller(self, state: "_StepOrigins", caller: Caller, given: list[Given]) -> None:
+        """What a module was given and no module returned, the module that calls it made between its
+        calls.
+        """
+        for each in given:
+            tensor = each.tensor
+            if tensor is not None and each.node is None and state.rules.is_unheard_of(tensor):
+                node = state.modules.add(None, tensor)
+                state.places[node] = caller.place
+                held = partial(_given_by_module, caller.held())
+                self._tell(
+                    state, state.rules.add_result(node, caller.place.operation, tensor, held, list)
+                )
+
+    # -- backward
+    # ----------------------------------------------------------------------------------------------
+
+    def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
+        """A gradient that is not finite although what arrived was; or that was not when it arrived,
+        which nobody told yet.
+
+        Where the outputs were not finite, the gradients' not being so is no news.
+        """
+        if not has_nonfinite(gradient):
+            return
+        state = self._step if place.step == self._step.step else self._earlier.get(place.step)
+        if state is None:
+            state = self._earlier[place.step] = self._new(place.step)
+        arrived = [tensor for tensor in made_of.arrived if tensor is not None]
+        bad = [tensor for tensor in arrived if has_nonfinite(tensor)]
+        if state.rules.is_output_broken or ((bad or made_of.has_inner) and state.is_gradient_told):
+            return
+        if bad and any(
+            each.rules.is_output_broken for each in (self._step, *self._earlier.values())
+        ):
+            return  # a loss of several steps
+        if not bad:
+            read = made_of.read()
+            if place.entry is None:
+                read = state.known_of(place.call)
+            is_known, origin = state.rules.add_gradient(read)
+            if is_known:
+                state.is_gradient_told = True
+                self._tell(state, origin)
+                self._note_lasting(state)
+                return
+        state.is_gradient_told = True
+        received = [
+            value_range(f"gradient received {number}", tensor)
+            for number, tensor in enumerate(arrived)
+        ]
+        result = value_range("gradient", gradient)
+        note = FROM_OUTSIDE if bad else ""
+        self.lasting.add(self._number(place))
+        self._add(place, result, tuple(received), note, is_from_outside=bool(bad))
+
+    # -- steps
+    # ----------------------------------------------------------------------------------------------
+
+    def _begin(self, place: Place) -> "_StepOrigins":
+        """The step that a value belongs to, which may begin with it."""
+        if place.step != self._step.step:
+            self._end(self._step)
+            if self._step.has_grad and not self._step.rules.is_clean:
+                self._earlier[self._step.step] = self._step
+            self._step = self._new(place.step)
+        return self._step
+
+    def _new(self, step: int) -> "_StepOrigins":
+        sees_modules_alone = self._sees_modules_alone or step in self._timed
+        rules = PassOrigins(
+            is_state_known=bool(self.lasting),
+            sees_modules_alone=sees_modules_alone,
+            hint=self._hint or HINT,
+            hint_of_fixed=self._hint_of_fixed or HINT,
+        )
+        return _StepOrigins(step, rules, self._has_grad)
+
+    def _end(self, state: "_StepOrigins") -> None:
+        """A step is over: what came through to its outputs is known now."""
+        for origin in state.rules.add_suspected_outputs():
+            self._tell(state, origin, is_certain=False)
+        self._note_lasting(state)
+
+    def _note_lasting(self, state: "_StepOrigins") -> None:
+        self.lasting.update(
+            state.numbers[number] for number in state.rules.lasting() if number in state.numbers
+        )
+
+    def _tell(self, state: "_StepOrigins", origin: Origin | None, is_certain: bool = True) -> None:
+        if origin is None:
+            return
+        place = state.places[origin.node]
+        # Noted first, as telling may stop the training.
+        state.numbers[origin.number] = self._number(place)
+        self._add(place, origin.result, origin.inputs, origin.note, is_certain=is_certain)
+
+    def _number(self, place: Place) -> int:
+        """The number of the finding at a place, which may be known from an earlier step."""
+        for number, (known, _) in enumerate(self.found):
+            if (known.phase, *known[3:7]) == (
+                place.phase,
+                *place[3:7],
+            ):  # address, pass, operation, entry
+                return number
+        return min(len(self.found), _MOST)
+
+    def _add(
+        self,
+        place: Place,
+        result: ValueRange,
+        given: tuple[ValueRange, ...],
+        note: str,
+        is_from_outside: bool = False,
+        is_certain: bool = True,
+    ) -> None:
+        if self._number(place) < len(self.found) or len(self.found) >= _MOST:
+            return
+        record = NonFinite(
+            phase=place.phase,
+            label=None,
+            operation=place.operation,
+            module=place.address,
+            source=place.source,
+            result=result,
+            inputs=given,
+            step=place.step,
+            note=f"{note} {_UNSEEN}".lstrip() if place.step in self._timed else note,
+            is_from_outside=is_from_outside,
+            is_certain=is_certain,
+        )
+        if place.step in self._timed:
+            self._unplaced.add(len(self.found))
+        self.found.append((place, record))
+        if self._stop and is_certain:
+            raise NonFiniteError(str(record))
+
+    def finish(self, label_of: Callable[[int, int], str | None]) -> None:
+        """Ends the last steps, which know tensors that are not to be kept or pickled; gives the
+        records their labels.
+        """
+        for state in (*self._earlier.values(), self._step):
+            self._end(state)
+        self._earlier, self._step = {}, _StepOrigins(-1)
+        self.found = [
+            (
+                place,
+                record
+                if place.entry is None
+                else replace(record, label=label_of(place.step, place.entry)),
+            )
+            for place, record in self.found
+        ]
+
+
+class _StepOrigins:
+    """One step: what the rules know of it, and where it was."""
+
+    def __init__(self, step: int, rules: PassOrigins | None = None, has_grad: bool = False) -> None:
+        self.step = step
+        self.rules = PassOrigins() if rules is None else rules
+        self.has_grad = has_grad
+        self.numbers: dict[int, int] = {}  # which of all that was found each origin is
+        self.places: dict[int, Place] = {}  # of the values, by number
+        self.modules = _ModuleResults()
+        self.read: dict[
+            int, list[int]
+        ] = {}  # by call of a module: values that it was given and that are not finite
+        self.returned: dict[
+            int, int
+        ] = {}  # by call of a module: the value that it returned, which is not finite
+        self.is_gradient_told = False
+
+    def known_of(self, call: int) -> list[int]:
+        """What a call was given and what it returned, as far as it is not finite.
+
+        What it returned may be minus infinity: a mask hands on no gradient, so a gradient tells
+        that it was none.
+        """
+        returned = [self.returned[call]] if call in self.returned else []
+        return [*self.read.get(call, ()), *returned]
+
+
+class _ModuleResults:
+    """What modules returned in a step that is not logged and was not finite: numbered, and known
+    while it lives.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: list[str | None] = []
+        self._alive: dict[int, tuple[Any, int]] = {}
+
+    @property
+    def last(self) -> int:
+        """The number of the last."""
+        return len(self._addresses) - 1
+
+    def add(self, address: str | None, tensor: torch.Tensor) -> int:
+        """The number of a value; `address` is that of the module that returned it, if one did."""
+        node = len(self._addresses)
+        self._addresses.append(address)
+        reference: Any = torch._C._WeakTensorRef(tensor)  # type: ignore[attr-defined]
+        self._alive[id(tensor)] = (reference, node)
+        return node
+
+    def node_of(self, tensor: torch.Tensor) -> int | None:
+        reference, node = self._alive.get(id(tensor), (None, None))
+        return None if reference is None or reference.expired() else node
+
+    def inside(self, address: str) -> int | None:
+        """The last result of a module inside the one at `address`."""
+        prefix = f"{address}." if address else ""
+        nodes = range(len(self._addresses) - 1, -1, -1)
+        found = ((node, self._addresses[node]) for node in nodes)
+        return next(
+            (node for node, own in found if own is not None and own.startswith(prefix)), None
+        )
+
+
+def _given_by_reference(inputs: Inputs, result: torch.Tensor) -> list[Given]:
+    """What an operation was given, by the numbers that the recorder knows. What was written over is
+    there no more.
+    """
+    references = inputs.references
+    found = []
+    for location, path, tensor in _located_tensors(inputs):
+        node = references.get(location) if isinstance(references, dict) else references[location]
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        name = path
+        if is_parameter:
+            address = inputs.parameter_address(tensor)
+            name = f"{path} (a parameter)" if address is None else f"parameter {address}"
+        found.append(Given(node, name, None if tensor is result else tensor, is_parameter))
+    return found
+
+
+def _given_by_module(held: list[Held]) -> list[Given]:
+    return [
+        Given(
+            None,
+            f"{'parameter' if is_parameter else 'buffer'} {address}",
+            tensor,
+            is_parameter,
+            not is_parameter,
+        )
+        for address, tensor, is_parameter in held
+    ]
+
+
+def _located_tensors(inputs: Inputs) -> Iterator[tuple[Any, str, torch.Tensor]]:
+    """The tensors of numbers among the arguments: where the recorder's references have them, and
+    what to call them.
+    """
+    for path, name, tensor in _tensors((), "argument ", inputs.args):
+        yield path[0] if len(path) == 1 else path, name, tensor
+    for path, name, tensor in _tensors((), "", inputs.kwargs or {}):
+        yield path[0] if len(path) == 1 else path, name, tensor
+
+
+def _named_tensors(inputs: Inputs) -> Iterator[tuple[str, torch.Tensor]]:
+    for _, name, tensor in _located_tensors(inputs):
+        yield name, tensor
+
+
+def _tensors(
+    path: tuple[Any, ...], name: str, value: Any
+) -> Iterator[tuple[tuple[Any, ...], str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point() or value.is_complex():
+            yield path, name, value
+    elif isinstance(value, list | tuple | dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            yield from _tensors(
+                (*path, key), f"{name}{key}" if not path else f"{name}[{key!r}]", item
+            )

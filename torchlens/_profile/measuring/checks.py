@@ -1,0 +1,277 @@
+"""Shows values and gradients to whoever checks them, while they exist."""
+
+from collections.abc import Callable
+from functools import partial
+from time import time_ns
+from typing import Any
+
+import torch
+
+from torchlens._capture.gradients.backward_hooks import NodeInfo
+from torchlens._capture.observer import ObservedCall
+from torchlens._health.nonfinite.quick_look import has_nonfinite
+from torchlens._profile.checking import (
+    Caller,
+    Checker,
+    Checking,
+    GradientSources,
+    Held,
+    Inputs,
+    Place,
+)
+from torchlens._profile.measuring.calls import Call, Step, TensorFacts
+from torchlens._profile.measuring.ledger import Ledger
+from torchlens._recording.operations import Operation
+from torchlens._recording.recording import References
+from torchlens._recording.trees import plain_tensors
+from torchlens.errors import NonFiniteError
+
+Tensor = torch.Tensor
+
+
+class Checks:
+    """Calls the checker at each value and gradient; the time it takes counts as nobody's."""
+
+    def __init__(self, ledger: Ledger, checker: Checker | None) -> None:
+        self._ledger = ledger
+        self._checker = checker
+        # Where a gradient arrives (as in `TensorFacts`) → the calls whose inputs or outputs it
+        # belongs to.
+        self._inputs: dict[int, list[Call]] = {}
+        self._outputs: dict[int, list[Call]] = {}
+        self._arriving: dict[
+            int, tuple[tuple[Any, ...], int]
+        ] = {}  # with how many nodes had begun by then
+        self._num_nodes = 0
+        self._checking = Checking.NOTHING  # of the step that has begun last
+        self._has_nonfinite = (
+            False  # whether something was not finite in it, as far as modules were looked at
+        )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether somebody checks."""
+        return self._checker is not None
+
+    def begin(self, step: Step) -> None:
+        """A step begins."""
+        self._checking = Checking.NOTHING if self._checker is None else step.checking
+        self._has_nonfinite = False
+        before = self._ledger.steps[-2].outside if len(self._ledger.steps) > 1 else ()
+        has_stepped = any(span.kind == "optimizer" for span in before)
+        self._show(
+            lambda checker: checker.on_step(step.number, step.checking, step.has_grad, has_stepped)
+        )
+
+    # -- forward
+    # ----------------------------------------------------------------------------------------------
+
+    def entered(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module was called."""
+        if self._checking is not Checking.NOTHING:
+            _register(self._inputs, call, call.inputs)
+            if not call.step.is_logged and (call.parent is None or self._has_nonfinite):
+                self._show(self._look_at_inputs, call, Inputs(args, kwargs))
+
+    def _look_at_inputs(self, checker: Checker, call: Call, inputs: Inputs) -> None:
+        if call.parent is None:
+            place = Place("forward", call.step.number, -1, call.address, 1, "input")
+            for _, tensor in plain_tensors((inputs.args, inputs.kwargs)):
+                if not tensor.is_meta:
+                    self._has_nonfinite = self._has_nonfinite or has_nonfinite(tensor)
+                    checker.on_boundary(place, tensor, None)
+        checker.on_entered(_place("forward", call, call.module_type), inputs)
+
+    def outputs(self, call: Call, outputs: list[Tensor], inputs: Any) -> None:
+        """A module returned."""
+        if self._checking is not Checking.NOTHING:
+            _register(self._outputs, call, call.outputs)
+            # Times are taken from a step in which nothing but this is looked for. What looking
+            # takes is not in them, but it drives what the model needs out of the processor's
+            # caches: as long as all is well, it is as short as can be.
+            if (
+                self._checking is Checking.NONFINITE
+                and call.parent is not None
+                and _are_finite(outputs)
+            ):
+                call.forward_nonfinite = False
+            else:
+                self._show(self._look_at_outputs, call, outputs, inputs)
+
+    def _look_at_outputs(
+        self, checker: Checker, call: Call, outputs: list[Tensor], inputs: Any
+    ) -> None:
+        call.forward_nonfinite = any(has_nonfinite(tensor) for tensor in outputs)
+        self._has_nonfinite = self._has_nonfinite or call.forward_nonfinite
+        if not call.step.is_logged:
+            place, above = _place("forward", call, call.module_type), call.parent
+            caller = None
+            if above is not None:
+                caller = Caller(
+                    _place("forward", above, above.module_type), partial(self._held, above)
+                )
+            given = Inputs(inputs[0], inputs[1], held=partial(self._held, call), caller=caller)
+            for tensor in outputs:
+                if not tensor.is_meta:
+                    checker.on_value(place, tensor, given)
+
+    def _held(self, call: Call) -> list[Held]:
+        """The parameters and buffers that a call reads itself: its own, and those of modules inside
+        that are not called.
+        """
+        return self._ledger.modules.held_by(call.address, call.step.passes)
+
+    def operation(self, observed: ObservedCall, result: Any) -> None:
+        """An operation made `result`."""
+        self._show(self._look_at_operation, self._ledger.current, observed, result)
+
+    def _look_at_operation(
+        self, checker: Checker, call: Call | None, observed: ObservedCall, result: Any
+    ) -> None:
+        place = _place("forward", call, observed.operation.layer_type, observed.first)
+        place = place._replace(code=observed.code, instruction=observed.instruction)
+        address_of = self._ledger.modules.address_of_parameter
+        inputs = Inputs(
+            observed.args, observed.kwargs, observed.references, observed.first, address_of
+        )
+        made = [tensor for _, tensor in plain_tensors(result)]
+        for number, tensor in enumerate(made or observed.written):  # `x[i] = v` returns nothing
+            if not tensor.is_meta:
+                checker.on_value(
+                    place._replace(entry=observed.first + number) if number else place,
+                    tensor,
+                    inputs,
+                )
+
+    def boundary(
+        self, entry: int, operation: Operation, tensor: Tensor, references: References
+    ) -> None:
+        """An input, a buffer or an output of a model that is logged."""
+        place = Place(
+            "forward", self._ledger.steps[-1].number, -1, "", 1, operation.layer_type, entry
+        )
+        node = next((number for number in references if number is not None), None)
+        self._show(lambda checker: checker.on_boundary(place, tensor, node))
+
+    # -- backward
+    # ----------------------------------------------------------------------------------------------
+
+    def before_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+        """Gradients arrive at a node."""
+        if self._checking is Checking.NOTHING:
+            return
+        if info.parameter is None:
+            key = info.sequence
+            self._num_nodes += 1
+            self._arriving[key] = gradients, self._num_nodes
+        else:
+            key = -1 - info.parameter
+        is_parameter = (
+            self._checking is Checking.EVERYTHING
+            and info.parameter in self._ledger.modules.parameters
+        )
+        if is_parameter or key in self._inputs or key in self._outputs:
+            self._show(self._look_at_arriving, key, info, _values(gradients))
+
+    def _look_at_arriving(
+        self, checker: Checker, key: int, info: NodeInfo, gradients: list[Tensor]
+    ) -> None:
+        inputs, outputs = self._inputs.get(key, ()), self._outputs.get(key, ())
+        if inputs or outputs:
+            is_bad = any(has_nonfinite(gradient) for gradient in gradients)
+            for call in inputs:
+                call.grad_in_nonfinite = call.grad_in_nonfinite or is_bad
+            for call in outputs:
+                call.grad_out_nonfinite = call.grad_out_nonfinite or is_bad
+        named = self._ledger.modules.parameters.get(info.parameter or 0)
+        if named is not None and self._checking is Checking.EVERYTHING:
+            owner = self._ledger.parameter_call(info.parameter or 0)
+            place = _place("backward", owner, info.name)._replace(parameter=named[0])
+            for gradient in gradients:
+                checker.on_parameter(place, named[1], gradient)
+
+    def after_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+        """A node has made gradients."""
+        if self._checking is Checking.NOTHING or info.parameter is not None:
+            return
+        arrived, number = self._arriving.pop(info.sequence, ((), self._num_nodes))
+        made_of = GradientSources(arrived, list, number != self._num_nodes)
+        call = self._ledger.owners.of(info.sequence)
+        if call is not None:
+            self._show(self._look_at_made, call, info, gradients, made_of)
+
+    def _look_at_made(
+        self,
+        checker: Checker,
+        call: Call,
+        info: NodeInfo,
+        gradients: tuple[Any, ...],
+        made_of: GradientSources,
+    ) -> None:
+        place = _place("backward", call, info.name)
+        found = self._ledger.operation_at(info.sequence)
+        if found is not None:
+            place = place._replace(
+                entry=found.mark.first, code=found.code, instruction=found.instruction
+            )
+            made_of = made_of._replace(read=partial(_entries, found.references))
+        for gradient in _values(gradients):
+            checker.on_gradient(place, gradient, made_of)
+
+    def let_go(self) -> None:
+        """A step is over: a node that failed may have left its gradients."""
+        self._arriving.clear()
+
+    def _show(self, look: Callable[..., None], *what: Any) -> None:
+        """Has the checker look at something, without gradients."""
+        checker = self._checker
+        if checker is None:
+            return
+        start_ns = time_ns()
+        has_grad = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)
+            look(checker, *what)
+        except NonFiniteError:
+            raise
+        except Exception as error:  # the checker's own failure must not stop the training
+            self._checker, self._checking = None, Checking.NOTHING
+            self._ledger.problems.add_failure(error, "Checking ended")
+        finally:
+            try:
+                torch._C._set_grad_enabled(has_grad)
+            finally:  # once more, for an interrupt may cut the first short
+                torch._C._set_grad_enabled(has_grad)
+            self._ledger.own_spans.append((start_ns, time_ns()))
+
+
+def _are_finite(tensors: list[Tensor]) -> bool:
+    """Whether all are. False also of those that cannot be looked at: whoever looks closer tells
+    why.
+    """
+    try:
+        return not any(map(has_nonfinite, tensors))
+    except Exception:
+        return False
+
+
+def _register(calls: dict[int, list[Call]], call: Call, seen: TensorFacts) -> None:
+    for key in seen.gradient_keys:
+        if key is not None:
+            calls.setdefault(key, []).append(call)
+
+
+def _entries(references: References) -> list[int]:
+    numbers = references.values() if isinstance(references, dict) else references
+    return [number for number in numbers if number is not None and number >= 0]
+
+
+def _values(gradients: tuple[Any, ...]) -> list[Tensor]:
+    return [gradient for gradient in gradients if gradient is not None and not gradient.is_meta]
+
+
+def _place(phase: str, call: Call | None, operation: str, entry: int | None = None) -> Place:
+    if call is None:
+        return Place(phase, 0, -1, "", 1, operation, entry)
+    call = call.original or call
+    return Place(phase, call.step.number, call.index, call.address, call.pass_num, operation, entry)

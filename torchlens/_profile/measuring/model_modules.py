@@ -1,0 +1,184 @@
+"""The modules of a model and their parameters, by identity."""
+
+from collections.abc import Container
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens._capture.current import CURRENT
+from torchlens._capture.distributed.sharding import parameter_pairs
+from torchlens._capture.model_parts import named_modules
+from torchlens._profile.checking import Held
+from torchlens._profile.measuring.calls import Call, Step
+from torchlens._profile.measuring.kept_tensors import storage_key
+
+
+class NamedModule(NamedTuple):
+    """A module, by the first of its addresses."""
+
+    address: str
+    module_type: str
+    module: torch.nn.Module
+
+
+class ModelModules:
+    """What a model consists of. Learnt again at each step: a model may change."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.modules: dict[int, NamedModule] = {}
+        self.parameters: dict[
+            int, tuple[str, torch.Tensor]
+        ] = {}  # address and the parameter itself
+        self.storages: set[int | None] = set()  # of parameters and buffers
+        self.is_compiled = False
+        self.is_scripted = False
+        self._model = model
+        self._owners: dict[int, str] = {}  # parameter → the address of its module
+        self._sharded: dict[
+            int, int
+        ] = {}  # a parameter that FSDP has brought together → the one that it keeps
+        self._replaced: list[tuple[torch.nn.Module, Any]] = []
+
+    def refresh(self) -> None:
+        """Looks at the model as it is now."""
+        self.modules, self._owners, self.storages = {}, {}, set()
+        addresses = set()
+        for address, module in named_modules(self._model):
+            if address not in addresses:  # the source of a compiled module has the same
+                addresses.add(address)
+                name = type(module).__name__
+                if isinstance(module, torch.jit.ScriptModule):
+                    self.is_scripted, name = True, module.original_name
+                self.modules[id(module)] = NamedModule(address, name, module)
+            for own, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) not in self._owners:
+                    self._owners[id(parameter)] = address
+                    self.parameters[id(parameter)] = (
+                        f"{address}.{own}" if address else own,
+                        parameter,
+                    )
+                    self.storages.add(storage_key(parameter))
+            self.storages.update(
+                [storage_key(buffer) for buffer in module._buffers.values() if buffer is not None]
+            )
+
+        self.note_whole_parameters()
+
+    def note_whole_parameters(self) -> None:
+        """Learns which tensors stand for parameters that FSDP has in pieces: gradients arrive at
+        those.
+        """
+        for parameter, whole, _ in parameter_pairs(
+            [named.module for named in self.modules.values()]
+        ):
+            if (
+                whole is not None
+                and id(parameter) in self.parameters
+                and id(parameter) in self._owners
+            ):
+                self._sharded[id(whole)] = id(parameter)
+                self._owners[id(whole)] = self._owners[id(parameter)]
+                self.parameters[id(whole)] = self.parameters[id(parameter)][0], whole
+                self.storages.add(storage_key(whole))
+
+    def address_of_parameter(self, parameter: torch.Tensor) -> str | None:
+        """The address of a parameter; None if it is none of the model's."""
+        return self.parameters[id(parameter)][0] if id(parameter) in self.parameters else None
+
+    def held_by(self, address: str, called: Container[str]) -> list[Held]:
+        """The parameters and buffers that a module may read itself: its own, and those of modules
+        inside not `called`.
+        """
+        prefix = f"{address}." if address else ""
+        found = []
+        for named in self.modules.values():
+            if named.address == address or (
+                named.address.startswith(prefix) and named.address not in called
+            ):
+                start = f"{named.address}." if named.address else ""
+                parameters, buffers = named.module._parameters, named.module._buffers
+                found += [
+                    Held(f"{start}{name}", own, True)
+                    for name, own in parameters.items()
+                    if own is not None
+                ]
+                found += [
+                    Held(f"{start}{name}", own, False)
+                    for name, own in buffers.items()
+                    if own is not None
+                ]
+        return found
+
+    def parameter_of(self, leaf: int) -> int:
+        """The parameter that a leaf, by its id, stands for."""
+        return self._sharded.get(leaf, leaf)
+
+    def calls_of_parameters(self, step: Step) -> dict[int, Call]:
+        """For each parameter, the first of a step's calls of the module that owns it."""
+        first: dict[str, Call] = {}
+        for call in step.calls:
+            first.setdefault(call.address, call)
+        return {
+            parameter: first[address]
+            for parameter, address in self._owners.items()
+            if address in first
+        }
+
+    def show_compiled(self) -> None:
+        """Makes modules visible that `module.compile()` was called on: they are called past
+        everybody. May be repeated.
+        """
+        for named in self.modules.values():
+            compiled = named.module._compiled_call_impl
+            if compiled is not None and not isinstance(compiled, _VisibleCompiled):
+                self._replaced.append((named.module, compiled))
+                named.module._compiled_call_impl = _VisibleCompiled(named.module, compiled)
+        self.is_compiled = any(
+            named.module_type == "OptimizedModule" or named.module._compiled_call_impl is not None
+            for named in self.modules.values()
+        )
+
+    def hide_compiled(self) -> None:
+        """Undoes `show_compiled`. May be called again."""
+        for module, compiled in self._replaced:
+            if isinstance(
+                module._compiled_call_impl, _VisibleCompiled
+            ):  # else it was compiled once more
+                module._compiled_call_impl = compiled
+        self._replaced.clear()
+
+    def uses_cuda(self) -> bool:
+        """Whether what the modules do happens elsewhere, after they have returned."""
+        return any(parameter.is_cuda for _, parameter in self.parameters.values())
+
+    def forget(self) -> None:
+        """Lets go of the model."""
+        self.modules, self.parameters, self.storages = {}, {}, set()
+
+
+class _VisibleCompiled:
+    """Stands for the compiled code of a module, and tells whoever watches that it is called."""
+
+    def __init__(self, module: torch.nn.Module, compiled: Any) -> None:
+        self._module = module
+        self._compiled = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        compiled, watcher, module = self._compiled, CURRENT.watcher, self._module
+        if watcher is None or torch.compiler.is_compiling():
+            return compiled(*args, **kwargs)
+        if watcher.begins_with(module):
+            return watcher.call(module, args, kwargs)
+        watched = watcher.enter(module, args, kwargs, perf_counter())
+        if watched is None:
+            return compiled(*args, **kwargs)
+        try:
+            result = compiled(*args, **kwargs)
+        except BaseException as error:
+            watcher.end(watched)
+            watcher.fail(watched, error, args, kwargs)
+            raise
+        watcher.end(watched)
+        watcher.leave(watched, result, args, kwargs)
+        return result

@@ -1,0 +1,1 @@
+"""The data that all other packages read: recordings, operations, argument trees, source lines."""

@@ -1,0 +1,181 @@
+"""The arguments of a call: which are plain, what is kept of them, how they read in a line."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from torchlens._recording.operations import Operation
+from torchlens._recording.symbolic import inert, inert_sizes
+from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors, same_with
+
+Tensor = torch.Tensor
+# Arguments of these types are, or are not, tensors at a glance; any other is searched for tensors.
+PLAIN_TYPES = frozenset({
+    Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None), torch.dtype,
+    torch.device, torch.Size,
+    torch.layout, torch.memory_format, type(Ellipsis), torch.Generator,
+})  # fmt: skip
+TENSORS = frozenset({Tensor, torch.nn.Parameter})
+PLAIN_KEYWORD_TYPES = PLAIN_TYPES - TENSORS - {torch.Generator}
+_SHALLOW_KEYWORD_TYPES = PLAIN_KEYWORD_TYPES | TENSORS
+_PLAIN_BOUNDS = frozenset({int, type(None)})
+
+
+class Kept(list[Tensor]):
+    """A saved argument: one tensor, in a place where it can be replaced by its copy."""
+
+
+def unwrap(tree: Any) -> Any:
+    """Saved arguments with each tensor in its own place again."""
+    if isinstance(tree, Kept):
+        return tree[0]
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*map(unwrap, tree))
+    if isinstance(tree, list | tuple) and not isinstance(tree, torch.Size):
+        return type(tree)(map(unwrap, tree))
+    if isinstance(tree, dict):
+        return {key: unwrap(item) for key, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(unwrap(getattr(tree, name)) for name in SLICE_BOUNDS))
+    return tree
+
+
+def describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> str:
+    """Arguments in a line: shapes for tensors, the rest as it is."""
+
+    def describe(value: Any) -> str:
+        if isinstance(value, Tensor):
+            return (
+                f"{'x'.join(map(str, shape_of(value))) or 'scalar'} "
+                f"{str(value.dtype).removeprefix('torch.')}"
+            )
+        if isinstance(value, list | tuple) and any(isinstance(item, Tensor) for item in value):
+            return f"[{', '.join(map(describe, value))}]"
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+
+    return ", ".join(
+        [
+            *map(describe, args),
+            *(f"{key}={describe(value)}" for key, value in (kwargs or {}).items()),
+        ]
+    )
+
+
+def are_plain(args: tuple[Any, ...]) -> bool:
+    """Whether the arguments hold no tensor but at the top: a tuple of numbers or slices is as good
+    as a number.
+    """
+    for arg in args:
+        kind = type(arg)
+        if kind in PLAIN_TYPES or (
+            kind is tuple and PLAIN_KEYWORD_TYPES.issuperset(map(type, arg))
+        ):
+            continue
+        if kind is not tuple and kind is not slice:
+            return False
+        for item in arg if kind is tuple else (arg,):
+            if type(item) in PLAIN_KEYWORD_TYPES:
+                continue
+            if type(item) is not slice or not _PLAIN_BOUNDS.issuperset(
+                (type(item.start), type(item.stop), type(item.step))
+            ):
+                return False
+    return True
+
+
+class ShallowArguments(NamedTuple):
+    """Arguments with tensors at the top or one level down: those by their place, and the rest with
+    None instead of them.
+    """
+
+    tensors: dict[Any, Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] | None
+
+
+def shallow_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> ShallowArguments | None:
+    """What there is in arguments like those of `torch.cat([x, y], dim=1)`; None where one would
+    have to look deeper.
+    """
+    tensors: dict[Any, Tensor] = {}
+    kept: list[Any] = []
+    for position, arg in enumerate(args):
+        kind = type(arg)
+        if kind in TENSORS:
+            tensors[position] = arg
+            kept.append(None)
+        elif kind in PLAIN_TYPES or are_plain((arg,)):
+            kept.append(arg)
+        elif kind is list or kind is tuple:
+            if not PLAIN_TYPES.issuperset(map(type, arg)):
+                return None
+            for index, item in enumerate(arg):
+                if type(item) in TENSORS:
+                    tensors[position, index] = item
+            kept.append(kind([None if type(item) in TENSORS else item for item in arg]))
+        else:
+            return None
+    if not kwargs:
+        return ShallowArguments(tensors, tuple(kept), kwargs)
+    if "out" in kwargs or not _SHALLOW_KEYWORD_TYPES.issuperset(map(type, kwargs.values())):
+        return None
+    for name, item in kwargs.items():
+        if type(item) in TENSORS:
+            tensors[name] = item
+    named = {name: None if type(item) in TENSORS else item for name, item in kwargs.items()}
+    return ShallowArguments(tensors, tuple(kept), named)
+
+
+def written_by(
+    operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> list[Tensor]:
+    """The tensors that the call is going to write to."""
+    does_write = operation.writes_if is None or (
+        len(args) > operation.writes_if and args[operation.writes_if]
+    )
+    if operation.written == (0,) and does_write and args and type(args[0]) is Tensor:
+        return [args[0]]
+    targets = (
+        [tensor for _, tensor in plain_tensors(kwargs["out"])] if kwargs and "out" in kwargs else []
+    )
+    if does_write:
+        for position in operation.written:
+            argument = (
+                args[position]
+                if position < len(args)
+                else (kwargs or {}).get(operation.name_of(position))
+            )
+            targets.extend(tensor for _, tensor in plain_tensors(argument))
+    return [
+        tensor for tensor in targets if not is_lazy(tensor)
+    ]  # a lazy module's parameter has no value to lose
+
+
+def without_tensors(arguments: Any) -> Any:
+    """Arguments with None in place of each tensor, in lists and dicts of their own; symbolic sizes
+    are inert.
+    """
+    return same_with(arguments, lambda _: None, inert)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The shape, with -1 for the sizes of a nested tensor that differ from one part to the next."""
+    try:
+        shape = tensor.shape
+    except (
+        RuntimeError
+    ):  # the strided layout has no shape at all, nor has a lazy module's parameter yet
+        if is_lazy(tensor):
+            return ()
+        return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
+    if type(tensor) is not Tensor:
+        return (
+            tuple(size if type(size) is int else -1 for size in shape)
+            if tensor.is_nested
+            else inert_sizes(shape)
+        )
+    return shape

@@ -1,0 +1,155 @@
+"""Models that are not an `nn.Module`: which framework they belong to, found without importing
+it.
+"""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias
+
+import torch
+
+# A module of torch, a callable of JAX, or a dict or list of layers of JAX.
+Model: TypeAlias = (
+    torch.nn.Module | Callable[..., Any] | Mapping[str, Any] | list[Any] | tuple[Any, ...]
+)
+
+
+class OtherModel:
+    """A model of another framework, as the rooms above take one: what is called, and who records
+    it.
+    """
+
+    name: str
+    forward: Callable[..., Any]
+
+    def session(self, options: Any) -> Any:
+        """What runs it once and records it, as `capture.session.Session` does a module."""
+        raise NotImplementedError
+
+
+_OF_JAX = frozenset({"jax", "jaxlib", "flax", "equinox", "optax", "haiku", "chex"})
+_MAX_DEPTH = 4
+
+
+def as_model(model: Any, *inputs: Any) -> Any:
+    """A callable of JAX in the form that the rooms take; anything else as it is."""
+    if not is_for_jax(model, *inputs):
+        return model
+    from torchlens._jax.model import JaxModel
+
+    return JaxModel(model)
+
+
+def is_for_jax(model: Any, *inputs: Any) -> bool:
+    """Whether JAX is in use, and this is something of it: a callable, or a dict or list of layers.
+
+    A plain function is one where it is given arrays of JAX, or names JAX in its code.
+    """
+    jax = sys.modules.get("jax")
+    if jax is None or isinstance(model, torch.nn.Module | torch.Tensor | type | OtherModel):
+        return False
+    if not callable(model) and not _holds_layers(model):
+        return False
+    leaves = [part for leaf in _leaves(inputs) for part in _registered_parts(leaf, jax)]
+    if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return False
+    return any(isinstance(leaf, jax.Array) for leaf in leaves) or _is_of_jax(model, jax, 0)
+
+
+def _is_of_jax(model: Any, jax: Any, depth: int) -> bool:
+    """Whether it comes from JAX or a library on top of it, holds an array of JAX, or names one of
+    them in its code.
+    """
+    if depth > _MAX_DEPTH or isinstance(model, jax.Array):
+        return depth <= _MAX_DEPTH
+    if any(_is_jax_name(kind.__module__) for kind in type(model).__mro__):
+        return True
+    parts: list[Any] = []
+    if isinstance(model, Mapping | list | tuple):
+        parts = list(model.values() if isinstance(model, Mapping) else model)
+    elif isinstance(model, functools.partial):
+        parts = [model.func, *model.args, *model.keywords.values()]
+    elif isinstance(model, MethodType):
+        parts = [model.__self__, model.__func__]
+    elif isinstance(model, FunctionType):
+        named = list(_named_in(model))
+        if any(
+            _is_jax_name(_module_of(value)) or _is_jax_name(type(value).__module__)
+            for value in named
+        ):
+            return True
+        parts = [
+            getattr(model, "__wrapped__", None),
+            *(value for value in named if isinstance(value, FunctionType)),
+        ]
+    elif not isinstance(model, type | ModuleType):
+        parts = [
+            *getattr(model, "__dict__", {}).values(),
+            inspect.getattr_static(type(model), "__call__", None),
+        ]
+    return any(_is_of_jax(part, jax, depth + 1) for part in parts if part is not None)
+
+
+def _named_in(function: FunctionType) -> Iterator[Any]:
+    """What the global names and closures of a function stand for."""
+    pending = [function.__code__]
+    while pending:
+        code = pending.pop()
+        yield from (
+            function.__globals__[name] for name in code.co_names if name in function.__globals__
+        )
+        pending += [const for const in code.co_consts if isinstance(const, CodeType)]
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+
+
+def _module_of(value: Any) -> str:
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return name if isinstance(name, str) else type(value).__module__
+
+
+def _is_jax_name(module: str) -> bool:
+    return module.partition(".")[0] in _OF_JAX
+
+
+def _holds_layers(model: Any) -> bool:
+    """Whether it is a dict or list, maybe of others, and all in it can be called."""
+    if not isinstance(model, Mapping | list | tuple) or not model:
+        return False
+    items = model.values() if isinstance(model, Mapping) else model
+    return all(
+        (callable(item) and not isinstance(item, torch.nn.Module)) or _holds_layers(item)
+        for item in items
+    )
+
+
+def _leaves(tree: Any, depth: int = 0) -> Iterator[Any]:
+    if isinstance(tree, Mapping | list | tuple) and depth < 10:
+        for item in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _leaves(item, depth + 1)
+    else:
+        yield tree
+
+
+def _registered_parts(leaf: Any, jax: Any) -> list[Any]:
+    """What is in an object of a class that its owner registered with JAX; any other object
+    alone.
+    """
+    try:
+        found: list[Any] = jax.tree_util.tree_leaves(leaf)
+    except (TypeError, ValueError):  # dicts in it, with keys that cannot be sorted
+        return [leaf]
+    return found or [leaf]
+
+
+def title_of(model: Any) -> str:
+    """What to call a model's function in a message: `Net.forward`, or the name of a JAX
+    function.
+    """
+    return model.name if isinstance(model, OtherModel) else f"{type(model).__name__}.forward"

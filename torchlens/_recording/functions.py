@@ -1,0 +1,180 @@
+"""Functions by name: what their arguments are called, and how one is found again in another
+process.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens.errors import TorchLensError
+
+# Where torch keeps functions that do not say where they are kept.
+_NAMESPACES = (
+    "torch", "torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special",
+    "torch._C._sparse",
+    "torch._C._nested", "torch._VF", "torch.nn.functional", "torch._C",
+)  # fmt: skip
+
+
+def argument_names(func: Callable[..., Any]) -> tuple[str, ...]:
+    """`('input', 'weight', ...)`; empty where nobody says."""
+    try:
+        return tuple(inspect.signature(func).parameters)
+    except (TypeError, ValueError):  # written in C: ask torch's schemas, then its documentation
+        name = getattr(func, "__name__", "")
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    if schemas:
+        longest = max(schemas, key=lambda schema: len(schema.arguments))
+        return tuple(argument.name for argument in longest.arguments if not argument.is_out)
+    documented = (
+        re.search(rf"\b{re.escape(name)}\(([^)]*)\)", getattr(func, "__doc__", None) or "")
+        if name
+        else None
+    )
+    if documented is None:
+        return ()
+    words = (part.split("=")[0].strip(" *\\") for part in documented.group(1).split(","))
+    return tuple(word for word in words if word.isidentifier())
+
+
+class StandIn:
+    """In place of something that could not come along into a copy: it prints as that did, and tells
+    why when called.
+
+    >>> StandIn('<function <lambda>>', 'it has no name to be found by')()
+    """
+
+    def __init__(self, text: str, reason: str, reference: "Reference | None" = None) -> None:
+        self._text = text
+        self._reason = reason
+        self._reference = reference  # by which yet another process may find it
+        names = () if reference is None else dict.fromkeys(reference.argument_names)
+        kind = (
+            inspect.Parameter.POSITIONAL_ONLY
+        )  # only these may be named `from`, as torch's `uniform_` has one
+        self.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StandIn) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TorchLensError(self.explanation)
+
+    @property
+    def explanation(self) -> str:
+        """Why it is not there itself."""
+        return f"This history is a copy, and {self._text} did not come with it: {self._reason}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StandIn, (self._text, self._reason, self._reference)
+
+
+class Reference(NamedTuple):
+    """How to find a function again. Without a module it has no name that leads to it."""
+
+    module: str | None
+    path: str  # `Tensor.add` for `torch.Tensor.add`
+    text: str
+    argument_names: tuple[str, ...]
+
+
+def reference_to(func: Any) -> Reference:
+    """How `func` may be found in another process."""
+    if isinstance(func, StandIn) and func._reference is not None:
+        return func._reference
+    names = tuple(name for name in argument_names(func) if name.isidentifier())
+    for module, path in _candidates(func):
+        try:
+            is_found = _is_same(_at(module, path), func)
+        except (AttributeError, ImportError):
+            continue
+        if is_found:
+            return Reference(module, path, f"{module}.{path}", names)
+    name = (
+        getattr(func, "__qualname__", None)
+        or getattr(func, "__name__", None)
+        or type(func).__name__
+    )
+    return Reference(
+        None, name, f"{getattr(func, '__module__', None) or type(func).__module__}.{name}", names
+    )
+
+
+def found_again(reference: Reference) -> Any:
+    """The function, or what stands for it where it is not to be found."""
+    module, path, text, _ = reference
+    if module is None:
+        reason = (
+            "it is no function at the top of a module, and only those are found again by their "
+            "name."
+        )
+        return StandIn(text, reason, reference)
+    try:
+        return _at(module, path)
+    except Exception as error:  # whatever the import of somebody else's module may raise
+        reason = (
+            f"functions go by name, and this name is not known here ({type(error).__name__}: "
+            f"{error})."
+        )
+        return StandIn(text, reason, reference)
+
+
+def _at(module: str, path: str) -> Any:
+    found: Any = import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _is_same(found: Any, func: Any) -> bool:
+    # A method of a class, `Function.apply` say, is another object each time it is asked for.
+    return found is func or (
+        type(found) is type(func) and not isinstance(func, type) and bool(found == func)
+    )
+
+
+def _candidates(func: Any) -> list[tuple[str, str]]:
+    """Places where `func` may be found, as module and path."""
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        schema = (
+            func._schema.name
+            if isinstance(func, torch._ops.OpOverload)
+            else func._qualified_op_name
+        )
+        overload = f".{func._overloadname}" if isinstance(func, torch._ops.OpOverload) else ""
+        return [("torch", f"ops.{schema.replace('::', '.')}{overload}")]
+    name = getattr(func, "__name__", None)
+    if not isinstance(name, str):
+        return []
+    found: list[tuple[str, str]] = []
+    owner = getattr(func, "__self__", None)
+    if name in ("__get__", "__set__", "__delete__"):  # of a property
+        return [("torch", f"Tensor.{path}.{name}") for path in _names_on_tensor(owner)]
+    module, path = getattr(func, "__module__", None), getattr(func, "__qualname__", None)
+    if isinstance(module, str) and isinstance(path, str) and "<" not in path:
+        found.append((module, path))
+    if isinstance(owner, type):
+        found.append((owner.__module__, f"{owner.__qualname__}.{name}"))
+    found.append(("torch", f"Tensor.{name}"))
+    found += [(namespace, name) for namespace in _NAMESPACES]
+    return [*found, *(("torch", f"Tensor.{path}") for path in _names_on_tensor(func))]
+
+
+def _names_on_tensor(value: Any) -> list[str]:
+    """What a method or property of Tensor is called there, whatever it calls itself."""
+    return [
+        name
+        for kind in torch.Tensor.__mro__
+        for name, known in vars(kind).items()
+        if known is value
+    ]

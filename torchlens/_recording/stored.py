@@ -1,0 +1,71 @@
+"""Values that lie in a file until somebody asks for them.
+
+A recording that was loaded holds one `StoredValue` in place of each tensor. Whoever needs the
+tensor reads it; whoever only asks whether there is one does not.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+class StoredValue:
+    """Stands for one value. It has no version, since nobody can write to it."""
+
+    __slots__ = ()
+    _version = -1
+
+    def read(self) -> Any:
+        """The value, from the file."""
+        raise NotImplementedError
+
+
+def opened(value: Any) -> Any:
+    """The value itself, read from its file if it lies in one."""
+    return value.read() if isinstance(value, StoredValue) else value
+
+
+class StoredMapping(dict[int, Any]):
+    """A dictionary that reads a stored value when it is asked for it."""
+
+    def __getitem__(self, key: int) -> Any:
+        return opened(super().__getitem__(key))
+
+    def get(self, key: int, default: Any = None) -> Any:
+        return opened(super().get(key, default))
+
+    def values(self) -> Iterator[Any]:  # type: ignore[override]
+        return map(opened, super().values())
+
+    def items(self) -> Iterator[tuple[int, Any]]:  # type: ignore[override]
+        return ((key, opened(value)) for key, value in super().items())
+
+    def __copy__(self) -> "StoredMapping":
+        return StoredMapping(super().items())  # as they are
+
+
+class StoredParams(list[torch.nn.Parameter]):
+    """Parameters as shapes, on the meta device; `read` gives one with its values, where the file
+    has them.
+    """
+
+    def __init__(self, shapes: list[torch.nn.Parameter], stored: dict[int, StoredValue]) -> None:
+        super().__init__(shapes)
+        self._stored = stored
+
+    @property
+    def numbers(self) -> list[int]:
+        """Those that are in the file with their values."""
+        return list(self._stored)
+
+    def read(self, number: int) -> torch.nn.Parameter:
+        stored = self._stored.get(number)
+        return self[number] if stored is None else stored.read()
+
+
+def opened_params(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    """Parameters with their values, where the file has them."""
+    return (
+        list(map(params.read, range(len(params)))) if isinstance(params, StoredParams) else params
+    )

@@ -1,0 +1,166 @@
+"""Finding the tensors in whatever a model or an operation takes and returns."""
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+Path = tuple[Any, ...]
+SLICE_BOUNDS = ("start", "stop", "step")
+
+# Objects that are looked into by their attributes only down to this depth: enough for a batch
+# object of a data library.
+_MAX_DEPTH = 12
+OPAQUE_TYPES = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType,
+    BuiltinFunctionType,
+                MethodType, torch.nn.Module, torch.dtype, torch.device, torch.Size)  # fmt: skip
+
+
+def plain_tensors(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Tensors in nested lists, tuples, dicts and slices: what the arguments and results of torch
+    functions are made of.
+    """
+    if isinstance(tree, torch.Tensor):
+        yield path, tree
+    elif isinstance(tree, list | tuple):
+        for index, item in enumerate(tree):
+            yield from plain_tensors(item, (*path, index))
+    elif isinstance(tree, Mapping):
+        for key, item in tree.items():
+            yield from plain_tensors(item, (*path, key))
+    elif isinstance(tree, slice):  # `x[:, i:j]` with tensors for bounds
+        for name in SLICE_BOUNDS:
+            yield from plain_tensors(getattr(tree, name), (*path, name))
+
+
+def named_tensors(tree: Any) -> list[tuple[Path, torch.Tensor]]:
+    """Tensors in a model's input or output, with the path a person would write to reach them.
+
+    Looks into lists and their like, named tuples (by field), mappings, dataclasses, what is
+    registered as a pytree, and plain objects (by attribute).
+    """
+    found: list[tuple[Path, torch.Tensor]] = []
+    _collect(tree, (), found, set(), 0)
+    return found
+
+
+def _collect(
+    tree: Any, path: Path, found: list[tuple[Path, torch.Tensor]], seen: set[int], depth: int
+) -> None:
+    if isinstance(tree, torch.Tensor):
+        found.append((path, tree))
+        return
+    if isinstance(tree, OPAQUE_TYPES) or depth > _MAX_DEPTH or id(tree) in seen:
+        return
+    seen.add(id(tree))
+    for key, item in _children(tree):
+        # Private containers of an object (`batch._store._mapping.x`) are left out of the path.
+        hidden = isinstance(key, str) and key.startswith("_")
+        _collect(item, path if hidden else (*path, key), found, seen, depth + 1)
+    seen.discard(id(tree))
+
+
+def _children(tree: Any) -> list[tuple[Any, Any]]:
+    if isinstance(tree, Mapping):
+        return list(tree.items())
+    if isinstance(tree, tuple):
+        # Named tuples, and what `torch.max(x, 0)` returns, name their items; the latter in
+        # `__match_args__` alone.
+        names = getattr(tree, "_fields", None) or getattr(tree, "__match_args__", None)
+        return (
+            list(zip(names, tree, strict=True))
+            if names and len(names) == len(tree)
+            else list(enumerate(tree))
+        )
+    if isinstance(tree, list | set | frozenset | deque):
+        return list(enumerate(tree))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return [(field.name, getattr(tree, field.name, None)) for field in dataclasses.fields(tree)]
+    node = pytree.SUPPORTED_NODES.get(type(tree))
+    if node is not None:
+        return _registered_children(tree, node)
+    return attributes_of(tree)
+
+
+def _registered_children(tree: Any, node: Any) -> list[tuple[Any, Any]]:
+    """The children of a type that somebody registered with `torch.utils._pytree`: by name where it
+    gives any.
+    """
+    if node.flatten_with_keys_fn is None:
+        return list(enumerate(node.flatten_fn(tree)[0]))
+    return [(_name_of(key), child) for key, child in node.flatten_with_keys_fn(tree)[0]]
+
+
+def _name_of(key: Any) -> Any:
+    """What a person would write for a key of a pytree (`MappingKey('h')`, `SequenceKey(0)`,
+    `GetAttrKey('x')`).
+    """
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return str(key)
+
+
+def attributes_of(tree: Any) -> list[tuple[Any, Any]]:
+    """What a plain object holds, in its dictionary and in slots."""
+    held = dict(getattr(tree, "__dict__", {}))
+    for kind in type(tree).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(tree, name) and name not in ("__dict__", "__weakref__"):
+                held.setdefault(name, getattr(tree, name))
+    return list(held.items())
+
+
+def named_data(
+    tree: Any, path: Path = (), around: tuple[int, ...] = ()
+) -> Iterator[tuple[Path, Any]]:
+    """Numbers, text and arrays in a model's output that are no tensors, in lists, tuples, mappings
+    and dataclasses.
+    """
+    if isinstance(tree, str | bytes | int | float | complex | np.ndarray | np.generic):
+        yield path, tree
+    elif _is_data_container(tree) and len(path) <= _MAX_DEPTH and id(tree) not in around:
+        for key, item in _children(tree):
+            yield from named_data(item, (*path, key), (*around, id(tree)))
+
+
+def _is_data_container(tree: Any) -> bool:
+    if isinstance(tree, Mapping | list | tuple | set | frozenset | deque):
+        return not isinstance(tree, torch.Size)
+    return dataclasses.is_dataclass(tree) and not isinstance(tree, type | torch.Tensor)
+
+
+def holds_data(tree: Any) -> bool:
+    """Whether there is such data in a model's output; a flag is none."""
+    return any(not isinstance(value, bool) for _, value in named_data(tree))
+
+
+def same_with(tree: Any, replace: Any, change: Any = None) -> Any:
+    """`tree` (lists, tuples, dicts, slices) with each tensor replaced by `replace(tensor)`, all
+    else by `change(it)`.
+    """
+    if isinstance(tree, torch.Tensor):
+        return replace(tree)
+    if isinstance(tree, torch.Size):
+        return (
+            tree
+            if change is None or all(type(size) is int for size in tree)
+            else tuple(map(change, tree))
+        )
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(same_with(item, replace, change) for item in tree))
+    if isinstance(tree, list | tuple):
+        return tuple(same_with(i, replace, change) for i in tree) if isinstance(tree, tuple) else [
+            same_with(i, replace, change) for i in tree
+        ]  # fmt: skip
+    if isinstance(tree, dict):
+        return {key: same_with(item, replace, change) for key, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(same_with(getattr(tree, name), replace, change) for name in SLICE_BOUNDS))
+    return tree if change is None else change(tree)

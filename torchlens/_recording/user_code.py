@@ -1,0 +1,125 @@
+"""Places in the user's code, and telling it from torch's and ours."""
+
+import linecache
+import os
+import sys
+import threading
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_FOLDERS = [
+    f"{Path(file).resolve().parents[up]}{os.sep}"
+    for file, up in ((str(torch.__file__), 0), (__file__, 1))
+]
+# torch marks functions as deprecated with it, and so it stands between them and who calls them.
+_DEPRECATION = str(
+    Path(str(getattr(sys.modules.get("typing_extensions"), "__file__", os.devnull))).resolve()
+)
+# What Python runs threads with.
+_THREADING = tuple(
+    str(Path(threading.__file__).resolve().parent / part)
+    for part in (
+        "threading.py",
+        f"asyncio{os.sep}",
+        f"concurrent{os.sep}",
+        f"multiprocessing{os.sep}",
+    )
+)
+_LIBRARIES = (*_FOLDERS, _DEPRECATION, *_THREADING)
+# The answers so far, by id, with the code itself beside it so that the id stays its own: hashing a
+# code object means reading it all.
+KNOWN_CODE: dict[int, tuple[bool, CodeType]] = {}
+
+
+def is_user_code(code: CodeType) -> bool:
+    """Whether `code` stands in a file outside torch, torchlens and what Python runs threads
+    with.
+    """
+    known = KNOWN_CODE.get(id(code))
+    if known is None:
+        file = code.co_filename
+        is_user = not (
+            file.startswith("<frozen") or str(Path(file).resolve()).startswith(_LIBRARIES)
+        )
+        known = KNOWN_CODE[id(code)] = (is_user, code)
+    return known[0]
+
+
+def warn_caller(message: str) -> None:
+    """Warns of `message` at the line of the user's code that led here."""
+    frame, stacklevel = sys._getframe(1), 2
+    while frame.f_back is not None and not is_user_code(frame.f_code):
+        frame, stacklevel = frame.f_back, stacklevel + 1
+    warnings.warn(message, stacklevel=stacklevel)
+
+
+def warn_log_caller(message: str) -> None:
+    """Warns of `message` at the line of the user's code that asked for the log, though the model is
+    running now.
+    """
+    stack = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        stack.append(frame.f_code)
+        frame = frame.f_back
+    place = max(
+        place
+        for place, code in enumerate(stack)
+        if str(Path(code.co_filename).resolve()).startswith(_FOLDERS[1])
+    )
+    while place + 1 < len(stack) and not is_user_code(stack[place]):
+        place += 1
+    warnings.warn(message, stacklevel=2 + place)
+
+
+@dataclass(frozen=True)
+class SourceLine:
+    """A place in the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def source_line(code: CodeType, instruction: int) -> SourceLine:
+    """The line an instruction of `code` stands on."""
+    line = code.co_firstlineno
+    for start, end, number in code.co_lines():
+        if start <= instruction < end and number is not None:
+            line = number
+    return SourceLine(code.co_filename, line, code.co_qualname)
+
+
+def source_text(code: CodeType, instruction: int) -> str:
+    """What the line says; "" where its file is not to be found."""
+    if code.co_consts[:1] == (_STANDS_FOR_LINE,):
+        return str(code.co_consts[1])
+    line = source_line(code, instruction)
+    return linecache.getline(line.file, line.line).strip()
+
+
+# Code cannot be pickled. A line can, and code that stands for it serves all who ask where something
+# was called.
+_STANDS_FOR_LINE = "torchlens: stands for a line of somebody else's"
+
+
+def line_of_code(code: CodeType, instruction: int) -> tuple[str, int, str, str]:
+    """What `code_of_line` makes code from that stands for this instruction."""
+    line = source_line(code, instruction)
+    return line.file, line.line, line.function, source_text(code, instruction)
+
+
+def code_of_line(file: str, line: int, function: str, text: str) -> CodeType:
+    """A code object that does nothing but tell that it stands on this line."""
+    return (lambda: None).__code__.replace(
+        co_filename=file, co_firstlineno=line, co_name=function.rpartition(".")[2],
+        co_qualname=function,
+        co_linetable=b"", co_consts=(_STANDS_FOR_LINE, text),
+    )  # fmt: skip

@@ -1,0 +1,208 @@
+"""What a read or a write through a view means for the views it was made from.
+
+autograd knows views by their base alone: a write through a view leads from the base after it to the
+base before it, and a view whose base was written since is read as if it had been cut from the base
+just now. Either way leads past the views in between, whose values were read nevertheless. Here is
+which views those are, and which part of each was still its own: memory that was written since the
+view was made holds the writer's value.
+"""
+
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from torchlens._recording.cells import cells_of
+from torchlens._recording.regions import Region
+
+# More writes than this between a view and a read of it are not sorted out.
+_MOST_WRITES = 1_000
+_TOO_MANY_WRITES = (
+    f"its memory was written more than {_MOST_WRITES:,} times before it was read again"
+)
+_OVERLAPS = (
+    "several of its elements lie in the same memory, which was written or read through another view"
+)
+_READ_AGAIN = (
+    "it is a view that was read again after its memory was written; log with save_gradients=True"
+)
+_WRITTEN_SINCE = (
+    "it is a view of memory that was written after it was made; log with save_gradients=True"
+)
+_WRITTEN_TOGETHER = "one call wrote to several views, among them this one or a view made from it"
+_OTHER_TYPE = "its memory was written or read as another data type"
+
+
+class Slice(NamedTuple):
+    """A write in place to a view: entry `entry` turned what `before` was into something else, at
+    `node` of its base.
+    """
+
+    entry: int
+    before: int | None
+    node: Any
+    region: Region
+    base: Region
+    is_base_known: bool = (
+        True  # False: no entry is the base, so the first entry in its memory is a view, too
+    )
+
+    def cut(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient of the view, out of that of its base."""
+        base, own = self.base, self.region
+        laid_out = gradient.new_empty_strided(base.shape, base.strides).copy_(gradient)
+        memory = laid_out.as_strided(((base.end - base.start) // base.item_bytes,), (1,))
+        if own.item_bytes > base.item_bytes:  # view_as_complex
+            memory = torch.view_as_complex(memory[: len(memory) // 2 * 2].view(-1, 2))
+        elif own.item_bytes < base.item_bytes:  # view_as_real
+            memory = torch.view_as_real(memory).view(-1)
+        return _within(memory, own._replace(offset=own.offset - base.start // own.item_bytes))
+
+
+class Share(NamedTuple):
+    """What the gradient of `read` means for view `entry`, which was made before and looks at
+    `region`.
+
+    Of what `read` and the view have in common, the places in `written` hold somebody else's value.
+    `part` is where the gradient of `read` has to be cut from, if it comes with that of a base.
+    """
+
+    entry: int
+    region: Region
+    read: Region
+    written: tuple[Region, ...]
+    part: Slice | None = None
+
+    def cut(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient of the view, out of the one that came."""
+        if self.part is not None:
+            gradient = self.part.cut(gradient)
+        num_items = (
+            max(region.end for region in (self.region, self.read, *self.written))
+            // self.read.item_bytes
+        )
+        memory = gradient.new_zeros(num_items)
+        if self.read.overlaps_itself:
+            places = _within(torch.arange(num_items, device=gradient.device), self.read).reshape(-1)
+            memory.index_add_(0, places, gradient.reshape(-1))
+        else:
+            _within(memory, self.read).copy_(gradient)
+        for region in self.written:
+            _within(memory, region).zero_()
+        return _within(memory, self.region).clone()
+
+    def is_any_left(self) -> bool:
+        """Whether any of the view's own values was read; told from the regions, whatever size they
+        have.
+
+        Where they are too irregular for that, some are taken to be.
+        """
+        cells = cells_of(list(dict.fromkeys([self.region, self.read, *self.written])))
+        if cells.inexact:
+            return True
+        is_own, is_read = np.zeros(cells.shape, dtype=bool), np.zeros(cells.shape, dtype=bool)
+        for region, mark in ((self.region, is_own), (self.read, is_read)):
+            for part in cells.parts[region]:
+                mark[part] = True
+        for region in self.written:
+            for part in cells.parts[region]:
+                is_own[part] = False
+        return bool((is_own & is_read).any())
+
+
+def _within(memory: torch.Tensor, region: Region) -> torch.Tensor:
+    """The part of `memory`, one dimension of items, that a region looks at."""
+    return memory.as_strided(region.shape, region.strides, region.offset)
+
+
+class _View(NamedTuple):
+    parent: int | None  # the entry it was made from
+    memory: int
+    region: Region
+
+
+class ViewTree:
+    """The entries that are views, what each was made from, and the writes to the memory that they
+    look at.
+
+    Entries are told in the order of their numbers, which is that of time.
+    """
+
+    def __init__(self) -> None:
+        # Why an entry has no gradient although one arrived.
+        self.missing: dict[int, str] = {}
+        self._views: dict[int, _View] = {}
+        # By memory: the entries that wrote there, in order, and where.
+        self._writes: dict[int, tuple[list[int], list[Region]]] = {}
+
+    def add(self, entry: int, parent: int | None, memory: int, region: Region) -> None:
+        """Entry `entry` is a view, made from entry `parent`, of what `memory` stands for."""
+        self._views[entry] = _View(parent, memory, region)
+
+    def note_write(self, entry: int, memory: int, region: Region) -> None:
+        """Entry `entry` wrote there."""
+        writers, regions = self._writes.setdefault(memory, ([], []))
+        writers.append(entry)
+        regions.append(region)
+
+    def shares(self, entry: int, time: int, part: Slice | None = None) -> Iterator[Share]:
+        """What a read of `entry` just before entry `time` was made means for it and the views it
+        was made from.
+        """
+        current: int | None = entry
+        while current is not None and current in self._views:
+            read, view = self._views[entry].region, self._views[current]
+            written = self._written_between(view.memory, current, time)
+            reason = None
+            if len(written) > _MOST_WRITES:
+                reason = _TOO_MANY_WRITES
+            elif any(region.item_bytes != read.item_bytes for region in (view.region, *written)):
+                reason = _OTHER_TYPE
+            elif view.region.overlaps_itself and (current != entry or written):
+                reason = _OVERLAPS
+            if reason is not None:
+                self.missing.setdefault(current, reason)
+            elif read not in written:
+                yield Share(current, view.region, read, tuple(written), part)
+            current = view.parent
+
+    def note_missed_read(self, entry: int, time: int) -> None:
+        """A read of `entry` just before entry `time` was made cannot be watched: those that have a
+        share in it lack it.
+        """
+        for share in self.shares(entry, time):
+            if share.is_any_left():
+                self.missing.setdefault(share.entry, _READ_AGAIN)
+
+    def note_lost(self, entry: int) -> None:
+        """The node of view `entry` is not to be found: autograd gave it another if its memory was
+        written since.
+        """
+        if self.is_written_between(entry, sys.maxsize):
+            self.missing.setdefault(entry, _WRITTEN_SINCE)
+
+    def note_written_together(self, entry: int) -> None:
+        """One call wrote to this and others: which node of autograd's graph stands for which write
+        is not known.
+        """
+        self.missing[entry] = _WRITTEN_TOGETHER  # whatever is missing besides
+        parent = self._views[entry].parent if entry in self._views else None
+        if parent in self._views:
+            self.note_written_together(parent)
+
+    def is_view(self, entry: int) -> bool:
+        """Whether `entry` is one of the views."""
+        return entry in self._views
+
+    def is_written_between(self, entry: int, time: int) -> bool:
+        """Whether the memory of view `entry` was written, wherever, since it was made and before
+        entry `time`.
+        """
+        return bool(self._written_between(self._views[entry].memory, entry, time))
+
+    def _written_between(self, memory: int, after: int, before: int) -> dict[Region, None]:
+        writers, regions = self._writes.get(memory, ((), ()))
+        return dict.fromkeys(regions[bisect_right(writers, after) : bisect_left(writers, before)])

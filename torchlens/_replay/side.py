@@ -1,0 +1,212 @@
+"""One of the two histories, as the comparison reads it: values, edges, weights, and places in the
+code.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens._history.log import Log
+from torchlens._recording.operation_kinds import DROPOUTS, RANDOM
+from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
+from torchlens._recording.recording import Row
+from torchlens._recording.stored import opened_params
+from torchlens._replay.distances import epsilon_of
+
+Tensor = torch.Tensor
+
+
+class Weight(NamedTuple):
+    """A parameter, or a buffer that is read; without a value where the history has none."""
+
+    name: str
+    value: Tensor | None
+    shape: tuple[int, ...]
+    is_buffer: bool
+
+
+class Side:
+    """The entries of one history, by number; `values` stand in place of the saved ones where
+    something was put in.
+    """
+
+    def __init__(self, log: Log, values: dict[int, Tensor | None] | None = None) -> None:
+        self.log = log
+        self.graph = log.graph
+        self.size = len(log.graph.recorded)
+        self.rows: list[Row] = log.rows(range(self.size))
+        self.parents = log.graph.parents
+        self.children = log.graph.children
+        self._replaced = values or {}
+
+    def with_values(self, values: dict[int, Tensor | None]) -> "Side":
+        """The same graph with other values."""
+        return Side(self.log, values)
+
+    def value(self, entry: int) -> Tensor | None:
+        """The value as a plain tensor on the CPU; None where none was saved or there are no numbers
+        in it.
+        """
+        return dense(self.raw(entry))
+
+    def raw(self, entry: int) -> Any:
+        """The value as it is."""
+        return self._replaced[entry] if entry in self._replaced else self.log.value(entry)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The type that the model computes in: the coarsest of fractions that a quarter of its
+        results have.
+        """
+        dtypes = Counter(
+            row.dtype
+            for entry, row in enumerate(self.rows)
+            if row.dtype.is_floating_point and self.is_operation(entry)
+        )
+        total = sum(dtypes.values())
+        return max(
+            (dtype for dtype, count in dtypes.items() if 4 * count >= total),
+            key=epsilon_of,
+            default=torch.float32,
+        )
+
+    @property
+    def epsilon(self) -> float:
+        """The unit of rounding of that type."""
+        return epsilon_of(self.dtype)
+
+    def is_operation(self, entry: int) -> bool:
+        return self.rows[entry].operation not in (INPUT, BUFFER, OUTPUT)
+
+    def type_of(self, entry: int) -> str:
+        return self.rows[entry].operation.layer_type
+
+    def label(self, entry: int) -> str:
+        return self.log.label(entry)
+
+    # -- weights
+    # ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def weights(self) -> list[Weight]:
+        recording = self.log.recording
+        found = [
+            Weight(name, dense(param), tuple(param.shape), False)
+            for name, param in zip(
+                recording.param_addresses, opened_params(recording.params), strict=True
+            )
+        ]
+        names = self.log.boundary_addresses
+        for entry in self.graph.buffers:
+            found.append(
+                Weight(
+                    names.get(entry, ["?"])[0],
+                    self.value(entry),
+                    tuple(self.rows[entry].shape),
+                    True,
+                )
+            )
+        return found
+
+    @cached_property
+    def own_weights(self) -> list[tuple[int, ...]]:
+        """The weights that each entry reads itself."""
+        first = len(self.log.recording.params)
+        place = {entry: first + number for number, entry in enumerate(self.graph.buffers)}
+        return [
+            (*own, *(place[parent] for parent in parents if parent in place))
+            for own, parents in zip(self.graph.params, self.parents, strict=True)
+        ]
+
+    # -- where it is
+    # ----------------------------------------------------------------------------------------------
+
+    def module_of(self, entry: int) -> str:
+        """The innermost module that the entry is the output of, or else that it was computed in."""
+        calls = self.log.recording.module_calls
+        exited = self.graph.modules_exited.get(entry, ())
+        addresses = [calls[call].address for call in exited if calls[call].address]
+        if addresses:
+            return max(addresses, key=len)
+        chain = self.log.module_chain(entry)
+        return calls[chain[-1]].address if chain else ""
+
+    def exits(self, entry: int) -> bool:
+        """Whether it is what some module returned."""
+        return bool(self.graph.modules_exited.get(entry))
+
+    def place_of(self, entry: int) -> str:
+        """`port.py:21 in Layer.forward`, with the file's name alone; "" where nobody knows."""
+        stack = self.log.call_stack(entry)
+        if not stack:
+            return ""
+        line = stack[0]
+        name = line.file.replace("\\", "/").rpartition("/")[2]
+        return f"{name}:{line.line} in {line.function.replace('<locals>.', '')}"
+
+    # -- going up
+    # ----------------------------------------------------------------------------------------------
+
+    def is_random(self, entry: int) -> bool:
+        """Whether its result is drawn anew each time: a dropout that drops, a `randn`."""
+        row = self.rows[entry]
+        kind = row.operation.layer_type
+        if kind in DROPOUTS:
+            given = [*row.args, *(row.kwargs or {}).values()]
+            return True in given and not self._is_unchanged(entry)
+        return kind in RANDOM
+
+    def _is_unchanged(self, entry: int) -> bool:
+        mine, parents = self.value(entry), self.parents[entry]
+        theirs = self.value(parents[0]) if parents else None
+        return (
+            mine is not None
+            and theirs is not None
+            and mine.shape == theirs.shape
+            and bool(torch.equal(mine, theirs))
+        )
+
+    def above(self, entry: int, stops: Sequence[bool]) -> tuple[list[int], list[int]]:
+        """The entries that one comes to going up from an entry until `stops`, and those passed on
+        the way, itself first.
+        """
+        ends: dict[int, None] = {}
+        passed = {entry: None}
+        waiting = list(self.parents[entry])
+        while waiting:
+            parent = waiting.pop()
+            if stops[parent] or not self.parents[parent]:
+                if parent not in self._buffers:
+                    ends[parent] = None
+                if not stops[parent]:
+                    passed[parent] = None
+            elif parent not in passed:
+                passed[parent] = None
+                waiting.extend(self.parents[parent])
+        return sorted(ends), sorted(passed)
+
+    @cached_property
+    def _buffers(self) -> frozenset[int]:
+        return frozenset(self.graph.buffers)
+
+    def entries(self) -> Iterator[int]:
+        return iter(range(self.size))
+
+
+def dense(value: Any) -> Tensor | None:
+    """A plain tensor of numbers on the CPU, or None."""
+    if not isinstance(value, Tensor):
+        return None
+    value = value.detach()
+    if value.is_meta or value.is_nested or type(value) not in (Tensor, torch.nn.Parameter):
+        return None
+    if value.layout is not torch.strided:
+        value = value.to_dense()
+    if value.is_quantized:
+        value = value.dequantize()
+    if value.device.type != "cpu":
+        value = value.cpu()
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value

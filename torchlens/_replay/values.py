@@ -1,0 +1,231 @@
+"""Comparing tensors by value: bit for bit, with NaN equal to NaN."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
+
+from torchlens._recording.wrappers import holds_others, inner_of, local_value
+
+Tensor = torch.Tensor
+
+# How far, in units of the last place of the largest element, a repeated computation may be off.
+# Kernels split their work by the alignment of the memory they are given, and memory cannot be put
+# where it was.
+_ULPS = {torch.float64: 32, torch.float32: 32, torch.complex64: 32, torch.complex128: 32}
+_ULPS_SHORT = 2
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two tensors have the same type, shape and elements."""
+    if first is second:
+        return isinstance(first, Tensor)
+    return _compared(first, second, _same_plain)
+
+
+def close(first: Any, second: Any) -> bool:
+    """Whether two tensors are the same but for rounding."""
+    return same(first, second) or _compared(first, second, _close_plain)
+
+
+def _compared(first: Any, second: Any, compare: Callable[[Tensor, Tensor], bool]) -> bool:
+    first, second = _comparable(first, second)
+    if (
+        not isinstance(first, Tensor)
+        or not isinstance(second, Tensor)
+        or not _is_alike(first, second)
+    ):
+        return False
+    if _is_stand_in(first) or _is_stand_in(second):
+        return True
+    ours, theirs = _parts(first), _parts(second)
+    return len(ours) == len(theirs) and all(map(compare, ours, theirs))
+
+
+def difference(first: Tensor, second: Tensor) -> str:
+    """How `second` differs from `first`, in a few words."""
+    first, second = _comparable(first, second)
+    if not _is_alike(first, second):
+        return brief(second)
+    ours, theirs = _parts(first), _parts(second)
+    if len(ours) != 1 or len(theirs) != 1 or ours[0].shape != theirs[0].shape:
+        return f"{brief(second)} with other elements"
+    a, b = _as_numbers(ours[0]), _as_numbers(theirs[0])
+    try:
+        differs = _differs(a, b)
+    except (NotImplementedError, RuntimeError):  # numbers that torch can hold but not compare
+        return f"{brief(second)} with other elements"
+    count = int(differs.sum())
+    if not count:
+        return "the same"
+    index = tuple(differs.nonzero()[0].tolist())
+    return (
+        f"{count} of {a.numel()} elements differ (at {list(index)}: {a[index].item():.6g}, here "
+        f"{b[index].item():.6g})"
+    )
+
+
+def has_elements(tensor: Tensor) -> bool:
+    """Whether there is a number in it that could be another: not in tensors of no size, meta, fake
+    and lazy ones.
+
+    Nor in those that stand for another tensor while a function is transformed or traced.
+    """
+    tensor = local_value(tensor)
+    if is_lazy(tensor) or tensor.is_meta or isinstance(tensor, FakeTensor) or _is_stand_in(tensor):
+        return False
+    return tensor.numel() > 0
+
+
+def _is_stand_in(tensor: Tensor) -> bool:
+    """Whether it stands for another tensor while a function is transformed (`vmap`) or traced."""
+    return torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(
+        tensor
+    )
+
+
+def brief(tensor: Any) -> str:
+    """`2x3 float32`."""
+    if not isinstance(tensor, Tensor):
+        return "nothing" if tensor is None else f"a {type(tensor).__name__}"
+    try:
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+    except RuntimeError:  # nested tensors of the strided layout; parameters of lazy modules
+        shape = f"nested of {tensor.size(0)}" if tensor.is_nested else "uninitialised"
+    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _comparable(first: Any, second: Any) -> tuple[Any, Any]:
+    """The parts of two tensors that this process holds; as they are where they are spread in
+    different ways.
+    """
+    if not isinstance(first, Tensor) or not isinstance(second, Tensor):
+        return first, second
+    is_spread = inner_of(first) is not None and inner_of(second) is not None
+    return (
+        (first, second)
+        if is_spread and first.shape != second.shape
+        else (local_value(first), local_value(second))
+    )
+
+
+def _is_alike(first: Tensor, second: Tensor) -> bool:
+    if is_lazy(first) or is_lazy(second):
+        return type(first) is type(second)
+    if first.is_meta != second.is_meta or isinstance(first, FakeTensor) != isinstance(
+        second, FakeTensor
+    ):
+        return False
+    if (
+        first.dtype != second.dtype
+        or first.layout != second.layout
+        or first.is_nested != second.is_nested
+    ):
+        return False
+    return first.is_nested or first.shape == second.shape
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """The plain dense tensors that a tensor is made of; none where it has no elements to compare
+    (meta, fake, lazy).
+    """
+    if not has_elements(tensor):
+        return []
+    if holds_others(tensor):
+        return [
+            part for own in vars(tensor).values() if isinstance(own, Tensor) for part in _parts(own)
+        ]
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not tensor.is_nested:
+        return [part for own in _inner_tensors(tensor) for part in _parts(own)]
+    tensor = tensor.detach()
+    if tensor.is_nested:
+        return [part for own in tensor.unbind() for part in _parts(own)]
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        return [tensor.indices(), *_parts(tensor.values())]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), *_parts(tensor.values())]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), *_parts(tensor.values())]
+    if tensor.is_quantized:
+        return [tensor.int_repr()]
+    if tensor.is_mkldnn:
+        return [tensor.to_dense()]
+    return [tensor.resolve_conj().resolve_neg()]
+
+
+def _inner_tensors(tensor: Any) -> list[Tensor]:
+    """What a tensor of somebody's own kind consists of, as it tells itself or as its attributes
+    show.
+    """
+    if hasattr(tensor, "__tensor_flatten__"):
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    else:
+        inner = [value for _, value in sorted(vars(tensor).items()) if isinstance(value, Tensor)]
+    return [own for own in inner if own is not tensor]
+
+
+def _same_plain(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.device != b.device:
+        b = b.to(a.device)
+    try:
+        if a.dtype.itemsize > 1 or not a.dtype.is_floating_point:  # 8-bit floats know no arithmetic
+            if torch.equal(*_in_long_words(a, b)):
+                return True
+            return _can_be_nan(a) and not bool(_differs(a, b).any())  # NaN, or 0 and -0
+    except (
+        NotImplementedError,
+        RuntimeError,
+    ):  # numbers that torch can hold but not compare: complex32, int4, ...
+        pass
+    return torch.equal(_bytes_of(a), _bytes_of(b))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _in_long_words(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The same memory read eight bytes at a time, where it can be: comparing takes half the time
+    then.
+    """
+    if a.is_contiguous() and b.is_contiguous() and not a.numel() * a.element_size() % 8:
+        start, other = a.storage_offset() * a.element_size(), b.storage_offset() * b.element_size()
+        if a.numel() > 1024 and not start % 8 and not other % 8:
+            return a.view(-1).view(torch.int64), b.view(-1).view(torch.int64)
+    return a, b
+
+
+def _close_plain(a: Tensor, b: Tensor) -> bool:
+    if _same_plain(a, b):
+        return True
+    if a.shape != b.shape or not _can_be_nan(a) or a.dtype.itemsize == 1:
+        return False
+    try:
+        differs = _differs(a, b)
+        finite = a[torch.isfinite(a)]
+    except (NotImplementedError, RuntimeError):
+        return False
+    ours, theirs = a[differs], b[differs]
+    if not len(finite) or not bool((torch.isfinite(ours) & torch.isfinite(theirs)).all()):
+        return False
+    ulp = torch.finfo(a.dtype).eps * float(finite.abs().max())
+    return float((ours - theirs).abs().max()) <= _ULPS.get(a.dtype, _ULPS_SHORT) * ulp
+
+
+def _differs(a: Tensor, b: Tensor) -> Tensor:
+    return (a != b) & ~((a != a) & (b != b))
+
+
+def _can_be_nan(tensor: Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def _as_numbers(tensor: Tensor) -> Tensor:
+    return (
+        tensor.float() if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point else tensor
+    )

@@ -1,0 +1,1 @@
+"""How anything is printed: sizes, times, shapes, tables, and the wording of errors."""

@@ -1,0 +1,29 @@
+"""Text from a file, made fit to be shown: a terminal obeys escape codes, and whoever wrote the file
+chose the text.
+"""
+
+import re
+from typing import Any
+
+_LONGEST = 120
+# What moves the cursor, changes colours, rings or hides: control characters, and those that turn
+# the direction of writing.
+_ODD = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str, longest: int | None = None) -> str:
+    """The text with each character that a terminal would obey spelt out (`\\x1b`), cut where it is
+    longer than asked.
+    """
+    if longest is not None and len(text) > longest:
+        text = f"{text[: max(longest - 1, 0)]}…"
+    return _ODD.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
+
+
+def shown(value: Any) -> str:
+    """What somebody else wrote, as it may stand in a message."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**40:
+        return "a number of more than 40 digits"
+    return printable(repr(value), _LONGEST)

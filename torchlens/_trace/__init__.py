@@ -1,0 +1,1 @@
+"""Histories in files: saved and loaded, or written while a model runs."""

@@ -1,0 +1,276 @@
+"""What is in a trace, as text: one line for each module or operation, with what its numbers are
+like.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torchlens._history.log import Log, nice_bytes
+from torchlens._history.model_history import ModelHistory
+from torchlens._history.text import entry_text
+from torchlens._recording.valueless import outside_fake_mode, why_valueless
+from torchlens._recording.wrappers import local_value
+from torchlens._text.plain_text import printable
+from torchlens._text.wording import check_count, did_you_mean
+from torchlens._trace.files import TraceFiles
+from torchlens._trace.load import calls_of, load_call
+from torchlens._trace.names import without_own
+from torchlens._trace.reading import entry_named, read_named
+from torchlens.errors import TraceError
+
+_NARROWEST = 40
+
+
+class Line(NamedTuple):
+    """One module or operation: its name, what it is, its shape, what its numbers are like; whether
+    those are broken.
+    """
+
+    name: str
+    kind: str
+    shape: str
+    numbers: str
+    is_bad: bool = False
+
+
+class Overview(NamedTuple):
+    """What there is to show: a line about the file, a table, and what to do next."""
+
+    title: str
+    lines: list[Line]
+    hints: list[str]
+    body: str = ""
+
+    def text(self, width: int, paint: Callable[[str, str], str] = lambda text, style: text) -> str:
+        """All of it, at most `width` letters wide. `paint` makes text 'bold', 'dim' or 'red'."""
+        parts = [paint(_cut(self.title, width), "bold")]
+        if self.body:
+            parts += [_cut(line, width) for line in self.body.splitlines()]
+        parts += _table(self.lines, max(width, _NARROWEST), paint)
+        parts += [paint(_cut(hint, width), "dim") for hint in self.hints]
+        return "\n".join(parts)
+
+
+def overview(
+    files: TraceFiles, key: str | None = None, depth: int = 1, call: int | None = None
+) -> Overview:
+    """What the trace holds, or, with a key, a module or an operation in it. `depth` counts modules
+    inside each other.
+    """
+    check_count("depth", depth, 0)
+    if "torchlens" not in files.metadata:
+        return _plain_overview(files, key)
+    calls = calls_of(files)
+    number = calls[0] if call is None else call
+    if number not in calls:
+        raise TraceError(
+            f"There is no call {number} in {printable(files.path.name)}: there are {_span(calls)}."
+        )
+    history = load_call(files, number)
+    log = history._log
+    title = (
+        f"{_title(files, log)}   {_count(len(calls), 'call')}, {_sizes(files)}   {_state(files)}"
+    )
+    name = printable(files.path.name)
+    hints = [f"Missing: {printable(reason)}" for reason in files.missing]
+    if len(calls) > 1:
+        hints.append(f"This is call {number} of {_span(calls)}: choose with --call N.")
+    if key is None:
+        lines = list(_lines(log, (), depth))
+        modules = [line.name for line in lines if line.name in history.module_addresses]
+        closer = f"Look closer: torchlens show {name} {modules[-1] if modules else 'KEY'}"
+        return Overview(title, lines, [*hints, f"{closer}      As a page: --html trace.html"])
+    chain = _module_named(log, key)
+    if chain is not None:
+        return Overview(title, list(_lines(log, chain, depth)), hints)
+    entry = entry_named(history, key, number)
+    if entry is None:
+        raise TraceError(_no_such(key, history))
+    return Overview(
+        title,
+        [],
+        hints,
+        "\n".join(map(printable, entry_text(log, entry).expandtabs(4).splitlines())),
+    )
+
+
+def _span(calls: Sequence[int]) -> str:
+    return f"{calls[0]}" if len(calls) == 1 else f"{calls[0]} to {calls[-1]}"
+
+
+def _no_such(key: str, history: ModelHistory) -> str:
+    near = did_you_mean(key, [*history.module_addresses, *history.layer_labels_w_pass])
+    text = f"There is no module or operation {printable(key)!r} in this trace. {printable(near)}"
+    return text.rstrip()
+
+
+def _title(files: TraceFiles, log: Log) -> str:
+    framework = log.recording.framework
+    made_by = (
+        f"{framework} {files.metadata.get('torch', '?')}" if framework == "torch" else framework
+    )
+    return (
+        f"{printable(files.path.name)}   {printable(log.recording.model_name)} "
+        f"({printable(made_by, 40)})"
+    )
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def _sizes(files: TraceFiles) -> str:
+    return f"{_count(len(without_own(files.names)), 'tensor')}, {nice_bytes(files.num_bytes)}"
+
+
+def _state(files: TraceFiles) -> str:
+    return "unfinished" if files.missing else "complete"
+
+
+# -- lines
+# --------------------------------------------------------------------------------------------------
+
+
+def _module_named(log: Log, key: str) -> tuple[int, ...] | None:
+    """The chain of module calls that a key names: `h.0`, or `h.0:2` for its second pass."""
+    for number, name in enumerate(log.module_names):
+        if number and (key == name or (key == log.recording.module_calls[number].address)):
+            return log.graph.module_chains[number]
+    return None
+
+
+def _lines(log: Log, inside: tuple[int, ...], depth: int) -> Iterator[Line]:
+    """What was done inside a chain of module calls; modules that are `depth` deep in it, or hold no
+    others, as one line.
+    """
+    children, calls = log.graph.module_tree.children, log.recording.module_calls
+    seen: set[int] = set()
+    for entry in range(len(log.graph.recorded)):
+        chain = log.module_chain(entry)
+        if chain[: len(inside)] != inside:
+            continue
+        below = chain[len(inside) : len(inside) + max(depth, 0)]
+        if not below or (len(below) < depth and children[calls[below[-1]].address]):
+            yield _entry_line(log, entry)
+        elif below[-1] not in seen:
+            seen.add(below[-1])
+            yield _module_line(log, below[-1])
+
+
+def _module_line(log: Log, call: int) -> Line:
+    record = log.recording.module_calls[call]
+    passes = log.graph.module_tree.num_passes[record.address]
+    name = log.module_pass(call) if passes > 1 else record.address
+    result = log.graph.first_exit.get(call)
+    kind = log.recording.module_classes[record.address]
+    if result is None:
+        return Line(printable(name), printable(kind), "", "returned no tensor")
+    return _line(log, result, name, kind)
+
+
+def _entry_line(log: Log, entry: int) -> Line:
+    return _line(log, entry, log.label(entry), log.row(entry).operation.name)
+
+
+def _line(log: Log, entry: int, name: str, kind: str) -> Line:
+    row = log.row(entry)
+    shape = "x".join(map(str, row.shape)) or "scalar"
+    value = log.value(entry) if log.is_saved(entry) else None
+    words, is_bad = tensor_words(value)
+    return Line(printable(name), printable(kind), printable(shape), words, is_bad)
+
+
+def tensor_words(value: Any) -> tuple[str, bool]:
+    """What the numbers of a saved value are like, and whether some are NaN or infinite."""
+    if value is None:
+        return "not saved", False
+    if not isinstance(value, torch.Tensor):
+        return printable(repr(value), 60), False
+    with torch.no_grad(), outside_fake_mode():
+        value = local_value(value.detach())
+        if why_valueless(value) is not None:
+            return "no values", False
+        return _words(value)
+
+
+def _words(value: torch.Tensor) -> tuple[str, bool]:
+    if value.is_quantized:
+        value = value.dequantize()
+    if value.is_nested or value.layout is not torch.strided:
+        if value.layout is torch.sparse_coo:
+            value = value.coalesce().values()
+        elif value.is_nested and value.layout is torch.strided:
+            value = torch.cat([part.flatten() for part in value.unbind()])
+        else:
+            value = value.values()
+    if not value.numel():
+        return "empty", False
+    if value.dtype is torch.bool:
+        return f"true {100 * value.float().mean().item():.0f} %", False
+    if value.is_complex():
+        value = torch.view_as_real(value.resolve_conj())
+    if not value.is_floating_point():
+        whole = value.to(torch.int64) if value.dtype is not torch.uint64 else value.double()
+        return f"from {whole.min().item():g} to {whole.max().item():g}", False
+    value = value if value.dtype in (torch.float32, torch.float64) else value.float()
+    std, mean = torch.std_mean(value, correction=0)
+    words = f"mean {mean.item():< 9.3g} std {std.item():<8.3g}".rstrip()
+    if torch.isfinite(mean):
+        return words, False
+    num_nan, num_inf = int(value.isnan().sum()), int(value.isinf().sum())
+    if not num_nan and not num_inf:  # the sum of large numbers
+        return words, False
+    return f"{num_nan:,} NaN, {num_inf:,} Inf of {value.numel():,}", True
+
+
+# -- files that torchlens did not write
+# --------------------------------------------------------------------------------
+
+
+def _plain_overview(files: TraceFiles, key: str | None) -> Overview:
+    title = f"{printable(files.path.name)}   tensors without a history   {_sizes(files)}"
+    lines = []
+    for name in files.names:
+        if key is None or key in name:
+            place = files.place(name)
+            words, is_bad = tensor_words(read_named(files, name))
+            lines.append(
+                Line(
+                    printable(name),
+                    place.dtype,
+                    "x".join(map(str, place.shape)) or "scalar",
+                    words,
+                    is_bad,
+                )
+            )
+    if not lines and key is not None:
+        raise TraceError(f"There is no tensor {printable(key)!r} in {printable(files.path.name)}.")
+    return Overview(title, lines, [])
+
+
+# -- the table
+# --------------------------------------------------------------------------------------------------
+
+
+def _table(lines: Sequence[Line], width: int, paint: Callable[[str, str], str]) -> Iterator[str]:
+    if not lines:
+        return
+    kind, shape = max(len(line.kind) for line in lines), max(len(line.shape) for line in lines)
+    numbers = max(len(line.numbers) for line in lines)
+    kind, shape = min(kind, width // 4), min(shape, width // 4)
+    room = width - 2 - 6 - kind - shape - numbers
+    longest = max(len(line.name) for line in lines)
+    name = max(min(longest, room), min(longest, width // 4))
+    for line in lines:
+        start = (
+            f"  {_cut(line.name, name):<{name}}  {_cut(line.kind, kind):<{kind}}  "
+            f"{_cut(line.shape, shape):<{shape}}  "
+        )
+        rest = _cut(line.numbers, max(width - len(start), 0))
+        yield (start + (paint(rest, "red") if line.is_bad else rest)).rstrip()
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"

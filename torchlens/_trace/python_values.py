@@ -1,0 +1,333 @@
+"""Python values as JSON and back: the arguments of calls, paths, whatever a history holds beside
+tensors.
+
+Numbers, text, None and tuples are what they are in JSON; anything else is an object with one name
+that says what it is. No code runs when a file is read: a function, a class or an object of some
+class comes back as a `StandIn`, which tells what it was.
+"""
+
+import base64
+import math
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchlens._history.portable import FUNCTIONS, text_of
+from torchlens._recording.functions import Reference, StandIn, reference_to
+from torchlens._recording.stored import opened
+from torchlens._recording.symbolic import SymbolicInt, inert
+from torchlens._text.plain_text import shown
+from torchlens._trace.format import dtype_named
+from torchlens._trace.tensors import Note, word_of
+from torchlens.errors import TraceError
+
+_DEEPEST = 100
+_PLAIN = frozenset({bool, str, type(None)})
+_LIVE = (
+    "functions are live things, and a file holds no more than their name; ask for it in a history "
+    "of the model itself."
+)
+
+
+class PythonWriter:
+    """Makes JSON of values. `add` takes a tensor and the name it may have, and gives its note."""
+
+    def __init__(self, add: Callable[[Tensor, str], Note]) -> None:
+        self._add = add
+        self._functions: dict[int, tuple[Any, Any]] = {}
+
+    def write(self, value: Any, name: str = "", depth: int = 0) -> Any:
+        """What stands for `value` in the JSON. Tensors in it are called `name` and where in it they
+        are.
+        """
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is int:
+            return value if -(1 << 63) <= value < 1 << 64 else {"int": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if depth > _DEEPEST:
+            return {"object": "...", "why": f"it is nested more than {_DEEPEST} deep."}
+        if kind is tuple:
+            return self._items(value, name, depth)
+        if kind is list or kind is set or kind is frozenset:
+            return {kind.__name__: self._items(value, name, depth)}
+        if kind is dict:
+            return {
+                "dict": [
+                    (self.write(k, "", depth + 1), self.write(v, f"{name}.{k}", depth + 1))
+                    for k, v in value.items()
+                ]
+            }
+        simple = _simple(value, kind)
+        if simple is not None:
+            return simple
+        if isinstance(value, Tensor):
+            return {"tensor": self._add(value, name)}
+        if kind is slice:
+            return {"slice": self._items((value.start, value.stop, value.step), name, depth)}
+        if isinstance(value, tuple):
+            return self._named_tuple(value, name, depth)
+        if isinstance(value, np.ndarray):
+            return self._array(value, name)
+        if isinstance(value, torch.SymInt):
+            return self.write(inert(value), name, depth)
+        if isinstance(value, (StandIn, *FUNCTIONS)):
+            return self.function(value)
+        return {
+            "object": text_of(value),
+            "why": f"it is {_a_kind(value)}, and a file holds no objects.",
+        }
+
+    def _items(self, values: Any, name: str, depth: int) -> list[Any]:
+        return [self.write(item, f"{name}.{place}", depth + 1) for place, item in enumerate(values)]
+
+    def _named_tuple(self, value: tuple[Any, ...], name: str, depth: int) -> Any:
+        items = self._items(value, name, depth)
+        fields: Any = getattr(value, "_fields", None) or getattr(value, "__match_args__", ())
+        if len(fields) != len(items):
+            return items
+        return {"named": type(value).__name__, "fields": list(fields), "items": items}
+
+    def _array(self, value: np.ndarray[Any, Any], name: str) -> Any:
+        try:
+            tensor = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+        except TypeError:  # text, dates, objects
+            return {"object": text_of(value), "why": f"it is an array of {value.dtype}."}
+        return {"array": self._add(tensor, name)}
+
+    def function(self, func: Any) -> Any:
+        """What stands for a function: its name, and those of its arguments."""
+        known = self._functions.get(id(func))
+        if known is None:
+            if isinstance(func, StandIn) and func._reference is None:
+                made: Any = {"object": repr(func), "why": func._reason}
+            else:
+                made = {"function": reference_parts(func)}
+            known = self._functions[id(func)] = (func, made)
+        return known[1]
+
+
+def _simple(value: Any, kind: type) -> Any:
+    """What needs nothing but itself."""
+    if kind is torch.dtype:
+        return {"dtype": word_of(value)}
+    if kind is torch.Size:
+        return {"size": [_size(size) for size in value]}
+    if isinstance(value, SymbolicInt):
+        return _size(value)
+    if kind is torch.device:
+        return {"device": str(value)}
+    if kind is torch.layout or kind is torch.memory_format:
+        return {kind.__name__: word_of(value)}
+    if value is Ellipsis:
+        return {"ellipsis": True}
+    if kind is complex:
+        return {"complex": [repr(value.real), repr(value.imag)]}
+    if kind is bytes:
+        return {"bytes": base64.b64encode(value).decode("ascii")}
+    if kind is range:
+        return {"range": [value.start, value.stop, value.step]}
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return {
+            "scalar": value.dtype.str,
+            "bytes": base64.b64encode(value.tobytes()).decode("ascii"),
+        }
+    return None
+
+
+def _size(size: Any) -> Any:
+    size = inert(size)
+    if isinstance(size, SymbolicInt):
+        return {"symbolic": str(size), "example": int(size) if size.is_known else None}
+    return size
+
+
+def _a_kind(value: Any) -> str:
+    kind = type(value)
+    return f"of the class {kind.__module__}.{kind.__qualname__}"
+
+
+# -- reading
+# --------------------------------------------------------------------------------------------------
+
+
+class FunctionStandIn(StandIn):
+    """In place of a function of a history that was loaded. It has the function's name and its
+    arguments' names.
+    """
+
+    def __init__(self, text: str, reason: str, reference: Reference) -> None:
+        super().__init__(text, reason, reference)
+        self.__name__ = self.__qualname__ = reference.path.rpartition(".")[2]
+
+    @property
+    def explanation(self) -> str:
+        return (
+            f"This history was loaded from a file, and {self._text} did not come with it: "
+            f"{self._reason}"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FunctionStandIn, (self._text, self._reason, self._reference)
+
+
+def reference_parts(func: Any) -> list[Any]:
+    """The name of a function, to be written; `function_of` makes a stand-in of it."""
+    reference = reference_to(func)
+    name = getattr(func, "__name__", "")
+    return [reference.module, reference.path, reference.text, list(reference.argument_names), name]
+
+
+def function_of(parts: Any) -> Any:
+    """What stands for a function, or the operator itself, which does nothing until it is called."""
+    module, path, text, names, name = parts
+    if not all(isinstance(word, str) for word in (path, text, name, *names)) or not isinstance(
+        module, str | None
+    ):
+        raise TraceError(f"A function must be given by its names, not by {shown(parts)}.")
+    operator = _operator_at(module, path)
+    if operator is not None:
+        return operator
+    known = tuple(word for word in names if word.isidentifier())
+    stand_in = FunctionStandIn(text, _LIVE, Reference(module, path, text, known))
+    stand_in.__name__ = name
+    return stand_in
+
+
+def _operator_at(module: str | None, path: str) -> Any:
+    """An operator of `torch.ops` that is registered here; costs are found by it. Nothing is
+    imported or made for it.
+    """
+    words = path.split(".")
+    if (
+        module != "torch"
+        or words[0] != "ops"
+        or len(words) not in (3, 4)
+        or not all(map(str.isidentifier, words))
+    ):
+        return None
+    if not torch._C._jit_get_schemas_for_operator(f"{words[1]}::{words[2]}"):
+        return None
+    found: Any = torch.ops
+    for word in words[1:]:
+        found = getattr(found, word, None)
+    return found if isinstance(found, torch._ops.OpOverload | torch._ops.OpOverloadPacket) else None
+
+
+class PythonReader:
+    """Makes values of JSON. `tensor` takes a note and gives what stands for the tensor until it is
+    read.
+    """
+
+    def __init__(self, tensor: Callable[[Note], Any]) -> None:
+        self._tensor = tensor
+
+    def read(self, form: Any) -> Any:
+        """The value that the JSON stands for."""
+        if type(form) is list:
+            return tuple(map(self.read, form))
+        if type(form) is not dict:
+            return form
+        for word, reading in _READINGS.items():
+            if word in form:
+                return reading(self, form)
+        raise TraceError(f"A value must be of a known kind, not {shown(form)}.")
+
+    def pairs(self, form: Any) -> dict[Any, Any]:
+        """A dictionary, from its pairs; a key that cannot be one is told by how it prints."""
+        found = {}
+        for key, item in form:
+            own = self.read(key)
+            try:
+                hash(own)
+            except TypeError:
+                own = repr(own)
+            found[own] = self.read(item)
+        return found
+
+    def tensor(self, form: Any) -> Any:
+        return opened(self._tensor(form))
+
+
+def _named(reader: PythonReader, form: Any) -> Any:
+    items = tuple(map(reader.read, form["items"]))
+    try:
+        return namedtuple(form["named"], form["fields"])(*items)
+    except (TypeError, ValueError):  # names that no such tuple can have
+        return items
+
+
+def _of_torch(word: str, kind: type) -> Callable[[PythonReader, Any], Any]:
+    def read(reader: PythonReader, form: Any) -> Any:
+        name = form[word]
+        found = getattr(torch, name, None) if isinstance(name, str) else None
+        if not isinstance(found, kind):
+            raise TraceError(
+                f"There is no {word.replace('_', ' ')} {shown(name)} in torch {torch.__version__}."
+            )
+        return found
+
+    return read
+
+
+def _device(reader: PythonReader, form: Any) -> Any:
+    try:
+        return torch.device(str(form["device"]))
+    except RuntimeError:  # of a kind that this torch does not know
+        return StandIn(str(form["device"]), "there is no such device here.")
+
+
+def _scalar(reader: PythonReader, form: Any) -> Any:
+    kind = np.dtype(form["scalar"])
+    if kind.hasobject:
+        raise TraceError(f"A number must not be of the dtype {shown(form['scalar'])}.")
+    return np.frombuffer(base64.b64decode(form["bytes"]), kind)[0]
+
+
+def _symbolic(reader: PythonReader, form: Any) -> SymbolicInt:
+    example = form["example"]
+    return SymbolicInt(
+        None if example is None else int(example), symbol_named(str(form["symbolic"]))
+    )
+
+
+def symbol_named(text: str) -> Any:
+    """A symbol that prints as the expression did; what is computed from it is an expression
+    again.
+    """
+    import sympy
+
+    return sympy.Symbol(text, integer=True, positive=True)
+
+
+_READINGS: dict[str, Callable[[PythonReader, Any], Any]] = {
+    "tensor": lambda reader, form: reader.tensor(form["tensor"]),
+    "dtype": lambda reader, form: dtype_named(form["dtype"]),
+    "list": lambda reader, form: list(map(reader.read, form["list"])),
+    "dict": lambda reader, form: reader.pairs(form["dict"]),
+    "slice": lambda reader, form: slice(*map(reader.read, form["slice"])),
+    "size": lambda reader, form: torch.Size(map(reader.read, form["size"])),
+    "symbolic": _symbolic,
+    "device": _device,
+    "layout": _of_torch("layout", torch.layout),
+    "memory_format": _of_torch("memory_format", torch.memory_format),
+    "ellipsis": lambda reader, form: Ellipsis,
+    "named": _named,
+    "function": lambda reader, form: function_of(form["function"]),
+    "object": lambda reader, form: StandIn(str(form["object"]), str(form["why"])),
+    "array": lambda reader, form: reader.tensor(form["array"]).numpy(),
+    "scalar": _scalar,
+    "set": lambda reader, form: set(map(reader.read, form["set"])),
+    "frozenset": lambda reader, form: frozenset(map(reader.read, form["frozenset"])),
+    "complex": lambda reader, form: complex(*map(float, form["complex"])),
+    "bytes": lambda reader, form: base64.b64decode(form["bytes"]),
+    "range": lambda reader, form: range(*form["range"]),
+    "int": lambda reader, form: int(form["int"], 16),
+    "float": lambda reader, form: float(form["float"]),
+}

@@ -1,0 +1,1 @@
+"""Proves a log against its model."""
