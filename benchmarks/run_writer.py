@@ -20,7 +20,6 @@ import torch
 from torch import nn
 
 import torchlens
-from torchlens._monitor.read.health import Health
 from torchlens._monitor.record.samples import SAMPLE_SIZE
 from torchlens._monitor.store import writer as writer_module
 from torchlens._monitor.store.segments import SegmentWriter
@@ -50,12 +49,12 @@ def measure(num_steps: int) -> dict[str, float]:
 
     parts = {
         "statistics": (writer_module, "summarized"),
-        "health": (Health, "look"),
+        "health": (RunHealth, "look"),
         "file": (SegmentWriter, "write"),
     }
     originals = {name: getattr(owner, attribute) for name, (owner, attribute) in parts.items()}
     writer_module.summarized = partial(timed, "statistics", writer_module.summarized)
-    Health.look = lambda *args: timed("health", originals["health"], *args)  # type: ignore[method-assign]
+    RunHealth.look = lambda *args: timed("health", originals["health"], *args)  # type: ignore[method-assign]
     SegmentWriter.write = lambda *args: timed("file", originals["file"], *args)  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:

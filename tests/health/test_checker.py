@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens._health.nonfinite.values import value_range
-from torchlens._profile.checking import Inputs, Place
-from torchlens._profile.health.checker import make_checker
+from torchlens._health.checker import make_checker
+from torchlens._health.checking import Inputs, Place
+from torchlens._health.tensor_statistics import value_range
 
 INF = math.inf
 X = torch.linspace(-2, 2, 32).view(8, 4)

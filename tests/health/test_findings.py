@@ -13,7 +13,7 @@ from tests.networks import TinyGPT
 from tests.profile.profile_records import made_up, parameter
 from torchlens._health.finding import Finding, Findings
 from torchlens._health.thresholds import THRESHOLDS
-from torchlens._profile.health.findings import find
+from torchlens._profile.findings import find
 
 
 def trained(

@@ -15,8 +15,8 @@ from torch import nn
 
 import torchlens as tl
 from tests.health.planted import PLANTED, Planted, batch
-from torchlens._health.nonfinite import quick_look
-from torchlens._health.nonfinite.record import NonFinite
+from torchlens._health import tensor_statistics
+from torchlens._health.nonfinite import NonFinite
 
 INF, NAN = math.inf, math.nan
 LEVELS: tuple[Any, ...] = ("operation", "module")
@@ -165,7 +165,9 @@ def test_weights_that_an_optimizer_broke_are_blamed_once_with_the_step(
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_running_mean_that_becomes_nan_with_the_result_is_a_consequence(level: Any, monkeypatch):
-    monkeypatch.setattr(quick_look, "_MOST", 0)  # no answer is remembered: which are is chance
+    monkeypatch.setattr(
+        tensor_statistics, "_MOST", 0
+    )  # no answer is remembered: which are is chance
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with tl.profile(model, level=level, check="nonfinite") as p:

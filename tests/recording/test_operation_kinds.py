@@ -2,7 +2,7 @@
 
 from itertools import combinations
 
-from torchlens._profile.health import activations
+from torchlens._health import activations
 from torchlens._recording import operation_kinds as kinds
 
 GROUPS = [

@@ -3,7 +3,10 @@
 import shutil
 import textwrap
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
 
 _SEVERITIES = ("error", "warning", "info")
 
@@ -29,6 +32,62 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.severity}: {self.kind} at {self.place}: {self.text} {self.advice}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinding:
+    """A finding, and at which step it began to hold; with `is_over`, from which step on it holds no
+    longer.
+    """
+
+    step: int
+    finding: Finding
+    is_over: bool = False
+
+    @property
+    def module(self) -> str:
+        """The address of the module."""
+        return self.finding.module
+
+    @property
+    def kind(self) -> str:
+        """What it is: 'dead units', 'vanishing gradient', ..."""
+        return self.finding.kind
+
+    def as_json(self) -> dict[str, Any]:
+        """For the file."""
+        found = {name: _plain(value) for name, value in asdict(self.finding).items()}
+        return {"step": self.step, "is_over": self.is_over, **found}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> "RunFinding":
+        """From the file. ValueError if it is none."""
+        texts = ("kind", "severity", "where", "module", "text", "advice")
+        number, limit, step = value.get("number"), value.get("threshold"), value.get("step")
+        if (
+            not all(isinstance(value.get(name), str) for name in texts)
+            or not isinstance(number, int | float)
+            or not isinstance(limit, int | float | None)
+            or not isinstance(step, int)
+        ):
+            raise ValueError("a finding without its parts")
+        finding = Finding(
+            **{name: value[name] for name in texts}, number=float(number), threshold=limit
+        )
+        return RunFinding(step, finding, bool(value.get("is_over")))
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {'over: ' if self.is_over else ''}{self.finding}"
+
+
+def _plain(value: Any) -> Any:
+    return (
+        float(value)
+        if isinstance(value, np.floating)
+        else int(value)
+        if isinstance(value, np.integer)
+        else value
+    )
 
 
 class Findings(list[Finding]):

@@ -12,9 +12,8 @@ from functools import partial
 import torch
 
 from torchlens._capture.gradients.entry_gradients import Gradients
-from torchlens._health.nonfinite.record import NonFinite
-from torchlens._health.nonfinite.rules import FROM_OUTSIDE, Given, Origin, Origins, numbers_in
-from torchlens._health.nonfinite.values import ValueRange, has_numbers, is_finite, value_range
+from torchlens._health.nonfinite import FROM_OUTSIDE, Given, NonFinite, Origin, Origins, numbers_in
+from torchlens._health.tensor_statistics import ValueRange, has_numbers, is_finite, value_range
 from torchlens._history.backward import parameter_gradients
 from torchlens._history.log import Log
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torchlens._draw.drawing import Drawing
     from torchlens._draw.options import DrawKeywords, VisOpt
-    from torchlens._health.nonfinite.record import NonFinite
+    from torchlens._health.nonfinite import NonFinite
     from torchlens._history.summary import Summary
     from torchlens._page.page import Exploration
     from torchlens._text.measures import Measure

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from torchlens._capture.session import CaptureOptions
+from torchlens._health.checker import make_checker
+from torchlens._health.checking import Checker
 from torchlens._health.finding import Findings
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.overlay import Overlay
-from torchlens._profile.checking import Checker
-from torchlens._profile.health.checker import make_checker
-from torchlens._profile.health.findings import find
+from torchlens._profile.findings import find
 from torchlens._profile.measuring.build import build_measurements, label_finder
 from torchlens._profile.measuring.calibration import measure_residuals
 from torchlens._profile.measuring.watcher import Watcher

@@ -10,7 +10,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP
-from torchlens._profile.checking import Checking
+from torchlens._health.checking import Checking
 from torchlens._profile.measuring import times
 from torchlens._profile.measuring.calls import Call, Signature, Step
 from torchlens._profile.measuring.details import Details

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torchlens as tl
 from tests.networks import MLP, ConvNet, Model, TinyGPT
-from torchlens._health.nonfinite.quick_look import has_nonfinite
+from torchlens._health.tensor_statistics import has_nonfinite
 from torchlens._profile import profile as profile_module
 
 

@@ -18,7 +18,7 @@ from torchlens._capture.gradients import backward_hooks as backward
 from torchlens._capture.gradients.backward_hooks import NodeRun
 from torchlens._capture.module_tracker import ModuleTracker
 from torchlens._capture.own_time import LONGEST_HANDLING, WHILE, OwnTime, coldness_of
-from torchlens._health.nonfinite.quick_look import has_nonfinite
+from torchlens._health.tensor_statistics import has_nonfinite
 from torchlens._profile import profile as profile_module
 from torchlens._profile.measuring import (
     backward_times,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchlens._capture.gradients.backward_hooks import node_of
-from torchlens._health.nonfinite.values import has_numbers
+from torchlens._health.tensor_statistics import has_numbers
 from torchlens._monitor.read.statistics import Observation
 from torchlens._monitor.record.samples import PLAIN_TYPES, Sample, Sampler
 from torchlens._monitor.record.series import SeriesNames

@@ -15,7 +15,7 @@ from torchlens._capture.model_parts import named_modules
 from torchlens._compat.monitor_names import RUN_NAMES, refuse_video_options
 from torchlens._compat.torchlens_names import no_such_name
 from torchlens._health.thresholds import THRESHOLDS
-from torchlens._monitor.read.health import Health
+from torchlens._monitor.read.health import RunHealth
 from torchlens._monitor.read.reader import last_step_of
 from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.graph import GraphMaker
@@ -94,7 +94,7 @@ class Run:
             session_record(self.id, self.rank, first, options),
             options,
             self._names,
-            Health(self._names, model),
+            RunHealth(self._names, model),
         )
         for each in missing:
             self.problems.add(f"modules: no module has an address like {each!r}")

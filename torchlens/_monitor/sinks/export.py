@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torchlens._monitor.read.health import RunFinding
+from torchlens._health.finding import RunFinding
 from torchlens._monitor.read.views import Scalars
 from torchlens._monitor.sinks.feed import record_of
 from torchlens._monitor.sinks.sink import Sink

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchlens._monitor.read.health import RunFinding
+from torchlens._health.finding import RunFinding
 from torchlens._monitor.record.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bin_edges, bin_order
 from torchlens._monitor.store.columns import HAS_NAN, Columns
 from torchlens._monitor.store.frames import Step

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torchlens._monitor.read.health import RunFinding
+from torchlens._health.finding import RunFinding
 from torchlens._monitor.read.views import SeriesKey
 from torchlens._monitor.store.folder import SegmentFile
 from torchlens._monitor.store.frames import (

@@ -14,8 +14,9 @@ from queue import SimpleQueue
 from time import time
 from typing import Any
 
+from torchlens._health.finding import RunFinding
 from torchlens._health.thresholds import THRESHOLDS
-from torchlens._monitor.read.health import Health, RunFinding
+from torchlens._monitor.read.health import RunHealth
 from torchlens._monitor.read.statistics import Observation, summarized
 from torchlens._monitor.record.collector import Capture
 from torchlens._monitor.record.options import MonitorOptions
@@ -77,7 +78,7 @@ class Writer:
     def __init__(
         self, folder: Path, rank: int, session: dict[str, Any], options: MonitorOptions,
         names: SeriesNames,
-        health: Health | None,
+        health: RunHealth | None,
     ) -> None:  # fmt: skip
         self.problems = Problems("the monitor")
         self.listeners: list[Callable[[RecordedStep], None]] = []

@@ -22,8 +22,8 @@ from torch import nn
 from torchlens._capture.current import CURRENT, unwatched
 from torchlens._capture.gradients.backward_hooks import BackwardWatch, Look, NodeInfo, NodeRun
 from torchlens._capture.own_time import SHORT, OwnTime, coldness_of
-from torchlens._health.nonfinite.quick_look import has_nonfinite
-from torchlens._profile.health.checker import make_checker
+from torchlens._health.checker import make_checker
+from torchlens._health.tensor_statistics import has_nonfinite
 from torchlens._profile.measuring.allocators import AllocatorWatch
 from torchlens._profile.measuring.calibration_work import (
     REPEATS,

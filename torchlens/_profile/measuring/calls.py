@@ -9,7 +9,7 @@ import torch
 
 from torchlens._capture.gradients.backward_hooks import sequence_of
 from torchlens._capture.own_time import OwnTime
-from torchlens._profile.checking import Checking
+from torchlens._health.checking import Checking
 from torchlens._profile.measuring.outside import OutsideSpan
 from torchlens._profile.steps import Shape
 from torchlens._recording.arguments import shape_of

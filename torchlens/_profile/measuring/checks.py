@@ -9,8 +9,7 @@ import torch
 
 from torchlens._capture.gradients.backward_hooks import NodeInfo
 from torchlens._capture.observer import ObservedCall
-from torchlens._health.nonfinite.quick_look import has_nonfinite
-from torchlens._profile.checking import (
+from torchlens._health.checking import (
     Caller,
     Checker,
     Checking,
@@ -19,6 +18,7 @@ from torchlens._profile.checking import (
     Inputs,
     Place,
 )
+from torchlens._health.tensor_statistics import has_nonfinite
 from torchlens._profile.measuring.calls import Call, Step, TensorFacts
 from torchlens._profile.measuring.ledger import Ledger
 from torchlens._recording.operations import Operation

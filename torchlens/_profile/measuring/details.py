@@ -21,7 +21,7 @@ step.
 from collections import Counter
 from typing import NamedTuple
 
-from torchlens._profile.checking import Checking
+from torchlens._health.checking import Checking
 from torchlens._profile.measuring.calls import Signature
 from torchlens._profile.options import ProfileOptions
 from torchlens._profile.steps import MOST_KINDS

@@ -9,7 +9,7 @@ import torch
 from torchlens._capture.current import CURRENT
 from torchlens._capture.distributed.sharding import parameter_pairs
 from torchlens._capture.model_parts import named_modules
-from torchlens._profile.checking import Held
+from torchlens._health.checking import Held
 from torchlens._profile.measuring.calls import Call, Step
 from torchlens._profile.measuring.kept_tensors import storage_key
 

@@ -22,7 +22,7 @@ from torchlens._capture.gradients.backward_hooks import (
     node_of,
 )
 from torchlens._capture.patches.patching import apply_patches, undo_patches
-from torchlens._profile.checking import Checker
+from torchlens._health.checking import Checker
 from torchlens._profile.measuring.calls import Call, Signature, Step, note_tensors
 from torchlens._profile.measuring.checks import Checks
 from torchlens._profile.measuring.kept_tensors import CAN_TELL, saved_storages

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from torchlens._health.nonfinite.record import NonFinite
+from torchlens._health.activations import ActivationStatistics, Activity
+from torchlens._health.checking import Checking, GradientSources, Inputs, Place
+from torchlens._health.live_nonfinite import Origins
+from torchlens._health.nonfinite import NonFinite
 from torchlens._health.thresholds import checked_thresholds
-from torchlens._profile.checking import Checking, GradientSources, Inputs, Place
-from torchlens._profile.health.activations import ActivationStatistics, Activity
-from torchlens._profile.health.origins import Origins
 from torchlens._text.wording import check_choice
 
 CHECKS = ("nonfinite", "health")
@@ -21,15 +21,17 @@ def make_checker(
     stop: bool = False,
     thresholds: Mapping[str, Any] | None = None,
     sees_modules_alone: bool = False,
-) -> "Health":
+) -> "HealthChecker":
     """What `check=` asks for: 'nonfinite' finds NaN and Inf, 'health' also looks at activations and
     gradients.
     """
     check_choice("check", check, CHECKS)
-    return Health(stop, checked_thresholds(thresholds), check == "health", sees_modules_alone)
+    return HealthChecker(
+        stop, checked_thresholds(thresholds), check == "health", sees_modules_alone
+    )
 
 
-class Health:
+class HealthChecker:
     """A Checker. What it found is read when measuring is over."""
 
     def __init__(

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from torchlens._health.nonfinite.values import has_numbers
-from torchlens._profile.checking import Inputs, Place
+from torchlens._health.checking import Inputs, Place
+from torchlens._health.tensor_statistics import has_numbers
 
 # Those that give exactly zero for a whole range of inputs.
 _ZEROING = frozenset({"relu", "relu6", "threshold", "hardswish"})

@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
-from torchlens._health.nonfinite.quick_look import has_nonfinite
-from torchlens._health.nonfinite.record import NonFinite
-from torchlens._health.nonfinite.rules import FROM_OUTSIDE, HINT, Given, Origin, numbers_in
-from torchlens._health.nonfinite.rules import Origins as PassOrigins
-from torchlens._health.nonfinite.values import ValueRange, value_range
-from torchlens._profile.checking import Caller, Checking, GradientSources, Held, Inputs, Place
+from torchlens._health.checking import Caller, Checking, GradientSources, Held, Inputs, Place
+from torchlens._health.nonfinite import FROM_OUTSIDE, HINT, Given, NonFinite, Origin, numbers_in
+from torchlens._health.nonfinite import Origins as PassOrigins
+from torchlens._health.tensor_statistics import ValueRange, has_nonfinite, value_range
 from torchlens.errors import NonFiniteError
 
 _MOST = 20

@@ -1,1 +1,0 @@
-"""NaN and Inf: ranges of values, where they went wrong, and the rules by which that is decided."""

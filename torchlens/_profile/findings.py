@@ -1,0 +1,303 @@
+"""What is wrong with a model, as far as its values, gradients and parameters tell."""
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from torchlens._health.activations import Activity
+from torchlens._health.checker import HealthChecker
+from torchlens._health.finding import Finding, Findings
+from torchlens._health.gradients import WeightNorms, exploding, vanishing
+from torchlens._health.nonfinite import NonFinite
+from torchlens._health.thresholds import checked_thresholds
+from torchlens._profile.records import Measurements, ParameterRecord
+from torchlens._text.units import count_text
+
+_MOST_NAMES = 4
+_CONTAINED = (
+    "All that was computed from it is finite again: it was thrown away later, and may be meant."
+)
+_SCALED = (
+    "A GradScaler skipped this step while it was looking for its scale, and made a later one: "
+    "that is how it works."
+)
+_SATURATION_ADVICE = {
+    "other": "Hardly any gradient comes through there. Smaller weights or inputs, or "
+    "normalisation before it, help.",
+    "softmax": "One takes all, and hardly any gradient comes through. Fine for a classifier that "
+    "is sure; in "
+    "attention, scale the scores down.",
+}
+
+
+def find(
+    measurements: Measurements, checker: Any, thresholds: Mapping[str, Any] | None = None
+) -> Findings:
+    """Everything that can be said of what was measured."""
+    limits = checked_thresholds(thresholds)
+    health = checker if isinstance(checker, HealthChecker) else None
+    found: list[Finding] = []
+    notes: list[str] = []
+    if health is None:
+        notes.append("Values and gradients were not looked at; profile(..., check='health') does.")
+    else:
+        scaled = _steps_of_a_search(measurements)
+        found += [
+            _nonfinite_finding(record, is_lasting, scaled)
+            for record, is_lasting in health.nonfinite
+        ]
+        if health.is_full:
+            for name, activity in health.activities():
+                found += _activity_findings(name, activity, limits, notes)
+            found += gradient_findings(measurements, health, limits)
+        else:
+            notes.append(
+                "Only NaN and Inf were looked for; profile(..., check='health') looks for more."
+            )
+    found += unused_findings(measurements, notes)
+    found += frozen_findings(measurements)
+    return Findings(found, dict.fromkeys(notes))
+
+
+_NONFINITE_ADVICE = {
+    "forward": "Look at the ranges of what it was given: log of 0, sqrt of less, a division by 0, "
+    "exp of much, "
+    "a result beyond what half precision holds (65504).",
+    "backward": "The derivative is infinite or not defined there: sqrt or norm at 0, a power "
+    "below 1 at 0, the "
+    "branch of torch.where that is not taken. Keep the operand away from that point (clamp, eps) "
+    "before the operation.",
+}
+
+
+def _steps_of_a_search(measurements: Measurements) -> set[int]:
+    """The steps that a GradScaler skipped while it was looking for its scale, which it found: a
+    later step was made.
+    """
+    kinds = {step.number: {kind for kind, *_ in step.outside_spans} for step in measurements.steps}
+    last = max((number for number, own in kinds.items() if "optimizer" in own), default=0)
+    return {number for number, own in kinds.items() if "skip" in own and number < last}
+
+
+def _nonfinite_finding(record: NonFinite, is_lasting: bool, scaled: set[int]) -> Finding:
+    is_scaled = record.phase == "backward" and record.step in scaled
+    return Finding(
+        kind="non-finite values" if record.phase == "forward" else "non-finite gradients",
+        severity="error" if is_lasting and not is_scaled else "info",
+        where=record.label or record.module or record.operation,
+        module=record.module,
+        number=record.num_nan + record.num_inf,
+        threshold=0,
+        text=str(record),
+        advice=_SCALED if is_scaled else _advice(record, is_lasting),
+    )
+
+
+def _advice(record: NonFinite, is_lasting: bool) -> str:
+    if record.is_certain and not is_lasting:
+        return _CONTAINED
+    return "" if record.note else _NONFINITE_ADVICE[record.phase]
+
+
+# -- activations
+# --------------------------------------------------------------------------------------------------
+
+
+def _activity_findings(
+    name: str, activity: Activity, limits: Mapping[str, float], notes: list[str]
+) -> list[Finding]:
+    found: list[Finding] = []
+    if activity.is_comparable and activity.num_dead:
+        share = activity.num_dead / activity.num_units
+        if activity.values_per_unit < limits["min_values"]:
+            if share >= limits["dead_share"]:
+                notes.append(
+                    f"Dead units are told from {limits['min_values']:.0f} values of each on; some "
+                    "layers had fewer. Measure more steps or larger batches."
+                )
+        elif share >= limits["dead_share"]:
+            found.append(
+                Finding(
+                    kind="dead units",
+                    severity="warning",
+                    where=name,
+                    module=activity.place.address,
+                    number=share,
+                    threshold=limits["dead_share"],
+                    text=f"{activity.num_dead} of {activity.num_units} units ({share:.0%}) gave "
+                    "nothing but zero, in all "
+                    f"{activity.values_per_unit} values of each that were seen.",
+                    advice="They learn nothing. A lower learning rate, a smaller or zero bias, "
+                    "normalisation before the "
+                    "activation, or a leaky one helps.",
+                )
+            )
+    if (
+        activity.saturated_share > limits["saturated_share"]
+        and activity.num_sampled >= limits["min_values"]
+    ):
+        found.append(
+            Finding(
+                kind="saturated activation",
+                severity="info" if activity.kind == "softmax" else "warning",
+                where=name,
+                module=activity.place.address,
+                number=activity.saturated_share,
+                threshold=limits["saturated_share"],
+                text=f"{activity.saturated_share:.0%} of the values of {activity.kind} lie at its "
+                "limits (within "
+                f"{limits['saturation_margin']:.2g} of the range).",
+                advice=_SATURATION_ADVICE["softmax" if activity.kind == "softmax" else "other"],
+            )
+        )
+    return found
+
+
+# -- gradients
+
+
+def gradient_findings(
+    measurements: Measurements, health: HealthChecker, limits: Mapping[str, float]
+) -> list[Finding]:
+    norms = {address: median(own) for address, own in health.gradient_norms.items()}
+    weights = [
+        record
+        for record in _in_order_of_use(measurements)
+        if _is_matrix(record) and record.address in norms
+    ]
+    finite = [
+        record for record in weights if norms[record.address] < float("inf")
+    ]  # false for NaN, too
+    largest = max((norms[record.address] for record in finite), default=0.0)
+    if largest == 0:
+        return []
+    # Tokens and positions that a module with modules inside has learned are no layer that the
+    # others wait for.
+    modules = measurements.modules
+    layers = [
+        record
+        for record in finite
+        if record.module not in modules or not modules[record.module].children
+    ]
+    return [
+        *vanishing(
+            [_norms_of(record, norms, health) for record in layers or finite],
+            largest,
+            limits["vanishing_ratio"],
+        ),
+        *exploding(
+            [_norms_of(record, norms, health) for record in finite], limits["exploding_ratio"]
+        ),
+    ]
+
+
+def _norms_of(
+    record: ParameterRecord, norms: Mapping[str, float], health: HealthChecker
+) -> WeightNorms:
+    own_norm = health.parameter_norms[record.address]
+    return WeightNorms(
+        record.address, record.module, norms[record.address], own_norm, record.num_elements
+    )
+
+
+def _is_matrix(record: ParameterRecord) -> bool:
+    """Weights in the proper sense: no biases, scales, or single vectors that are learned."""
+    return sum(size > 1 for size in record.shape) > 1
+
+
+def _in_order_of_use(measurements: Measurements) -> list[ParameterRecord]:
+    """In the order in which their modules were called; those whose module was not called stand
+    where they were made.
+    """
+    first: dict[str, int] = {}
+    for call in measurements.calls:
+        first.setdefault(call.address, call.index)
+    last = 0
+    order: list[tuple[int, int, ParameterRecord]] = []
+    for number, record in enumerate(measurements.parameters):
+        last = first.get(record.module, last)
+        order.append((last, number, record))
+    return [record for _, _, record in sorted(order, key=lambda item: item[:2])]
+
+
+# -- parameters
+
+
+def unused_findings(measurements: Measurements, notes: list[str]) -> list[Finding]:
+    if not any(step.num_backward_passes for step in measurements.steps):
+        notes.append(
+            "No backward pass ran, so nothing is said about gradients and unused parameters."
+        )
+        return []
+    learnable = [record for record in measurements.parameters if record.is_learnable]
+    unused = [record for record in learnable if not record.num_gradients]
+    if len(unused) == len(learnable) > 0:
+        notes.append(
+            "The backward passes added no gradient to any parameter (torch.autograd.grad returns "
+            "them instead), so nothing is said about unused parameters."
+        )
+        return []
+    return [
+        Finding(
+            kind="unused parameters",
+            severity="warning",
+            where=where,
+            module=own[0].module if len(own) == 1 else where,
+            number=sum(record.num_elements for record in own),
+            threshold=0,
+            text=f"{_parameters(own)} got no gradient in any backward pass.",
+            advice="They do not contribute to the loss, or a detach() or no_grad() lies in "
+            "between. Remove or freeze them "
+            "(requires_grad_(False)), or connect them.",
+        )
+        for where, own in _grouped(unused, measurements.parameters)
+    ]
+
+
+def frozen_findings(measurements: Measurements) -> list[Finding]:
+    frozen = [record for record in measurements.parameters if not record.is_learnable]
+    return [
+        Finding(
+            kind="frozen parameters",
+            severity="info",
+            where=where,
+            module=own[0].module if len(own) == 1 else where,
+            number=sum(record.num_elements for record in own),
+            threshold=None,
+            text=f"{_parameters(own)} {'does' if len(own) == 1 else 'do'} not require gradients.",
+            advice="",
+        )
+        for where, own in _grouped(frozen, measurements.parameters)
+    ]
+
+
+def _parameters(records: list[ParameterRecord]) -> str:
+    names = ", ".join(record.address for record in records[:_MOST_NAMES])
+    more = f" and {len(records) - _MOST_NAMES} more" if len(records) > _MOST_NAMES else ""
+    return f"{names}{more} ({count_text(sum(record.num_elements for record in records))} numbers)"
+
+
+def _grouped(
+    chosen: list[ParameterRecord], everything: list[ParameterRecord]
+) -> list[tuple[str, list[ParameterRecord]]]:
+    """By the outermost module of which all parameters are chosen, or alone."""
+    total: dict[str, int] = {}
+    inside: dict[str, int] = {}
+    for counts, records in ((total, everything), (inside, chosen)):
+        for record in records:
+            for above in _above(record.address):
+                counts[above] = counts.get(above, 0) + 1
+    groups: dict[str, list[ParameterRecord]] = {}
+    for record in chosen:
+        whole = next(
+            (above for above in _above(record.address) if inside[above] == total[above]),
+            record.address,
+        )
+        groups.setdefault(whole, []).append(record)
+    return [(where or "the model", own) for where, own in groups.items()]
+
+
+def _above(address: str) -> list[str]:
+    """The modules that a parameter is in, the model ('') first."""
+    parts = address.split(".")[:-1]
+    return [".".join(parts[:end]) for end in range(len(parts) + 1)]
