@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import torchlens
+from torchlens._monitor.read.health import RunHealth
 from torchlens._monitor.record.samples import SAMPLE_SIZE
 from torchlens._monitor.store import writer as writer_module
 from torchlens._monitor.store.segments import SegmentWriter
