@@ -7,7 +7,7 @@ from pathlib import Path
 import torchlens._page
 from torchlens._page.bundle import bundle
 
-PAGE = Path(torchlens._page.__file__).parent / "page"
+PAGE = Path(torchlens._page.__file__).parent / "js"
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGE.glob("*.js"))}
 DEFINED = re.compile(r"^(?:export )?(?:async )?(?:function|const|let|class) (.*)$", re.MULTILINE)
 
@@ -28,10 +28,10 @@ def defined(text: str) -> list[str]:
 
 
 def test_the_page_of_runs_is_put_together_with_what_it_shares() -> None:
-    text = bundle(PAGE.parent / "run", "start.js")
+    text = bundle(PAGE.parent / "runs_js", "start.js")
     assert "import {" not in text
     assert not re.search(r"^export ", text, re.MULTILINE)
-    own = sorted((PAGE.parent / "run").glob("*.js"))
+    own = sorted((PAGE.parent / "runs_js").glob("*.js"))
     shared = [PAGE / name for name in ("elements.js", "numbers.js", "scale.js", "sheet.js")]
     for path in [*own, *shared]:
         assert text.count(path.read_text(encoding="utf-8").splitlines()[0]) == 1, path.name

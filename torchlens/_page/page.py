@@ -14,7 +14,7 @@ from torchlens._page.data import page_data
 from torchlens._recording.valueless import outside_fake_mode
 from torchlens._text.wording import checked_file, got
 
-PAGE = Path(__file__).parent / "page"
+PAGE = Path(__file__).parent / "js"
 _FRAME_HEIGHT = 720
 
 

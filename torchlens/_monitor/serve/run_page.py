@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torchlens._monitor.read.reader import RunReader
 
 
-RUN_PAGE = PAGE.parent / "run"
+RUN_PAGE = PAGE.parent / "runs_js"
 # How much of a long run goes into a file, from most to least: columns of what is looked at first,
 # of the other statistics, and of histograms. The first that is small enough is taken.
 _DETAIL = (
@@ -67,7 +67,7 @@ def _page_text(data: dict[str, Any], connects: bool) -> str:
     body = (RUN_PAGE / "run.html").read_text(encoding="utf-8").replace("%%PANE%%", pane)
     script = f"const openPane = {bundle(PAGE, 'start.js')};\n({bundle(RUN_PAGE, 'start.js')})();"
     return filled_template(
-        data["title"], data, body, ["page.css", "../run/run.css"], script, connects
+        data["title"], data, body, ["page.css", "../runs_js/run.css"], script, connects
     )
 
 

@@ -1,6 +1,6 @@
 /* What charts over steps share: a canvas, the axis of steps, and the line at the chosen step, which moves without drawing. */
 
-import { html } from "../page/elements.js";
+import { html } from "../js/elements.js";
 
 export const paint = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const timings = {};

@@ -1,6 +1,6 @@
 /* Curves over steps, of several runs on top of each other. */
 
-import { numberText } from "../page/numbers.js";
+import { numberText } from "../js/numbers.js";
 import { Chart, paint, tickText, ticks, timed } from "./chart.js";
 
 /* `lines` are {steps, values, low, high, colour, name}; `setLines` draws them. */

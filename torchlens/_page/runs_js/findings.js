@@ -1,6 +1,6 @@
 /* What looked wrong, as it came up. */
 
-import { html } from "../page/elements.js";
+import { html } from "../js/elements.js";
 
 /* Findings that hold at a step: those that had begun and were not over. */
 export function findingsAt(run, step) {

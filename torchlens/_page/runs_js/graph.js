@@ -1,6 +1,6 @@
 /* The graph of a run's model: the viewer's page, coloured from here. */
 
-import { html } from "../page/elements.js";
+import { html } from "../js/elements.js";
 import { STATISTICS, valueIn } from "./statistics.js";
 
 export class Graph {

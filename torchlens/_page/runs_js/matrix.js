@@ -1,8 +1,8 @@
 /* All modules over all steps, by one statistic: a row for each module. */
 
-import { html } from "../page/elements.js";
-import { clip } from "../page/numbers.js";
-import { colourAt } from "../page/scale.js";
+import { html } from "../js/elements.js";
+import { clip } from "../js/numbers.js";
+import { colourAt } from "../js/scale.js";
 import { paint, ticks, timed } from "./chart.js";
 import { channels } from "./distributions.js";
 import { STATISTICS, placeOn } from "./statistics.js";

@@ -1,7 +1,7 @@
 /* The panel: scalars, the numbers of the selected module, and findings. */
 
-import { html } from "../page/elements.js";
-import { numberText, percent } from "../page/numbers.js";
+import { html } from "../js/elements.js";
+import { numberText, percent } from "../js/numbers.js";
 import { KINDS } from "./runs.js";
 import { Curves } from "./curves.js";
 import { Distributions } from "./distributions.js";

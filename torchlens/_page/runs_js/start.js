@@ -1,9 +1,9 @@
 /* Runs in a page: the graph, all modules over all steps, and what belongs to the step that is chosen. */
 
-import { html } from "../page/elements.js";
-import { many } from "../page/numbers.js";
-import { SCALE, css } from "../page/scale.js";
-import { listenToSheet } from "../page/sheet.js";
+import { html } from "../js/elements.js";
+import { many } from "../js/numbers.js";
+import { SCALE, css } from "../js/scale.js";
+import { listenToSheet } from "../js/sheet.js";
 import { DATA, isLive, source } from "./source.js";
 import { KINDS, Run } from "./runs.js";
 import { Graph } from "./graph.js";

@@ -1,6 +1,6 @@
 /* What modules can be coloured and compared by. */
 
-import { numberText, percent } from "../page/numbers.js";
+import { numberText, percent } from "../js/numbers.js";
 
 const share = { text: percent, fixed: [0, 1], isWorst: true };
 /* What has no finite number is sent as infinite: NaN says that nothing was recorded. */
