@@ -72,5 +72,5 @@ $(VENV)/ready: pyproject.toml
 
 # The tests also log models of other people's, and send runs to other people's programs.
 $(VENV)/tested: $(VENV)/ready
-	$(INSTALL) --editable '.[zoo,tensorboard,wandb,trackio,mlflow,lightning,transformers,video]'
+	$(INSTALL) --editable '.[zoo,tensorboard,wandb,trackio,mlflow,lightning,transformers,video,tsne]'
 	touch $@

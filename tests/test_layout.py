@@ -83,7 +83,7 @@ OPTIONAL = {
         "sympy",
         "transformers",
     ),
-    *("av", "lightning", "mlflow", "tensorboard", "trackio", "wandb"),
+    *("PIL", "av", "lightning", "mlflow", "sklearn", "tensorboard", "trackio", "wandb"),
 }
 
 

@@ -25,7 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchlens._health.finding import RunFinding
-from torchlens._monitor.films.projection import ProjectedStep, projections_in, read_projection
+from torchlens._monitor.films.film_process import (
+    ProjectedStep,
+    projections_in,
+    read_projection,
+)
 from torchlens._monitor.read.views import ModuleView, Scalars, Series, SeriesKey, SeriesMap
 from torchlens._monitor.serve.run_page import explore_runs
 from torchlens._monitor.sinks.export import send

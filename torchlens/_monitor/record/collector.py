@@ -4,27 +4,22 @@ comes.
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from torchlens._capture.gradients.backward_hooks import node_of
-from torchlens._health.tensor_statistics import has_numbers
+from torchlens._monitor.films.tracks import Tracks
 from torchlens._monitor.read.statistics import Observation
 from torchlens._monitor.record.samples import PLAIN_TYPES, Sample, Sampler
 from torchlens._monitor.record.series import SeriesNames
-from torchlens._monitor.record.tracking import Track
 from torchlens._recording.quiet import is_quiet, quietly
-from torchlens._recording.wrappers import local_value
 from torchlens._text.problems import Problems
 
 # Of so many tensors the samples are remembered: what one module returns, its parent returns, and
 # the next is given.
 _MOST_SEEN = 16
 _MOST_PENDING = 4_000
-# Of whole tensors so many are kept in a step, each with so many numbers.
-_MOST_CAPTURES = 64
-_MOST_CAPTURED = 1 << 20
 # torch overflows its stack when it frees a chain of tens of thousands of nodes that were looked at
 # from Python.
 _MOST_HOOKS = 5_000
@@ -45,15 +40,6 @@ class _Seen:
         self.hook: GradientHook | None = None
 
 
-class Capture(NamedTuple):
-    """A tensor on its way to a job of the worker's."""
-
-    job: str
-    name: str
-    options: dict[str, Any]
-    tensor: _Tensor
-
-
 class Collector:
     """Holds what was seen since it was last taken. While `is_armed` is False it takes note of
     nothing.
@@ -63,10 +49,7 @@ class Collector:
         self.names = names
         self.problems = problems
         self.pending: list[Observation] = []
-        self.captures: list[Capture] = []  # whole arrays, for the worker
-        # Who follows what modules return, and its gradient: by address, or by the name of a watched
-        # tensor.
-        self.tracks: dict[str, dict[str, list[Track]]] = {"outputs": {}, "gradients": {}}
+        self.tracks = Tracks()
         self.is_armed = False
         self.sampler = Sampler()
         # What is done when so much is pending that it should not wait for the end of the step.
@@ -79,32 +62,6 @@ class Collector:
         """What was seen since the last time."""
         found, self.pending = self.pending, []
         return found
-
-    def take_captures(self) -> "list[Capture]":
-        """The arrays for the worker that were kept since the last time."""
-        found, self.captures = self.captures, []
-        return found
-
-    def capture(self, what: str, address: str, tensor: _Tensor) -> None:
-        """Keeps a copy of the first rows of a tensor for each that follows it. Call it quietly."""
-        for track in self.tracks[what].get(address, ()):
-            if not track.takes(address):
-                continue
-            options = track.options[address]
-            name = options.get("path") or options.get("name") or address
-            own = local_value(tensor)
-            if (
-                len(self.captures) < _MOST_CAPTURES
-                and has_numbers(own)
-                and own.layout is torch.strided
-                and own.dim()
-            ):
-                part = own.detach()[: track.rows_of(address, own.shape)].to(
-                    torch.float32, copy=True
-                )
-                if part.numel() > _MOST_CAPTURED:
-                    part = part[: max(_MOST_CAPTURED // max(part[0].numel(), 1), 1)]
-                self.captures.append(Capture(track.job, name, options, part))
 
     def check_size(self) -> None:
         """To be called now and then."""
@@ -177,9 +134,10 @@ class Collector:
 
     def on_gradient(self, hook: "GradientHook", gradient: _Tensor) -> None:
         """A gradient has come. Call it quietly."""
-        if self.tracks["gradients"]:
+        followed = self.tracks.gradients
+        if followed:
             for module, _ in hook.series:
-                self.capture("gradients", module, gradient)
+                self.tracks.capture(followed, module, gradient)
         sample = self.sampler.take(gradient)
         if sample is not None:
             for module, name in hook.series:

@@ -15,6 +15,15 @@ from torchlens._capture.model_parts import named_modules
 from torchlens._compat.monitor_names import RUN_NAMES, refuse_video_options
 from torchlens._compat.torchlens_names import no_such_name
 from torchlens._health.thresholds import THRESHOLDS
+from torchlens._monitor.films.film_worker import FilmWorker, WorkCounts
+from torchlens._monitor.films.tracks import (
+    Basis,
+    Method,
+    Show,
+    Track,
+    embed_options,
+    video_options,
+)
 from torchlens._monitor.read.health import RunHealth
 from torchlens._monitor.read.reader import last_step_of
 from torchlens._monitor.record.collector import Collector
@@ -24,18 +33,7 @@ from torchlens._monitor.record.process import own_rank, run_record, session_reco
 from torchlens._monitor.record.scalars import scalar_value
 from torchlens._monitor.record.series import WATCHED, SeriesNames
 from torchlens._monitor.record.stepping import Steps
-from torchlens._monitor.record.tracking import (
-    Basis,
-    Method,
-    Show,
-    Track,
-    all_tracks,
-    embed_options,
-    unseen_names,
-    video_options,
-)
 from torchlens._monitor.record.watcher import ModuleWatcher
-from torchlens._monitor.record.worker import WorkCounts
 from torchlens._monitor.sinks.feed import SinkFeed
 from torchlens._monitor.sinks.sink import Sink
 from torchlens._monitor.store.folder import GRAPH_FILE, RUN_FILE, is_run, write_json_file
@@ -107,8 +105,9 @@ class Run:
         self._watcher = ModuleWatcher(
             model, options, self._collector, THRESHOLDS["saturation_margin"], graph
         )
+        self._films = FilmWorker(folder, self.problems)
         self._steps = Steps(
-            model, folder, options, first, self._collector, self._watcher, self._writer
+            model, folder, options, first, self._collector, self._watcher, self._writer, self._films
         )
         self._steps.when_gone = self._take_away
 
@@ -156,6 +155,7 @@ class Run:
                 self._take_away()
             finally:  # once more, for an interrupt may cut the first short
                 self._take_away()
+        self._films.finish()
         self._writer.finish()
         steps.is_finished = True
 
@@ -171,6 +171,7 @@ class Run:
         self._steps.is_finished = True
         self._collector.is_armed = False
         self._take_away()
+        self._films.abandon()
         self._writer.abandon()
 
     def __enter__(self) -> "Run":
@@ -251,7 +252,8 @@ class Run:
         return tensor
 
     def _watch(self, name: str, tensor: torch.Tensor) -> None:
-        self._collector.capture("outputs", name, tensor)
+        tracks = self._collector.tracks
+        tracks.capture(tracks.outputs, name, tensor)
         self._collector.note(name, WATCHED, "", tensor)
         self._collector.follow_gradient(name, "", tensor)
 
@@ -275,7 +277,7 @@ class Run:
         """
         refuse_video_options("embed", foreign, "method, basis, rows, every, seconds, name")
         options = embed_options(
-            address, self._addresses(), method, basis, name, all_tracks(self._collector.tracks)
+            address, self._addresses(), method, basis, name, self._collector.tracks.all
         )
         return self._track("points", options, rows, every, seconds)
 
@@ -317,7 +319,7 @@ class Run:
     def _track(
         self, job: str, options: dict[str, dict[str, Any]], rows: int, every: int,
         seconds: float | None,
-        what: str = "outputs",
+        what: Literal["outputs", "gradients"] = "outputs",
     ) -> Track:  # fmt: skip
         infos = {info.address: info for info in self._watcher.infos.values()}
         for address in options:
@@ -329,15 +331,14 @@ class Run:
         clock = self._steps.clock
         track = Track(job, options, rows, every, seconds, lambda: clock.step)
         if self.rank == 0:  # the files of several would be the same
-            for address in options:
-                self._collector.tracks[what].setdefault(address, []).append(track)
+            self._collector.tracks.add(track, what)
         return track
 
     def _addresses(self) -> list[str]:
         return [info.address for info in self._watcher.infos.values()]
 
     def _tell_unseen(self) -> None:
-        for sentence in unseen_names(all_tracks(self._collector.tracks), self._addresses()):
+        for sentence in self._collector.tracks.unseen(self._addresses()):
             self.problems.add(sentence)
 
     def step(self) -> None:
@@ -420,7 +421,7 @@ class Run:
     @property
     def work_counts(self) -> WorkCounts:
         """How many arrays were offered to the worker process, done and dropped."""
-        return self._writer.worker.counts
+        return self._films.counts
 
     @property
     def problems(self) -> Problems:

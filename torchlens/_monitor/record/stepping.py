@@ -22,9 +22,10 @@ from torchlens._capture.current import add_watcher, remove_watcher
 from torchlens._capture.model_parts import named_modules
 from torchlens._capture.patches.compiled import begin_eager, end_eager, is_compiler_there
 from torchlens._capture.patches.patching import apply_module_patches, undo_patches
+from torchlens._monitor.films.film_worker import Capture, FilmWorker
 from torchlens._monitor.read.statistics import Observation
 from torchlens._monitor.record.clock import StepClock
-from torchlens._monitor.record.collector import Capture, Collector
+from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.options import MonitorOptions
 from torchlens._monitor.record.parameters import ParameterWatch
 from torchlens._monitor.record.samples import to_host
@@ -60,10 +61,11 @@ class Steps:
     def __init__(
         self, model: torch.nn.Module, folder: Path, options: MonitorOptions, first: int,
         collector: Collector,
-        watcher: ModuleWatcher, writer: Writer,
+        watcher: ModuleWatcher, writer: Writer, films: FilmWorker,
     ) -> None:  # fmt: skip
         self.clock = StepClock(first)
         self.collector, self.watcher, self.writer = collector, watcher, writer
+        self._films = films
         self.scalars = PendingScalars()
         self.is_on = True
         self.is_finished = False
@@ -233,7 +235,7 @@ class Steps:
         self._mark_nodes()
         if self.clock.is_late:
             self.clock.is_late = False
-            seen, captures = self.collector.take_all(), self.collector.take_captures()
+            seen, captures = self.collector.take_all(), self.collector.tracks.take_captures()
             if self._late_step is not None and seen:
                 self._offer(self._late_step, seen, captures)
             self.watcher.begin_step()
@@ -291,7 +293,7 @@ class Steps:
 
     def _settle(self) -> None:
         """What was seen until now is of the current step."""
-        seen, captures = self.collector.take_all(), self.collector.take_captures()
+        seen, captures = self.collector.take_all(), self.collector.tracks.take_captures()
         if self._is_recorded:
             self._settled += seen
             self._settled_captures += captures
@@ -316,12 +318,13 @@ class Steps:
             and len(self.scalars) < _MANY_SCALARS
             and not self._is_ending
         )
-        if not observations and not captures and (not self.scalars or is_soon):
+        self._films.offer(step, captures)
+        if not observations and (not self.scalars or is_soon):
             return
         self._last_offer = now
         scalars, self.scalars = self.scalars, PendingScalars()
         quietly(_start_copies, observations, scalars)
-        if not self.writer.offer(Part(step, observations, scalars, is_end, captures)):
+        if not self.writer.offer(Part(step, observations, scalars, is_end)):
             self.scalars[:0] = scalars  # they are small, and wait for the next step
 
     def _hand_over_part(self) -> None:
@@ -335,7 +338,7 @@ class Steps:
             self._offer(
                 self.clock.step + 1,
                 self.collector.take_all(),
-                self.collector.take_captures(),
+                self.collector.tracks.take_captures(),
                 is_end=False,
             )
 

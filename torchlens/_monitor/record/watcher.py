@@ -284,9 +284,10 @@ class ModuleWatcher:
 
     def _note_outputs(self, info: ModuleInfo, takes: int, result: Any) -> None:
         collector, address = self.collector, info.address
-        if takes == _ALL and address in collector.tracks["outputs"]:
+        followed = collector.tracks.outputs
+        if takes == _ALL and address in followed:
             for _, tensor in itertools.islice(_named_results(result), 1):
-                collector.capture("outputs", address, tensor)
+                collector.tracks.capture(followed, address, tensor)
         if isinstance(result, _Tensor):
             if self._has_outputs and takes == _ALL:
                 if info.output_number < 0:

@@ -5,8 +5,8 @@
     graph.py), written by rank 0 as soon as it is known rank0-000001-000001.seg  the segments of
     each rank (see frames.py), numbered from 1; one that was merged from several
                              has the first and the last number of those in its name
-    layer1.points            what the worker process made for `run.embed('layer1')` (see
-    projection.py)
+    layer1.points            the points of `run.embed('layer1')` (see
+    films/film_process.py)
 
 Nothing is ever changed in place: a file is appended to, or written beside and then renamed. So
 readers need no locks, and a process that begins to record always begins a new segment, whatever an

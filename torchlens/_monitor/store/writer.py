@@ -8,7 +8,6 @@ behind, what is offered is refused and counted: recorded + dropped = offered.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import time
@@ -18,12 +17,10 @@ from torchlens._health.finding import RunFinding
 from torchlens._health.thresholds import THRESHOLDS
 from torchlens._monitor.read.health import RunHealth
 from torchlens._monitor.read.statistics import Observation, summarized
-from torchlens._monitor.record.collector import Capture
 from torchlens._monitor.record.options import MonitorOptions
 from torchlens._monitor.record.samples import value_of
 from torchlens._monitor.record.series import SeriesNames
 from torchlens._monitor.record.units import UnitActivity
-from torchlens._monitor.record.worker import Worker
 from torchlens._monitor.store.columns import Columns, merged
 from torchlens._monitor.store.frames import Kind, Step, frame_bytes, json_frame, pack_step
 from torchlens._monitor.store.segments import SegmentWriter
@@ -58,7 +55,6 @@ class Part:
     observations: list[Observation]
     scalars: list[tuple[str, int, Any]] = field(default_factory=list)
     is_end: bool = True  # nothing more of this step will come
-    captures: list[Capture] = field(default_factory=list)  # for the worker
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +82,6 @@ class Writer:
             Callable[[], None]
         ] = []  # done after the last step, in the writer's thread
         self.last_step: int | None = None  # the last step that is in the file
-        self.worker = Worker(folder, self.problems)
         self._names = names
         self._health = health
         self._activity = UnitActivity(names.units, THRESHOLDS["min_values"])
@@ -131,8 +126,6 @@ class Writer:
             )
             if is_full and (size or self._num_waiting_parts >= 2 * MOST_PARTS):
                 self._dropped += size
-                if part.captures:
-                    self._queue.put(partial(self.worker.add_dropped, len(part.captures)))
                 if size:
                     self._queue.put(lambda: self._tell_dropped(part.step, size))
                 return False
@@ -174,7 +167,6 @@ class Writer:
             self._keep_budget()
             del item
         try:
-            self.worker.finish()
             if self._part_size:
                 self._write_step(self._open_step, [])
             for task in self.at_end:
@@ -214,8 +206,6 @@ class Writer:
                 self._part_size += size
                 self._open_step = part.step
             part.observations = []
-            for job, name, options, tensor in part.captures:
-                self.worker.send(job, name, part.step, tensor.cpu().numpy(), options)
             scalars = [(name, step, float(value_of(value))) for name, step, value in part.scalars]
             if part.is_end and self._part_size:
                 self._write_step(part.step, scalars)
