@@ -1,7 +1,6 @@
 """Calls that people get wrong: each is told what it should have been."""
 
 import copy
-import importlib
 import re
 import subprocess
 import sys
@@ -353,32 +352,13 @@ def test_a_function_that_is_none(module: str, name: str, words: str):
 
 
 def test_drawing_by_the_name_that_many_try_first():
-    code = "import torchlens\ntorchlens.draw(1, 2)"
-    before = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    ).stderr
-    assert (
-        "has no attribute 'draw'. Use show_model_graph(model, x), or history.render_graph()."
-        in before
-    )
-    assert (
-        tl.log_forward_pass(MLP(), X).render_graph("none") is None
-    )  # the package is there from here on
-    with pytest.raises(
-        TypeError, match=r"To draw a model: torchlens\.show_model_graph\(model, x\)"
-    ):
-        tl.draw(MLP(), X)
+    with pytest.raises(AttributeError, match=r"Use show_model_graph\(model, x\), or history"):
+        tl.draw  # type: ignore[attr-defined] # noqa: B018
 
 
 def test_logging_by_the_name_that_the_public_one_has_since_its_version_2():
-    code = "import torchlens\ntorchlens.trace(1, 2)"
-    before = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    ).stderr
-    assert "has no attribute 'trace'. Use log_forward_pass(model, x)." in before
-    importlib.import_module("torchlens._trace")  # the package is there from here on
-    with pytest.raises(TypeError, match=r"To log a model: torchlens\.log_forward_pass\(model, x\)"):
-        tl.trace(MLP(), X)
+    with pytest.raises(AttributeError, match=r"Use log_forward_pass\(model, x\)\."):
+        tl.trace  # type: ignore[attr-defined] # noqa: B018
 
 
 def test_the_hint_is_given_once():

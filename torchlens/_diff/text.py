@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchlens._text.grid import Column, laid_out
-from torchlens._text.units import shape_text
+from torchlens._text.numbers import shape_text
 
 if TYPE_CHECKING:
     from torchlens._diff.diff import Diff, Divergence

@@ -1,6 +1,6 @@
 """From a history to a scene."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -24,9 +24,10 @@ from torchlens._draw.scene import Box, Edge, EdgeKind, Node, NodeShape, Scene
 from torchlens._draw.simplify import group_within
 from torchlens._history.argument_words import argument_words
 from torchlens._history.layer_entry import LayerEntry
-from torchlens._history.log import Log, nice_bytes
+from torchlens._history.log import Log
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import located
+from torchlens._text.numbers import bytes_text, shape_text
 from torchlens._text.wording import got
 
 
@@ -87,10 +88,10 @@ def _caption(log: Log) -> tuple[str, ...]:
     entries, params = range(len(log.graph.recorded)), log.recording.params
     param_bytes = sum(parameter.numel() * parameter.element_size() for parameter in params)
     return (
-        f"{len(entries):,} tensors total ({nice_bytes(sum(map(log.num_bytes, entries)))})",
+        f"{len(entries):,} tensors total ({bytes_text(sum(map(log.num_bytes, entries)))})",
         (
             f"{sum(parameter.numel() for parameter in params):,} params total "
-            f"({nice_bytes(param_bytes)})"
+            f"({bytes_text(param_bytes)})"
         ),
     )
 
@@ -207,12 +208,11 @@ class _Builder:
             ]
             named = zip(addresses, params, strict=True)
             lines.append(
-                "params: "
-                f"{', '.join(f'{name} {shape_text(tuple(param.shape))}' for name, param in named)}"
+                f"params: {', '.join(f'{name} {shape_text(param.shape)}' for name, param in named)}"
             )
         elif params:
             lines.append(
-                f"params: {', '.join(shape_text(tuple(parameter.shape)) for parameter in params)}"
+                f"params: {', '.join(shape_text(parameter.shape) for parameter in params)}"
             )
         if entry in log.graph.booleans:
             values = {log.graph.booleans[one] for one in item.entries if one in log.graph.booleans}
@@ -229,7 +229,7 @@ class _Builder:
     def _bundle_text(self, item: Item) -> tuple[str, list[str], NodeShape]:
         log, entries = self.log, item.entries
         shapes = list(dict.fromkeys(shape_text(log.row(entry).shape) for entry in entries))
-        size = nice_bytes(sum(map(log.num_bytes, entries)))
+        size = bytes_text(sum(map(log.num_bytes, entries)))
         address = ".".join(log.boundary_addresses[entries[0]][0].split(".")[:2])
         of_shapes = f" of {shapes[0]}" if len(shapes) == 1 else ""
         title = f"{log.label(entries[0])} … {log.label(entries[-1])}"
@@ -285,7 +285,7 @@ class _Builder:
         )
 
     def _tensor_text(self, entry: int) -> str:
-        return f"{shape_text(self.log.row(entry).shape)} ({nice_bytes(self.log.num_bytes(entry))})"
+        return f"{shape_text(self.log.row(entry).shape)} ({bytes_text(self.log.num_bytes(entry))})"
 
     def _module_name(self, call: int) -> str:
         """`@features.0`; with the pass where there are several and each has its own node."""
@@ -438,13 +438,3 @@ def _wrapped(text: str, width: int = 60) -> list[str]:
         lines.append(line)
     lines = [line for line in lines if line]
     return lines if len(lines) <= 6 else [*lines[:6], "…"]
-
-
-def shape_text(shape: Iterable[int]) -> str:
-    """`1x384x13x13`; `(384,)` for one dimension, for `x8` is a number of passes; `scalar` for
-    none.
-    """
-    sizes = [str(size) if size >= 0 else "?" for size in shape]
-    if not sizes:
-        return "scalar"
-    return f"({sizes[0]},)" if len(sizes) == 1 else "x".join(sizes)

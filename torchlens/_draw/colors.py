@@ -12,11 +12,11 @@ from torchlens._draw.options import DrawOptions
 from torchlens._draw.scene import Legend
 from torchlens._graph.costs import flops_of
 from torchlens._history.layer_entry import LayerEntry
-from torchlens._history.log import Log, nice_bytes
+from torchlens._history.log import Log
 from torchlens._history.overlay import Marks, Overlay
 from torchlens._recording.wrappers import local_value
 from torchlens._text.measures import short_word
-from torchlens._text.units import count_text
+from torchlens._text.numbers import bytes_text, count_text
 from torchlens._text.wording import got
 
 INPUT_FILL = "#98FB98"
@@ -206,7 +206,7 @@ def _flops_text(value: float) -> str:
 
 
 def _bytes_text(value: float) -> str:
-    return nice_bytes(round(value))
+    return bytes_text(round(value))
 
 
 def _number_text(value: float) -> str:

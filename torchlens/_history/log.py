@@ -481,15 +481,3 @@ def picked(values: Sequence[_Value], places: Sequence[int]) -> list[_Value]:
 def path_text(head: str, path: tuple[Any, ...]) -> str:
     """`input.x.0` for the path ('x', 0)."""
     return ".".join([head, *map(str, path)])
-
-
-def nice_bytes(num_bytes: int) -> str:
-    """A size for people: `253.5 KB`, or `16*s0 B` where sizes are symbolic."""
-    if isinstance(num_bytes, SymbolicInt):
-        return num_bytes.shown(nice_bytes, " B")
-    size = float(num_bytes)
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1024:
-            return f"{num_bytes} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TB"

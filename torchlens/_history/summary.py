@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchlens._history import columns
 from torchlens._history.layer_entry import LayerEntry
-from torchlens._history.log import Log, nice_bytes
+from torchlens._history.log import Log
 from torchlens._history.tables import with_symbols
 from torchlens._history.text import valueless_text
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT, Operation
 from torchlens._text.grid import Column, laid_out
 from torchlens._text.measures import MEASURES, Measure, short_word
-from torchlens._text.units import count_text, seconds_text, shape_text
+from torchlens._text.numbers import bytes_text, count_text, seconds_text, shape_text
 from torchlens._text.wording import check_choice, check_count
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ def _text(
         Column("FLOPs", [_flops_text(row) for row in rows], 1),
         Column("time", [seconds_text(row.time) if row.time else "-" for row in rows], 1),
         *([Column("backward", [_backward_text(row) for row in rows], 4)] if has_backward else []),
-        Column("memory", [nice_bytes(row.memory) for row in rows], 5),
+        Column("memory", [bytes_text(row.memory) for row in rows], 5),
     ]
     failed = "" if log.recording.failure is None else " (the pass failed)"
     lines = [f"{history.model_name}{failed}", "", *laid_out(columns, room)]

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from torchlens._history.backward import backward_times
-from torchlens._history.log import Log, nice_bytes, picked
+from torchlens._history.log import Log, picked
 from torchlens._history.lookup import lookup_keys
 from torchlens._recording.arguments import shape_of
 from torchlens._recording.valueless import outside_fake_mode, why_valueless
 from torchlens._recording.wrappers import holds_others, inner_of, local_value
+from torchlens._text.numbers import bytes_text
 from torchlens.errors import ValueChangedError
 
 _WIDTH = 100
@@ -30,13 +31,13 @@ def history_text(log: Log, name: str) -> str:
     param_bytes = sum(p.numel() * p.element_size() for p in params)
     tree = graph.module_tree
     failure = recording.failure
-    computed = f"{len(entries)} tensors ({nice_bytes(total_bytes)}) computed in forward pass"
-    param_size = f"{sum(p.numel() for p in params)} params total; {nice_bytes(param_bytes)}"
+    computed = f"{len(entries)} tensors ({bytes_text(total_bytes)}) computed in forward pass"
+    param_size = f"{sum(p.numel() for p in params)} params total; {bytes_text(param_bytes)}"
     lines = [
         f"Log of {name} forward pass{'' if failure is None else ' (it failed)'}:",
         f"\tModel structure: {_structure(log)}; {len(tree.num_passes)} total modules.",
         (
-            f"\t{computed}; {num_saved} tensors ({nice_bytes(saved_bytes)}) "
+            f"\t{computed}; {num_saved} tensors ({bytes_text(saved_bytes)}) "
             f"saved{valueless_text(log)}."
         ),
         *_boundary_lines(log),
@@ -148,7 +149,7 @@ def entry_text(log: Log, entry: int) -> str:
     row, graph = log.row(entry), log.graph
     passes = log.num_passes(entry)
     note = f" ({graph.pass_of[entry]}/{passes} passes)" if passes > 1 else ""
-    size = nice_bytes(log.num_bytes(entry))
+    size = bytes_text(log.num_bytes(entry))
     chain = log.module_chain(entry)
     exited = graph.modules_exited.get(entry, [])
     bottom = [
@@ -259,7 +260,7 @@ def _params_text(log: Log, entry: int) -> str:
     num_bytes = sum(p.numel() * p.element_size() for p in params)
     total = sum(p.numel() for p in params)
     return (
-        f"Computed from params with shape {shapes}; {total} params total ({nice_bytes(num_bytes)})"
+        f"Computed from params with shape {shapes}; {total} params total ({bytes_text(num_bytes)})"
     )
 
 

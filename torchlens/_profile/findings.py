@@ -11,7 +11,7 @@ from torchlens._health.gradients import WeightNorms, exploding, vanishing
 from torchlens._health.nonfinite import NonFinite
 from torchlens._health.thresholds import checked_thresholds
 from torchlens._profile.records import Measurements, ParameterRecord
-from torchlens._text.units import count_text
+from torchlens._text.numbers import count_text
 
 _MOST_NAMES = 4
 _CONTAINED = (

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchlens._history.log import Log, nice_bytes
+from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.text import entry_text
 from torchlens._recording.valueless import outside_fake_mode, why_valueless
 from torchlens._recording.wrappers import local_value
+from torchlens._text.numbers import bytes_text
 from torchlens._text.plain_text import printable
 from torchlens._text.wording import check_count, did_you_mean
 from torchlens._trace.files import TraceFiles
@@ -122,7 +123,7 @@ def _count(number: int, word: str) -> str:
 
 
 def _sizes(files: TraceFiles) -> str:
-    return f"{_count(len(without_own(files.names)), 'tensor')}, {nice_bytes(files.num_bytes)}"
+    return f"{_count(len(without_own(files.names)), 'tensor')}, {bytes_text(files.num_bytes)}"
 
 
 def _state(files: TraceFiles) -> str:

@@ -7,9 +7,10 @@ import torch
 from torchlens._capture.session import CaptureOptions
 from torchlens._graph.build import key_of
 from torchlens._history.layer_entry import LayerEntry
-from torchlens._history.log import Log, nice_bytes
+from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.recording import Row
+from torchlens._text.numbers import bytes_text
 
 # -- the operation
 # --------------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ def grad_fsize(entry: LayerEntry) -> int:
 
 def grad_fsize_nice(entry: LayerEntry) -> str:
     """Size of the gradient as text."""
-    return nice_bytes(grad_fsize(entry))
+    return bytes_text(grad_fsize(entry))
 
 
 def is_atomic_bool_layer(entry: LayerEntry) -> bool:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
-from torchlens._history.log import nice_bytes
 from torchlens._recording.symbolic import SymbolicInt
+from torchlens._text.numbers import bytes_text
 
 Entries = Sequence[int]
 _Key = TypeVar("_Key", bound=Hashable)
@@ -21,5 +21,5 @@ def once(keys: Iterable[_Key], make: Callable[[_Key], _Value]) -> list[_Value]:
 def nice_sizes(sizes: list[int]) -> list[str]:
     """Bytes as text."""
     if SymbolicInt in set(map(type, sizes)):  # may be equal to a number, and reads differently
-        return list(map(nice_bytes, sizes))
-    return once(sizes, nice_bytes)
+        return list(map(bytes_text, sizes))
+    return once(sizes, bytes_text)

@@ -5,8 +5,8 @@ from itertools import compress
 
 from torchlens._history import columns
 from torchlens._history.history_fields.reading import HistoryReading
-from torchlens._history.log import nice_bytes
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
+from torchlens._text.numbers import bytes_text
 
 
 class TotalFields(HistoryReading):
@@ -50,7 +50,7 @@ class TotalFields(HistoryReading):
     @property
     def tensor_fsize_total_nice(self) -> str:
         """Size of all tensors as text: `253.5 KB`."""
-        return nice_bytes(self.tensor_fsize_total)
+        return bytes_text(self.tensor_fsize_total)
 
     @property
     def tensor_fsize_saved(self) -> int:
@@ -65,7 +65,7 @@ class TotalFields(HistoryReading):
     @property
     def tensor_fsize_saved_nice(self) -> str:
         """Size of the tensors that were saved, as text."""
-        return nice_bytes(self.tensor_fsize_saved)
+        return bytes_text(self.tensor_fsize_saved)
 
     @property
     def total_params(self) -> int:
@@ -98,7 +98,7 @@ class TotalFields(HistoryReading):
     @property
     def total_params_fsize_nice(self) -> str:
         """Size of all parameters as text."""
-        return nice_bytes(self.total_params_fsize)
+        return bytes_text(self.total_params_fsize)
 
     # -- floating-point operations
     # ---------------------------------------------------------------------------------

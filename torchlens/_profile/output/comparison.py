@@ -17,7 +17,7 @@ from torchlens._profile.output.units import text_of
 from torchlens._profile.records import Measurements
 from torchlens._profile.steps import MOST_KINDS, Kind, Shape
 from torchlens._text.grid import Column, laid_out
-from torchlens._text.units import shape_text
+from torchlens._text.numbers import shape_text
 from torchlens._text.wording import check_choice, got
 
 if TYPE_CHECKING:

@@ -1,10 +1,9 @@
 """What stands above and below the table of a profile: totals, and what was not measured."""
 
 from torchlens._profile.output.quantities import QUANTITIES, module_value
-from torchlens._profile.output.units import bytes_text
 from torchlens._profile.records import Measurements, ModuleRecord
 from torchlens._profile.steps import StepRecord
-from torchlens._text.units import count_text, seconds_text
+from torchlens._text.numbers import bytes_text, count_text, seconds_text
 
 # What a step consists of, in its order.
 _PARTS = (

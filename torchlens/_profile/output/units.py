@@ -2,13 +2,7 @@
 
 from collections.abc import Callable
 
-from torchlens._history.log import nice_bytes
-from torchlens._text.units import count_text, seconds_text, shape_text
-
-
-def bytes_text(value: float) -> str:
-    """`253.5 KB`; memory may also be given back: `-4.0 MB`."""
-    return f"-{nice_bytes(round(-value))}" if value < 0 else nice_bytes(round(value))
+from torchlens._text.numbers import bytes_text, count_text, seconds_text, shape_text
 
 
 def shapes_text(shapes: list[tuple[int, ...]]) -> str:
