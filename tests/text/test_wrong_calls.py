@@ -353,12 +353,12 @@ def test_a_function_that_is_none(module: str, name: str, words: str):
 
 def test_drawing_by_the_name_that_many_try_first():
     with pytest.raises(AttributeError, match=r"Use show_model_graph\(model, x\), or history"):
-        tl.draw  # type: ignore[attr-defined] # noqa: B018
+        tl.draw  # noqa: B018
 
 
 def test_logging_by_the_name_that_the_public_one_has_since_its_version_2():
     with pytest.raises(AttributeError, match=r"Use log_forward_pass\(model, x\)\."):
-        tl.trace  # type: ignore[attr-defined] # noqa: B018
+        tl.trace  # noqa: B018
 
 
 def test_the_hint_is_given_once():
