@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torchlens._monitor.record.run import Run
     from torchlens._monitor.sinks.sink import Sink
     from torchlens._page.page import Exploration
-    from torchlens._page.pairs import Pair
     from torchlens._profile.options import Check, Level
     from torchlens._profile.output.comparison import Comparison
     from torchlens._profile.output.quantities import QuantityName
@@ -309,14 +308,15 @@ def explore_together(
     b: ModelHistory,
     path: str | os.PathLike[str] | None = "two.html",
     *,
-    pairs: "Sequence[Pair] | None" = None,
+    pairs: Sequence[tuple[str, str] | Mapping[str, Any]] | None = None,
     names: tuple[str, str] | None = None,
     title: str | None = None,
 ) -> "Exploration":
     """Writes one HTML file that shows two histories side by side, with the differences marked.
 
-    Operations are matched by structure, unless `pairs` says which correspond. Values are compared
-    if both histories saved them. With `path=None`, nothing is written.
+    Operations are matched by structure, unless `pairs` says which correspond, as tuples `(a, b)` of
+    keys or dicts with `a`, `b`, `note`, `error` and `colour`. Values are compared if both histories
+    saved them. With `path=None`, nothing is written.
 
     >>> explore_together(before, after, 'two.html', names=('before', 'after'))
     """

@@ -20,7 +20,7 @@ from torchlens._history.correspondence import match
 from torchlens._history.model_history import ModelHistory
 from torchlens._page.data import carried_data
 from torchlens._page.differences import find_differences
-from torchlens._page.pairs import Pair, Side, matched_pairs
+from torchlens._page.pairs import ShownPair, Side, matched_pairs
 from torchlens._page.together import explore_together
 
 IMAGE = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -411,11 +411,13 @@ def reference() -> nn.Module:
 def test_given_pairs_say_what_belongs_together(together):
     x = torch.randn(2, 4)
     pairs = [
-        Pair("ln", "norm1", note="first divergence: an <eps>?", error=5.6e-3, colour="crimson"),
-        Pair("q", "qkv", error=1e-7),
-        Pair("k", "qkv"),
-        Pair("drop", None, note="the port has none"),
-        Pair("proj", "out", note="follows"),
+        ShownPair(
+            "ln", "norm1", note="first divergence: an <eps>?", error=5.6e-3, colour="crimson"
+        ),
+        ShownPair("q", "qkv", error=1e-7),
+        ShownPair("k", "qkv"),
+        ShownPair("drop", None, note="the port has none"),
+        ShownPair("proj", "out", note="follows"),
     ]
     both = together(
         log(reference(), x), log(port(), x), pairs=pairs, names=("torch", "jax"), title="A port"
@@ -447,11 +449,11 @@ def test_wrong_calls_say_what_is_accepted(tmp_path):
     with pytest.raises(TypeError, match="b must be the result of log_forward_pass, got None"):
         explore_together(history, cast("Any", None), tmp_path / "two.html")
     with pytest.raises(ValueError, match="no layer has that name"):
-        explore_together(history, history, None, pairs=[Pair("ln", "nowhere")])
+        explore_together(history, history, None, pairs=[ShownPair("ln", "nowhere")])
     with pytest.raises(TypeError, match=r"torchlens\.viewer\.Pair"):
         explore_together(history, history, None, pairs=cast("Any", [("ln", "ln")]))
     with pytest.raises(ValueError, match="at least one of the two"):
-        explore_together(history, history, None, pairs=[Pair(None, None)])
+        explore_together(history, history, None, pairs=[ShownPair(None, None)])
     with pytest.raises(ValueError, match="two names"):
         explore_together(history, history, None, names=cast("Any", ("one",)))
     assert not list(Path(tmp_path).iterdir())

@@ -501,7 +501,7 @@ def test_warnings_point_at_the_line_that_called(tmp_path: Path):
         (lambda h: tl.explore_together(h, h, None, title=3), "title must be text, or None"),
         (
             lambda h: tl.explore_together(h, h, None, pairs=3),
-            "pairs must be a list of torchlens._page.Pair, got 3 (int).",
+            "pairs must be a list of tuples (a, b) or of dicts, got 3 (int).",
         ),
         (
             lambda h: tl.read_trace(None),

@@ -177,7 +177,7 @@ class Diff:
 
         >>> diff.explore('diff.html')
         """
-        from torchlens._page.pairs import Pair as ShownPair
+        from torchlens._page.pairs import ShownPair
         from torchlens._page.together import explore_together
 
         notes = {(culprit.reference, culprit.candidate): culprit for culprit in self.culprits}

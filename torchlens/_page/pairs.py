@@ -3,9 +3,9 @@ caller.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchlens._history.correspondence import Matching
 from torchlens._history.model_history import ModelHistory
@@ -15,14 +15,14 @@ from torchlens._text.wording import got
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ShownPair:
     """Two things that correspond in two histories, and what to say about them.
 
     `a` and `b` are any keys that find a layer, or addresses of modules; None if there is no
     counterpart. A pair with a `note` is listed among the differences. `error` is the relative error
     between the two values. `colour` is any CSS colour; by default, it shows how the two differ.
 
-    >>> Pair('h.0.ln_1', 'blocks.0.norm1', note='an eps?', error=5.6e-3, colour='crimson')
+    >>> ShownPair('h.0.ln_1', 'blocks.0.norm1', note='an eps?', error=5.6e-3, colour='crimson')
     """
 
     a: str | None
@@ -97,13 +97,27 @@ def _failed_calls(a: Side, b: Side) -> list[tuple[int, int]]:
     return [(len(logs[0].graph.recorded), len(logs[1].graph.recorded))]
 
 
-def given_pairs(a: Side, b: Side, pairs: Iterable[Pair]) -> list[PartPair]:
+def _as_pair(given: Any) -> ShownPair:
+    """What the caller gave: `(a, b)`, or a dict such as `{'a': ..., 'b': ..., 'note': ...}`."""
+    if isinstance(given, ShownPair):
+        return given
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return ShownPair(*given)
+    known = {"a": None, "b": None, "note": "", "error": None, "colour": ""}
+    if not isinstance(given, Mapping) or not given.keys() <= known.keys():
+        raise TypeError(
+            "pairs must be made of tuples (a, b) or dicts with the keys a, b, note, error and "
+            f"colour, got {got(given)} in it."
+        )
+    return ShownPair(**(known | dict(given)))
+
+
+def given_pairs(a: Side, b: Side, pairs: Iterable[Any]) -> list[PartPair]:
     """The parts that the caller says belong together, and the boxes that follow from them."""
     found: list[PartPair] = []
     entries: list[tuple[int, int]] = []
     for pair in pairs:
-        if not isinstance(pair, Pair):
-            raise TypeError(f"pairs must be a list of torchlens._page.Pair, got {got(pair)} in it.")
+        pair = _as_pair(pair)
         if pair.a is None and pair.b is None:
             raise ValueError(
                 "A pair must name something in at least one of the two histories, got None for "

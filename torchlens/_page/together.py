@@ -1,17 +1,16 @@
 """Two histories in one page, side by side: counterparts are matched, differences are marked and
 listed.
 
->>> from torchlens._page import Pair, explore_together
->>> explore_together(before, after, 'two.html')
+>>> torchlens.explore_together(before, after, 'two.html')
 
 matches by structure (torchlens._history.correspondence) and finds the differences itself. A caller
 who knows better which parts correspond, for example from their values, gives the pairs, and the
 page shows those:
 
 >>> explore_together(torch_log, jax_log, 'diff.html', names=('torch', 'jax'), pairs=[
-...     Pair('h.0.ln_1', 'blocks.0.norm1', note='an eps?', error=5.6e-3, colour='crimson'),
-...     Pair('linear_1_6', 'dotgeneral_1_31', error=2e-7),  # agrees: no note, so it is not listed
-...     Pair('dropout_1_9', None, note='the port has none'),    # no counterpart
+...     {'a': 'h.0.ln_1', 'b': 'blocks.0.norm1', 'note': 'an eps?', 'error': 5.6e-3},
+...     ('linear_1_6', 'dotgeneral_1_31'),  # no note, so it is not listed
+...     {'a': 'dropout_1_9', 'note': 'the port has none'},  # no counterpart
 ... ])
 
 Keys are those that find a layer in a history (a label without its pass means all passes) or
@@ -37,7 +36,7 @@ from torchlens._page.differences import (
     given_differences,
 )
 from torchlens._page.page import PAGE, Exploration, check_title, filled_template, write_page
-from torchlens._page.pairs import Pair, PartPair, Side, given_pairs, matched_pairs
+from torchlens._page.pairs import PartPair, Side, given_pairs, matched_pairs
 from torchlens._recording.valueless import outside_fake_mode
 from torchlens._text.wording import checked_file, got
 
@@ -47,7 +46,7 @@ def explore_together(
     b: ModelHistory,
     path: str | os.PathLike[str] | None = "two.html",
     *,
-    pairs: Sequence[Pair] | None = None,
+    pairs: Sequence[Any] | None = None,
     names: tuple[str, str] | None = None,
     title: str | None = None,
 ) -> Exploration:
@@ -58,7 +57,7 @@ def explore_together(
         raise ValueError(f"names must be two names, such as ('before', 'after'), got {got(names)}.")
     check_title(title)
     if pairs is not None and (isinstance(pairs, str) or not isinstance(pairs, Iterable)):
-        raise TypeError(f"pairs must be a list of torchlens._page.Pair, got {got(pairs)}.")
+        raise TypeError(f"pairs must be a list of tuples (a, b) or of dicts, got {got(pairs)}.")
     target = None if path is None else checked_file("path", path, "two.html")
     with outside_fake_mode():
         text = _page_text(a, b, pairs, names or _names(a, b), title)
@@ -74,7 +73,7 @@ def _names(a: ModelHistory, b: ModelHistory) -> tuple[str, str]:
 def _page_text(
     a: ModelHistory,
     b: ModelHistory,
-    pairs: Sequence[Pair] | None,
+    pairs: Sequence[Any] | None,
     names: tuple[str, str],
     title: str | None,
 ) -> str:

@@ -54,13 +54,15 @@ HISTORY_FIELDS: dict[str, Field] = _functions(of_history) | {
         "output_device", "save_function_args", "save_gradients",
     )
 }  # fmt: skip
-ENTRY_FIELDS: dict[str, Field] = _functions(of_entry) | {
+ENTRY_METHODS = {method.__name__: method for method in of_entry.METHODS}
+ENTRY_FIELDS: dict[str, Field] = {
+    name: field for name, field in _functions(of_entry).items() if name not in ENTRY_METHODS
+} | {
     "activation_postfunc": partial(_option, "activation_postfunc"),
     "detach_saved_tensor": partial(_option, "detach_saved_tensors"),
     "output_device": partial(_option, "output_device"),
     "save_gradients": partial(_option, "save_gradients"),
 }
-ENTRY_METHODS = {method.__name__: method for method in of_entry.METHODS}
 
 # Names of the classic that mean nothing here, and why.
 NOT_HERE = {
