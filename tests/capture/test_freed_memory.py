@@ -1,8 +1,7 @@
-"""The memory of dropped logs goes back to the system, but for what the next log will use; nobody's
-settings are changed.
+"""The memory of dropped logs goes back to the system, except for what the next log will use; no
+setting of the allocator changes.
 """
 
-import ctypes
 import json
 import platform
 import subprocess
@@ -17,8 +16,8 @@ import torch
 
 import torchlens as tl
 from tests.networks import MLP
+from torchlens._capture.memory import freed_memory
 from torchlens._capture.memory.freed_memory import FreedMemory
-from torchlens._capture.memory.glibc import Block, Glibc, HeapBytes, glibc
 from torchlens._history.log import Log
 
 MB = 2**20
@@ -26,65 +25,50 @@ needs_glibc = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc keeps so much"
 )
 
-# -- what is decided, of an allocator that is made up
+# -- when memory is handed back, with an allocator that is made up
 # ------------------------------------------------------------------
 
 
-class CountedBlock(Block):
-    def __init__(self, allocator: "Allocator") -> None:
-        self.allocator = allocator
-        allocator.num_blocks += 1
-
-    def __del__(self) -> None:
-        self.allocator.num_blocks -= 1
-
-
-class Allocator(Glibc):
+class Allocator:
     """Keeps everything that is freed until it is trimmed."""
 
-    machine_bytes = 64 * 1024 * MB
+    keepcost = property(lambda self: next(self._ends))
 
-    def __init__(self) -> None:
-        self.used = 1000 * MB
-        self.resident = 1000 * MB
-        self.free = 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.used = self.resident = 1000 * MB
+        self.fordblks = 0
         self.num_trims = 0
         self.num_looks = 0
-        self.num_blocks = 0
+        self._ends = iter(range(10**9))
+        monkeypatch.setattr(freed_memory, "resident_bytes", lambda: self.resident)
 
-    def last_block(self) -> Block | None:
-        return CountedBlock(self)
-
-    def resident_bytes(self) -> int | None:
-        return self.resident
-
-    def heap_bytes(self) -> HeapBytes | None:
+    def mallinfo2(self) -> "Allocator":
         self.num_looks += 1
-        return HeapBytes(self.used, self.free)
+        return self
 
-    def trim(self) -> None:
+    def malloc_trim(self, _: int) -> None:
         self.num_trims += 1
         self.resident = self.used
 
     def allocate(self, num_bytes: int) -> Callable[[], None]:
-        """Takes memory, what lies free first; returns what frees it."""
+        """Takes memory, free memory first; returns a function that frees it."""
         self.used += num_bytes
-        self.free = max(0, self.free - num_bytes)
+        self.fordblks = max(0, self.fordblks - num_bytes)
         self.resident = max(self.resident, self.used)
         return lambda: self.release(num_bytes)
 
     def release(self, num_bytes: int) -> None:
         self.used -= num_bytes
-        self.free += num_bytes
+        self.fordblks += num_bytes
 
 
 @pytest.fixture
-def allocator() -> Allocator:
-    return Allocator()
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    return Allocator(monkeypatch)
 
 
 def log(memory: FreedMemory, allocator: Allocator, num_bytes: int) -> Callable[[], None]:
-    memory.begin()
+    memory.note_use()
     return allocator.allocate(num_bytes)
 
 
@@ -94,18 +78,6 @@ def test_little_is_kept_for_the_next_log(allocator: Allocator) -> None:
         memory.drop(log(memory, allocator, 200 * MB))
     assert allocator.num_trims == 0
     assert allocator.resident == 1200 * MB
-
-
-def test_little_is_kept_where_each_log_is_dropped_after_the_next_was_made(
-    allocator: Allocator,
-) -> None:
-    memory = FreedMemory(allocator)
-    held = log(memory, allocator, 200 * MB)
-    for _ in range(50):
-        held, dropped = log(memory, allocator, 200 * MB), held
-        memory.drop(dropped)
-    assert allocator.num_trims == 0
-    assert allocator.resident == 1400 * MB
 
 
 def test_much_is_handed_back_each_time(allocator: Allocator) -> None:
@@ -131,15 +103,14 @@ def test_many_logs_leave_no_more_than_one(allocator: Allocator) -> None:
     memory = FreedMemory(allocator)
     for _ in range(100):
         log_frees = log(memory, allocator, 50 * MB)
-        allocator.free = 0  # none of it fits the next
+        allocator.fordblks = 0  # none of it fits the next
         memory.drop(log_frees)
     assert allocator.resident - allocator.used <= 256 * MB
 
 
-def test_what_the_user_has_freed_is_left_to_the_user(allocator: Allocator) -> None:
-    memory = FreedMemory(allocator)
-    memory.begin()
+def test_what_was_free_before_the_first_log_is_left_alone(allocator: Allocator) -> None:
     allocator.allocate(4000 * MB)()
+    memory = FreedMemory(allocator)
     for _ in range(20):
         memory.drop(log(memory, allocator, 10 * MB))
     assert allocator.num_trims == 0
@@ -148,20 +119,9 @@ def test_what_the_user_has_freed_is_left_to_the_user(allocator: Allocator) -> No
 def test_a_process_that_shrank_is_measured_by_what_it_is_now(allocator: Allocator) -> None:
     allocator.used = allocator.resident = 9000 * MB
     memory = FreedMemory(allocator)
-    memory.begin()
+    memory.note_use()
     allocator.used = allocator.resident = 1000 * MB
     memory.drop(log(memory, allocator, 2000 * MB))
-    assert allocator.resident == 1000 * MB
-
-
-def test_work_that_keeps_nothing_hands_everything_back(allocator: Allocator) -> None:
-    memory = FreedMemory(allocator)
-    memory.begin()
-    allocator.allocate(100 * MB)()
-    memory.give_back()
-    assert allocator.num_trims == 0
-    allocator.allocate(900 * MB)()
-    memory.give_back()
     assert allocator.resident == 1000 * MB
 
 
@@ -174,50 +134,11 @@ def test_a_small_log_does_not_ask_the_allocator(allocator: Allocator) -> None:
     assert allocator.num_looks == 0
 
 
-def test_an_allocator_that_does_not_tell_is_trimmed_when_the_process_grew(
-    allocator: Allocator,
-) -> None:
-    allocator.heap_bytes = lambda: None  # type: ignore[method-assign]
-    memory = FreedMemory(allocator)
-    memory.drop(log(memory, allocator, 100 * MB))
-    assert allocator.num_trims == 0
-    memory.drop(log(memory, allocator, 800 * MB))
-    assert allocator.resident == 1000 * MB
-
-
-def test_a_small_machine_keeps_less(allocator: Allocator) -> None:
-    allocator.machine_bytes = 1024 * MB
-    memory = FreedMemory(allocator)
-    memory.drop(log(memory, allocator, 100 * MB))
-    assert allocator.resident == 1000 * MB
-
-
-def test_what_another_thread_frees_while_memory_is_handed_back_is_handed_back_too(
-    allocator: Allocator,
-) -> None:
-    memory = FreedMemory(allocator)
-    first, second = log(memory, allocator, 700 * MB), log(memory, allocator, 700 * MB)
-
-    class Slow(Allocator):
-        def trim(self) -> None:
-            super().trim()
-            if self.num_trims == 1:
-                second()  # in the other thread: too late for this time
-
-    allocator.__class__ = Slow
-    memory.drop(
-        lambda: memory.drop(first)
-    )  # the other thread's drop, which begins before and ends after the first one's
-    assert allocator.num_trims == 2
-    assert allocator.resident == 1000 * MB
-
-
 def test_without_glibc_a_log_is_freed_all_the_same() -> None:
     freed = []
     memory = FreedMemory(None)
-    memory.begin()
+    memory.note_use()
     memory.drop(lambda: freed.append("it"))
-    memory.give_back()
     assert freed == ["it"]
 
 
@@ -231,16 +152,16 @@ def test_without_glibc_a_log_is_freed_all_the_same() -> None:
     ],
 )
 @needs_glibc
-def test_who_has_said_what_to_keep_is_left_alone(
+def test_an_allocator_that_the_user_configured_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, is_ours: bool
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert (glibc.__wrapped__() is not None) == is_ours
+    assert (freed_memory.freed_memory.__wrapped__()._library is not None) == is_ours
 
 
 def test_on_other_systems_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchlens._capture.memory.glibc.sys.platform", "darwin")
-    assert glibc.__wrapped__() is None
+    monkeypatch.setattr("torchlens._capture.memory.freed_memory.sys.platform", "darwin")
+    assert freed_memory.freed_memory.__wrapped__()._library is None
 
 
 # -- what the system sees
@@ -384,13 +305,13 @@ def test_a_small_log_writes_to_the_memory_of_the_last() -> None:
 
 THRESHOLDS = """
     import ctypes, sys, torch, torchlens as tl
-    from torchlens._capture.memory.glibc import _MallocInfo
+    from torchlens._capture.memory.freed_memory import MallocInfo
 
     if {logs}:
         tl.log_forward_pass(torch.nn.Linear(4, 4), torch.ones(2, 4))
         tl.validate_saved_activations(torch.nn.Linear(4, 4), torch.ones(2, 4))
     library = ctypes.CDLL(None)
-    library.mallinfo2.restype, library.malloc.restype = _MallocInfo, ctypes.c_void_p
+    library.mallinfo2.restype, library.malloc.restype = MallocInfo, ctypes.c_void_p
     for size in (24 << 20, 24 << 20, 16 << 20):
         before = library.mallinfo2().hblks
         block = ctypes.c_void_p(library.malloc(ctypes.c_size_t(size)))
@@ -401,9 +322,6 @@ THRESHOLDS = """
 
 @pytest.mark.slow
 @needs_glibc
-@pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="an older glibc does not tell"
-)
 def test_the_allocator_adapts_to_the_program_as_it_does_without_a_log() -> None:
     """Told any of its thresholds, glibc stops to adapt them: that cannot be taken back."""
     assert run(THRESHOLDS.format(logs=False)) == "of its own\nin the heap\nin the heap\n"
@@ -444,21 +362,6 @@ def test_a_log_reuses_the_memory_of_the_one_before_it() -> None:
     assert 32 * MB < found["kept"] < 256 * MB
 
 
-def test_what_keeps_memory_goes_with_the_model(allocator: Allocator) -> None:
-    memory = FreedMemory(allocator)
-    model, other = MLP(), MLP()
-    for owner in (model, model, other):
-        memory.drop(log(memory, allocator, 200 * MB), owner)
-    assert allocator.num_blocks == 2  # the last of each
-    del model, owner
-    assert allocator.num_blocks == 1
-    memory.drop(
-        log(memory, allocator, 300 * MB), other
-    )  # much is handed back: nothing is to be kept
-    assert allocator.num_trims == 1
-    assert allocator.num_blocks == 1
-
-
 @pytest.mark.slow
 def test_a_history_that_lives_until_the_process_ends_is_freed_quietly() -> None:
     code = (
@@ -473,19 +376,18 @@ def test_a_history_that_lives_until_the_process_ends_is_freed_quietly() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Log, Block])
-def test_what_an_interrupt_left_half_made_is_freed_quietly(
-    kind: type, monkeypatch: pytest.MonkeyPatch
+def test_a_log_that_an_interrupt_left_half_made_is_freed_quietly(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
-    object.__new__(kind)  # and gone
+    object.__new__(Log)  # and gone
     assert said == []
 
 
 def test_an_interrupt_while_a_log_is_freed_comes_through(monkeypatch: pytest.MonkeyPatch) -> None:
     class Struck(FreedMemory):
-        def drop(self, free: Callable[[], object], model: Any = None) -> None:
+        def drop(self, free: Callable[[], object]) -> None:
             free()
             raise KeyboardInterrupt
 

@@ -77,33 +77,15 @@ def test_what_the_user_froze_stays_frozen_after_a_long_log(monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_garbage_that_is_moved_on_unread_is_found_in_the_end(
+def test_garbage_that_moved_unsearched_is_found_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(collector, "_MANY_OBJECTS", 0)
-    monkeypatch.setattr(collector, "_READ_ALL_AFTER", 1_000)
-    monkeypatch.setattr(collector, "_num_unread", [0])
+    monkeypatch.setattr(collector, "_COLLECT_AFTER", 1_000)
+    monkeypatch.setattr(collector, "_num_moved", [0])
     gc.collect()
     model = Cyclic()
     tl.log_forward_pass(model, torch.ones(2), layers_to_save="none")
     for _ in range(200):
         tl.log_forward_pass(model, torch.ones(2), layers_to_save="none")
     assert sum(left() is not None for left in model.left) < 200
-
-
-@pytest.mark.slow
-def test_garbage_that_is_moved_on_unread_is_found_when_the_process_grows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    size = [2**30]
-    monkeypatch.setattr(collector, "_MANY_OBJECTS", 0)
-    monkeypatch.setattr(collector, "_num_unread", [0])
-    monkeypatch.setattr(collector, "_least_resident", [])
-    monkeypatch.setattr(collector, "resident_bytes", lambda: size[0])
-    model = Cyclic()
-    tl.log_forward_pass(model, torch.ones(2), layers_to_save="none")
-    tl.log_forward_pass(model, torch.ones(2), layers_to_save="none")
-    assert model.left[1]() is not None
-    size[0] *= 2
-    tl.log_forward_pass(model, torch.ones(2), layers_to_save="none")
-    assert [left() for left in model.left] == [None, None, None]

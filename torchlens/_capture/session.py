@@ -19,7 +19,6 @@ from torchlens._capture.gradients.backward_calls import gradients_left
 from torchlens._capture.gradients.backward_hooks import next_sequence
 from torchlens._capture.gradients.entry_gradients import GradientHooks
 from torchlens._capture.lazy_results import finished
-from torchlens._capture.memory.forecast import Forecast
 from torchlens._capture.memory.freed_memory import Afterwards, freed_memory
 from torchlens._capture.memory.memory_watch import MemoryWatch
 from torchlens._capture.memory.saved_values import Memory
@@ -63,7 +62,6 @@ class CaptureOptions:
     keeps_gradients: bool = False
     keeps_undo: bool = False
     max_nodes: int | None = None
-    watches_memory: bool = True  # warns if much is saved
     random_seed: int | None = None
 
 
@@ -87,7 +85,7 @@ class Session:
                 "the inner model on its own, before or after; its modules are part of the outer "
                 "log anyway."
             )
-        freed_memory().begin()
+        freed_memory().note_use()
         self.model = model
         self.options = options
         self._observer = observer
@@ -115,14 +113,10 @@ class Session:
             self._recorder.watch_memory(
                 OutflowWatch(self._recorder, self._memory, outflow, self._wanted)
             )
-        elif options.watches_memory and (options.saves is not False or options.saved_modules):
-            forecast = (
-                Forecast(self._recorder, model, self._parts) if options.saves is True else None
+        elif options.saves is not False or options.saved_modules:
+            self._recorder.watch_memory(
+                MemoryWatch(self._memory.values, self._recorder.saved_args, options.keeps_gradients)
             )
-            watch = MemoryWatch(
-                self._memory.values, self._recorder.saved_args, options.keeps_gradients, forecast
-            )
-            self._recorder.watch_memory(watch)
         self._recorder.on_collective = record_functional
         self._recorder.on_unseen = self._unseen.meet
         self._inputs: list[tuple[Path, int]] = []

@@ -87,8 +87,6 @@ class Log:
         self.marks_distances = marks_distances
         # The history that holds it, which may be gone; for those who come from an entry.
         self.history: Callable[[], Any] = lambda: None
-        # The model that was logged, if it still lives, and if this process logged it.
-        self.model: Callable[[], Any] = lambda: None
         self.options: Any = None
         # What was last worked out of the backward passes, and of how much.
         self.backward_times: tuple[Any, Any] | None = None
@@ -125,10 +123,7 @@ class Log:
         finalize(self._free)
 
     def _free(self) -> None:
-        model = self.__dict__.get(
-            "model"
-        )  # not there yet, if an interrupt struck when the log was made
-        freed_memory().drop(self.__dict__.clear, model and model())
+        freed_memory().drop(self.__dict__.clear)
 
     def take(self, recording: Recording) -> None:
         """Takes the recording of another run that did the same, and frees the old values.
@@ -139,7 +134,7 @@ class Log:
             self._graph, self._make_graph = None, build_graph
             for known in ("module_names", "module_call_addresses"):
                 self.__dict__.pop(known, None)
-        freed_memory().drop(partial(setattr, self, "recording", recording), self.model())
+        freed_memory().drop(partial(setattr, self, "recording", recording))
 
     def free_values(self) -> None:
         """Lets go of all saved tensors, gradients and arguments."""
@@ -152,7 +147,7 @@ class Log:
             recording.saved_args.clear()
 
         recording = self.recording
-        freed_memory().drop(free, self.model())
+        freed_memory().drop(free)
 
     @property
     def graph(self) -> "Graph":

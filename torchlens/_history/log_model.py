@@ -1,12 +1,10 @@
 """Runs a model under the log: once, or twice if the caller names labels, which a run must find."""
 
-import weakref
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from torchlens._capture.memory.memory_watch import expected_bytes, warn_of_size
 from torchlens._capture.options import LogOptions, inputs_note
 from torchlens._capture.session import (
     CaptureOptions,
@@ -23,7 +21,6 @@ from torchlens._history.model_history import ModelHistory
 from torchlens._history.rerun import keep_only, rerun, select_numbers
 from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.frameworks import OtherModel
-from torchlens._recording.trees import named_tensors
 from torchlens._recording.user_code import warn_caller
 
 
@@ -85,10 +82,7 @@ def _run_session(
     except BaseException as error:
         explain(error, session.recording, capture)
         raise
-    log = Log(session.recording, marks_distances=options.mark_input_output_distances)
-    if isinstance(session, Session):
-        log.model = weakref.ref(session.model)
-    return log
+    return Log(session.recording, marks_distances=options.mark_input_output_distances)
 
 
 def _run_selecting(
@@ -135,31 +129,8 @@ def _run_selecting(
         return log
     session.restore_memory()
     restore_generators(states)
-    capture = replace(capture, watches_memory=not _warns_of_size(log, options, saves, args, kwargs))
     log.take(rerun(log, capture, model, args, kwargs, saves, options.random_seed))
     return log
-
-
-def _warns_of_size(
-    log: Log,
-    options: LogOptions,
-    saves: bool | frozenset[int],
-    args: list[Any],
-    kwargs: dict[str, Any],
-) -> bool:
-    """Warns if saving these entries would take too much memory, now that their shapes are known;
-    returns whether it did.
-    """
-    if options.activation_postfunc is not None or isinstance(saves, bool):
-        return False
-    recording = log.recording
-    tensors = (*recording.params, *(tensor for _, tensor in named_tensors((args, kwargs))))
-    device = options.output_device
-    if device == "same":
-        device = next((tensor.device for tensor in tensors), "cpu")
-    return warn_of_size(
-        expected_bytes(recording, saves), torch.device(device), options.save_gradients
-    )
 
 
 def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:

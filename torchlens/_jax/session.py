@@ -42,7 +42,7 @@ class JaxSession:
                 "inner function on its own, before or after; its operations are part of the outer "
                 "log anyway."
             )
-        freed_memory().begin()
+        freed_memory().note_use()
         self.model = model
         self.options = options
         self.recorder = Recorder(options.saves, options.keeps_args, options.transform)

@@ -1,13 +1,12 @@
-"""Python's cyclic garbage collector, paused while a log is written.
+"""Pauses Python's cyclic garbage collector while a log is written.
 
-Nothing that is written down can be garbage yet, and looking for some in it would double the cost of
-the log. Several threads may pause it at once; it runs again when the last of them is done. Both
+Nothing in a running log can be garbage yet, and searching it would double the cost of the log.
+Several threads may pause the collector at once; it resumes when the last of them is done. Both
 functions may be called again.
 
-What a long log leaves behind is moved past the collector's young generations unread: reading
-objects that were made just now is up to a third of the cost of making them. When much was left
-unread, or the process has grown, everything is read, once, so that garbage among it is not kept for
-good.
+After a long log, its objects move to the oldest generation without a search, which would cost up to
+a third of what making them cost. Once many have moved, one full collection finds the garbage among
+them.
 """
 
 import gc
@@ -15,22 +14,15 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from torchlens._recording.system_memory import resident_bytes
-
 _Result = TypeVar("_Result")
 
 _MANY_OBJECTS = 10_000
-_READ_ALL_AFTER = 5_000_000  # objects
-# Bytes that the process may grow by before everything is read: some, and what an unread object
-# takes with a tiny tensor.
-_READ_ALL_BEYOND = 128 * 2**20
-_BYTES_PER_OBJECT = 2**10
+_COLLECT_AFTER = 1_000_000  # objects that moved unsearched
 
 _lock = threading.RLock()
 _users: set[object] = set()
-_was_enabled: list[bool] = []
-_num_unread = [0]
-_least_resident: list[int] = []  # since everything was read
+_was_enabled = [True]
+_num_moved = [0]
 
 
 def pause_collector(user: object) -> None:
@@ -43,22 +35,17 @@ def pause_collector(user: object) -> None:
 
 
 def resume_collector(user: object, may_have_garbage: bool = True) -> None:
-    """Lets the collector run again as it did, once no user is left. Code of others, if any ran, may
-    have left garbage.
-    """
+    """Resumes the collector once no user is left. `may_have_garbage` if code of others has run."""
     with _lock:
         if _users == {user} and _was_enabled == [True]:
-            _grow_old(may_have_garbage)
+            _move_young_objects(may_have_garbage)
             gc.enable()
-        # Last, so that after an interrupt above nobody else takes a collector that is off for the
-        # user's own wish.
+        # Last: after an interrupt above, the next user must not find the collector off.
         _users.discard(user)
 
 
 def without_collector(work: Callable[[], _Result]) -> _Result:
-    """The result of `work`, which is ours alone and leaves no garbage; the collector is paused
-    meanwhile.
-    """
+    """The result of `work`, which is ours and leaves no garbage, with the collector paused."""
     user = object()
     try:
         pause_collector(user)
@@ -67,29 +54,15 @@ def without_collector(work: Callable[[], _Result]) -> _Result:
         resume_collector(user, may_have_garbage=False)
 
 
-def _grow_old(may_have_garbage: bool) -> None:
-    """Moves many young objects on to the oldest generation; a few are left to the collector's own
-    ways.
-    """
+def _move_young_objects(may_have_garbage: bool) -> None:
+    """Moves young objects to the oldest generation, if they are many."""
     num_young = gc.get_count()[0]
-    if num_young < _MANY_OBJECTS or gc.get_freeze_count():  # frozen by the user, and to stay so
+    if num_young < _MANY_OBJECTS or gc.get_freeze_count():  # the user's frozen objects stay frozen
         return
-    if may_have_garbage and _is_time_to_read(num_young):
+    _num_moved[0] += num_young if may_have_garbage else 0
+    if _num_moved[0] > _COLLECT_AFTER:
+        _num_moved[0] = 0
         gc.collect()
-        _num_unread[0] = 0
-        _least_resident.clear()
     else:
         gc.freeze()
         gc.unfreeze()
-
-
-def _is_time_to_read(num_young: int) -> bool:
-    """Whether garbage may hold much, with that many objects more that nobody has read."""
-    _num_unread[0] += num_young
-    resident = resident_bytes() or 0  # where nobody tells, the number of objects has to do
-    _least_resident[:] = [min(resident, *_least_resident)] if _least_resident else [resident]
-    grown = resident - _least_resident[0]
-    return (
-        _num_unread[0] > _READ_ALL_AFTER
-        or grown > _READ_ALL_BEYOND + _BYTES_PER_OBJECT * _num_unread[0]
-    )

@@ -1,129 +1,119 @@
-"""Giving freed memory back to the system.
+"""Gives the memory of dropped logs back to the system, where glibc would keep it.
 
-The tensors of a log are freed together. glibc hands back what lies free at the end of its memory,
-and keeps the rest for what is allocated next. To keep it is welcome up to a limit: otherwise the
-next log, and the next plain pass, would get each page anew from the system, which costs about as
-much as computing what is written there. So up to the limit one small block at the end, which lives
-no longer than the model, keeps glibc from handing it back; beyond the limit, all that lies free is
-handed back. No setting of the allocator is changed.
+The tensors of a log are freed together. Up to a limit that memory stays with the process: the next
+log, and the next plain pass, would otherwise fetch every page from the system again, which costs
+about as much as computing what is written there. Beyond the limit, glibc is asked to return all of
+it (`malloc_trim`). No setting of the allocator changes.
 """
 
+import ctypes
+import os
+import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from torchlens._capture.memory.glibc import Block, Glibc, HeapBytes, glibc
 from torchlens._capture.patches.interrupts import finalize
+from torchlens._recording.system_memory import resident_bytes
 
-# Of the memory that logs let go of, the process keeps at most this much, and at most this share of
-# the machine's.
-_KEPT_BYTES = 256 * 2**20
-_KEPT_SHARE = 16
-# Below this, glibc keeps what lies free in any case, or soon does.
-_NEGLIGIBLE_BYTES = 2**20
+# The process keeps at most this much free memory, and at most this share of the machine's.
+_MOST_KEPT = 256 * 2**20
+_SHARE_KEPT = 16
+_NEGLIGIBLE_BYTES = 2**20  # below this, glibc returns nothing by itself
+# Freeing a block of 64 KB makes glibc return free memory; from 128 KB on, a block may be a mapping
+# of its own.
+_CUSHION_SIZES = tuple(96 * 1024 * 2**power for power in range(6))
+_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+
+
+class MallocInfo(ctypes.Structure):
+    """`struct mallinfo2` of malloc.h."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
 
 
 class FreedMemory:
-    """How much memory logs have let go of that may still lie with the process."""
+    """The free memory that logs have left with the process. `library` is glibc, or None."""
 
-    def __init__(self, allocator: Glibc | None) -> None:
-        self._allocator = allocator
-        self._most_kept = (
-            0 if allocator is None else min(_KEPT_BYTES, allocator.machine_bytes // _KEPT_SHARE)
-        )
-        # The least memory that the process held at any look.
+    def __init__(self, library: Any, most_kept: int = _MOST_KEPT) -> None:
+        self._library = library
+        self._most_kept = most_kept
+        # The smallest values seen so far. Free memory below its minimum is not left by logs.
         self._least_resident: int | None = None
-        # The least that lay free since it was last handed back: it is not ours, or the system has
-        # it already.
         self._least_free: int | None = None
-        # What logs have freed since then.
-        self._num_freed = 0
-        # By model: what stands behind the memory that its last log freed.
-        self._blocks: WeakKeyDictionary[Any, Block] = WeakKeyDictionary()
-
-    def begin(self) -> None:
-        """A log is about to begin."""
-        if self._allocator is not None:
-            is_first = self._least_resident is None
-            self._grown_bytes(self._allocator)
-            if is_first:
-                self.note_use()
+        # A block behind all memory in use: glibc returns only free memory at the end of its heap.
+        self._cushion: bytearray | None = None
 
     def note_use(self) -> None:
-        """Much memory is in use: what lies free beyond what lies free now may be ours."""
-        if self._allocator is not None:
-            self._look(self._allocator)
+        """A log is about to begin, or is at its largest: what is free now is not left by it."""
+        if self._library is not None:
+            grown = self._grown_bytes()
+            if self._least_free is None or grown > self._most_kept:
+                self._free_bytes()
 
-    def drop(self, free: Callable[[], object], model: Any = None) -> None:
-        """Calls `free`, which lets go of a log, and hands memory back if logs have left too much of
-        it lying.
-
-        Less than that is kept for the next log as long as the model lives.
-        """
-        if self._allocator is None:
+    def drop(self, free: Callable[[], object]) -> None:
+        """Calls `free`, which releases a log, and returns memory to the system if much is free."""
+        grown = 0 if self._library is None else self._grown_bytes()
+        if grown <= self._most_kept:
+            if grown > _NEGLIGIBLE_BYTES:
+                self._cushion = self._block_at_end()
             free()
             return
-        grown = self._grown_bytes(self._allocator)
-        if (
-            grown <= self._most_kept
-        ):  # so there cannot be too much, and the allocator need not be asked
-            self._num_freed = max(self._num_freed, grown)
-            if model is not None and grown > _NEGLIGIBLE_BYTES:
-                block = self._allocator.last_block()
-                if block is not None:
-                    self._blocks[model] = block  # the one before it goes
-            free()
-            return
-        before = self._look(self._allocator)
+        self._free_bytes()
         free()
-        after = self._look(self._allocator)
-        num_freed = self._num_freed
-        if before is not None and after is not None:
-            num_freed += before.used - after.used
-            self._num_freed = num_freed
-        self._hand_back(self._allocator, after, num_freed)
+        left = self._free_bytes()
+        if left - (self._least_free or 0) > self._most_kept:
+            self._least_free = left  # returned memory still counts as free in glibc's books
+            self._cushion = None
+            self._library.malloc_trim(0)
 
-    def give_back(self) -> None:
-        """Work of ours is done and keeps nothing: hands memory back if too much of it lies free,
-        whoever freed it.
-        """
-        if self._allocator is not None and self._grown_bytes(self._allocator) > self._most_kept:
-            heap = self._look(self._allocator)
-            self._hand_back(self._allocator, heap, 0 if heap is None else heap.free)
-
-    def _grown_bytes(self, allocator: Glibc) -> int:
-        """By how much the process is larger than when it was smallest."""
-        now = allocator.resident_bytes()
-        if now is None:
-            return 0
+    def _grown_bytes(self) -> int:
+        """How much larger the process is than it was at its smallest."""
+        now = resident_bytes() or 0
         if self._least_resident is None or now < self._least_resident:
             self._least_resident = now
         return now - self._least_resident
 
-    def _look(self, allocator: Glibc) -> HeapBytes | None:
-        heap = allocator.heap_bytes()
-        if heap is not None and (self._least_free is None or heap.free < self._least_free):
-            self._least_free = heap.free
-        return heap
+    def _free_bytes(self) -> int:
+        free: int = self._library.mallinfo2().fordblks
+        if self._least_free is None or free < self._least_free:
+            self._least_free = free
+        return free
 
-    def _hand_back(self, allocator: Glibc, heap: HeapBytes | None, num_freed: int) -> None:
-        if heap is None or min(num_freed, heap.free - (self._least_free or 0)) > self._most_kept:
-            # Noted before, not after: what another thread frees meanwhile may come too late for
-            # this time.
-            self._num_freed = 0
-            self._least_free = None if heap is None else heap.free
-            allocator.trim()
+    def _block_at_end(self) -> bytearray | None:
+        """A block behind all memory in use; None if every size tried fills a gap before the end."""
+        gaps = []
+        for size in _CUSHION_SIZES:
+            end = self._library.mallinfo2().keepcost
+            block = bytearray(size)
+            if self._library.mallinfo2().keepcost != end:
+                return block
+            gaps.append(block)  # held until the end, so that the next block fills another gap
+        return None
 
 
 class Afterwards:
-    """Hung on something that is freed late: when it goes, memory is given back."""
+    """Hangs on something that is freed late; its finalizer gives memory back."""
 
     def __del__(self) -> None:
-        finalize(freed_memory().give_back)
+        finalize(lambda: freed_memory().drop(lambda: None))
 
 
 @cache
 def freed_memory() -> FreedMemory:
-    """The one of this process."""
-    return FreedMemory(glibc())
+    """The one of this process. Does nothing without glibc, or if the user has configured it."""
+    is_configured = "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "") or any(
+        name in os.environ for name in _SETTINGS
+    )
+    library = None if sys.platform != "linux" or is_configured else ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):  # glibc before 2.33; musl
+        return FreedMemory(None)
+    library.mallinfo2.restype = MallocInfo
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return FreedMemory(library, min(_MOST_KEPT, machine_bytes // _SHARE_KEPT))
