@@ -8,7 +8,7 @@ import torch
 from torchlens._capture.session import CaptureOptions, Session
 from torchlens._graph.build import build_graph
 from torchlens._history.log import Log
-from torchlens._recording.apart import apart
+from torchlens._recording.unseen import unseen
 from torchlens._replay.model_state import State
 from torchlens._validate.arguments import check_arguments
 from torchlens._validate.calls import check_calls
@@ -87,7 +87,7 @@ class Proof:
     def report(self) -> ValidationReport:
         """Makes every check; what a check raises comes out."""
         report = ValidationReport("Model")
-        with apart():
+        with unseen():
             subject = Subject(Log(self.recording, self.graph), self.witness.evidence)
             check_outputs(subject, self.plain, self.logged, report)
             check_calls(subject, self.model, self.args, self.kwargs, self.steps, report)

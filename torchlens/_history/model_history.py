@@ -24,7 +24,7 @@ from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
 from torchlens._recording.collector import without_collector
 from torchlens._recording.frameworks import Model
-from torchlens._recording.valueless import outside_fake_mode
+from torchlens._recording.unseen import unseen
 
 if TYPE_CHECKING:
     import networkx
@@ -249,7 +249,7 @@ class ModelHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
         """
         from torchlens._health.first_nonfinite import first_nonfinite
 
-        with outside_fake_mode():
+        with unseen():
             return first_nonfinite(self._log, include_constants)
 
     # -- drawing, exporting, saving ------------------------------------------------------------

@@ -10,7 +10,8 @@ from torchlens._history.backward import backward_times
 from torchlens._history.log import Log, picked
 from torchlens._history.lookup import lookup_keys
 from torchlens._recording.arguments import shape_of
-from torchlens._recording.valueless import outside_fake_mode, why_valueless
+from torchlens._recording.unseen import unseen
+from torchlens._recording.valueless import why_valueless
 from torchlens._recording.wrappers import holds_others, inner_of, local_value
 from torchlens._text.numbers import bytes_text
 from torchlens.errors import ValueChangedError
@@ -214,7 +215,7 @@ def _value_lines(value: Any) -> list[str]:
     reason = why_valueless(value)
     if reason is not None:
         return [*part, f"\t\t(no values: the tensor is {reason})"]
-    with outside_fake_mode():
+    with unseen():
         return [*part, *_corner_lines(local_value(value).detach())]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torchlens._history.model_history import ModelHistory
 from torchlens._page.bundle import bundle
 from torchlens._page.data import page_data
-from torchlens._recording.valueless import outside_fake_mode
+from torchlens._recording.unseen import unseen
 from torchlens._text.wording import checked_file, got
 
 PAGE = Path(__file__).parent / "js"
@@ -87,7 +87,7 @@ def explore(
                 f"{got(values)}."
             )
     target = None if path is None else checked_file("path", path, "model.html")
-    with outside_fake_mode():
+    with unseen():
         text = page_text(page_data(history, overlays or {}, title))
     return write_page(text, target)
 

@@ -37,7 +37,7 @@ from torchlens._page.differences import (
 )
 from torchlens._page.page import PAGE, Exploration, check_title, filled_template, write_page
 from torchlens._page.pairs import PartPair, Side, given_pairs, matched_pairs
-from torchlens._recording.valueless import outside_fake_mode
+from torchlens._recording.unseen import unseen
 from torchlens._text.wording import checked_file, got
 
 
@@ -59,7 +59,7 @@ def explore_together(
     if pairs is not None and (isinstance(pairs, str) or not isinstance(pairs, Iterable)):
         raise TypeError(f"pairs must be a list of tuples (a, b) or of dicts, got {got(pairs)}.")
     target = None if path is None else checked_file("path", path, "two.html")
-    with outside_fake_mode():
+    with unseen():
         text = _page_text(a, b, pairs, names or _names(a, b), title)
     return write_page(text, target)
 

@@ -6,8 +6,8 @@ import torch
 
 from torchlens._capture.lazy_results import finished
 from torchlens._profile.profile import Profile
-from torchlens._recording.apart import apart
 from torchlens._recording.trees import named_tensors
+from torchlens._recording.unseen import unseen
 from torchlens._replay.kept_tensor import KeptTensor
 from torchlens._replay.model_state import State
 
@@ -26,7 +26,7 @@ def run_trial(
     as they were.
     """
     state = State(model, (args, kwargs))
-    with apart():
+    with unseen():
         inputs = [KeptTensor(tensor) for _, tensor in named_tensors((args, kwargs))]
     try:
         with profile:
@@ -50,7 +50,7 @@ def run_trial(
 
 def _begin_run(model: torch.nn.Module, inputs: list[KeptTensor]) -> None:
     """Every run begins without gradients, and with the inputs that were given."""
-    with apart():
+    with unseen():
         for kept in inputs:
             kept.restore()
     for leaf in (*model.parameters(), *(kept.tensor for kept in inputs)):

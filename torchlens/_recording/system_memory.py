@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -45,7 +46,7 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cpu":
         free = [_numbers(_PROC / "meminfo").get("MemAvailable:"), *_left_by_groups(_PROC, _CGROUPS)]
         return min((number for number in free if number is not None), default=None)
-    module = None if device.type == "meta" else torch.get_device_module(device)
+    module: Any = None if device.type == "meta" else torch.get_device_module(device)
     if not hasattr(module, "mem_get_info"):
         return None
     cached = module.memory_reserved(device) - module.memory_allocated(device)  # by torch, and free
@@ -69,9 +70,7 @@ def _left_by_group(
     folder: Path, limit_name: str, usage_name: str, cache_name: str
 ) -> Iterator[int]:
     limit, usage = _text(folder / limit_name).strip(), _text(folder / usage_name).strip()
-    if (
-        limit.isdigit() and usage.isdigit() and int(limit) < _NO_LIMIT
-    ):  # else no limit
+    if limit.isdigit() and usage.isdigit() and int(limit) < _NO_LIMIT:  # else no limit
         yield max(0, int(limit) - int(usage) + _numbers(folder / "memory.stat").get(cache_name, 0))
 
 

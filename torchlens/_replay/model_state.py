@@ -20,7 +20,7 @@ import torch
 from torchlens._capture.distributed.sharding import bring_apart
 from torchlens._capture.memory.saved_values import has_memory
 from torchlens._capture.session import generator_states, restore_generators
-from torchlens._recording.apart import apart
+from torchlens._recording.unseen import unseen
 from torchlens._replay.kept_tensor import KeptTensor, copy_of
 
 Tensor = torch.Tensor
@@ -61,7 +61,7 @@ class State:
         self._slots: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._own_generators: dict[int, tuple[Any, Callable[[], object]]] = {}
         bring_apart(list(model.modules()))
-        with apart():
+        with unseen():
             for module in model.modules():
                 self._keep_module(module)
             self._keep(inputs, 0)
@@ -71,7 +71,7 @@ class State:
 
         A `restore` that follows trusts the answer: comparing is what costs time.
         """
-        with apart():
+        with unseen():
             found = {
                 n: copy_of(kept.tensor)
                 for n, kept in enumerate(self._tensors.values())
@@ -90,7 +90,7 @@ class State:
         torch.set_grad_enabled(self._is_grad_enabled)
         restore_generators(self._generators)
         bring_apart([module for module, _ in self._modules.values()])
-        with apart():
+        with unseen():
             for what, put_back in self._steps():
                 try:
                     put_back()

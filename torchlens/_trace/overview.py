@@ -10,7 +10,8 @@ import torch
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.text import entry_text
-from torchlens._recording.valueless import outside_fake_mode, why_valueless
+from torchlens._recording.unseen import unseen
+from torchlens._recording.valueless import why_valueless
 from torchlens._recording.wrappers import local_value
 from torchlens._text.numbers import bytes_text
 from torchlens._text.plain_text import printable
@@ -189,7 +190,7 @@ def tensor_words(value: Any) -> tuple[str, bool]:
         return "not saved", False
     if not isinstance(value, torch.Tensor):
         return printable(repr(value), 60), False
-    with torch.no_grad(), outside_fake_mode():
+    with unseen():
         value = local_value(value.detach())
         if why_valueless(value) is not None:
             return "no values", False

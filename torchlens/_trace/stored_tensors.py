@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torchlens._recording.functions import StandIn
 from torchlens._recording.regions import Region
 from torchlens._recording.stored import StoredValue
-from torchlens._recording.valueless import outside_fake_mode
+from torchlens._recording.unseen import unseen
 from torchlens._text.plain_text import shown
 from torchlens._trace.damage import told_as_damage
 from torchlens._trace.files import TraceFiles
@@ -60,12 +60,7 @@ class StoredTensor(StoredValue):
             tensor = self._last[0]()
             if tensor is not None and tensor._version == self._last[1]:
                 return tensor
-        with (
-            torch._C.DisableTorchFunctionSubclass(),
-            outside_fake_mode(),
-            torch.no_grad(),
-            torch.inference_mode(False),
-        ):
+        with unseen():
             note = {"key": self._note} if isinstance(self._note, str) else self._note
             with told_as_damage(self._files.path):
                 tensor = _flagged(_tensor_of(self._files, note), note)

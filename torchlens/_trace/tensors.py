@@ -20,7 +20,8 @@ from torchlens._history.portable import text_of
 from torchlens._recording.host_memory import bytes_of
 from torchlens._recording.regions import Region, region_of
 from torchlens._recording.symbolic import SymbolicInt, inert_sizes
-from torchlens._recording.valueless import outside_fake_mode, why_valueless
+from torchlens._recording.unseen import unseen
+from torchlens._recording.valueless import why_valueless
 from torchlens._recording.wrappers import inner_of
 from torchlens._trace.format import DTYPES
 
@@ -69,7 +70,7 @@ class Blob(NamedTuple):
         if not isinstance(content, Tensor):
             return memoryview(content)
         if not is_as_written(content):
-            with torch._C.DisableTorchFunctionSubclass(), outside_fake_mode(), torch.no_grad():
+            with unseen():
                 content = content.detach().cpu().resolve_conj().resolve_neg().contiguous()
         return bytes_of(content)
 

@@ -10,8 +10,8 @@ import torch
 
 from torchlens._capture.session import generator_states
 from torchlens._history.log import path_text
-from torchlens._recording.apart import apart
 from torchlens._recording.trees import Path, named_data, named_tensors
+from torchlens._recording.unseen import unseen
 from torchlens._replay.kept_tensor import copy_of
 from torchlens._replay.model_state import State
 from torchlens._replay.values import brief, difference, same
@@ -35,7 +35,7 @@ class Outcome:
 def outcome_of(result: Any, state: State) -> Outcome:
     """Takes down the outcome of a run that began at `state` and returned `result`."""
     generators = generator_states()
-    with apart():
+    with unseen():
         outputs = [(path, copy_of(tensor)) for path, tensor in named_tensors(result)]
     data = [(path, value) for path, value in named_data(result) if not _holds_objects(value)]
     return Outcome(outputs, copy.deepcopy(data), state.changes(), generators)
@@ -52,7 +52,7 @@ def same_outputs(first: Outcome, second: Outcome) -> bool:
     """Whether two runs returned the same tensors, in the same places."""
     if _names(first) != _names(second):
         return False
-    with apart():
+    with unseen():
         return all(same(a, b) for (_, a), (_, b) in zip(first.outputs, second.outputs, strict=True))
 
 

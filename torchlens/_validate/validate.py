@@ -16,9 +16,9 @@ from torchlens._capture.observer import Observer
 from torchlens._capture.session import CaptureOptions, Session, seed_generators
 from torchlens._graph.build import build_graph
 from torchlens._history.log import Log
-from torchlens._recording.apart import apart
 from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.recording import Recording
+from torchlens._recording.unseen import unseen
 from torchlens._replay.model_state import State
 from torchlens._text.lazy_import import lazy_function
 from torchlens._validate.arguments import check_arguments
@@ -144,7 +144,7 @@ class _Validation:
             outcome, recording = witnessed
         steps = None if counted is None else counted[1].rows
         del witnessed, counted
-        with apart():
+        with unseen():
             subject = Subject(Log(recording, build_graph(recording)), witness.evidence)
         report = self._report
         _note_valueless(subject, report)
@@ -213,7 +213,7 @@ class _Validation:
         """
         with _timed(self._report, name):
             try:
-                with apart():
+                with unseen():
                     check()
             except Exception as error:
                 self._find(name, f"the {name} to be looked at", _failure(error))

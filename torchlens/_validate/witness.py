@@ -14,11 +14,11 @@ import torch
 
 from torchlens._capture.distributed.collectives import num_collectives
 from torchlens._capture.observer import CallKind, ObservedCall, Observer
-from torchlens._recording.apart import apart
 from torchlens._recording.operations import INPUT, Kind, Operation
 from torchlens._recording.recording import References
 from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import plain_tensors
+from torchlens._recording.unseen import unseen
 from torchlens._recording.wrappers import inner_of
 from torchlens._replay.modes import Modes, current_modes
 from torchlens._replay.snapshots import Frozen, Snapshot, Snapshots, frozen_tensors
@@ -100,7 +100,7 @@ class Witness(Observer):
 
     def know(self, tensors: Iterable[tuple[Tensor, Tensor]]) -> None:
         """Copies of tensors that somebody else has made already."""
-        with apart():
+        with unseen():
             for tensor, value in tensors:
                 self.snapshots.know(tensor, value)
 
@@ -122,7 +122,7 @@ class Witness(Observer):
         for arguments in (call.args, call.kwargs or {}):
             self.evidence.unexplained.look(call.first, arguments, call.references)
         reaches_beyond = call.operation.name in _REACHES_BEYOND
-        with apart():
+        with unseen():
             args = self.snapshots.freeze(tuple(call.args), reaches_beyond)
             kwargs = self.snapshots.freeze(dict(call.kwargs or {}), reaches_beyond)
             generators = self._current_generators()
@@ -158,7 +158,7 @@ class Witness(Observer):
         mine.results = [id(tensor) for _, tensor in plain_tensors(result)] or list(
             map(id, call.written)
         )
-        with apart():
+        with unseen():
             mine.written = [self.snapshots.take(tensor) for tensor in call.written]
             mine.written_storages.update(
                 snapshot.storage for snapshot in mine.written
@@ -185,7 +185,7 @@ class Witness(Observer):
     def add(self, number: int, tensor: Tensor) -> None:
         """Sets aside the tensor as it is now."""
         self.evidence.unexplained.know(number, tensor)
-        with apart():
+        with unseen():
             self.evidence.tensors[number] = self.snapshots.take(tensor)
 
     def add_boundary(

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from torchlens._recording.regions import region_of, storage_of
-from torchlens._recording.valueless import outside_fake_mode
 from torchlens._recording.wrappers import copy_of
 
 Tensor = torch.Tensor
@@ -20,7 +20,7 @@ def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     with values, always.
     """
     # Whatever writes to them may run under no_grad, like the forward of a custom function.
-    with outside_fake_mode(), torch.enable_grad():
+    with unset_fake_temporarily(), torch.enable_grad():
         return _copies_of(tensors)
 
 

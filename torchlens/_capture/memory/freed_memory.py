@@ -111,7 +111,7 @@ def freed_memory() -> FreedMemory:
     is_configured = "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "") or any(
         name in os.environ for name in _SETTINGS
     )
-    library = None if sys.platform != "linux" or is_configured else ctypes.CDLL(None)
+    library: Any = None if sys.platform != "linux" or is_configured else ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):  # glibc before 2.33; musl
         return FreedMemory(None)
     library.mallinfo2.restype = MallocInfo

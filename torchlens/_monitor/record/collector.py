@@ -13,7 +13,7 @@ from torchlens._monitor.films.tracks import Tracks
 from torchlens._monitor.read.statistics import Observation
 from torchlens._monitor.record.samples import PLAIN_TYPES, Sample, Sampler
 from torchlens._monitor.record.series import SeriesNames
-from torchlens._recording.quiet import is_quiet, quietly
+from torchlens._recording.unseen import call_unseen, is_seen
 from torchlens._text.problems import Problems
 
 # Of so many tensors the samples are remembered: what one module returns, its parent returns, and
@@ -70,7 +70,7 @@ class Collector:
 
     def note(self, module: str, kind: str, name: str, tensor: _Tensor) -> int:
         """Takes a sample for a series and returns its number; -1 if there is nothing to sample.
-        Call it quietly.
+        Under `call_unseen`.
         """
         seen = self.look(tensor)
         if seen is None:
@@ -133,7 +133,7 @@ class Collector:
             seen.hook = hook
 
     def on_gradient(self, hook: "GradientHook", gradient: _Tensor) -> None:
-        """A gradient has come. Call it quietly."""
+        """A gradient has come. Under `call_unseen`."""
         followed = self.tracks.gradients
         if followed:
             for module, _ in hook.series:
@@ -185,9 +185,9 @@ class GradientHook:
         if gradient is None:
             return
         try:
-            if type(gradient) in PLAIN_TYPES and is_quiet():
+            if type(gradient) in PLAIN_TYPES and not is_seen():
                 collector.on_gradient(self, gradient)
             else:
-                quietly(collector.on_gradient, self, gradient)
+                call_unseen(collector.on_gradient, self, gradient)
         except Exception as error:  # whoever looks must not break the backward pass
             collector.problems.add_failure(error, "A gradient was not recorded")

@@ -95,7 +95,7 @@ class ParameterWatch:
         return False
 
     def note_before(self, optimizer: torch.optim.Optimizer, has_gradients: bool = True) -> None:
-        """Samples parameters and gradients before a step of the optimizer. Call it quietly.
+        """Samples parameters and gradients before a step of the optimizer. Under `call_unseen`.
 
         Where the step itself computes the gradients, those that are there now are of another step.
         """
@@ -123,7 +123,7 @@ class ParameterWatch:
 
     def remember(self) -> None:
         """Keeps samples of all parameters as they are before a step, for `note_by_hand`. Call it
-        quietly.
+        under `call_unseen`.
         """
         self._clear()
         if self._has_parameters or self._has_updates:
@@ -146,7 +146,7 @@ class ParameterWatch:
         self, optimizer: torch.optim.Optimizer | None, has_gradients: bool = False
     ) -> None:
         """Samples what changed since `note_before`, and gradients that came since. Call it
-        quietly.
+        under `call_unseen`.
         """
         collector = self._collector
         for known, parameter in self._of(optimizer):

@@ -38,7 +38,7 @@ from torchlens._monitor.sinks.feed import SinkFeed
 from torchlens._monitor.sinks.sink import Sink
 from torchlens._monitor.store.folder import GRAPH_FILE, RUN_FILE, is_run, write_json_file
 from torchlens._monitor.store.writer import Counts, RecordedStep, Writer
-from torchlens._recording.quiet import quietly
+from torchlens._recording.unseen import call_unseen
 from torchlens._recording.user_code import warn_caller
 from torchlens._text.problems import Problems
 from torchlens._text.wording import check_choice, check_count, got
@@ -248,7 +248,7 @@ class Run:
                         f"recorded as {name!r} anyway. Say another, such as {name + ' watched'!r}."
                     )
                 self._watched_names.add(name)
-            self._steps.guard(quietly, self._watch, name, tensor)
+            self._steps.guard(call_unseen, self._watch, name, tensor)
         return tensor
 
     def _watch(self, name: str, tensor: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchlens._recording.quiet import quietly
+from torchlens._recording.unseen import call_unseen
 from torchlens._text.problems import Problems
 from torchlens._text.wording import got
 
@@ -36,7 +36,7 @@ def scalar_value(name: str, value: Any) -> Any:
                 f"{name} must be a number or a tensor of one real element, got "
                 f"{got(value).replace('a ', f'a {kind}', 1)}."
             )
-        return quietly(_copied, value)
+        return call_unseen(_copied, value)
     if isinstance(value, bool) or not hasattr(type(value), "__float__") or np.iscomplexobj(value):
         raise TypeError(
             f"{name} must be a number or a tensor of one real element, got {got(value)}."

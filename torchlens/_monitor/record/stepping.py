@@ -33,7 +33,7 @@ from torchlens._monitor.record.scalars import PendingScalars
 from torchlens._monitor.record.watcher import ModuleWatcher, hide_from_compiler
 from torchlens._monitor.store.folder import GRAPH_FILE, write_json_file
 from torchlens._monitor.store.writer import Part, Writer
-from torchlens._recording.quiet import quietly
+from torchlens._recording.unseen import call_unseen
 
 # Scalars of steps that are not recorded otherwise are handed over so often (in seconds), or when
 # there are so many.
@@ -220,7 +220,7 @@ class Steps:
             self._has_optimizer = True
             if self.watcher.thread not in (None, get_ident()) and not self.clock.is_late:
                 self.writer.problems.add(_OTHER_THREAD)
-            quietly(self._parameters.note_before, optimizer, not has_closure)
+            call_unseen(self._parameters.note_before, optimizer, not has_closure)
 
     def _note_after_step(self, optimizer: torch.optim.Optimizer, has_closure: bool) -> None:
         outermost = self._stepping.get(get_ident())
@@ -228,7 +228,7 @@ class Steps:
             return
         del self._stepping[get_ident()]
         if self._records_now():
-            quietly(self._parameters.note_after, optimizer, has_closure)
+            call_unseen(self._parameters.note_after, optimizer, has_closure)
         if self._is_manual:
             return
         is_over = self.clock.has_stepped(optimizer, torch._C._current_graph_task_id() != -1)
@@ -265,11 +265,11 @@ class Steps:
         if is_first and self._has_ended_step and not self.clock.is_waiting:
             if not self._has_run():  # an optimizer has just ended the step that is meant
                 if self._is_recorded:
-                    quietly(self._parameters.remember)
+                    call_unseen(self._parameters.remember)
                 return
             self.writer.problems.add(_BY_HAND_LATE)
         if self._is_recorded and not self._has_optimizer:
-            quietly(self._parameters.note_by_hand)
+            call_unseen(self._parameters.note_by_hand)
         self._settle()
         self._mark_nodes()
         self._end_step()
@@ -323,7 +323,7 @@ class Steps:
             return
         self._last_offer = now
         scalars, self.scalars = self.scalars, PendingScalars()
-        quietly(_start_copies, observations, scalars)
+        call_unseen(_start_copies, observations, scalars)
         if not self.writer.offer(Part(step, observations, scalars, is_end)):
             self.scalars[:0] = scalars  # they are small, and wait for the next step
 
@@ -370,7 +370,7 @@ class Steps:
             begin_eager(self)
         self.collector.is_armed = True
         if self._is_manual or not self._has_ended_step:
-            quietly(self._parameters.remember)
+            call_unseen(self._parameters.remember)
         if not self._is_in_place:
             hide_from_compiler(True)
             apply_module_patches(self)

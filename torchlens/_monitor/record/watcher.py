@@ -24,8 +24,8 @@ from torchlens._monitor.record.graph import GraphMaker
 from torchlens._monitor.record.options import MonitorOptions
 from torchlens._monitor.record.samples import PLAIN_TYPES
 from torchlens._monitor.record.units import Units, unit_axis
-from torchlens._recording.quiet import is_quiet, quietly
 from torchlens._recording.trees import named_tensors, plain_tensors
+from torchlens._recording.unseen import call_unseen, is_seen
 
 # Of so many tensors that a module is given or returns, samples are taken: a cache of keys and
 # values is not looked through.
@@ -193,11 +193,11 @@ class ModuleWatcher:
                         and len(args) == 1
                         and not kwargs
                         and type(args[0]) in PLAIN_TYPES
-                        and is_quiet()
+                        and not is_seen()
                     ):
                         collector.note_again(info.input_number, args[0])
                     else:
-                        quietly(self._note_inputs, info, args, kwargs)
+                        call_unseen(self._note_inputs, info, args, kwargs)
             except Exception as error:  # the training must not notice
                 collector.problems.add_failure(
                     error, f"What {info.address or 'the model'!r} was given was not recorded"
@@ -242,10 +242,10 @@ class ModuleWatcher:
             if takes == _ALL and self.graph is not None:
                 self.graph.leave(watched, result)
             if info.is_wanted:
-                if type(result) in PLAIN_TYPES and is_quiet():
+                if type(result) in PLAIN_TYPES and not is_seen():
                     self._note_outputs(info, takes, result)
                 else:
-                    quietly(self._note_outputs, info, takes, result)
+                    call_unseen(self._note_outputs, info, takes, result)
             if watched.parent is None:
                 self.collector.check_size()
         except Exception as error:  # the training must not notice
