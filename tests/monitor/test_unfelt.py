@@ -29,7 +29,7 @@ from torchlens._capture.current import CURRENT
 from torchlens._capture.watchers import WatcherGroup
 from torchlens._monitor.record import collector, graph, parameters, samples, stepping
 from torchlens._monitor.record import run as run_module
-from torchlens._recording import quiet
+from torchlens._recording import unseen
 
 
 def network() -> nn.Sequential:
@@ -270,7 +270,7 @@ def test_on_another_device_one_copy_is_made_for_each_step_and_nothing_is_waited_
 
     training(tmp_path / "plain")
     monkeypatch.setattr(
-        quiet, "_disable_current_modes", contextlib.nullcontext
+        unseen, "_disable_current_modes", contextlib.nullcontext
     )  # so that the mode sees us
     monkeypatch.setattr(stepping, "to_host", partial(samples.to_host, every_device=True))
     monkeypatch.setattr(samples.Sampler, "uses_numpy", False)
