@@ -2,7 +2,7 @@
 
 Each peer runs in an environment of its own under `.venvs`, made at the first run. Every figure is a
 ratio measured in one process, the tool and the plain forward pass taking turns. The table is
-printed, and written into README.md with --write.
+printed, and written into docs/costs.md with --write.
 """
 
 import argparse
@@ -272,7 +272,7 @@ def main() -> None:
     parser.add_argument(
         "--monitoring", action="store_true", help="only the table of the monitor and its peers"
     )
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/costs.md")
     options = parser.parse_args()
     if options.monitoring:
         print("\n".join(monitoring_rows(options.seconds, not options.no_peers)))
@@ -280,10 +280,10 @@ def main() -> None:
     table = make_table(options.seconds, not options.no_peers)
     print(table)
     if options.write:
-        readme = ROOT / "README.md"
-        text = readme.read_text()
+        page = ROOT / "docs" / "costs.md"
+        text = page.read_text()
         before, after = text.index(START) + len(START), text.index(END)
-        readme.write_text(f"{text[:before]}\n{table}\n{text[after:]}")
+        page.write_text(f"{text[:before]}\n{table}\n{text[after:]}")
 
 
 if __name__ == "__main__":

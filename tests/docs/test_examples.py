@@ -34,19 +34,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
-def test_alexnet_prints_what_the_readme_shows(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_alexnet_prints_what_the_tour_shows(folder: Path, capsys: pytest.CaptureFixture[str]):
     example("alexnet").main()
     printed = capsys.readouterr().out.expandtabs(4)
     assert (folder / "output" / "alexnet.csv").read_text().count("\n") == 25
     shown = re.search(
-        r"<!-- alexnet:start -->\s*```text\n(.*?)```\s*<!-- alexnet:end -->", readme(), re.DOTALL
+        r"<!-- alexnet:start -->\s*```text\n(.*?)```\s*<!-- alexnet:end -->", tour(), re.DOTALL
     )
     assert shown is not None
     assert doctest.OutputChecker().check_output(shown[1], f"{printed}\n", doctest.ELLIPSIS), printed
 
 
-def readme() -> str:
-    return (ROOT / "README.md").read_text()
+def tour() -> str:
+    return (ROOT / "docs" / "tour.md").read_text()
 
 
 def test_feature_extraction_writes_the_features_of_every_image(
