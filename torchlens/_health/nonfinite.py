@@ -24,7 +24,7 @@ Values are told apart by their numbers in the recording, never by their memory, 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -155,6 +155,29 @@ class _Source(NamedTuple):
     note: str
 
 
+@dataclass(slots=True)
+class _Evidence:
+    """What the arguments of an operation that are not finite say of its result."""
+
+    whys: set[_Why] = field(default_factory=set)
+    origins: set[int] = field(default_factory=set)
+    suspects: list[_Source] = field(default_factory=list)
+    broken: list[Given] = field(default_factory=list)  # from outside the pass, broken before
+    is_any_bad: bool = False
+
+    @property
+    def is_consequence(self) -> bool:
+        return bool(self.origins) or _Why.FOUND in self.whys
+
+    def add(self, cause: _Cause, suspect: _Source | None) -> None:
+        """An argument of which the pass knows why it is not finite."""
+        self.whys.add(cause.why)
+        if cause.why is _Why.FOUND:
+            self.origins |= cause.origins
+        if suspect is not None:
+            self.suspects.append(suspect)
+
+
 def _is_from_outside(given: Given) -> bool:
     """Whether it is no result of the pass: a parameter, or a tensor from elsewhere."""
     return given.node is None or given.node < 0
@@ -262,90 +285,113 @@ class Origins:
         constants: Callable[[], Iterable[float]],
         first: int | None,
     ) -> Origin | None:
-        """What a result that is not finite is: a new origin, a consequence, or asked for."""
-        beside = next(
-            (each.node for each in self.found if first is not None and first <= each.node < node),
-            None,
-        )
-        if beside is not None:
-            self.hand_on(beside, node)
+        """Tells whether a result that is not finite is new, a consequence, or asked for."""
+        if first is not None and (sibling := self._found_between(first, node)) is not None:
+            self.hand_on(sibling, node)
             return None
         everything = given()
-        bad = [each for each in everything if self._is_bad(each)]
-        causes = [
-            self._causes[each.node]
-            for each in bad
-            if each.node is not None and each.node in self._causes
-        ]
+        evidence = self._evidence(each for each in everything if self._is_bad(each))
         result = value_range("result", tensor)
-        origins = frozenset().union(*(cause.origins for cause in causes if cause.why is _Why.FOUND))
-        is_explained = any(cause.why is _Why.FOUND for cause in causes)
-        broken: list[Given] = []
-        suspects = [
-            self._suspects[each.node]
-            for each in bad
-            if each.node is not None and each.node in self._suspects
-        ]
-        for each in bad:
-            if each.node is None or each.node not in self._causes:
-                is_state = each.is_parameter or each.is_buffer
-                if self._is_state_known and is_state and self._is_broken(each):
-                    causes.append(_Cause(_Why.FOUND))
-                    self._is_state_broken = True
-                elif each.is_parameter and self._broken_parameters is not None:
-                    origins |= {self._broken_parameters}
-                elif self.found and not each.is_parameter:  # written through another tensor, say
-                    origins |= {self.found[-1].number}
-                elif self._is_state_broken and not each.is_parameter:  # likewise
-                    causes.append(_Cause(_Why.FOUND))
-                elif is_explained and not each.is_parameter:
-                    # it may well have become so with the result, as the running mean of a
-                    # normalisation does
-                    pass
-                elif self._suspects and not each.is_parameter:
-                    causes.append(_Cause(_Why.SUSPECT))
-                    suspects.append(next(reversed(self._suspects.values())))
-                elif self._is_broken(each):
-                    broken.append(each)
-                else:
-                    causes.append(_Cause(_Why.ASKED))
-        if broken:
-            names = ", ".join(each.name for each in broken)
-            hint = self._hint if any(map(_is_learnable, broken)) else self._hint_of_fixed
-            origin = self._add(
-                node, result, everything, _BROKEN_BEFORE.format(names=names, hint=hint), origins
-            )
-            if any(each.is_parameter for each in broken):
-                self._broken_parameters = origin.number
-            return origin
-        if origins or any(cause.why is _Why.FOUND for cause in causes):
-            self._causes[node] = _Cause(_Why.FOUND, origins)
+        if evidence.broken:
+            return self._blame_broken(node, result, everything, evidence)
+        if evidence.is_consequence:
+            self._causes[node] = _Cause(_Why.FOUND, frozenset(evidence.origins))
             return None
         numbers = list(constants())
-        read = [self._numbers[str(number)] for number in numbers if str(number) in self._numbers]
-        if read:
-            self._causes[node] = read[0]
+        read = next((self._numbers[key] for key in map(str, numbers) if key in self._numbers), None)
+        if read is not None:
+            self._causes[node] = read
             return None
-        whys = {cause.why for cause in causes}
+        is_minus_infinity = not (result.num_nan or has_plus_infinity(tensor))
         if not self._include_constants:
             is_unknown = any(each.node is None and each.tensor is None for each in everything)
-            is_minus_infinity = not (result.num_nan or has_plus_infinity(tensor))
             if any(map(math.isinf, numbers)) or (is_unknown and is_minus_infinity):
-                whys.add(_Why.ASKED)
-        if not result.num_nan and whys:
-            self._causes[node] = _Cause(_Why.SUSPECT if _Why.SUSPECT in whys else _Why.ASKED)
-            if suspects:
-                self._suspects[node] = suspects[0]
+                evidence.whys.add(_Why.ASKED)
+        if evidence.whys and not result.num_nan:
+            self._hand_on_infinity(node, evidence)
             return None
         if result.num_nan and any(map(math.isnan, numbers)):
             return self._add(node, result, everything, _CONSTANT)
-        if suspects:
-            return self._blame_source(node, suspects[0])
-        if self._sees_modules_alone and not (bad or result.num_nan or has_plus_infinity(tensor)):
+        if evidence.suspects:
+            return self._blame_source(node, evidence.suspects[0])
+        if self._sees_modules_alone and is_minus_infinity and not evidence.is_any_bad:
             self._causes[node] = _Cause(_Why.SUSPECT)
             self._suspects[node] = _Source(node, result, _MINUS_INFINITY)
             return None
-        return self._add(node, result, everything, _MASKED if whys else "")
+        return self._add(node, result, everything, _MASKED if evidence.whys else "")
+
+    def _found_between(self, first: int, node: int) -> int | None:
+        """An origin among the results that the same operation made before `node`."""
+        return next((each.node for each in self.found if first <= each.node < node), None)
+
+    def _evidence(self, bad: Iterable[Given]) -> _Evidence:
+        """What is known of the arguments that are not finite."""
+        evidence, unknown = _Evidence(), []
+        for each in bad:
+            evidence.is_any_bad = True
+            if each.node is None or each.node not in self._causes:
+                unknown.append(each)
+            else:
+                evidence.add(self._causes[each.node], self._suspects.get(each.node))
+        is_explained = _Why.FOUND in evidence.whys
+        for each in unknown:
+            if self._is_known_state(each):
+                evidence.whys.add(_Why.FOUND)
+                self._is_state_broken = True
+            elif each.is_parameter:
+                self._add_parameter(evidence, each)
+            elif not is_explained or self.found or self._is_state_broken:
+                # An explained one may well have become so with the result, as the running mean of
+                # a normalisation does.
+                self._add_from_elsewhere(evidence, each)
+        return evidence
+
+    def _is_known_state(self, given: Given) -> bool:
+        """Whether it is a parameter or buffer whose being broken was reported before this pass."""
+        is_state = given.is_parameter or given.is_buffer
+        return self._is_state_known and is_state and self._is_broken(given)
+
+    def _add_parameter(self, evidence: _Evidence, given: Given) -> None:
+        if self._broken_parameters is None:
+            evidence.broken.append(given)
+        else:
+            evidence.origins.add(self._broken_parameters)
+
+    def _add_from_elsewhere(self, evidence: _Evidence, given: Given) -> None:
+        """A tensor that no operation of the pass is known to have made: if something was found
+        before, it was as a rule written through another tensor.
+        """
+        if self.found:
+            evidence.origins.add(self.found[-1].number)
+        elif self._is_state_broken:
+            evidence.whys.add(_Why.FOUND)
+        elif self._suspects:
+            evidence.whys.add(_Why.SUSPECT)
+            evidence.suspects.append(next(reversed(self._suspects.values())))
+        elif self._is_broken(given):
+            evidence.broken.append(given)
+        else:
+            evidence.whys.add(_Why.ASKED)
+
+    def _blame_broken(
+        self, node: int, result: ValueRange, given: Sequence[Given], evidence: _Evidence
+    ) -> Origin:
+        """The operation read parameters or tensors from elsewhere that were broken before."""
+        broken = evidence.broken
+        names = ", ".join(each.name for each in broken)
+        hint = self._hint if any(map(_is_learnable, broken)) else self._hint_of_fixed
+        note = _BROKEN_BEFORE.format(names=names, hint=hint)
+        origin = self._add(node, result, given, note, frozenset(evidence.origins))
+        if any(each.is_parameter for each in broken):
+            self._broken_parameters = origin.number
+        return origin
+
+    def _hand_on_infinity(self, node: int, evidence: _Evidence) -> None:
+        """The result is infinite because an argument was, on purpose or perhaps on purpose."""
+        why = _Why.SUSPECT if _Why.SUSPECT in evidence.whys else _Why.ASKED
+        self._causes[node] = _Cause(why)
+        if evidence.suspects:
+            self._suspects[node] = evidence.suspects[0]
 
     def add_gradient(self, read: Iterable[int]) -> tuple[bool, Origin | None]:
         """The backward of an operation that had read these values made a gradient that is not
