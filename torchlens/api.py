@@ -21,6 +21,7 @@ from torchlens._history.log_model import log_model
 from torchlens._history.model_history import LayersToSave, ModelHistory
 from torchlens._recording.collector import without_collector
 from torchlens._recording.frameworks import Model, OtherModel, as_model, title_of
+from torchlens._recording.relative_error import TOLERANCE
 from torchlens._text.wording import check_count, checked_file, got
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def diff(
     reference: ModelHistory | str | os.PathLike[str],
     candidate: ModelHistory | str | os.PathLike[str],
     *,
-    tolerance: float = 16,
+    tolerance: float = TOLERANCE,
     mapping: Mapping[str, str] | None = None,
     isolate: bool = False,
 ) -> "Diff":

@@ -10,6 +10,7 @@ from typing import Any
 from torchlens._cli.live import history_of
 from torchlens._cli.terminal import is_colored, say, width
 from torchlens._history.model_history import ModelHistory
+from torchlens._recording.relative_error import TOLERANCE
 from torchlens._text.plain_text import printable
 from torchlens._text.wording import checked_file
 from torchlens.api import diff, load
@@ -38,9 +39,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tolerance",
         type=float,
-        default=16.0,
+        default=TOLERANCE,
         metavar="N",
-        help="how many units of rounding a correct layer may be off (16)",
+        help=f"how many units of rounding a correct layer may be off ({TOLERANCE})",
     )
     parser.add_argument(
         "--call", type=int, metavar="N", help="which call of the model, if the traces hold several"

@@ -34,9 +34,9 @@ from torchlens._diff.reasons import reasons_for
 from torchlens._diff.subject import Subject
 from torchlens._diff.weights import WeightMatch, match_weights
 from torchlens._history.model_history import ModelHistory
-from torchlens._replay.distances import comparable, epsilon_of
-from torchlens._replay.history_replay import Replay
-from torchlens._replay.side import Side, dense
+from torchlens._recording.relative_error import TOLERANCE, comparable, dense, epsilon_of
+from torchlens._replay.entries import Entries
+from torchlens._replay.replay import Replay
 from torchlens.errors import CannotCompareError
 
 Tensor = torch.Tensor
@@ -45,14 +45,14 @@ Tensor = torch.Tensor
 def compare_histories(
     reference: ModelHistory,
     candidate: ModelHistory,
-    tolerance: float = 16.0,
+    tolerance: float = TOLERANCE,
     mapping: Mapping[str, str] | None = None,
     isolates: bool = False,
 ) -> Diff:
     """Where `candidate` parts from `reference`; raises CannotCompareError where that cannot be
     told.
     """
-    sides = Side(reference._log), Side(candidate._log)
+    sides = Entries(reference._log), Entries(candidate._log)
     for name, side in zip(("reference", "candidate"), sides, strict=True):
         _check_saved(name, side)
     named, named_weights = fixed_by_name(mapping or {}, *sides)
@@ -141,7 +141,7 @@ def compare_histories(
 # ----------------------------------------------------------------------------------------------
 
 
-def _check_saved(name: str, side: Side) -> None:
+def _check_saved(name: str, side: Entries) -> None:
     operations = [entry for entry in range(side.size) if side.is_operation(entry)]
     if not operations:
         raise CannotCompareError(f"The {name} has no operations: there is nothing to compare.")
@@ -153,7 +153,9 @@ def _check_saved(name: str, side: Side) -> None:
 
 
 def _check_outputs_saved(
-    outputs: PairedOutputs, sides: tuple[Side, Side], compared: Sequence[tuple[Matched, float]]
+    outputs: PairedOutputs,
+    sides: tuple[Entries, Entries],
+    compared: Sequence[tuple[Matched, float]],
 ) -> None:
     """Layers that agree say little where nobody knows what was returned."""
     if len(compared) == len(outputs.pairs):
@@ -179,7 +181,7 @@ def _check_live(replay: Replay) -> None:
         )
 
 
-def _used(side: Side) -> set[int]:
+def _used(side: Entries) -> set[int]:
     return {weight for own in side.own_weights for weight in own}
 
 
@@ -187,7 +189,7 @@ def _groups(groups: dict[int, int], used: set[int]) -> set[int]:
     return {group for weight, group in groups.items() if weight in used}
 
 
-def _name(history: ModelHistory, side: Side) -> str:
+def _name(history: ModelHistory, side: Entries) -> str:
     return history.model_name
 
 
@@ -198,7 +200,7 @@ def _name(history: ModelHistory, side: Side) -> str:
 def _outputs(
     compared: Sequence[tuple[Matched, float]],
     outputs: PairedOutputs,
-    sides: tuple[Side, Side],
+    sides: tuple[Entries, Entries],
     is_same: bool,
 ) -> Outputs:
     """How far apart the outputs are. Where each layer computes the same (`is_same`), what is left
@@ -215,7 +217,9 @@ def _outputs(
 
 
 def _mended_error(
-    sides: tuple[Side, Side], outputs: Sequence[tuple[int, int]], values: dict[int, Tensor | None]
+    sides: tuple[Entries, Entries],
+    outputs: Sequence[tuple[int, int]],
+    values: dict[int, Tensor | None],
 ) -> float | None:
     errors = []
     for r, c in outputs:
@@ -268,7 +272,7 @@ def _divergence(
     )
 
 
-def _where(whose: str, side: Side, entry: int | None, steps: Sequence[int]) -> dict[str, Any]:
+def _where(whose: str, side: Entries, entry: int | None, steps: Sequence[int]) -> dict[str, Any]:
     """The fields of a divergence that tell where it is on one side; without an entry, there is
     nothing on that side.
     """
@@ -283,7 +287,7 @@ def _where(whose: str, side: Side, entry: int | None, steps: Sequence[int]) -> d
 
 
 def _not_returned(
-    outputs: PairedOutputs, sides: tuple[Side, Side], tolerance: float, is_own: bool
+    outputs: PairedOutputs, sides: tuple[Entries, Entries], tolerance: float, is_own: bool
 ) -> list[Divergence]:
     """One divergence for all outputs that only the reference returns, and one for those that only
     the candidate does.
@@ -329,7 +333,7 @@ def _unmatched(ours: Subject, theirs: Subject, analysis: Analysis) -> Unmatched:
 # --------------------------------------------------------------------------------------------------
 
 
-def _weights_text(weights: WeightMatch, sides: tuple[Side, Side]) -> str:
+def _weights_text(weights: WeightMatch, sides: tuple[Entries, Entries]) -> str:
     text = weights.summary(sides[0].weights, sides[1].weights)
     for missing, side, whose in zip(
         weights.missing, sides, ("reference", "candidate"), strict=True
@@ -360,7 +364,7 @@ def _layers_text(ours: Subject, theirs: Subject, analysis: Analysis) -> str:
     return text
 
 
-def _pinned_notes(side: Side, pinned: dict[int, str]) -> list[str]:
+def _pinned_notes(side: Entries, pinned: dict[int, str]) -> list[str]:
     if not pinned:
         return []
     reasons = Counter(pinned.values())
@@ -373,7 +377,7 @@ def _pinned_notes(side: Side, pinned: dict[int, str]) -> list[str]:
     ]
 
 
-def _precision_notes(sides: tuple[Side, Side]) -> list[str]:
+def _precision_notes(sides: tuple[Entries, Entries]) -> list[str]:
     dtype = max((side.dtype for side in sides), key=epsilon_of)
     eps = epsilon_of(dtype)
     if eps < 1e-4:

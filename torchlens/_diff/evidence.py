@@ -18,9 +18,8 @@ from torchlens._diff.weights import WeightMatch
 from torchlens._history.argument_words import plain_argument
 from torchlens._recording.functions import argument_names
 from torchlens._recording.recording import Row
-from torchlens._replay.distances import comparable, distance, numbers
-from torchlens._replay.history_replay import Instead, NotReplayableError, Replay
-from torchlens._replay.side import dense
+from torchlens._recording.relative_error import comparable, dense, numbers, relative_error
+from torchlens._replay.replay import Instead, NotReplayableError, Replay
 
 Tensor = torch.Tensor
 _SHAPING = ("view", "join")
@@ -158,7 +157,7 @@ class Evidence:
         if origin.pair.layout is None:
             return best_layout(comparable(a), comparable(b), 0.0)[0] / origin.pair.eps
         back = origin.pair.layout.to_reference(comparable(b), tuple(a.shape))
-        return distance(comparable(a), back) / origin.pair.eps
+        return relative_error(comparable(a), back) / origin.pair.eps
 
     def units_between(self, origin: Origin, reference: Tensor) -> float:
         """How far something that the reference might have computed is from what the candidate did,
@@ -168,7 +167,7 @@ class Evidence:
         if layout is None or b is None or a is None or b.numel() != a.numel():
             return float("inf")
         return (
-            distance(comparable(a), layout.to_reference(comparable(b), tuple(a.shape)))
+            relative_error(comparable(a), layout.to_reference(comparable(b), tuple(a.shape)))
             / origin.pair.eps
         )
 
@@ -216,7 +215,7 @@ class Evidence:
                     or other is None
                 ):
                     continue
-                if one.apart(other) <= _SAME_NUMBERS < distance(comparable(a), comparable(b)):
+                if one.apart(other) <= _SAME_NUMBERS < relative_error(comparable(a), comparable(b)):
                     yield r, c
 
     # -- weights

@@ -13,7 +13,7 @@ from torchlens._diff.evidence import Constant, Evidence, number_text
 from torchlens._diff.families import acts, family
 from torchlens._diff.hypotheses import ACTIVATIONS
 from torchlens._diff.subject import Subject
-from torchlens._replay.history_replay import Instead, NotReplayableError
+from torchlens._replay.replay import Instead, NotReplayableError
 
 Tensor = torch.Tensor
 _GONE = 64.0  # units of rounding: so little is left of an error that is explained

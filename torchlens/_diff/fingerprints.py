@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from torchlens._recording.operations import IDENTITY, OUTPUT
-from torchlens._replay.distances import are_whole, numbers
-from torchlens._replay.side import Side
+from torchlens._recording.relative_error import are_whole, numbers
+from torchlens._replay.entries import Entries
 
 # Sorting takes long: of larger tensors only the moments are taken.
 _MOST_SORTED = 1 << 17
@@ -112,7 +112,7 @@ def fingerprint(value: torch.Tensor) -> Fingerprint:
     return Fingerprint(size, scale, nonfinite, np.array(features))
 
 
-def fingerprints(side: Side, entries: Sequence[int] | None = None) -> list[Fingerprint | None]:
+def fingerprints(side: Entries, entries: Sequence[int] | None = None) -> list[Fingerprint | None]:
     """Of each entry that has a value."""
     chosen = None if entries is None else set(entries)
     found: list[Fingerprint | None] = []
@@ -122,7 +122,7 @@ def fingerprints(side: Side, entries: Sequence[int] | None = None) -> list[Finge
     return found
 
 
-def roots(side: Side, prints: Sequence[Fingerprint | None]) -> list[int]:
+def roots(side: Entries, prints: Sequence[Fingerprint | None]) -> list[int]:
     """For each entry, the one that computed what it holds: itself, or where its numbers come from
     unchanged.
 

@@ -4,7 +4,7 @@ from math import prod
 
 from torchlens._diff.layouts import best_layout
 from torchlens._diff.subject import Subject
-from torchlens._replay.distances import are_whole, comparable
+from torchlens._recording.relative_error import are_whole, comparable
 from torchlens._text.numbers import shape_text
 from torchlens.errors import CannotCompareError
 

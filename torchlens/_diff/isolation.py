@@ -21,9 +21,8 @@ from torchlens._diff.matched import Matched
 from torchlens._diff.matching import Pairing
 from torchlens._diff.outputs import distinct, origins_at_outputs
 from torchlens._diff.subject import Subject
-from torchlens._replay.distances import comparable, distance
-from torchlens._replay.history_replay import Replay
-from torchlens._replay.side import dense
+from torchlens._recording.relative_error import comparable, dense, relative_error
+from torchlens._replay.replay import Replay
 
 Tensor = torch.Tensor
 _MOST_ROUNDS = 200
@@ -182,7 +181,7 @@ def _put_in(
             return None
         if entry in by_candidate:
             back = pair.layout.to_reference(comparable(own), tuple(target.shape))
-            own_units[pair.reference] = distance(comparable(target), back) / pair.eps
+            own_units[pair.reference] = relative_error(comparable(target), back) / pair.eps
         changed = pair.layout.to_candidate(target, tuple(own.shape))
         return (
             torch.view_as_complex(changed.contiguous())

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchlens._replay.distances import distance
+from torchlens._recording.relative_error import relative_error
 
 Tensor = torch.Tensor
 _MOST_AXES = 6
@@ -120,7 +120,7 @@ def best_layout(
     possible = layouts_between(shape, tuple(candidate.shape))
     best: tuple[float, Layout | None] = (float("inf"), None)
     for layout in _in_order(possible, known):
-        found = distance(reference, layout.to_reference(candidate, shape))
+        found = relative_error(reference, layout.to_reference(candidate, shape))
         if best[1] is None or found < best[0] / (
             _BETTER if best[1].is_plain or best[1] is SAME else 1.0
         ):

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Mapping
 
-from torchlens._replay.side import Side
+from torchlens._replay.entries import Entries
 from torchlens._text.wording import did_you_mean, got
 
 
 def fixed_by_name(
-    mapping: Mapping[str, str], ours: Side, theirs: Side
+    mapping: Mapping[str, str], ours: Entries, theirs: Entries
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Pairs of entries and pairs of weights. `{'h.*.ln_1': 'blocks.*.norm1'}` says it of all layers
     at once.
@@ -44,7 +44,7 @@ def fixed_by_name(
     return entries, weights
 
 
-def _named_entries(side: Side) -> dict[str, int]:
+def _named_entries(side: Entries) -> dict[str, int]:
     """Labels, and modules for what they return (the last pass of each)."""
     calls = side.log.recording.module_calls
     found = {side.label(entry): entry for entry in range(side.size)}

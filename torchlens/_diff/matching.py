@@ -17,8 +17,8 @@ from torchlens._diff.layouts import Layout, best_layout, layouts_between
 from torchlens._diff.likeness import is_alike, scores_of
 from torchlens._diff.matched import Found, Matched
 from torchlens._diff.subject import Subject
-from torchlens._replay.distances import are_whole, comparable, distance, epsilon_of
-from torchlens._replay.side import Side
+from torchlens._recording.relative_error import are_whole, comparable, epsilon_of, relative_error
+from torchlens._replay.entries import Entries
 
 _EXACT_UNITS = 64.0  # so near, two values are the same whatever led to them
 _LOOSE_UNITS = 4096.0  # so near, they are if the same led to them
@@ -101,7 +101,7 @@ class Pairing:
             return Matched(r, c, float("inf"), eps, None, by_value, is_whole=is_whole)
         if known and error > 0.1:  # nothing to be seen in the numbers: as others of these shapes
             layout = known[0]
-            error = distance(a, layout.to_reference(b, shapes[0]))
+            error = relative_error(a, layout.to_reference(b, shapes[0]))
         return Matched(r, c, error, eps, layout, by_value, is_whole=is_whole)
 
     # -- by value
@@ -315,7 +315,7 @@ class Pairing:
         }
 
 
-def _last(side: Side, entries: Sequence[int]) -> set[int]:
+def _last(side: Entries, entries: Sequence[int]) -> set[int]:
     """The last of the entries, and those that an output shows."""
     return set(entries[-1:])
 

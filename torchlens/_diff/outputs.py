@@ -10,7 +10,7 @@ from torchlens._diff.matched import Matched
 from torchlens._diff.matching import Pairing
 from torchlens._diff.subject import Subject
 from torchlens._recording.operations import IDENTITY, OUTPUT
-from torchlens._replay.side import Side
+from torchlens._replay.entries import Entries
 
 # Outputs that show two values in the same way are as far apart as these; a cast on the way may add
 # a little.
@@ -48,7 +48,7 @@ def paired_outputs(ours: Subject, theirs: Subject) -> PairedOutputs:
     )
 
 
-def output_path(side: Side, entry: int) -> str:
+def output_path(side: Entries, entry: int) -> str:
     """`output.logits`"""
     return side.log.boundary_addresses.get(entry, ["output"])[0]
 
@@ -71,14 +71,14 @@ def _pair_nearest(ours: Subject, theirs: Subject, found: dict[int, int]) -> None
             taken.add(c)
 
 
-def shown_by(side: Side, entry: int) -> int:
+def shown_by(side: Entries, entry: int) -> int:
     """The entry that an output shows."""
     while side.rows[entry].operation in (OUTPUT, IDENTITY) and side.parents[entry]:
         entry = side.parents[entry][0]
     return entry
 
 
-def saved_output(side: Side, entry: int) -> int:
+def saved_output(side: Entries, entry: int) -> int:
     """An output, or the entry that it shows where that alone was saved."""
     return entry if side.value(entry) is not None else shown_by(side, entry)
 

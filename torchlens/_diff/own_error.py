@@ -7,9 +7,8 @@ import torch
 from torchlens._diff.divergence import Section
 from torchlens._diff.matched import Found, Matched
 from torchlens._diff.subject import Subject
-from torchlens._replay.distances import comparable, distance
-from torchlens._replay.history_replay import NotReplayableError, Replay
-from torchlens._replay.side import dense
+from torchlens._recording.relative_error import comparable, dense, relative_error
+from torchlens._replay.replay import NotReplayableError, Replay
 
 Tensor = torch.Tensor
 
@@ -45,7 +44,7 @@ def own_error_in(
         if result is None or result.numel() != target.numel():
             return None
         back = pair.layout.to_reference(comparable(result), tuple(target.shape))
-        return distance(comparable(target), back) / pair.eps
+        return relative_error(comparable(target), back) / pair.eps
 
     return own_error
 

@@ -4,9 +4,9 @@ candidate's.
 
 import torch
 
-from torchlens._replay.distances import distance, numbers
-from torchlens._replay.history_replay import Replay
-from torchlens._replay.side import Side, dense
+from torchlens._recording.relative_error import dense, numbers, relative_error
+from torchlens._replay.entries import Entries
+from torchlens._replay.replay import Replay
 
 SHORT = {2.0**-7: torch.bfloat16, 2.0**-10: torch.float16}
 # The tolerance is in units of rounding; a whole model in a short type is off by a quarter as much
@@ -16,12 +16,12 @@ _LEAST = 0.25  # of the unit of rounding: a value that happens to be exact says 
 _MOST_PINNED = 0.3
 
 
-def short_type(reference: Side, candidate: Side) -> torch.dtype | None:
+def short_type(reference: Entries, candidate: Entries) -> torch.dtype | None:
     """The candidate's type if it is a short one, and the reference's is not."""
     return SHORT.get(candidate.epsilon) if reference.epsilon < candidate.epsilon else None
 
 
-def own_errors(reference: Side, dtype: torch.dtype) -> dict[int, float] | None:
+def own_errors(reference: Entries, dtype: torch.dtype) -> dict[int, float] | None:
     """For each entry, how far the reference in `dtype` is from the reference as it is; None if it
     cannot run again.
     """
@@ -41,7 +41,7 @@ def own_errors(reference: Side, dtype: torch.dtype) -> dict[int, float] | None:
             and own.is_floating_point()
             and own.shape == short.shape
         ):
-            error = distance(numbers(own), numbers(short))
+            error = relative_error(numbers(own), numbers(short))
             found[entry] = max(error, least) if error < float("inf") else least
     return found
 

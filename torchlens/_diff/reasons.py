@@ -14,8 +14,8 @@ from torchlens._diff.experiments import EXPERIMENTS
 from torchlens._diff.families import family
 from torchlens._diff.hypotheses import ACTIVATIONS, attention_variants, norm_variants
 from torchlens._recording.operation_kinds import NORMALISATIONS
-from torchlens._replay.distances import distance, numbers
-from torchlens._replay.history_replay import NotReplayableError
+from torchlens._recording.relative_error import numbers, relative_error
+from torchlens._replay.replay import NotReplayableError
 
 Tensor = torch.Tensor
 _CONFIRMED = 64.0  # units of rounding: so near, an explanation explains
@@ -166,7 +166,10 @@ def _activation(origin: Origin, evidence: Evidence) -> Iterator[str]:
 def _recognised(value: Tensor, known: Iterator[tuple[str, Tensor]], origin: Origin) -> str | None:
     """The first of the known results that a value is."""
     for name, result in known:
-        if result.shape == value.shape and distance(value, result) <= _CONFIRMED * origin.pair.eps:
+        if (
+            result.shape == value.shape
+            and relative_error(value, result) <= _CONFIRMED * origin.pair.eps
+        ):
             return name
     return None
 
@@ -186,7 +189,7 @@ def _norm(origin: Origin, evidence: Evidence) -> Iterator[str]:
     ]
     vectors = [numbers(value) for value in owned if value is not None and value.dim() == 1]
     scale, shift = (vectors[0] if vectors else None), (vectors[1] if len(vectors) > 1 else None)
-    known = [(name, distance(both[0], value), distance(both[1], value))
+    known = [(name, relative_error(both[0], value), relative_error(both[1], value))
              for name, value in norm_variants(inputs[0], scale, shift)]  # fmt: skip
     ours, theirs = min(known, key=lambda item: item[1]), min(known, key=lambda item: item[2])
     limit = min(8.0, origin.pair.units / 4) * origin.pair.eps
@@ -259,7 +262,7 @@ def _simple(origin: Origin, evidence: Evidence) -> Iterator[str]:
     limit = _CONFIRMED * origin.pair.eps
     size = float(a.flatten().dot(a.flatten()))
     factor = float(a.flatten().dot(b.flatten())) / size if size else 0.0
-    if factor and abs(factor - 1) > 1e-4 and distance(a * factor, b) <= limit:
+    if factor and abs(factor - 1) > 1e-4 and relative_error(a * factor, b) <= limit:
         yield (
             f"the candidate is {number_text(factor)} times the "
             f"reference{_known_factor(factor, a, evidence, origin)}"
@@ -270,7 +273,7 @@ def _simple(origin: Origin, evidence: Evidence) -> Iterator[str]:
         if a.shape[axis] > 1 and others and a.numel() > a.shape[axis]:
             vector = difference.mean(others)
             shape = [a.shape[axis] if other == axis else 1 for other in range(a.dim())]
-            if distance(difference, vector.reshape(shape).expand_as(difference)) <= 1e-4:
+            if relative_error(difference, vector.reshape(shape).expand_as(difference)) <= 1e-4:
                 name = _weight_like(vector, evidence)
                 yield f"the same vector is missing or added everywhere along axis {axis}{name}"
                 break
@@ -279,9 +282,9 @@ def _simple(origin: Origin, evidence: Evidence) -> Iterator[str]:
             if a.shape[axis] > 2:
                 kept = slice(1, -1)
                 index = tuple(kept if other == axis else slice(None) for other in range(a.dim()))
-                if distance(a[index], b.roll(shift, axis)[index]) <= limit:
+                if relative_error(a[index], b.roll(shift, axis)[index]) <= limit:
                     yield f"shifted by one along axis {axis}: an index off by one?"
-        if a.shape[axis] > 1 and distance(a, b.flip(axis)) <= limit:
+        if a.shape[axis] > 1 and relative_error(a, b.flip(axis)) <= limit:
             yield f"reversed along axis {axis}"
 
 
@@ -305,7 +308,7 @@ def _weight_like(vector: Tensor, evidence: Evidence) -> str:
         if weight.value is not None and weight.value.numel() == vector.numel():
             own = numbers(weight.value).flatten()
             for sign, word in ((1.0, "added twice, or to the wrong place"), (-1.0, "left out")):
-                if distance(own * sign, vector) <= 1e-3:
+                if relative_error(own * sign, vector) <= 1e-3:
                     return f": `{weight.name}` {word}"
     return ""
 
@@ -398,7 +401,7 @@ def _reordered(origin: Origin, evidence: Evidence) -> Iterator[str]:
     if a is None or b is None or a.numel() != b.numel() or a.numel() < 2:
         return
     if (
-        distance(*(numbers(value).flatten().sort().values for value in (a, b)))
+        relative_error(*(numbers(value).flatten().sort().values for value in (a, b)))
         <= _CONFIRMED * origin.pair.eps
     ):
         yield "the same numbers in another order"

@@ -11,7 +11,7 @@ import torch
 
 from torchlens._diff.families import acts, family
 from torchlens._diff.fingerprints import Fingerprint, fingerprint, roots
-from torchlens._replay.side import Side
+from torchlens._replay.entries import Entries
 
 
 class Subject:
@@ -19,7 +19,7 @@ class Subject:
 
     def __init__(
         self,
-        side: Side,
+        side: Entries,
         groups: dict[int, int],
         shared: Sequence[int],
         old: "Subject | None" = None,
@@ -39,7 +39,7 @@ class Subject:
 
     def again(self, values: "dict[int, torch.Tensor | None]") -> "Subject":
         """The same with other values."""
-        return Subject(self.side.with_values(values), self._groups, list(self._shared), self)
+        return Subject(Entries(self.side.log, values), self._groups, list(self._shared), self)
 
     def _cones(self) -> list[bytes]:
         """For each entry, which weights led to it, and how often one after the other: in whatever

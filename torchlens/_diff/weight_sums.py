@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchlens._replay.distances import distance
+from torchlens._recording.relative_error import relative_error
 
 _NEIGHBOURS = 8  # places by which the two may be apart in the order of the weights
 _MOST_PARTS = 8
@@ -73,7 +73,11 @@ def _wholes(total: torch.Tensor, others: Values, free: Sequence[int], close: flo
                 is_of_size = (
                     other is not None and other.numel() == len(piece) and number not in found
                 )
-                if is_of_size and other is not None and distance(piece, other.reshape(-1)) <= close:
+                if (
+                    is_of_size
+                    and other is not None
+                    and relative_error(piece, other.reshape(-1)) <= close
+                ):
                     found.append(number)
                     break
             else:

@@ -13,8 +13,8 @@ import torch
 from torchlens._diff.fingerprints import Fingerprint, Shelf, fingerprint
 from torchlens._diff.layouts import SAME, Layout, layouts_between
 from torchlens._diff.weight_sums import sums_of
-from torchlens._replay.distances import distance, epsilon_of, numbers
-from torchlens._replay.side import Weight
+from torchlens._recording.relative_error import epsilon_of, numbers, relative_error
+from torchlens._replay.entries import Weight
 
 Tensor = torch.Tensor
 # Of float32, rounded once: copying a weight loses nothing, storing it in a shorter type loses half
@@ -342,7 +342,7 @@ class _Finder:
             return None
         shape = tuple(first.shape)
         for layout in layouts_between(shape, tuple(second.shape)):
-            if distance(first, layout.to_reference(second, shape)) <= self._close(a, b):
+            if relative_error(first, layout.to_reference(second, shape)) <= self._close(a, b):
                 return WeightPair(a, b, _how(layout, shape, tuple(second.shape)), layout)
         return None
 
@@ -426,7 +426,7 @@ class _Finder:
                 continue
             limit = self._close(number, other) if side == 0 else self._close(other, number)
             for layout in layouts_between(shape, tuple(value.shape)):
-                if distance(piece, layout.to_reference(value, shape)) <= limit:
+                if relative_error(piece, layout.to_reference(value, shape)) <= limit:
                     a, b = (number, other) if side == 0 else (other, number)
                     return WeightPair(a, b, "part", SAME, part, side == 0)
         return None

@@ -12,8 +12,8 @@ from torchlens._history.argument_words import argument_words
 from torchlens._history.log import Log
 from torchlens._page.pairs import PartPair, Side
 from torchlens._page.parts import Part
-from torchlens._page.relative_error import is_rounding, relative_error
 from torchlens._recording.operation_kinds import SAME_NUMBERS
+from torchlens._recording.relative_error import dense, is_rounding, relative_error
 
 # From the strongest to the weakest; the page paints a part by the first that it has.
 KINDS_OF_DIFFERENCE = (
@@ -210,7 +210,7 @@ class _Finder:
             if value is None or (version >= 0 and value._version != version):
                 return None
             values.append(value)
-        return relative_error(*values)
+        return _error_between(*values)
 
     def _compare_params(self, mine: int, theirs: int) -> dict[str, str]:
         numbers = [
@@ -232,7 +232,7 @@ class _Finder:
                     log.recording.params[number]
                     for log, number in zip(self.logs, pair, strict=True)
                 ]
-                self.weights[pair] = relative_error(*params)
+                self.weights[pair] = _error_between(*params)
             worst = max(worst, self.weights[pair] or 0.0)
         return {"weights": f"relative error {_error_text(worst)}"} if worst else {}
 
@@ -331,3 +331,9 @@ def _changed_words(mine: str, theirs: str) -> str:
 
 def _error_text(error: float) -> str:
     return "∞" if math.isinf(error) else f"{error:.2g}"
+
+
+def _error_between(reference: Any, other: Any) -> float | None:
+    """The relative error of two values; None if they cannot be compared."""
+    a, b = dense(reference), dense(other)
+    return None if a is None or b is None or a.shape != b.shape else relative_error(a, b)

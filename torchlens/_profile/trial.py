@@ -8,8 +8,7 @@ from torchlens._capture.lazy_results import finished
 from torchlens._profile.profile import Profile
 from torchlens._recording.trees import named_tensors
 from torchlens._recording.unseen import unseen
-from torchlens._replay.kept_tensor import KeptTensor
-from torchlens._replay.model_state import State
+from torchlens._replay.model_state import KeptTensor, State
 
 Tensor = torch.Tensor
 

@@ -12,8 +12,7 @@ from torchlens._capture.session import generator_states
 from torchlens._history.log import path_text
 from torchlens._recording.trees import Path, named_data, named_tensors
 from torchlens._recording.unseen import unseen
-from torchlens._replay.kept_tensor import copy_of
-from torchlens._replay.model_state import State
+from torchlens._replay.model_state import State, copy_of
 from torchlens._replay.values import brief, difference, same
 from torchlens._validate.exemptions import UNSTEADY
 from torchlens._validate.report import Finding, ValidationReport

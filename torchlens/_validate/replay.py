@@ -9,9 +9,9 @@ import torch
 
 from torchlens._capture.observer import CallKind
 from torchlens._recording.recording import Row
-from torchlens._recording.trees import Path, plain_tensors
+from torchlens._recording.trees import Path
 from torchlens._recording.wrappers import copy_of
-from torchlens._replay.modes import in_force
+from torchlens._replay.replay import call_again
 from torchlens._replay.snapshots import Snapshot, frozen_tensors, thaw
 from torchlens._replay.values import brief, close, difference, same
 from torchlens._validate.arguments import contributions_of
@@ -148,34 +148,20 @@ def run_again(
     by location.
     """
     tensor_of = _Arguments(call, changed or {})
-    _set_generators(call.generators)
-    func: Any = rows[0].operation.func
     with torch.inference_mode(call.modes.inference), torch.set_grad_enabled(call.modes.grad):
         args, kwargs = thaw(call.args, tensor_of), thaw(call.kwargs, tensor_of)
-    with in_force(call.modes):
-        if call.kind is CallKind.IDENTITY:
-            result = args[0]
-        elif call.kind is CallKind.AUTOGRAD:
-            result = func.apply(*args)
-        elif call.kind is CallKind.OPAQUE:
-            result = func(*args[0][0], **args[0][1])
-        else:
-            result = func(*args, **kwargs)
-    outputs = [tensor for _, tensor in plain_tensors(result)]
-    if (
-        call.kind is CallKind.AUTOGRAD
-    ):  # has rows only for the results that no operation inside it made
-        outputs = [outputs[row.output_index or 0] for row in rows]
-    return outputs or _written(rows[0], args, kwargs)
-
-
-def _written(row: Row, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Where a call returns nothing, what it wrote to is its result."""
-    trees = [
-        kwargs.get("out"),
-        *(args[position] for position in row.operation.written if position < len(args)),
-    ]
-    return [tensor for tree in trees for _, tensor in plain_tensors(tree)]
+    operation = rows[0].operation
+    if call.kind is CallKind.IDENTITY:
+        return [args[0]]
+    if call.kind is CallKind.OPAQUE:
+        args, kwargs = args[0][0], args[0][1]
+    outputs = call_again(
+        operation.func, args, kwargs, operation.written, call.modes, call.generators
+    )
+    if call.kind is CallKind.AUTOGRAD:
+        # Has rows only for the results that no operation inside it made.
+        return [outputs[row.output_index or 0] for row in rows]
+    return outputs
 
 
 class _Arguments:
@@ -241,9 +227,3 @@ def _with_grad(value: Tensor, snapshot: Snapshot, call: Call, is_written: bool =
         leaf = value.detach().requires_grad_()
         return copy_of(leaf) if is_written else leaf
     return copy_of(value) if is_written else value
-
-
-def _set_generators(states: tuple[Tensor, ...]) -> None:
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state_all(list(states[1:]))

@@ -20,7 +20,7 @@ from torchlens._recording.regions import storage_of
 from torchlens._recording.trees import plain_tensors
 from torchlens._recording.unseen import unseen
 from torchlens._recording.wrappers import inner_of
-from torchlens._replay.modes import Modes, current_modes
+from torchlens._replay.replay import Modes, current_modes
 from torchlens._replay.snapshots import Frozen, Snapshot, Snapshots, frozen_tensors
 from torchlens._replay.values import difference, has_elements, same
 from torchlens._validate.unexplained import UnexplainedTensors

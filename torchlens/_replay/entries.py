@@ -1,9 +1,7 @@
-"""One of the two histories, as the comparison reads it: values, edges, weights, and places in the
-code.
-"""
+"""The entries of a history by number: rows, values, edges, weights, modules, and lines of code."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,8 +11,8 @@ from torchlens._history.log import Log
 from torchlens._recording.operation_kinds import DROPOUTS, RANDOM
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Row
+from torchlens._recording.relative_error import dense, epsilon_of
 from torchlens._recording.stored import opened_params
-from torchlens._replay.distances import epsilon_of
 
 Tensor = torch.Tensor
 
@@ -28,9 +26,10 @@ class Weight(NamedTuple):
     is_buffer: bool
 
 
-class Side:
-    """The entries of one history, by number; `values` stand in place of the saved ones where
-    something was put in.
+class Entries:
+    """The entries of one history, by number.
+
+    `values` replace saved ones: those of a run with other values.
     """
 
     def __init__(self, log: Log, values: dict[int, Tensor | None] | None = None) -> None:
@@ -42,14 +41,8 @@ class Side:
         self.children = log.graph.children
         self._replaced = values or {}
 
-    def with_values(self, values: dict[int, Tensor | None]) -> "Side":
-        """The same graph with other values."""
-        return Side(self.log, values)
-
     def value(self, entry: int) -> Tensor | None:
-        """The value as a plain tensor on the CPU; None where none was saved or there are no numbers
-        in it.
-        """
+        """The value as a plain tensor on the CPU; None if none was saved."""
         return dense(self.raw(entry))
 
     def raw(self, entry: int) -> Any:
@@ -191,22 +184,3 @@ class Side:
     @cached_property
     def _buffers(self) -> frozenset[int]:
         return frozenset(self.graph.buffers)
-
-    def entries(self) -> Iterator[int]:
-        return iter(range(self.size))
-
-
-def dense(value: Any) -> Tensor | None:
-    """A plain tensor of numbers on the CPU, or None."""
-    if not isinstance(value, Tensor):
-        return None
-    value = value.detach()
-    if value.is_meta or value.is_nested or type(value) not in (Tensor, torch.nn.Parameter):
-        return None
-    if value.layout is not torch.strided:
-        value = value.to_dense()
-    if value.is_quantized:
-        value = value.dequantize()
-    if value.device.type != "cpu":
-        value = value.cpu()
-    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value

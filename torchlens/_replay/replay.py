@@ -1,0 +1,358 @@
+"""Runs recorded operations again, with other values.
+
+`call_again` makes one recorded call again as it was made: from its own generator state, under its
+own modes. `Replay` runs the operations of a whole history, each on what those before it gave.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from torchlens._recording.functions import StandIn
+from torchlens._recording.operations import BUFFER, IDENTITY, INPUT, OUTPUT, Kind
+from torchlens._recording.recording import located
+from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors
+from torchlens._replay.entries import Entries
+
+Tensor = torch.Tensor
+# What to call in place of an operation: it is given the function, its arguments and keywords.
+Instead = Callable[[Callable[..., Any], list[Any], dict[str, Any]], Any]
+_SHORT = {torch.bfloat16, torch.float16}
+
+
+class NotReplayableError(Exception):
+    """An operation that cannot run again, and why."""
+
+
+# -- one call
+# --------------------------------------------------------------------------------------------------
+
+
+class Modes(NamedTuple):
+    """The modes of torch that change what a call does.
+
+    `autocast` has, by device type, whether it is on and its type; `dispatch` are the modes of the
+    dispatcher. Modes of `__torch_function__` are not kept: those of the model have acted before a
+    call is recorded, and those of the caller are still active.
+    """
+
+    grad: bool
+    inference: bool
+    default_dtype: torch.dtype
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    dispatch: tuple[Any, ...] = ()
+
+
+def current_modes() -> Modes:
+    """The modes in force in this thread."""
+    devices = ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",)
+    autocast = tuple(
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in devices
+    )
+    return Modes(
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        autocast,
+        tuple(_get_current_dispatch_mode_stack()),
+    )
+
+
+@contextmanager
+def _in_force(modes: Modes) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    with ExitStack() as stack:
+        stack.enter_context(torch._C._EnableTorchFunction())
+        stack.enter_context(torch.inference_mode(modes.inference))
+        stack.enter_context(torch.set_grad_enabled(modes.grad))
+        for device, is_enabled, dtype in modes.autocast:
+            if is_enabled or torch.is_autocast_enabled(device):
+                # Without its cache of casts: each call is independent of the others.
+                stack.enter_context(torch.autocast(device, dtype, is_enabled, cache_enabled=False))
+        for mode in modes.dispatch:
+            _push_mode(mode)
+            stack.callback(_pop_mode)
+        torch.set_default_dtype(modes.default_dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+
+
+def call_again(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    written: Sequence[int] = (),
+    modes: Modes | None = None,
+    generators: Sequence[Tensor] = (),
+) -> list[Tensor]:
+    """Makes a recorded call again and returns the tensors of its result, or, if it returns none,
+    those that it wrote to.
+
+    `written` are the positions of the arguments that it writes to, `modes` the modes that it ran
+    under (None: the present ones), and `generators` the states of the generators that it began
+    from: the CPU's, then one for each GPU.
+    """
+    if generators:
+        torch.set_rng_state(generators[0])
+        if len(generators) > 1:
+            torch.cuda.set_rng_state_all(list(generators[1:]))
+    if isinstance(func, type) and issubclass(func, torch.autograd.Function):
+        func = func.apply
+    with nullcontext() if modes is None else _in_force(modes):
+        result = func(*args, **kwargs)
+    found = [tensor for _, tensor in plain_tensors(result)]
+    if not found:
+        trees = [kwargs.get("out"), *(args[place] for place in written if place < len(args))]
+        found = [tensor for tree in trees for _, tensor in plain_tensors(tree)]
+    return found
+
+
+# -- a whole history
+# --------------------------------------------------------------------------------------------------
+
+
+class Replay:
+    """Runs the operations of a history again, with some values replaced.
+
+    Operations run in their own order on memory of their own, so that views and writes in place do
+    what they did. `pinned` has the entries that cannot run again (random numbers, a function that
+    was not stored, an argument that was not kept) and why; they keep their saved values.
+
+    >>> values = Replay(Entries(log)).run(lambda entry, value: 2 * value if entry == 3 else None)
+    """
+
+    def __init__(self, entries: Entries) -> None:
+        self.entries = entries
+        self.pinned: dict[int, str] = {}
+        self._recording = entries.log.recording
+        self._has_writes = bool(self._recording.writes)
+
+    @property
+    def is_live(self) -> bool:
+        """True if there are functions to run again, and weights to run them with."""
+        rows = [row for entry, row in enumerate(self.entries.rows)
+                if self.entries.is_operation(entry)]  # fmt: skip
+        has_functions = not all(isinstance(row.operation.func, StandIn) for row in rows)
+        return has_functions and not any(param.is_meta for param in self._recording.params)
+
+    def run(
+        self,
+        replace: Callable[[int, Tensor], Tensor | None] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> dict[int, Tensor | None]:
+        """The values of all entries. `replace` is called with each entry and its value, and may
+        return another to go on with. With a `dtype`, inputs, weights and saved values are cast.
+        """
+        live: dict[int, Tensor] = {}
+        values: dict[int, Tensor | None] = {}
+        weights = {}
+        if dtype is not None:
+            params = enumerate(self._recording.params)
+            weights = {number: _cast(param.detach(), dtype) for number, param in params}
+        with torch.no_grad(), _kept_generator():
+            for entry, row in enumerate(self.entries.rows):
+                result = self._result(entry, live, weights)
+                if result is None:
+                    values[entry] = None
+                    continue
+                if dtype is not None and (entry in self.pinned or row.operation in (INPUT, BUFFER)):
+                    result = _cast(result, dtype)
+                other = replace(entry, result) if replace is not None else None
+                if other is not None:
+                    result = _replaced(result, other, self._owns_memory(entry, result, live))
+                live[entry] = result
+                values[entry] = result.clone() if self._has_writes else result
+        return values
+
+    def part(
+        self,
+        entries: Iterable[int],
+        given: dict[int, Tensor],
+        weights: dict[int, Tensor] | None = None,
+        instead: dict[int, Instead] | None = None,
+    ) -> Tensor:
+        """The value of the last of `entries` if only these run again, on the values `given`.
+
+        `instead` has functions to be called in place of an entry's own.
+        """
+        entries = sorted(entries)
+        writes = any(self.entries.rows[entry].operation.written for entry in entries)
+        live = {entry: value.detach() for entry, value in given.items()}
+        if writes:  # what is given belongs to the history
+            live = {entry: value.clone() for entry, value in live.items()}
+        result: Tensor | None = None
+        with torch.no_grad(), _kept_generator():
+            for entry in entries:
+                if entry in given:
+                    continue
+                if entry in self.pinned:
+                    raise NotReplayableError(self.pinned[entry])
+                result = self._again(entry, live, weights or {}, (instead or {}).get(entry))
+                live[entry] = result
+        if result is None:
+            raise NotReplayableError("nothing to run")
+        return result
+
+    # -- one entry
+    # ---------------------------------------------------------------------------------------------
+
+    def _result(
+        self, entry: int, live: dict[int, Tensor], weights: dict[int, Tensor]
+    ) -> Tensor | None:
+        is_given = self.entries.rows[entry].operation in (INPUT, BUFFER)
+        if not is_given and entry not in self.pinned:
+            try:
+                if self.entries.is_random(entry):
+                    raise NotReplayableError("it draws random numbers")
+                return self._again(entry, live, weights)
+            except NotReplayableError as reason:
+                self.pinned[entry] = str(reason)
+        saved = self.entries.raw(entry)
+        return saved.detach().clone() if isinstance(saved, Tensor) else None
+
+    def _again(
+        self,
+        entry: int,
+        live: dict[int, Tensor],
+        weights: dict[int, Tensor],
+        instead: Instead | None = None,
+    ) -> Tensor:
+        row = self.entries.rows[entry]
+        operation = row.operation
+        if operation in (INPUT, BUFFER):
+            saved = self.entries.raw(entry)
+            if not isinstance(saved, Tensor):
+                raise NotReplayableError("its value was not saved")
+            return saved.detach().clone()
+        tensors = self._tensors(entry, live, weights)
+        if operation in (OUTPUT, IDENTITY):
+            return next(iter(tensors.values()))
+        if isinstance(operation.func, StandIn):
+            raise NotReplayableError("its function was not stored")
+        if operation.kind is Kind.COLLECTIVE:
+            raise NotReplayableError("other processes took part in it")
+        kept = self._recording.saved_args.get(self.entries.graph.recorded[entry])
+        args, kwargs = _filled(*(kept or (row.args, row.kwargs or {})), tensors)
+        func = operation.func
+        if instead is not None:
+            own, other = func, instead
+            func = lambda *args, **kwargs: other(own, list(args), kwargs)  # noqa: E731
+        try:
+            found = call_again(func, args, kwargs, operation.written, self._modes(entry))
+        except Exception as error:  # the operation may raise anything, given other values
+            message = str(error).strip().partition("\n")[0]
+            raise NotReplayableError(f"{type(error).__name__}: {message}") from error
+        index = 0 if instead is not None and len(found) == 1 else row.output_index or 0
+        if index >= len(found):
+            raise NotReplayableError("it gave no tensor")
+        return found[index].detach()
+
+    def _tensors(
+        self, entry: int, live: dict[int, Tensor], weights: dict[int, Tensor]
+    ) -> dict[Any, Tensor]:
+        """The tensors among the arguments, by location."""
+        row, params = self.entries.rows[entry], self._recording.params
+        found: dict[Any, Tensor] = {}
+        for location, number in located(row.references):
+            source = self.entries.graph.entry_of.get(number)
+            if number < 0 and -1 - number < len(params):
+                weight = weights.get(-1 - number, params[-1 - number]).detach()
+                found[location] = weight.clone() if row.operation.written else weight
+            elif number < 0 and self.entries.graph.recorded[entry] in self._recording.saved_args:
+                continue  # it is among the saved arguments
+            elif number < 0:
+                raise NotReplayableError(
+                    "it reads a tensor that the history does not hold; log with "
+                    "save_function_args=True"
+                )
+            elif source is None or source not in live:
+                raise NotReplayableError("one of its arguments is not in the history")
+            else:
+                found[location] = live[source]
+        if row.operation.written and row.output_index:
+            # All results of a call that writes come from one call; here each has its own.
+            found = {location: tensor.clone() for location, tensor in found.items()}
+        return found
+
+    def _modes(self, entry: int) -> Modes | None:
+        """The modes that an entry ran under, as far as the recording shows: autocast is what makes
+        one operation read or give floating types of two lengths.
+        """
+        entries, params = self.entries, self._recording.params
+        dtypes = {entries.rows[near].dtype for near in (entry, *entries.parents[entry])}
+        dtypes |= {params[number].dtype for number in entries.graph.params[entry]}
+        short = dtypes & _SHORT
+        if len(short) != 1 or not any(dtype.is_floating_point for dtype in dtypes - short):
+            return None
+        modes = current_modes()
+        autocast = tuple((device, True, *short) for device, _, _ in modes.autocast)
+        return modes._replace(autocast=autocast)
+
+    def _owns_memory(self, entry: int, result: Tensor, live: dict[int, Tensor]) -> bool:
+        """True if the result has memory of its own, or is what was written."""
+        if self.entries.rows[entry].operation.written:
+            return True
+        parents = [live[parent] for parent in self.entries.parents[entry] if parent in live]
+        return all(
+            parent.untyped_storage().data_ptr() != result.untyped_storage().data_ptr()
+            for parent in parents
+        )
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
+
+
+def _replaced(result: Tensor, other: Tensor, owns_memory: bool) -> Tensor:
+    """`other` in place of `result`: in its memory, which views may share, or as a new tensor."""
+    other = other.to(result.dtype) if result.dtype.is_floating_point else other
+    if owns_memory and result.shape == other.shape and 0 not in result.stride():
+        return result.copy_(other)
+    return other.clone()
+
+
+def _filled(args: Any, kwargs: Any, places: dict[Any, Tensor]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments with the tensors put back, by location."""
+    own, named = list(args), dict(kwargs)
+    for location, tensor in places.items():
+        path = location if isinstance(location, tuple) else (location,)
+        target: Any = own if isinstance(path[0], int) else named
+        target[path[0]] = _placed(
+            target[path[0]] if isinstance(path[0], int) else named.get(path[0]), path[1:], tensor
+        )
+    return own, named
+
+
+def _placed(tree: Any, path: tuple[Any, ...], tensor: Tensor) -> Any:
+    if not path:
+        return tensor
+    key, rest = path[0], path[1:]
+    if isinstance(tree, slice):
+        return slice(
+            *(
+                _placed(getattr(tree, n), rest, tensor) if n == key else getattr(tree, n)
+                for n in SLICE_BOUNDS
+            )
+        )
+    if isinstance(tree, dict):
+        return {**tree, key: _placed(tree[key], rest, tensor)}
+    items = [
+        _placed(item, rest, tensor) if place == key else item for place, item in enumerate(tree)
+    ]
+    return tuple(items) if isinstance(tree, tuple) else items
+
+
+@contextmanager
+def _kept_generator() -> Iterator[None]:
+    """Restores torch's random generator afterwards."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
