@@ -237,8 +237,9 @@ class Replay:
             raise NotReplayableError("its function was not stored")
         if operation.kind is Kind.COLLECTIVE:
             raise NotReplayableError("other processes took part in it")
-        kept = self._recording.saved_args.get(self.entries.graph.recorded[entry])
-        args, kwargs = _filled(*(kept or (row.args, row.kwargs or {})), tensors)
+        number = self.entries.graph.recorded[entry]
+        kept = self._recording.saved_args.get(number, (row.args, row.kwargs))
+        args, kwargs = _filled(kept[0], kept[1], tensors)
         func = operation.func
         if instead is not None:
             own, other = func, instead
@@ -290,8 +291,9 @@ class Replay:
         short = dtypes & _SHORT
         if len(short) != 1 or not any(dtype.is_floating_point for dtype in dtypes - short):
             return None
+        (dtype,) = short
         modes = current_modes()
-        autocast = tuple((device, True, *short) for device, _, _ in modes.autocast)
+        autocast = tuple((device, True, dtype) for device, _, _ in modes.autocast)
         return modes._replace(autocast=autocast)
 
     def _owns_memory(self, entry: int, result: Tensor, live: dict[int, Tensor]) -> bool:
@@ -319,7 +321,7 @@ def _replaced(result: Tensor, other: Tensor, owns_memory: bool) -> Tensor:
 
 def _filled(args: Any, kwargs: Any, places: dict[Any, Tensor]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments with the tensors put back, by location."""
-    own, named = list(args), dict(kwargs)
+    own, named = list(args), dict(kwargs or {})
     for location, tensor in places.items():
         path = location if isinstance(location, tuple) else (location,)
         target: Any = own if isinstance(path[0], int) else named
