@@ -244,7 +244,7 @@ def look_at(browser: Browser, history: ModelHistory, path: Path) -> dict[str, An
         ),
         "open ms": round(tab.run("torchlens.timings.open")),
         "nodes": tab.run("torchlens.shown()"),
-        "text px": round(12 * tab.run("torchlens._replay.view.k"), 1),
+        "text px": round(12 * tab.run("torchlens.state.view.k"), 1),
         "overlaps": tab.run(_OVERLAPS),
     }
     found |= _click(tab)

@@ -56,7 +56,7 @@ PICTURES: dict[str, tuple[str, Literal["light", "dark"], list[str]]] = {
         [
             *_open(_BLOCKS, "transformer.h.0"),
             *_select("transformer.h.0.mlp"),
-            "torchlens._replay.view.y += 170",
+            "torchlens.state.view.y += 170",
         ],
     ),
     "search": ("gpt2", "light", [*_open(_BLOCKS), *_look_for("c_fc|softmax"), "torchlens.walk(1)"]),

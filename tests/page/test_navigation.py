@@ -2,12 +2,12 @@
 
 import pytest
 
-OPEN = "[...torchlens._replay.open].reduce((a, b) => a + b) - 1"
+OPEN = "[...torchlens.state.open].reduce((a, b) => a + b) - 1"
 BOXES = (
     "[...Array(torchlens.D.parts.part.length).keys()].filter(i => i && "
     "torchlens.D.parts.parent.includes(i)).length"
 )
-SELECTED = "torchlens.title(torchlens._replay.selected)"
+SELECTED = "torchlens.title(torchlens.state.selected)"
 
 
 def test_all_boxes_open_and_close_and_open_to_a_depth(visit):
@@ -59,17 +59,17 @@ def test_back_and_forward_go_through_what_was_opened_and_selected(visit):
     tab.run(f"torchlens.select({tab.find('fc')})")
     tab.until(f"location.hash.includes('s={_base36(tab.find('fc'))}')")
     back.click()
-    tab.until(f"torchlens._replay.selected === {tab.find('layer1')}")
+    tab.until(f"torchlens.state.selected === {tab.find('layer1')}")
     assert tab.run("location.hash.split('&')[0]") == opened
     assert "layer1.0" in tab.titles()
     tab.run("history.back()")
-    tab.until("torchlens._replay.selected < 1")
+    tab.until("torchlens.state.selected < 1")
     assert "layer1.0" not in tab.titles()
     tab.until("document.getElementById('back').disabled")
     forward.click()
-    tab.until(f"torchlens._replay.selected === {tab.find('layer1')}")
+    tab.until(f"torchlens.state.selected === {tab.find('layer1')}")
     tab.run("history.forward()")
-    tab.until(f"torchlens._replay.selected === {tab.find('fc')}")
+    tab.until(f"torchlens.state.selected === {tab.find('fc')}")
     tab.until("document.getElementById('forward').disabled")
 
 
@@ -78,9 +78,9 @@ def test_the_arrow_keys_with_alt_go_back_and_forward(visit):
     tab.until("location.hash.includes('e=')")
     _select_in_turn(tab, "conv1", "bn1")
     tab.page.keyboard.press("Alt+ArrowLeft")
-    tab.until(f"torchlens._replay.selected === {tab.find('conv1')}")
+    tab.until(f"torchlens.state.selected === {tab.find('conv1')}")
     tab.page.keyboard.press("Alt+ArrowRight")
-    tab.until(f"torchlens._replay.selected === {tab.find('bn1')}")
+    tab.until(f"torchlens.state.selected === {tab.find('bn1')}")
 
 
 def test_a_step_back_forgets_what_came_after_once_another_is_taken(visit):
@@ -88,11 +88,11 @@ def test_a_step_back_forgets_what_came_after_once_another_is_taken(visit):
     tab.until("location.hash.includes('e=')")
     _select_in_turn(tab, "conv1", "bn1")
     tab.page.locator("#back").click()
-    tab.until(f"torchlens._replay.selected === {tab.find('conv1')}")
+    tab.until(f"torchlens.state.selected === {tab.find('conv1')}")
     tab.run(f"torchlens.select({tab.find('fc')})")
     tab.until("document.getElementById('forward').disabled")
     tab.page.locator("#back").click()
-    tab.until(f"torchlens._replay.selected === {tab.find('conv1')}")
+    tab.until(f"torchlens.state.selected === {tab.find('conv1')}")
 
 
 @pytest.mark.parametrize("way", ["control", "button"])
@@ -119,19 +119,19 @@ def test_a_closed_module_is_selected_without_opening_it(visit, way):
 def test_scrolling_moves_and_with_control_zooms_at_the_pointer(visit):
     tab = visit("resnet18")
     tab.page.mouse.move(400, 500)
-    before = tab.run("({...torchlens._replay.view})")
+    before = tab.run("({...torchlens.state.view})")
     tab.page.mouse.wheel(0, 120)
-    tab.until(f"torchlens._replay.view.y < {before['y']}")
-    after = tab.run("({...torchlens._replay.view})")
+    tab.until(f"torchlens.state.view.y < {before['y']}")
+    after = tab.run("({...torchlens.state.view})")
     assert after == before | {"y": before["y"] - 120}
     tab.page.mouse.wheel(30, 0)
-    tab.until(f"torchlens._replay.view.x === {before['x'] - 30}")
-    here = tab.run("({x: (400 - torchlens._replay.view.x) / torchlens._replay.view.k})")
+    tab.until(f"torchlens.state.view.x === {before['x'] - 30}")
+    here = tab.run("({x: (400 - torchlens.state.view.x) / torchlens.state.view.k})")
     tab.page.keyboard.down("Control")
     tab.page.mouse.wheel(0, -120)
     tab.page.keyboard.up("Control")
-    tab.until(f"torchlens._replay.view.k > {before['k']}")
-    there = tab.run("({x: (400 - torchlens._replay.view.x) / torchlens._replay.view.k})")
+    tab.until(f"torchlens.state.view.k > {before['k']}")
+    there = tab.run("({x: (400 - torchlens.state.view.x) / torchlens.state.view.k})")
     assert here["x"] == pytest.approx(there["x"])
 
 
@@ -170,7 +170,7 @@ def test_only_what_is_near_is_drawn_and_the_rest_when_the_reader_comes_to_it(vis
     assert tab.page.locator(f'[data-id="{last}"]').count() == 0
     # Every edge and node that the stage shows is there, wherever it is moved to.
     missing = """(() => {
-      const { x, y, k } = torchlens._replay.view, stage = document.getElementById('stage');
+      const { x, y, k } = torchlens.state.view, stage = document.getElementById('stage');
       const isSeen = (left, top, right, bottom) => right * k + x > 0 && bottom * k + y > 0
         && left * k + x < stage.clientWidth && top * k + y < stage.clientHeight;
       const nodes = [...torchlens.scene.nodes.values()].filter(n => isSeen(n.x, n.y, n.x + n.w, n.y + n.h));

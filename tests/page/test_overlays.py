@@ -61,10 +61,10 @@ def test_darkest_is_most_the_whole_node_takes_the_colour_and_nothing_moves(visit
     explore(history, tmp_path / "page.html", overlays={"number": values})
     tab = visit(tmp_path / "page.html")
     places = "[...torchlens.scene.nodes.values()].map(n => [n.id, n.x, n.y, n.w, n.h])"
-    before, view = tab.run(places), tab.run("({...torchlens._replay.view})")
+    before, view = tab.run(places), tab.run("({...torchlens.state.view})")
     tab.page.locator("#overlay").select_option("number")
     assert tab.run(places) == before
-    assert tab.run("({...torchlens._replay.view})") == view
+    assert tab.run("({...torchlens.state.view})") == view
     found = tab.run(FILLS)
     assert all(body == bar for _, body, bar in found)
     shades = [lightness(body) for _, body, _ in found]

@@ -29,14 +29,14 @@ def test_page_opens_expands_searches_and_is_driven_without_complaint(visit, name
     before = tab.run("torchlens.shown()")
     closed = tab.run(
         "[...torchlens.scene.nodes.keys()].filter(i => torchlens.D.parts.part[i] > 0 && "
-        "!torchlens._replay.open[i])"
+        "!torchlens.state.open[i])"
     )
     for number in closed[:3]:
         tab.run(f"torchlens.toggle({number})")
     assert tab.run("torchlens.shown()") > before or not closed
     tab.page.keyboard.press("/")
     tab.page.keyboard.type("(linear|sin|conv)")
-    assert tab.run("torchlens._replay.hits.length") > 0
+    assert tab.run("torchlens.state.hits.length") > 0
     tab.page.keyboard.press("Enter")
     tab.page.keyboard.press("Escape")
     for key in (
@@ -62,7 +62,7 @@ def test_page_opens_expands_searches_and_is_driven_without_complaint(visit, name
 def test_page_opens_readable(visit, name):
     tab = visit(name)
     assert 10 <= tab.run("torchlens.shown()") <= 40
-    scale = tab.run("torchlens._replay.view.k")
+    scale = tab.run("torchlens.state.view.k")
     texts = tab.run(
         "[...document.querySelectorAll('#world text')].map(t => "
         "parseFloat(getComputedStyle(t).fontSize))"
@@ -361,13 +361,13 @@ def test_search_counts_hits_on_closed_boxes_and_enter_walks_through_them(visit):
 def test_search_reads_class_operation_and_shape(visit, query, count):
     tab = visit("gpt2")
     tab.page.locator("#query").fill(query)
-    found = tab.run("torchlens._replay.hits.length")
+    found = tab.run("torchlens.state.hits.length")
     assert found == count if query != "1×32×384$" else found >= 24
 
 
 def test_keyboard_follows_edges_expands_and_goes_up(visit):
     tab = visit("resnet18")
-    chosen = "torchlens.title(torchlens._replay.selected)"
+    chosen = "torchlens.title(torchlens.state.selected)"
     for expected in ("input.x", "conv1", "bn1", "relu", "maxpool", "layer1"):
         tab.page.keyboard.press("ArrowDown")
         assert tab.run(chosen) == expected
@@ -397,7 +397,7 @@ def test_view_is_kept_in_the_address(visit):
     # search.
     tab.page.wait_for_url(lambda url: "q=softmax" in url)
     again = visit("gpt2", tab.run("location.hash"))
-    for fact in ("torchlens._replay.selected", "torchlens._replay.hits.length"):
+    for fact in ("torchlens.state.selected", "torchlens.state.hits.length"):
         assert tab.run(fact) == again.run(fact)
     assert tab.titles() == again.titles()
     here, there = (
@@ -633,10 +633,10 @@ def test_everything_has_a_name_and_tab_goes_from_search_to_graph_to_panel(visit)
 
 def test_minimap_pans(visit):
     tab = visit("nested_loop")
-    before = tab.run("torchlens._replay.view.y")
+    before = tab.run("torchlens.state.view.y")
     box = tab.page.locator("#map").bounding_box()
     tab.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] - 10)
-    assert tab.run("torchlens._replay.view.y") < before - 100
+    assert tab.run("torchlens.state.view.y") < before - 100
 
 
 def test_notebook_shows_the_page_inline(browser):

@@ -81,14 +81,14 @@ def test_panel_is_a_sheet_that_is_drawn_up(phone):
 
 def test_two_fingers_zoom_and_one_moves(phone):
     tab = phone("resnet18")
-    before = tab.run("({...torchlens._replay.view})")
+    before = tab.run("({...torchlens.state.view})")
     stage = tab.page.locator("#stage").bounding_box()
     x, y = 195, stage["y"] + 200
     fingers(tab, "touchStart", (x - 50, y), (x + 50, y))
     fingers(tab, "touchMove", (x - 75, y), (x + 75, y))
     fingers(tab, "touchMove", (x - 100, y), (x + 100, y))
     fingers(tab, "touchEnd")
-    after = tab.run("({...torchlens._replay.view})")
+    after = tab.run("({...torchlens.state.view})")
     assert after["k"] == pytest.approx(2 * before["k"], rel=0.02)
     here = [(x - view["x"]) / view["k"] for view in (before, after)]
     assert here[0] == pytest.approx(here[1], abs=1)  # what is between the fingers stays there
@@ -97,10 +97,10 @@ def test_two_fingers_zoom_and_one_moves(phone):
     fingers(tab, "touchMove", (280, y - 20))
     fingers(tab, "touchMove", (260, y - 40))
     fingers(tab, "touchEnd")
-    moved = tab.run("({...torchlens._replay.view})")
+    moved = tab.run("({...torchlens.state.view})")
     assert moved["x"] == pytest.approx(after["x"] - 40, abs=1)
     assert moved["y"] == pytest.approx(after["y"] - 40, abs=1)
-    assert tab.run("torchlens._replay.selected") == -1
+    assert tab.run("torchlens.state.selected") == -1
 
 
 def test_a_tap_opens_and_a_long_press_only_selects(phone):
@@ -108,7 +108,7 @@ def test_a_tap_opens_and_a_long_press_only_selects(phone):
     box = tab.run(f"torchlens.screen({tab.find('layer1')})")
     at = (box["x"] + box["w"] / 2, box["y"] + 8)
     fingers(tab, "touchStart", at)
-    tab.until(f"torchlens._replay.selected === {tab.find('layer1')}")
+    tab.until(f"torchlens.state.selected === {tab.find('layer1')}")
     fingers(tab, "touchEnd")
     assert "layer1.0" not in tab.titles()
     tab.page.touchscreen.tap(*at)
