@@ -1,8 +1,8 @@
 """The exceptions that torchlens defines.
 
     TorchLensError
-    ├── CannotCompareError      two histories cannot be compared: nothing was saved, or their inputs
-    differ ├── NestedLogError          a log was started inside a log of the same thread
+    ├── CannotCompareError      two histories cannot be compared: no values, or other inputs
+    ├── NestedLogError          a log was started inside a log of the same thread
     ├── DifferentGraphError     a second run of the model did different operations from the first
     ├── DrawingError            Graphviz is missing, or could not draw a graph
     ├── NonFiniteError          a profile with stop=True met NaN or Inf

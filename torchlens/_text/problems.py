@@ -3,7 +3,7 @@
 import traceback
 from pathlib import Path
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parents[1])
 # A loop that fails with a new message each time must not fill the memory.
 _MOST = 1000
 
