@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens._capture import outflow
+from torchlens._capture.memory import memory_watch
 from torchlens._trace import scribe, tailing
 from torchlens.errors import TraceError
 
@@ -38,8 +38,8 @@ def write(path: Path, kind: str) -> None:
         scribe._LITTLE = -1
     if kind in ("while it runs", "modules"):
         tailing._Outflow.limit = 3_000
-        outflow._INTERVAL = 0.0
-        outflow.OutflowWatch.interval = -1.0
+        memory_watch._INTERVAL = 0.0
+        memory_watch.OutflowWatch.interval = -1.0
     own = model()
     while True:
         with tl.tail(

@@ -14,7 +14,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens._capture import attributes as attributes_file
+from torchlens._capture import model_parts
 
 GLOBAL = torch.ones(3)
 
@@ -110,7 +110,7 @@ def test_a_model_without_such_tensors_is_not_searched(monkeypatch: pytest.Monkey
     def refuse(*args: Any) -> Any:
         raise AssertionError("searched")
 
-    monkeypatch.setattr(attributes_file, "_look_through", refuse)
+    monkeypatch.setattr(model_parts, "_look_through", refuse)
     assert len(tl.log_forward_pass(MLP(), torch.rand(2, 4))) == 5
     with pytest.raises(AssertionError, match="searched"):
         tl.log_forward_pass(Model(lambda self, x: x + GLOBAL), torch.rand(3))
@@ -119,7 +119,7 @@ def test_a_model_without_such_tensors_is_not_searched(monkeypatch: pytest.Monkey
 def test_a_model_that_points_to_the_whole_program_is_searched_only_so_far(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attributes_file, "_MAX_OBJECTS", 50)
+    monkeypatch.setattr(model_parts, "_MAX_OBJECTS", 50)
     endless: list[Any] = []
     for _ in range(200):
         endless.append([endless, {"more": []}])

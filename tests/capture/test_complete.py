@@ -27,7 +27,7 @@ from torch import (
 
 import torchlens as tl
 from tests.networks import Model
-from torchlens._recording.arguments import are_plain
+from torchlens._capture.arguments import are_plain
 
 early_linear, early_method, early_op = F.linear, torch.Tensor.tanh, torch.ops.aten.sin.default
 TABLE = {"act": torch.tanh, "methods": [torch.Tensor.exp]}

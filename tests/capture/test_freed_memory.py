@@ -330,7 +330,7 @@ def test_the_allocator_adapts_to_the_program_as_it_does_without_a_log() -> None:
 
 REUSED = """
     import gc, json, resource, torch, torchlens as tl
-    from torchlens._recording.system_memory import resident_bytes
+    from torchlens._recording.process_memory import resident_bytes
 
     def num_faults():
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

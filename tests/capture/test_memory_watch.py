@@ -21,8 +21,8 @@ import torchlens as tl
 from tests.failures import partial_history
 from tests.networks import Model
 from torchlens._capture.memory import memory_watch
-from torchlens._recording import system_memory
-from torchlens._recording.system_memory import free_bytes, resident_bytes
+from torchlens._recording import process_memory
+from torchlens._recording.process_memory import free_bytes, resident_bytes
 
 MB = 2**20
 CPU = torch.device("cpu")
@@ -288,7 +288,7 @@ def test_limits_of_containers(tmp_path: Path) -> None:
     proc, groups = tmp_path / "proc", tmp_path / "cgroup"
 
     def left() -> list[int]:
-        return list(system_memory._left_by_groups(proc, groups))
+        return list(process_memory._left_by_groups(proc, groups))
 
     assert left() == []  # no such system
     write(proc / "self", cgroup="0::/user/app")

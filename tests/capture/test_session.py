@@ -6,8 +6,9 @@ from torch import nn
 
 import torchlens as tl
 from tests.failures import partial_history
+from torchlens._capture.options import CaptureOptions
 from torchlens._capture.recorder import Recorder
-from torchlens._capture.session import CaptureOptions, Session
+from torchlens._capture.session import Session
 
 
 class Counting(nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 import torchlens as tl
 from tests.work import lines_run
 from torchlens._capture import recorder
-from torchlens._recording.arguments import shallow_arguments
+from torchlens._capture.arguments import shallow_arguments
 
 
 class ManyKinds(nn.Module):

@@ -14,7 +14,7 @@ import torchlens as tl
 from tests.graph.byte_exact import bytes_of, random_view, writers_of
 from torchlens._graph.last_writers import Answer, Question, last_writers
 from torchlens._recording import cells
-from torchlens._recording.lattice import Lattice
+from torchlens._recording.cells import Lattice
 from torchlens._recording.recording import Write
 from torchlens._recording.regions import Region, region_of
 from torchlens.api import validate_forward_pass

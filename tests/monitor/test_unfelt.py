@@ -25,8 +25,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchlens as tl
-from torchlens._capture.current import CURRENT
-from torchlens._capture.watchers import WatcherGroup
+from torchlens._capture.current import CURRENT, WatcherGroup
 from torchlens._monitor.record import collector, graph, parameters, samples, stepping
 from torchlens._monitor.record import run as run_module
 from torchlens._recording import unseen

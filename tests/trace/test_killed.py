@@ -24,14 +24,14 @@ SCRIPT = textwrap.dedent(
     import torch
     from torch import nn
     import torchlens as tl
-    from torchlens._capture import outflow
+    from torchlens._capture.memory import memory_watch
     from torchlens._trace import tailing
 
     torch.set_num_threads(1)
     if sys.argv[2] == "large":  # values leave while the model runs
         tailing._Outflow.limit = 3_000
-        outflow._INTERVAL = 0.0
-        outflow.OutflowWatch.interval = -1.0
+        memory_watch._INTERVAL = 0.0
+        memory_watch.OutflowWatch.interval = -1.0
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(12)))
     tail = tl.tail(model, sys.argv[1], max_shard_bytes=60_000)

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from torchlens._capture.session import CaptureOptions, Session
+from torchlens._capture.options import CaptureOptions
+from torchlens._capture.session import Session
 from torchlens._graph.build import build_graph
 from torchlens._history.log import Log
 from torchlens._recording.unseen import unseen

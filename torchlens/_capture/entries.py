@@ -4,26 +4,38 @@ A tensor is told by its `id`. As long as every entry keeps its tensor, ids stay 
 is asked whether the tensor that had the id is still alive.
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
+from torchlens._capture.arguments import TENSORS
 from torchlens._capture.gradients.entry_gradients import GradientHooks
 from torchlens._capture.memory.saved_values import Memory
-from torchlens._capture.places import Places
-from torchlens._recording.arguments import TENSORS
+from torchlens._recording.recording import ModuleCall
+from torchlens._recording.user_code import KNOWN_CODE, is_user_code
 from torchlens._recording.wrappers import inner_of
 
 Tensor = torch.Tensor
+_known_code = KNOWN_CODE.get
 
 
-class Entries(Places):
+class Entries:
     """The entries and parameters of a pass, by their tensors."""
 
     def __init__(self, memory: Memory, gradients: GradientHooks | None) -> None:
         super().__init__()
+        self.module_calls: list[ModuleCall] = [ModuleCall("", 1, -1, None, 0)]
+        self.module_call = 0  # the one that is running
+        # The code that calls modules: what is further out on the stack called the module, not the
+        # operation.
+        self.module_code: CodeType | None = None
+        # Likewise the code that runs a thread of the model's; and where that was started.
+        self.thread_code: CodeType | None = None
+        self.thread_place: tuple[CodeType | None, int] = (None, 0)
         self.memory = memory
         self.gradients = gradients
         # The model's parameters, then tensors it found elsewhere.
@@ -149,3 +161,30 @@ class Entries(Places):
                 self._note_inner(before, tensor)
         if going_on and parent:
             self.handed_back.setdefault(parent, []).extend(reversed(going_on))
+
+    # -- where the model is
+
+    def user_code(self, frame: FrameType | None) -> tuple[CodeType | None, int]:
+        """The user's code that led to `frame`, no further out than the call of the module we are
+        in.
+        """
+        module_code, thread_code = self.module_code, self.thread_code
+        while frame is not None:
+            code = frame.f_code
+            if code is module_code:
+                call = self.module_calls[self.module_call]
+                return call.code, call.instruction
+            known = _known_code(id(code))
+            if is_user_code(code) if known is None else known[0]:
+                return code, frame.f_lasti
+            if code is thread_code:
+                return self.thread_place
+            frame = frame.f_back
+        return None, 0
+
+    def place(self, depth: int) -> tuple[str, CodeType | None, int]:
+        """The module that is running, and the user's code that led to the caller of the caller
+        `depth` frames up.
+        """
+        code, instruction = self.user_code(sys._getframe(1 + depth))
+        return self.module_calls[self.module_call].address, code, instruction

@@ -1,9 +1,22 @@
-"""What a model consists of: modules, parameters and buffers, by address."""
+"""What a model consists of, by address: modules, parameters, buffers, and the tensors that modules
+keep as plain attributes (`body.anchors.0` for `self.anchors = [t]` in module `body`).
 
+Attributes are searched only when an operation reads a tensor that no operation made. Then
+everything that the modules hold is searched once, breadth first: lists, dicts and plain objects
+too, but no modules that are not registered. What their classes hold counts as well:
+`K = torch.ones(3)` in the body of a class is an attribute of its modules.
+"""
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from torchlens._recording.trees import OPAQUE_TYPES, attributes_of
 
 
 @dataclass(slots=True)
@@ -80,3 +93,138 @@ def named_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
                 for name, child in reversed(children.items()):
                     pending.append((address if name == "_orig_mod" else prefix + name, child))
     return found
+
+
+# A trainer, say, that a module points to leads to the whole program.
+_MAX_OBJECTS = 20_000
+_MAX_DEPTH = 8
+_TORCHS_OWN = frozenset(vars(torch.nn.Module()))
+
+
+def own_attributes(module: torch.nn.Module) -> dict[str, Any]:
+    """What the author of a module keeps in it, other than parameters, buffers and modules."""
+    return {name: value for name, value in vars(module).items() if name not in _TORCHS_OWN}
+
+
+class Attributes:
+    """The tensors that some modules keep as plain attributes; `addresses` has the address of each
+    by its id.
+    """
+
+    def __init__(self, modules: Sequence[torch.nn.Module], addresses: Mapping[int, str]) -> None:
+        self._modules = modules
+        self._addresses = addresses
+        self._found: dict[int, tuple[str, weakref.ref[torch.Tensor]]] | None = None
+
+    def address_of(self, tensor: torch.Tensor) -> str | None:
+        """Where a module keeps the tensor; None if none does. Of several places, the one nearest to
+        the model.
+        """
+        if self._found is None:
+            self._found = _look_through(
+                (self._addresses[id(module)], module) for module in self._modules
+            )
+        address, found = self._found.get(id(tensor), ("", None))
+        return address if found is not None and found() is tensor else None
+
+
+def _look_through(
+    modules: Iterable[tuple[str, torch.nn.Module]],
+) -> dict[int, tuple[str, weakref.ref[torch.Tensor]]]:
+    found: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
+    seen: set[int] = set()
+    pending: deque[tuple[str, Any, int]] = deque()
+    for address, module in modules:
+        prefix = f"{address}." if address else ""
+        pending.extend((prefix + name, value, 0) for name, value in own_attributes(module).items())
+        pending.extend(
+            (prefix + name, value, 0) for name, value in _class_attributes(type(module)).items()
+        )
+    while pending and len(seen) < _MAX_OBJECTS:
+        address, item, depth = pending.popleft()
+        if isinstance(item, torch.Tensor):
+            found.setdefault(id(item), (address, weakref.ref(item)))
+        elif not isinstance(item, OPAQUE_TYPES) and depth < _MAX_DEPTH and id(item) not in seen:
+            seen.add(id(item))
+            pending.extend((f"{address}.{key}", child, depth + 1) for key, child in _held_by(item))
+    return found
+
+
+def _class_attributes(kind: type) -> dict[str, Any]:
+    """What the class of a module keeps for all modules of its kind: tensors, and containers that
+    may hold some.
+    """
+    held: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if base is torch.nn.Module:
+            break
+        for name, value in vars(base).items():
+            if not name.startswith("__") and _may_hold_tensors(value):
+                held.setdefault(name, value)
+    return held
+
+
+def _held_by(item: Any) -> list[tuple[Any, Any]]:
+    if isinstance(item, dict):
+        return list(item.items())
+    if isinstance(item, list | tuple | deque | set | frozenset):
+        return list(enumerate(item))
+    return attributes_of(item)
+
+
+class KeptAttributes:
+    """The tensors that modules keep as plain attributes, and the lists and dicts that hold some, to
+    be put back.
+
+    Numbers and text are left as they are.
+    """
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        # A lazy module becomes another one in its first call, for good.
+        self._modules = [module for module in modules if not isinstance(module, LazyModuleMixin)]
+        self._before = [
+            {name: (value, _items_of(value)) for name, value in own_attributes(m).items()}
+            for m in self._modules
+        ]
+
+    def restore(self) -> None:
+        """Puts back what the modules held."""
+        for module, before in zip(self._modules, self._before, strict=True):
+            held = vars(module)
+            for name, value in own_attributes(module).items():
+                if name not in before and _may_hold_tensors(value):
+                    del held[name]
+            for name, (value, items) in before.items():
+                if held.get(name) is not value and (
+                    _may_hold_tensors(value) or _may_hold_tensors(held.get(name))
+                ):
+                    held[name] = value
+                if items is not None and not _are_same(items, _items_of(value)):
+                    _refill(value, items)
+
+
+def _may_hold_tensors(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | list | tuple | dict | deque)
+
+
+def _items_of(value: Any) -> dict[Any, Any] | list[Any] | None:
+    """The items of a container that can change; None for anything else."""
+    if isinstance(value, dict):
+        return dict(value)
+    return list(value) if isinstance(value, list | deque) else None
+
+
+def _are_same(items: Any, others: Any) -> bool:
+    if isinstance(items, dict):
+        return list(items) == list(others) and _are_same(
+            list(items.values()), list(others.values())
+        )
+    return len(items) == len(others) and all(a is b for a, b in zip(items, others, strict=True))
+
+
+def _refill(container: Any, items: Any) -> None:
+    container.clear()
+    if isinstance(container, dict):
+        container.update(items)
+    else:
+        container.extend(items)

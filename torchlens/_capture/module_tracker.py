@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torchlens._capture.model_parts import Parts
-from torchlens._capture.patches.whole_calls import record_identity, record_opaque
 from torchlens._capture.recorder import Recorder
+from torchlens._capture.unreported import record_identity, record_opaque
 from torchlens._recording.recording import ModuleCall
 from torchlens._recording.trees import named_tensors
 from torchlens._recording.user_code import KNOWN_CODE

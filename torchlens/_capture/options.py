@@ -1,13 +1,14 @@
 """What the caller asked for, checked once, before the model runs."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchlens._recording.frameworks import OtherModel, is_for_jax, title_of
+from torchlens._recording.trees import Path, named_tensors
 from torchlens._text.wording import got, is_whole
 
 
@@ -160,6 +161,25 @@ def _check_device(device: Any) -> None:
             f"{got(device)}: {str(error).strip().partition(chr(10))[0]}. To keep saved tensors "
             "where they are: output_device='same'."
         ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureOptions:
+    """What to keep of a pass. `saves` and `max_nodes` as in Recorder; `saved_modules` as in
+    ModuleTracker.
+
+    If it `saves` everything, and there are `saved_modules`, only what these return stays when the
+    pass is over.
+    """
+
+    saves: bool | frozenset[int] = True
+    saved_modules: frozenset[str] = frozenset()
+    transform: Callable[[torch.Tensor], Any] | None = None
+    keeps_args: bool = False
+    keeps_gradients: bool = False
+    keeps_undo: bool = False
+    max_nodes: int | None = None
+    random_seed: int | None = None
 
 
 # -- the model and its inputs
@@ -333,3 +353,27 @@ def _inputs_hint(signature: inspect.Signature, args: list[Any]) -> str:
         "input_args is one tensor or a list of positional arguments (if the only argument is a "
         "list: [the_list]), input_kwargs is a dict of keyword arguments."
     )
+
+
+def named_inputs(
+    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]
+) -> list[tuple[Path, torch.Tensor]]:
+    """Input tensors with the name of the argument they came in."""
+    names: Sequence[str] | None = positional_names(model.forward)
+    rest = "args"
+    if names is None:
+        try:
+            parameters = list(inspect.signature(model.forward).parameters.values())
+        except (TypeError, ValueError):  # a forward written in C, or a scripted one
+            parameters = []
+        names = [
+            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), rest)
+    found = []
+    for position, argument in enumerate(args):
+        head: Path = (names[position],) if position < len(names) else (rest, position - len(names))
+        found += [((*head, *path), tensor) for path, tensor in named_tensors(argument)]
+    for name, argument in kwargs.items():
+        found += [((name, *path), tensor) for path, tensor in named_tensors(argument)]
+    return found

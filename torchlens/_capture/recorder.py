@@ -13,28 +13,27 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from types import CodeType, FrameType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from torchlens._capture.failures import Failures
-from torchlens._capture.gradients.entry_gradients import GradientHooks
-from torchlens._capture.memory.memory_watch import Look
-from torchlens._capture.memory.saved_values import Memory, is_sole_owner
-from torchlens._capture.observer import CallKind, ObservedCall, Observer
-from torchlens._capture.patches.mode_stack import run_overridden, without_mode
-from torchlens._capture.rows import Rows
-from torchlens._recording.arguments import (
+from torchlens._capture.arguments import (
     PLAIN_KEYWORD_TYPES,
     PLAIN_TYPES,
     TENSORS,
     are_plain,
+    describe_arguments,
     shallow_arguments,
     written_by,
 )
+from torchlens._capture.gradients.entry_gradients import GradientHooks
+from torchlens._capture.memory.saved_values import Memory, is_sole_owner
+from torchlens._capture.observer import CallKind, ObservedCall, Observer
+from torchlens._capture.patches.mode_stack import run_overridden, without_mode
+from torchlens._capture.rows import Rows
 from torchlens._recording.operations import KNOWN_OPERATIONS, Kind, Operation, operation_of
-from torchlens._recording.recording import References, make_call
+from torchlens._recording.recording import Failure, References, make_call
 from torchlens._recording.trees import plain_tensors
 from torchlens._recording.user_code import KNOWN_CODE
 
@@ -47,6 +46,58 @@ _is_disabled = torch._C._is_torch_function_all_disabled
 _UNKNOWN = 1 << 62  # no entry has this number
 _SEVERAL, _ONLY_TENSORS = (tuple, list), frozenset({Tensor})
 _ASIDE: dict[int, None] = {}  # stands in `collected` for: not even that
+
+
+class Look(Protocol):
+    """Looks from time to time at what a running log has saved so far."""
+
+    interval: float
+
+    def look(self, outside: Sequence[torch.Tensor]) -> float:
+        """Looks, and returns the time of the next look. `outside` are tensors that live anyway."""
+
+
+class Failures:
+    """Keeps the place of the exception that ends a pass; those that the model handles itself are no
+    failure.
+    """
+
+    def __init__(self) -> None:
+        self.failure: Failure | None = None
+        self._error: BaseException | None = None
+
+    def note(
+        self,
+        error: BaseException,
+        module_call: int,
+        place: tuple[CodeType | None, int],
+        operation: Operation | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        references: References = (),
+    ) -> None:
+        """Takes down a place that `error` came through; of its way out, the innermost, which is
+        told first, stays.
+        """
+        if not self._is_of(error):
+            self._error = error
+            arguments = describe_arguments(args, kwargs)
+            message = f"{type(error).__name__}: {error}"
+            self.failure = Failure(message, module_call, *place, operation, arguments, references)
+
+    def settle(self, error: BaseException | None) -> None:
+        """The pass ended with `error`, or without one."""
+        if not self._is_of(error):
+            self.failure = None
+        self._error = None
+
+    def _is_of(self, error: BaseException | None) -> bool:
+        """Whether the failure noted is of this exception, or of one that it was raised from."""
+        while error is not None:
+            if error is self._error:
+                return True
+            error = error.__cause__ or error.__context__
+        return False
 
 
 class Recorder(Rows, TorchFunctionMode):

@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
+from torchlens._capture.arguments import TENSORS, Kept, unwrap, without_tensors
 from torchlens._capture.entries import Entries
 from torchlens._capture.gradients.entry_gradients import GradientHooks, slice_written
 from torchlens._capture.memory.saved_values import Memory, version_of
 from torchlens._capture.observer import Observer
-from torchlens._recording.arguments import TENSORS, Kept, shape_of, unwrap, without_tensors
 from torchlens._recording.operations import OUTPUT, Kind, Operation
 from torchlens._recording.recording import MadeCall, References, located, make_call, make_row
-from torchlens._recording.regions import region_of, storage_of
+from torchlens._recording.regions import region_of, shape_of, storage_of
 from torchlens._recording.trees import plain_tensors, same_with
 from torchlens._recording.view_tree import Slice
 

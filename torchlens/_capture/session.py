@@ -1,9 +1,9 @@
 """One forward pass under the recorder: set up, run, tear down, whatever happens in between."""
 
+import asyncio
 import inspect
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from time import perf_counter, time
 from typing import Any, Protocol
@@ -11,58 +11,41 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from torchlens._capture.attributes import Attributes, KeptAttributes
 from torchlens._capture.current import CURRENT
 from torchlens._capture.distributed.collectives import finish_collectives, record_functional
 from torchlens._capture.distributed.sharding import know_whole, parameter_pairs
 from torchlens._capture.gradients.backward_calls import gradients_left
 from torchlens._capture.gradients.backward_hooks import next_sequence
 from torchlens._capture.gradients.entry_gradients import GradientHooks
-from torchlens._capture.lazy_results import finished
 from torchlens._capture.memory.freed_memory import Afterwards, freed_memory
-from torchlens._capture.memory.memory_watch import MemoryWatch
+from torchlens._capture.memory.memory_watch import MemoryWatch, Outflow, OutflowWatch
 from torchlens._capture.memory.saved_values import Memory
-from torchlens._capture.model_parts import parts_of
+from torchlens._capture.model_parts import Attributes, KeptAttributes, parts_of
 from torchlens._capture.module_tracker import ModuleTracker
 from torchlens._capture.observer import Observer
-from torchlens._capture.options import positional_names
-from torchlens._capture.outflow import Outflow, OutflowWatch
-from torchlens._capture.patches.compiled import begin_eager, end_eager, is_compiler_there
+from torchlens._capture.options import CaptureOptions, named_inputs
 from torchlens._capture.patches.mode_stack import push_mode, remove_mode
-from torchlens._capture.patches.patching import apply_patches, undo_patches
+from torchlens._capture.patches.patching import (
+    apply_patches,
+    begin_eager,
+    end_eager,
+    is_compiler_there,
+    undo_patches,
+)
 from torchlens._capture.recorder import Recorder
-from torchlens._capture.threads.model_threads import (
+from torchlens._capture.threads import (
     end_branches,
     is_over,
     order_module_calls,
     row_branches,
 )
 from torchlens._capture.timed_recorder import TimedRecorder
-from torchlens._capture.unseen_tensors import UnseenTensors
+from torchlens._capture.unreported import UnseenTensors
 from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.operations import BUFFER, INPUT
 from torchlens._recording.recording import Failure, Recording
 from torchlens._recording.trees import Path, holds_data, named_tensors
 from torchlens.errors import NestedLogError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureOptions:
-    """What to keep of a pass. `saves` and `max_nodes` as in Recorder; `saved_modules` as in
-    ModuleTracker.
-
-    If it `saves` everything, and there are `saved_modules`, only what these return stays when the
-    pass is over.
-    """
-
-    saves: bool | frozenset[int] = True
-    saved_modules: frozenset[str] = frozenset()
-    transform: Callable[[torch.Tensor], Any] | None = None
-    keeps_args: bool = False
-    keeps_gradients: bool = False
-    keeps_undo: bool = False
-    max_nodes: int | None = None
-    random_seed: int | None = None
 
 
 class Session:
@@ -231,7 +214,7 @@ class Session:
             recorder.add_outside(parameter)
         know_whole(recorder, pairs)
         sources: list[torch.Tensor] = list(parts.params)
-        for path, tensor in _named_inputs(self.model, args, kwargs):
+        for path, tensor in named_inputs(self.model, args, kwargs):
             entry = recorder.number_of(tensor)
             if entry is None:
                 entry = recorder.add_source(INPUT, tensor)
@@ -339,28 +322,51 @@ def session_of(model: Any, options: CaptureOptions) -> Runnable:
     return Session(model, options)
 
 
-def _named_inputs(
-    model: torch.nn.Module, args: list[Any], kwargs: dict[str, Any]
-) -> list[tuple[Path, torch.Tensor]]:
-    """Input tensors with the name of the argument they came in."""
-    names: Sequence[str] | None = positional_names(model.forward)
-    rest = "args"
-    if names is None:
+# -- results that are computed when the model has returned
+
+_LAZY = (map, filter, zip)
+
+
+def finished(result: Any) -> Any:
+    """What a model returned, computed to its end: of a generator and its like, the list of what it
+    yields.
+
+    A model that streams its output does nothing at all before somebody asks for it.
+    """
+    if inspect.isgenerator(result) or isinstance(result, _LAZY):
+        return list(result)
+    if inspect.isasyncgen(result):
+        return _awaited(_list_of(result))
+    if inspect.iscoroutine(result):
+        return finished(_awaited(result))
+    return result
+
+
+async def _list_of(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
+
+
+def _awaited(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine in an event loop of its own; inside another loop, as in a notebook, step by
+    step without one.
+    """
+    if asyncio._get_running_loop() is None:
+        loop = asyncio.new_event_loop()  # not `asyncio.run`, which takes the thread's loop away
         try:
-            parameters = list(inspect.signature(model.forward).parameters.values())
-        except (TypeError, ValueError):  # a forward written in C, or a scripted one
-            parameters = []
-        names = [
-            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-        rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), rest)
-    found = []
-    for position, argument in enumerate(args):
-        head: Path = (names[position],) if position < len(names) else (rest, position - len(names))
-        found += [((*head, *path), tensor) for path, tensor in named_tensors(argument)]
-    for name, argument in kwargs.items():
-        found += [((name, *path), tensor) for path, tensor in named_tensors(argument)]
-    return found
+            return loop.run_until_complete(coroutine)
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+    try:
+        while coroutine.send(None) is None:
+            pass
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise RuntimeError(
+        "The model awaits something in the event loop that is running here, which the log blocks. "
+        "Log it from a thread: `await asyncio.to_thread(torchlens.log_forward_pass, model, x)`."
+    )
 
 
 # -- random numbers

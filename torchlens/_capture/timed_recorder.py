@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from torchlens._capture.arguments import PLAIN_TYPES
 from torchlens._capture.own_time import LONGEST_HANDLING, SHORT, WHILE, OwnTime
 from torchlens._capture.recorder import Recorder
-from torchlens._recording.arguments import PLAIN_TYPES
 from torchlens._recording.operations import Operation
 from torchlens._recording.recording import MadeCall, References
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from torchlens._graph.connections import children_of
-from torchlens._recording.branches import in_program_order
-from torchlens._recording.recording import Recording
+from torchlens._recording.recording import Recording, in_program_order
 
 
 def order_of_rows(recording: Recording, parents: Sequence[Sequence[int]]) -> list[int]:

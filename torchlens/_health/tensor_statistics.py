@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchlens._recording.arguments import shape_of
-from torchlens._recording.valueless import why_valueless
-from torchlens._recording.wrappers import local_value
+from torchlens._recording.regions import shape_of
+from torchlens._recording.wrappers import local_value, why_valueless
 
 
 class ValueRange(NamedTuple):

@@ -25,8 +25,7 @@ from torchlens._history.argument_words import argument_words
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.recording import Row
-from torchlens._recording.valueless import why_valueless
-from torchlens._recording.wrappers import holds_others, local_value
+from torchlens._recording.wrappers import holds_others, local_value, why_valueless
 
 # Their class says nothing of what they do.
 _CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})

@@ -2,12 +2,12 @@
 
 import re
 
-from torchlens._capture.session import CaptureOptions
+from torchlens._capture.options import CaptureOptions
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.recording import Recording
 from torchlens._recording.user_code import source_line
-from torchlens._recording.valueless import why_valueless
+from torchlens._recording.wrappers import why_valueless
 
 
 def explain(error: BaseException, recording: Recording, options: CaptureOptions) -> None:

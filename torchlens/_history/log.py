@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from torchlens._capture.gradients.entry_gradients import Gradients
-from torchlens._capture.memory.freed_memory import freed_memory
-from torchlens._capture.patches.interrupts import finalize
+from torchlens._capture.memory.freed_memory import finalize, freed_memory
 from torchlens._recording.collector import without_collector
 from torchlens._recording.recording import Recording, Row, RowFields
 from torchlens._recording.stored import StoredParams, opened
 from torchlens._recording.symbolic import SymbolicInt
 from torchlens._recording.user_code import SourceLine, source_line, warn_caller
-from torchlens._recording.valueless import why_valueless
+from torchlens._recording.wrappers import why_valueless
 from torchlens._text.lazy_import import lazy_function, lazy_functions
 from torchlens.errors import ValueChangedError
 

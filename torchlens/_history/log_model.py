@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from torchlens._capture.options import LogOptions, inputs_note
+from torchlens._capture.options import CaptureOptions, LogOptions, inputs_note
 from torchlens._capture.session import (
-    CaptureOptions,
     Runnable,
     Session,
     generator_states,

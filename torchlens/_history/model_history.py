@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 import torch
 
-from torchlens._capture.session import CaptureOptions
+from torchlens._capture.options import CaptureOptions
 from torchlens._history.backward import BackwardPass, backward_passes, parameter_gradients
 from torchlens._history.classic_access import ClassicAccess
 from torchlens._history.history_fields.layers import LayerFields

@@ -17,8 +17,7 @@ from torch import Tensor
 from torchlens._capture.gradients.backward_hooks import NodeRun
 from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._capture.memory.saved_values import version_of
-from torchlens._capture.options import Transform
-from torchlens._capture.session import CaptureOptions
+from torchlens._capture.options import CaptureOptions, Transform
 from torchlens._graph.build import Graph
 from torchlens._graph.labels import Layer
 from torchlens._graph.modules import ModuleTree

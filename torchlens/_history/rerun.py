@@ -5,8 +5,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torchlens._capture.options import Transform, check_inputs, checked_layers
-from torchlens._capture.session import CaptureOptions, session_of
+from torchlens._capture.options import CaptureOptions, Transform, check_inputs, checked_layers
+from torchlens._capture.session import session_of
 from torchlens._history.failure import explain
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup

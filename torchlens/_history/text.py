@@ -9,10 +9,9 @@ import torch
 from torchlens._history.backward import backward_times
 from torchlens._history.log import Log, picked
 from torchlens._history.lookup import lookup_keys
-from torchlens._recording.arguments import shape_of
+from torchlens._recording.regions import shape_of
 from torchlens._recording.unseen import unseen
-from torchlens._recording.valueless import why_valueless
-from torchlens._recording.wrappers import holds_others, inner_of, local_value
+from torchlens._recording.wrappers import holds_others, inner_of, local_value, why_valueless
 from torchlens._text.numbers import bytes_text
 from torchlens.errors import ValueChangedError
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from torchlens._recording.host_memory import bytes_of
+from torchlens._recording.process_memory import bytes_of
 
 # numpy's name of a type → torch's. Those that torch lacks come below.
 _SAME = {

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jax.extend.core import Var
 
-from torchlens._capture.session import CaptureOptions
+from torchlens._capture.options import CaptureOptions
 from torchlens._jax.arrays import as_known_type, host_bytes, is_array, shape_and_dtype, to_torch
 from torchlens._jax.call_trees import CallTrees, trees_of
 from torchlens._jax.callables import unjitted

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-from torchlens._capture.session import CaptureOptions
+from torchlens._capture.options import CaptureOptions
 from torchlens._jax.callables import called, name_of
 from torchlens._jax.patches import without_jit
 from torchlens._jax.session import JaxSession

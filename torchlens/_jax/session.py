@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from torchlens._capture.memory.freed_memory import freed_memory
-from torchlens._capture.session import CaptureOptions, seed_generators
+from torchlens._capture.options import CaptureOptions
+from torchlens._capture.session import seed_generators
 from torchlens._jax.arrays import to_torch, with_jax_arrays
 from torchlens._jax.callables import is_jitted
 from torchlens._jax.internals import check_internals

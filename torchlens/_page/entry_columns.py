@@ -16,8 +16,7 @@ from torchlens._page.selection import Selection
 from torchlens._page.statistics import Statistics
 from torchlens._recording.recording import Failure
 from torchlens._recording.stored import opened
-from torchlens._recording.valueless import why_valueless
-from torchlens._recording.wrappers import local_value
+from torchlens._recording.wrappers import local_value, why_valueless
 from torchlens._text.wording import got
 
 # In place of the row of a tensor's statistics.

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from torchlens._recording.valueless import why_valueless
-from torchlens._recording.wrappers import holds_others, local_value
+from torchlens._recording.wrappers import holds_others, local_value, why_valueless
 
 _SMALL = 4096  # tensors up to this size are looked at together with others of their shape
 _EXACT = 1 << 20  # larger ones have their mean, deviation and zeros estimated from a sample

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from torchlens._capture.session import CaptureOptions
+from torchlens._capture.options import CaptureOptions
 from torchlens._health.checker import make_checker
 from torchlens._health.checking import Checker
 from torchlens._health.finding import Findings

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from torchlens._capture.lazy_results import finished
+from torchlens._capture.session import finished
 from torchlens._profile.profile import Profile
 from torchlens._recording.trees import named_tensors
 from torchlens._recording.unseen import unseen

@@ -4,8 +4,9 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
-from torchlens._recording.symbolic import examples
+from torchlens._recording.symbolic import examples, inert_sizes
 from torchlens._recording.wrappers import inner_of
 
 # `count` places, `stride` bytes apart.
@@ -136,3 +137,22 @@ def storage_of(tensor: torch.Tensor) -> int:
         # Sparse, nested and wrapped tensors have no storage of their own, nor parameters of lazy
         # modules any yet.
         return -id(tensor)
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape, with -1 for the sizes of a nested tensor that differ from one part to the next."""
+    try:
+        shape = tensor.shape
+    except (
+        RuntimeError
+    ):  # the strided layout has no shape at all, nor has a lazy module's parameter yet
+        if is_lazy(tensor):
+            return ()
+        return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
+    if type(tensor) is not torch.Tensor:
+        return (
+            tuple(size if type(size) is int else -1 for size in shape)
+            if tensor.is_nested
+            else inert_sizes(shape)
+        )
+    return shape

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from torchlens._recording.valueless import why_valueless
-from torchlens._recording.wrappers import holds_others, local_value
+from torchlens._recording.wrappers import holds_others, local_value, why_valueless
 
 Tensor = torch.Tensor
 

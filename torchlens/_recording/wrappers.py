@@ -1,9 +1,9 @@
-"""Tensors that stand for others: a DTensor for its local part, a result that is awaited for itself,
-a masked one for two.
+"""Tensors that are not simply their values: those that stand for others (a DTensor for its local
+part, an awaited result for itself, a masked tensor for two), and those without values (on the meta
+device, fake, or batched inside `vmap`).
 
-What such a tensor does to memory, it does to the memory of the tensor inside; and any arithmetic on
-a DTensor may need the other processes, so whoever only looks at a value looks at the part that is
-here.
+What a wrapper does to memory, it does to the memory of the tensor inside. Any arithmetic on a
+DTensor may need the other processes, so code that only reads a value reads the local part.
 """
 
 from copy import deepcopy
@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 _ATTRIBUTES = {"DTensor": "_local_tensor", "AsyncCollectiveTensor": "elem"}
@@ -87,3 +88,20 @@ def with_inner(tensor: torch.Tensor, inner: torch.Tensor) -> torch.Tensor:
         parts, context, tensor.shape, tensor.stride()
     )
     return made
+
+
+def why_valueless(value: Any) -> str | None:
+    """What a tensor without values is; None if it has values, or is no tensor."""
+    if type(value) is torch.Tensor and not value.is_meta and not is_functorch_wrapped_tensor(value):
+        return None  # as nearly all are
+    if not isinstance(value, torch.Tensor):
+        return None
+    while (inner := inner_of(value)) is not None:
+        value = inner
+    if value.is_meta:
+        return "on the meta device"
+    if isinstance(value, FakeTensor):
+        return "fake"
+    if is_functorch_wrapped_tensor(value):
+        return "one that stands for many, inside a transform of torch.func"
+    return None

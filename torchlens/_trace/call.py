@@ -12,8 +12,7 @@ from torch import Tensor
 
 from torchlens._capture.gradients.backward_hooks import NodeRun
 from torchlens._capture.gradients.entry_gradients import Gradients
-from torchlens._capture.options import Transform
-from torchlens._capture.session import CaptureOptions
+from torchlens._capture.options import CaptureOptions, Transform
 from torchlens._history.pickling import CHANGED, changed_entries
 from torchlens._recording.recording import Recording
 from torchlens._recording.stored import (

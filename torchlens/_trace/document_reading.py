@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from torchlens._graph.build import Decisions
-from torchlens._recording.branches import Branch
 from torchlens._recording.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Kind, Operation
 from torchlens._recording.recording import (
+    Branch,
     Failure,
     ModuleCall,
     Recording,

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torchlens._capture.session import CaptureOptions
+from torchlens._capture.options import CaptureOptions
 from torchlens._jax.callables import is_jitted
 from torchlens._jax.compiled import CompiledRun
 from torchlens._jax.internals import is_traced

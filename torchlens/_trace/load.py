@@ -4,7 +4,7 @@ import os
 from functools import partial
 from itertools import compress, repeat
 
-from torchlens._capture.session import CaptureOptions
+from torchlens._capture.options import CaptureOptions
 from torchlens._graph.build import Graph, assemble_graph
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory

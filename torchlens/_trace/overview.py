@@ -11,8 +11,7 @@ from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.text import entry_text
 from torchlens._recording.unseen import unseen
-from torchlens._recording.valueless import why_valueless
-from torchlens._recording.wrappers import local_value
+from torchlens._recording.wrappers import local_value, why_valueless
 from torchlens._text.numbers import bytes_text
 from torchlens._text.plain_text import printable
 from torchlens._text.wording import check_count, did_you_mean

@@ -11,8 +11,9 @@ import torch
 
 from torchlens._capture.current import CURRENT
 from torchlens._capture.model_parts import named_modules
-from torchlens._capture.session import CaptureOptions, Session
-from torchlens._capture.threads.model_threads import is_over
+from torchlens._capture.options import CaptureOptions
+from torchlens._capture.session import Session
+from torchlens._capture.threads import is_over
 from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.stored import StoredValue

@@ -17,12 +17,11 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
 
 from torchlens._history.portable import text_of
-from torchlens._recording.host_memory import bytes_of
+from torchlens._recording.process_memory import bytes_of
 from torchlens._recording.regions import Region, region_of
 from torchlens._recording.symbolic import SymbolicInt, inert_sizes
 from torchlens._recording.unseen import unseen
-from torchlens._recording.valueless import why_valueless
-from torchlens._recording.wrappers import inner_of
+from torchlens._recording.wrappers import inner_of, why_valueless
 from torchlens._trace.format import DTYPES
 
 # What stands in the JSON for a tensor; filled in when it is decided what is written.

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from torchlens._capture.observer import CallKind
-from torchlens._capture.unseen_tensors import is_of_unseen
+from torchlens._capture.unreported import is_of_unseen
 from torchlens._history.log import path_text
-from torchlens._recording.arguments import shape_of
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Row
+from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import Path, named_tensors
 from torchlens._recording.user_code import source_line
 from torchlens._replay.snapshots import is_same_as_frozen

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchlens._capture.session import CaptureOptions, seed_generators
+from torchlens._capture.options import CaptureOptions
+from torchlens._capture.session import seed_generators
 from torchlens._history.log import Log
 from torchlens._jax.arrays import is_array, to_torch
 from torchlens._jax.kept_state import KeptState

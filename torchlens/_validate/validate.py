@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchlens._capture.distributed.collectives import num_collectives
-from torchlens._capture.lazy_results import finished
 from torchlens._capture.memory.freed_memory import freed_memory
 from torchlens._capture.observer import Observer
-from torchlens._capture.session import CaptureOptions, Session, seed_generators
+from torchlens._capture.options import CaptureOptions
+from torchlens._capture.session import Session, finished, seed_generators
 from torchlens._graph.build import build_graph
 from torchlens._history.log import Log
 from torchlens._recording.frameworks import OtherModel

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from torchlens._capture.arguments import written_by
 from torchlens._capture.observer import CallKind
 from torchlens._capture.recorder import Recorder
-from torchlens._recording.arguments import written_by
 from torchlens._recording.operations import Kind, Operation, layer_type, named_operation
 from torchlens._recording.recording import MadeCall
 from torchlens._recording.regions import storage_of

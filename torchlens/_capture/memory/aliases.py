@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from torchlens._recording.lattice import Lattice, Places
+from torchlens._recording.cells import Lattice, Places
 from torchlens._recording.regions import Region
 
 # Up to this many are compared one by one.

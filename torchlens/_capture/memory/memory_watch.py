@@ -1,18 +1,30 @@
-"""Warns of a log that takes more than half of the memory that was free when it began.
+"""Checks, while the model runs, how much the log has saved.
 
-Counting what is saved costs something for each tensor, so the watch first reads how much the whole
-process has grown, which is cheap. Only if that is as much as the limit are the saved tensors
+It warns of a log that takes more than half of the memory that was free when it began, or hands
+values on, so that a log may be larger than memory.
+
+Counting what is saved costs something for each tensor, so the warning first reads how much the
+whole process has grown, which is cheap. Only if that is as much as the limit are the saved tensors
 counted.
+
+Where values are handed on (`Outflow`), those beyond a limit go to a receiver, and what it gives
+back replaces them. If only outputs of some modules are wanted, the other values are held as long as
+they are few; after that, they are not saved in the first place.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+import threading
+import weakref
+from collections.abc import Container, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
 import torch
 
-from torchlens._recording.system_memory import free_bytes, held_bytes
+from torchlens._capture.memory.saved_values import Memory
+from torchlens._capture.recorder import Recorder
+from torchlens._recording.process_memory import free_bytes, held_bytes
+from torchlens._recording.stored import StoredValue
 from torchlens._recording.trees import plain_tensors
 from torchlens._recording.user_code import warn_log_caller
 from torchlens._recording.wrappers import inner_of
@@ -26,15 +38,6 @@ _CURE = (
     "without values. Or make the batch smaller, or put model and inputs on torch.device('meta') "
     "if shapes are enough"
 )
-
-
-class Look(Protocol):
-    """Looks from time to time at what a running log has saved so far."""
-
-    interval: float
-
-    def look(self, outside: Sequence[torch.Tensor]) -> float:
-        """Looks, and returns the time of the next look. `outside` are tensors that live anyway."""
 
 
 class MemoryWatch:
@@ -136,3 +139,85 @@ def _storage(tensor: torch.Tensor) -> Any:
 
 def _text(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MB"
+
+
+_FEW = (
+    4 * 2**20
+)  # bytes of values that are held though nobody wants them: to let go of each takes longer
+
+
+class Outflow(Protocol):
+    """Whoever takes the values."""
+
+    @property
+    def limit(self) -> int:
+        """How many bytes of values to hold before they are handed over."""
+
+    def take(self, numbers: Sequence[int]) -> Mapping[int, StoredValue]:
+        """Takes the values of these rows of the running log; returns what is to stand in place of
+        those it took.
+        """
+
+
+class OutflowWatch:
+    """Stands where a `MemoryWatch` may stand, and is asked as often."""
+
+    interval = _INTERVAL
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        memory: Memory,
+        outflow: Outflow,
+        wanted: Container[int] | None = None,
+    ) -> None:
+        self._recorder = weakref.ref(recorder)  # which holds this
+        self._memory = memory
+        self._outflow = outflow
+        self._wanted = wanted  # grows as the modules return
+        self._thread = threading.get_ident()
+        self._num_seen = 0
+        self._bytes = 0
+        self._held: list[int] = []
+
+    def look(self, outside: Sequence[torch.Tensor]) -> float:
+        """Hands values over if there are enough of them; returns when to look again."""
+        if threading.get_ident() == self._thread:
+            with torch._C.DisableTorchFunction():
+                self._count()
+                if self._wanted is not None and self._bytes >= min(_FEW, self._outflow.limit):
+                    self._forget_unwanted(self._wanted)
+                if self._bytes >= self._outflow.limit:
+                    self._hand_over()
+        return perf_counter() + _INTERVAL
+
+    def _count(self) -> None:
+        values = self._memory.values
+        for number in range(self._num_seen, len(values)):
+            value = values[number]
+            if type(value) is torch.Tensor and number not in self._memory.unfinished:
+                self._bytes += _bytes_of(value)
+                self._held.append(number)
+        self._num_seen = len(values)
+
+    def _forget_unwanted(self, wanted: Container[int]) -> None:
+        """Lets go of what no module has returned so far; if it is returned later, it is saved
+        then.
+        """
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.expect_values_to_leave(stops_saving=True)
+            self._memory.let_go({number: None for number in self._held if number not in wanted})
+            self._held = [number for number in self._held if number in wanted]
+            self._bytes = sum(_bytes_of(self._memory.values[number]) for number in self._held)
+
+    def _hand_over(self) -> None:
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.expect_values_to_leave()
+            self._memory.let_go(self._outflow.take(self._held))
+            self._bytes, self._held = 0, []
+
+
+def _bytes_of(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()

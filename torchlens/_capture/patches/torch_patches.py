@@ -24,7 +24,7 @@ from torchlens._capture.current import CURRENT, MODULE_CALL
 from torchlens._capture.distributed.sharding import hand_on, is_bookkeeping
 from torchlens._capture.gradients.backward_calls import record_backward
 from torchlens._capture.module_tracker import patched_call_impl
-from torchlens._capture.patches.whole_calls import record_made, record_opaque, tie_function
+from torchlens._capture.unreported import record_made, record_opaque, tie_function
 from torchlens._recording.operations import OPERATOR_NAMES, operator_of
 from torchlens._recording.trees import plain_tensors
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from torchlens._capture.session import CaptureOptions
+from torchlens._capture.options import CaptureOptions
 from torchlens._graph.build import key_of
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log

@@ -5,7 +5,7 @@ import torch
 from torchlens._history.backward import backward_times
 from torchlens._history.columns.making import Entries, nice_sizes
 from torchlens._history.log import Log, picked
-from torchlens._recording.arguments import shape_of
+from torchlens._recording.regions import shape_of
 
 
 def has_saved_activations(log: Log, entries: Entries) -> list[bool]:

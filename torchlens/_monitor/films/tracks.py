@@ -11,8 +11,7 @@ import torch
 
 from torchlens._monitor.films.film_process import shown_as
 from torchlens._monitor.films.film_worker import Capture
-from torchlens._recording.valueless import why_valueless
-from torchlens._recording.wrappers import local_value
+from torchlens._recording.wrappers import local_value, why_valueless
 from torchlens._text.wording import check_choice, check_count, checked_file, did_you_mean, got
 
 Basis: TypeAlias = Literal["aligned", "fixed"]

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 
 from torchlens._capture.model_parts import named_modules
-from torchlens._capture.session import CaptureOptions, Session
+from torchlens._capture.options import CaptureOptions
+from torchlens._capture.session import Session
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._page.data import page_data

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchlens._recording.host_memory import memory_at
-from torchlens._recording.valueless import why_valueless
-from torchlens._recording.wrappers import local_value
+from torchlens._recording.process_memory import memory_at
+from torchlens._recording.wrappers import local_value, why_valueless
 
 SAMPLE_SIZE = 1024
 PLAIN_TYPES: frozenset[type] = frozenset({torch.Tensor, torch.nn.Parameter})

@@ -20,8 +20,13 @@ from torch.optim.optimizer import (
 
 from torchlens._capture.current import add_watcher, remove_watcher
 from torchlens._capture.model_parts import named_modules
-from torchlens._capture.patches.compiled import begin_eager, end_eager, is_compiler_there
-from torchlens._capture.patches.patching import apply_module_patches, undo_patches
+from torchlens._capture.patches.patching import (
+    apply_module_patches,
+    begin_eager,
+    end_eager,
+    is_compiler_there,
+    undo_patches,
+)
 from torchlens._monitor.films.film_worker import Capture, FilmWorker
 from torchlens._monitor.read.statistics import Observation
 from torchlens._monitor.record.clock import StepClock

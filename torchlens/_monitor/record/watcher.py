@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from torchlens._capture.current import CURRENT
+from torchlens._capture.current import CURRENT, WatcherGroup
 from torchlens._capture.model_parts import named_modules
 from torchlens._capture.module_tracker import patched_call_impl
-from torchlens._capture.patches.compiled import is_inside_compiled, keep_from_compiler
-from torchlens._capture.watchers import WatcherGroup
+from torchlens._capture.patches.patching import is_inside_compiled, keep_from_compiler
 from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.graph import GraphMaker
 from torchlens._monitor.record.options import MonitorOptions
@@ -72,7 +71,7 @@ class Call:
 
 
 class ModuleWatcher:
-    """A `Watcher` as _capture/watchers.py describes it."""
+    """A `Watcher` as _capture/current.py describes it."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from torchlens._capture.own_time import OwnTime
 from torchlens._health.checking import Checking
 from torchlens._profile.measuring.outside import OutsideSpan
 from torchlens._profile.steps import Shape
-from torchlens._recording.arguments import shape_of
+from torchlens._recording.regions import shape_of
 
 # What a step begins with: whether the model is in training, whether autograd records, the shapes of
 # the inputs.

@@ -10,8 +10,9 @@ import torch
 
 from torchlens._capture.gradients.backward_hooks import next_sequence, node_of, sequence_of
 from torchlens._capture.observer import CallKind, ObservedCall, Observer
+from torchlens._capture.options import CaptureOptions
 from torchlens._capture.own_time import OwnTime
-from torchlens._capture.session import CaptureOptions, Session
+from torchlens._capture.session import Session
 from torchlens._recording.operations import Operation
 from torchlens._recording.recording import References
 from torchlens.errors import NonFiniteError

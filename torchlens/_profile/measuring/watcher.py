@@ -31,8 +31,8 @@ from torchlens._profile.measuring.logged_steps import NO_RESULT, LoggedSteps
 from torchlens._profile.measuring.model_modules import NamedModule
 from torchlens._profile.measuring.windows import Windows
 from torchlens._profile.options import ProfileOptions
-from torchlens._recording.arguments import shape_of
 from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import named_tensors, plain_tensors
 from torchlens._text.problems import Problems
 from torchlens.errors import NonFiniteError
@@ -44,7 +44,7 @@ _MOST_CALLS = 5_000
 
 
 class Watcher:
-    """Measures the calls of one model from `start` to `stop`; a `Watcher` as _capture/watchers.py
+    """Measures the calls of one model from `start` to `stop`; a `Watcher` as _capture/current.py
     describes it.
     """
 

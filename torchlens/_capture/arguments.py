@@ -6,7 +6,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from torchlens._recording.operations import Operation
-from torchlens._recording.symbolic import inert, inert_sizes
+from torchlens._recording.regions import shape_of
+from torchlens._recording.symbolic import inert
 from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors, same_with
 
 Tensor = torch.Tensor
@@ -160,22 +161,3 @@ def without_tensors(arguments: Any) -> Any:
     are inert.
     """
     return same_with(arguments, lambda _: None, inert)
-
-
-def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """The shape, with -1 for the sizes of a nested tensor that differ from one part to the next."""
-    try:
-        shape = tensor.shape
-    except (
-        RuntimeError
-    ):  # the strided layout has no shape at all, nor has a lazy module's parameter yet
-        if is_lazy(tensor):
-            return ()
-        return (tensor.size(0), *(-1 for _ in range(tensor.dim() - 1)))
-    if type(tensor) is not Tensor:
-        return (
-            tuple(size if type(size) is int else -1 for size in shape)
-            if tensor.is_nested
-            else inert_sizes(shape)
-        )
-    return shape

@@ -1,35 +1,38 @@
-"""Threads that the model starts, and jobs that it gives to a pool: they log into the same
-recording.
+"""Threads that the model starts, and jobs that it gives to a pool, log into the same recording.
 
-torch tells a mode of the calls of its own thread alone. So each such thread or job, a branch, gets
-a recorder and a tracker of its own, made where it begins. They share what is written down, and take
-turns at writing; but not while a call runs: it may wait for another thread. A log without threads
-knows nothing of all this: the first branch changes the classes of both.
+torch reports to a mode the calls of its own thread alone. So each such thread or job, a branch,
+gets a recorder and a tracker of its own, made where it begins. They share what is written down, and
+take turns at writing; but not while a call runs: it may wait for another thread. A log without
+threads pays nothing for all this: the first branch changes the classes of both.
 
 Rows and module calls stand in the order in which they were written, which differs from run to run.
-Who wrote which is
-noted: module calls are put in the order of the program here, when the pass is over; rows by the
-graph. A thread that runs on after that is unlogged.
+The branch that wrote each is noted: module calls are put in the order of the program here, when the
+pass is over; rows by the graph. A thread that runs on after that is unlogged. So are the threads of
+a pool outside their jobs: they may work for others as well, and go on when the log has ended.
 """
 
 import copy
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import thread as futures
 from dataclasses import replace
+from functools import partial
+from multiprocessing import pool
 from typing import Any
 
 import torch
 
+from torchlens._capture.current import CURRENT
 from torchlens._capture.memory.saved_values import Memory
 from torchlens._capture.model_parts import Parts
 from torchlens._capture.module_tracker import ModuleTracker
 from torchlens._capture.observer import ObservedCall
 from torchlens._capture.patches.mode_stack import push_mode, remove_mode, run_overridden
+from torchlens._capture.patches.torch_patches import Patch
 from torchlens._capture.recorder import Recorder
-from torchlens._recording.branches import Branch, in_program_order
 from torchlens._recording.operations import KNOWN_OPERATIONS, Kind, Operation, operation_of
-from torchlens._recording.recording import MadeCall
+from torchlens._recording.recording import Branch, MadeCall, in_program_order
 
 
 class _Over(BaseException):
@@ -315,3 +318,77 @@ def order_module_calls(tracker: ModuleTracker) -> None:
         entries,
         exits,
     )
+
+
+_MISSING = object()
+_POOL_WORKERS = (futures._worker, pool.worker)  # type: ignore[attr-defined]
+_start, _submit = threading.Thread.start, futures.ThreadPoolExecutor.submit
+
+
+def _branch() -> ModuleTracker | None:
+    """What a thread is to log with that begins here; None if it is to run unlogged."""
+    tracker = CURRENT.tracker
+    return branch_off(tracker) if tracker is not None and tracker.recorder.is_on() else None
+
+
+def _run_job(
+    branch: ModuleTracker, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    return run_branch(branch, CURRENT, partial(function, *args, **kwargs))
+
+
+def _run_one_of_many(branch: ModuleTracker, function: Callable[..., Any], /, *args: Any) -> Any:
+    """A function that a pool calls with one item after the other, in several threads at once."""
+    return _run_job(branch_off(branch), function, *args)
+
+
+def _patched_start(self: threading.Thread) -> None:
+    branch = None if getattr(self, "_target", None) in _POOL_WORKERS else _branch()
+    if branch is None:
+        return _start(self)
+    own, run = vars(self), self.run
+    before = own.get("run", _MISSING)
+
+    def restore() -> None:
+        own.pop("run", None) if before is _MISSING else own.__setitem__("run", before)
+
+    def logged_run() -> None:
+        restore()
+        run_branch(branch, CURRENT, run)
+
+    own["run"] = logged_run
+    try:
+        _start(self)
+    except BaseException:
+        restore()
+        raise
+
+
+def _patched_submit(self: Any, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    branch = _branch()
+    if branch is None:
+        return _submit(self, function, *args, **kwargs)
+    return _submit(self, partial(_run_job, branch, function), *args, **kwargs)
+
+
+def _pool_method(name: str, run: Callable[..., Any]) -> Patch:
+    """A patch of a method of `ThreadPool` that is given a function and calls it in its threads by
+    way of `run`.
+    """
+    original = getattr(pool.ThreadPool, name)
+
+    def method(self: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        branch = _branch()
+        return original(
+            self, func if branch is None else partial(run, branch, func), *args, **kwargs
+        )
+
+    return Patch(pool.ThreadPool, name, method)
+
+
+THREAD_PATCHES: tuple[Patch, ...] = (
+    Patch(threading.Thread, "start", _patched_start),
+    Patch(futures.ThreadPoolExecutor, "submit", _patched_submit),
+    _pool_method("apply_async", _run_job),
+    *(_pool_method(name, _run_one_of_many) for name in ("_map_async", "imap", "imap_unordered")),
+)

@@ -1,4 +1,11 @@
-"""Calls that torch does not report operation by operation, and that are recorded as one."""
+"""Entries for what torch does not report to the recorder.
+
+Some calls are recorded as one operation, whatever happens inside. Some tensors turn up without
+having been seen made: one that a module keeps as a plain attribute becomes an entry, like a buffer;
+one whose class wraps others, such as a masked tensor, becomes an entry with those as parents; and
+one taken out of a wrapper becomes an entry with the wrapper as its parent. All others (tensors in
+closures, globals, legacy constructors) stay unknown.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -7,10 +14,18 @@ from typing import Any
 
 import torch
 
+from torchlens._capture.arguments import TENSORS
 from torchlens._capture.memory.saved_values import version_of
+from torchlens._capture.model_parts import Attributes
 from torchlens._capture.observer import CallKind
 from torchlens._capture.recorder import Recorder
-from torchlens._recording.operations import BUFFER, IDENTITY, named_operation, operation_of
+from torchlens._recording.operations import (
+    BUFFER,
+    IDENTITY,
+    Operation,
+    named_operation,
+    operation_of,
+)
 from torchlens._recording.recording import MadeCall, References
 from torchlens._recording.wrappers import inner_of
 
@@ -178,3 +193,76 @@ def _leads_outside(recorder: Recorder, entry: int, first: int) -> bool:
                 seen.add(parent)
                 pending.append(parent)
     return False
+
+
+class UnseenTensors:
+    """Makes entries for such tensors when they first occur."""
+
+    def __init__(self, attributes: Attributes) -> None:
+        self._attributes = attributes
+        # Attributes that were met: address, entry, tensor.
+        self.met: list[tuple[str, int, Tensor]] = []
+
+    def meet(self, recorder: Recorder, tensor: Tensor) -> int | None:
+        """The entry that the tensor becomes; None if it stays unknown."""
+        with torch._C.DisableTorchFunction():
+            address = self._attributes.address_of(tensor)
+            if address is not None:
+                entry = recorder.add_source(BUFFER, tensor)
+                recorder.memory.meet(entry, tensor)
+                self.met.append((address, entry, tensor))
+                return entry
+            if recorder.collected is not None:
+                return None
+            return (
+                _unwrapped(recorder, tensor)
+                if type(tensor) in TENSORS
+                else _wrapped(recorder, tensor)
+            )
+
+
+def is_of_unseen(operation: Operation) -> bool:
+    """Whether an entry stands for a tensor that holds others, or that another one holds: no call
+    made it.
+    """
+    func: Any = operation.func
+    is_wrapper = (
+        isinstance(func, type)
+        and issubclass(func, Tensor)
+        and func not in (Tensor, torch.nn.Parameter)
+    )
+    return func is getattr or is_wrapper
+
+
+def _unwrapped(recorder: Recorder, tensor: Tensor) -> int | None:
+    """An entry for a tensor that another one holds."""
+    holder, name, held = recorder.held.get(id(tensor), (0, "", None))
+    if held is None or held() is not tensor:
+        return None
+    return _append(recorder, named_operation(name, getattr), (), (holder,), tensor)
+
+
+def _wrapped(recorder: Recorder, tensor: Tensor) -> int | None:
+    """An entry for a tensor that its class made around others, if the log knows one of them."""
+    inside = tuple(part for part in vars(tensor).values() if isinstance(part, Tensor))
+    references = tuple(recorder.entry_of(part) for part in inside)
+    if all(reference is None for reference in references):
+        return None
+    return _append(
+        recorder, named_operation(type(tensor).__name__, type(tensor)), inside, references, tensor
+    )
+
+
+def _append(
+    recorder: Recorder,
+    operation: Operation,
+    args: tuple[Tensor, ...],
+    references: tuple[int | None, ...],
+    tensor: Tensor,
+) -> int:
+    place = recorder.user_code(sys._getframe(2))
+    entry = len(recorder.rows)
+    recorder.append(
+        MadeCall(operation, args, None, references, recorder.module_call, *place, 0.0), tensor, None
+    )
+    return entry

@@ -1,1 +1,0 @@
-"""Threads that the model starts."""
