@@ -29,7 +29,7 @@ from tests.page.conftest import _FLAGS, chromium
 from torchlens._monitor.read.statistics import Observation
 from torchlens._monitor.record.run import Run
 from torchlens._monitor.record.samples import Plan, Sample
-from torchlens._monitor.store.writer import Part
+from torchlens._monitor.record.writer import Part
 
 __all__ = ["make_run", "measure"]
 

@@ -21,9 +21,9 @@ from torch import nn
 
 import torchlens
 from torchlens._monitor.read.health import RunHealth
+from torchlens._monitor.record import writer as writer_module
 from torchlens._monitor.record.samples import SAMPLE_SIZE
-from torchlens._monitor.store import writer as writer_module
-from torchlens._monitor.store.segments import SegmentWriter
+from torchlens._monitor.store.rank_files import RankFiles
 
 __all__ = ["measure"]
 
@@ -51,12 +51,12 @@ def measure(num_steps: int) -> dict[str, float]:
     parts = {
         "statistics": (writer_module, "summarized"),
         "health": (RunHealth, "look"),
-        "file": (SegmentWriter, "write"),
+        "file": (RankFiles, "write"),
     }
     originals = {name: getattr(owner, attribute) for name, (owner, attribute) in parts.items()}
     writer_module.summarized = partial(timed, "statistics", writer_module.summarized)
     RunHealth.look = lambda *args: timed("health", originals["health"], *args)  # type: ignore[method-assign]
-    SegmentWriter.write = lambda *args: timed("file", originals["file"], *args)  # type: ignore[method-assign]
+    RankFiles.write = lambda *args: timed("file", originals["file"], *args)  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:
             names = [str(number) for number in range(100)]

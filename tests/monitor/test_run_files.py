@@ -1,5 +1,5 @@
-"""A run is a folder of files that survive: kills, torn and flipped bytes, a small budget, being
-continued, strangers.
+"""The files of a run: kills, damaged bytes, files from strangers, the budget, resumed runs, full
+disks.
 """
 
 import json
@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import struct
 import threading
 import time
 import zlib
@@ -21,10 +20,11 @@ from torch import nn
 
 import torchlens as tl
 from torchlens._monitor.read.statistics import summarized
-from torchlens._monitor.store import writer as writer_module
-from torchlens._monitor.store.folder import segment_files
-from torchlens._monitor.store.frames import HEADER, Kind, frame_bytes
-from torchlens._monitor.store.segments import SegmentWriter
+from torchlens._monitor.record import writer as writer_module
+from torchlens._monitor.store import lines
+from torchlens._monitor.store.folder import files_of_ranks, steps_path
+from torchlens._monitor.store.lines import line_of
+from torchlens._monitor.store.rank_files import RankFiles
 
 
 def train(folder: Path, num_steps: int, **options: Any) -> Any:
@@ -42,10 +42,10 @@ def train(folder: Path, num_steps: int, **options: Any) -> Any:
     return run
 
 
-def squeeze(run: Any) -> None:
-    """A budget smaller than anybody can ask for, so that merging begins early."""
-    segments = run._writer._segments
-    segments._budget, segments._segment_bytes = 1 << 16, 1 << 12
+def squeeze(run: Any, budget: int = 1 << 16) -> None:
+    """Sets a smaller budget than users can ask for, so that merging begins early."""
+    files = run._writer._files
+    files.budget, files.file_bytes = budget, 1 << 12
 
 
 def wait_for(run: Any, step: int) -> None:
@@ -56,9 +56,18 @@ def wait_for(run: Any, step: int) -> None:
         time.sleep(0.001)
 
 
-def the_segment(folder: Path) -> Path:
-    (segment,) = segment_files(folder)
-    return segment.path
+def steps_file(folder: Path) -> Path:
+    """The only file of steps."""
+    (file,) = files_of_ranks(folder)[0]
+    return steps_path(folder, 0, file)
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("rank*"))
+
+
+def count_steps(r: tl.RunReader) -> int:
+    return sum(count for _, _, count in r.step_groups)
 
 
 # -- kills
@@ -98,118 +107,136 @@ def test_after_a_kill_at_any_moment_every_announced_step_is_there(tmp_path: Path
             except (EOFError, OSError):
                 break
         r = tl.open_run(tmp_path)
-        counted = sum(count for _, _, count in r.step_groups)
         assert r.step_groups[-1][1] >= announced
-        assert counted == r.step_groups[-1][1] + 1  # all of them, from the first process's first on
+        assert (
+            count_steps(r) == r.step_groups[-1][1] + 1
+        )  # all of them, from the first process's first on
         assert all("cut off" in each for each in r.damage)
     assert announced > 0
 
 
-# -- torn and flipped
+# -- damaged bytes
 # --------------------------------------------------------------------------------------------------
 
 
 def test_a_file_that_ends_anywhere_is_read_up_to_there(tmp_path: Path) -> None:
     train(tmp_path, 5)
-    path = the_segment(tmp_path)
-    whole = path.read_bytes()
     before = tl.open_run(tmp_path)
+    path = steps_file(tmp_path)
+    whole = path.read_bytes()
     for length in range(0, len(whole), 211):
         path.write_bytes(whole[:length])
         r = tl.open_run(tmp_path)
         assert r.steps == before.steps[: len(r.steps)]
         assert len(r.damage) <= 1
+        assert not r.is_finished
         for series in r.series():
-            assert (
-                series.rms.tolist()
-                == before[series.key.module]
-                .kinds[series.key.kind][series.key.name]
-                .rms.tolist()[: len(series)]
-            )
+            key = series.key
+            known = before[key.module].kinds[key.kind][key.name]
+            assert series.rms.tolist() == known.rms.tolist()[: len(series)]
+    path.write_bytes(whole)
+    log = tmp_path / "rank0.jsonl"
+    whole = log.read_bytes()
+    for length in range(0, len(whole), 211):
+        log.write_bytes(whole[:length])
+        r = tl.open_run(tmp_path)
+        assert r.steps == before.steps
+        assert len(r.series()) <= len(before.series())
 
 
-def test_a_flipped_bit_is_found_and_what_is_before_it_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["rank0.jsonl", "rank0-000001-000001-0.steps"])
+def test_a_flipped_bit_is_reported_and_costs_only_its_line(tmp_path: Path, name: str) -> None:
     train(tmp_path, 5)
-    path = the_segment(tmp_path)
+    path = tmp_path / name
     whole = path.read_bytes()
     generator = random.Random(1)
     for _ in range(150):
-        place = generator.randrange(len(whole))
-        path.write_bytes(
-            whole[:place]
-            + bytes([whole[place] ^ (1 << generator.randrange(8))])
-            + whole[place + 1 :]
-        )
+        damaged = bytearray(whole)
+        damaged[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged)
         r = tl.open_run(tmp_path)
-        assert len(r.damage) == 1
-        assert r.steps == list(range(len(r.steps)))
-        assert not r.is_finished
+        assert 1 <= len(r.damage) <= 2  # two if the bit makes or breaks the end of a line
+        assert set(r.steps) <= set(range(5))
+        assert len(r.steps) >= 3
 
 
 @pytest.mark.slow
-def test_a_frame_that_is_whole_but_wrong_is_told_and_passed_by(tmp_path: Path) -> None:
-    """Every byte may be a stranger's: checksums are right here, and what is inside is not."""
+def test_a_line_with_its_checksum_that_makes_no_sense_is_reported_and_left_out(
+    tmp_path: Path,
+) -> None:
+    """Every byte may be a stranger's."""
     train(tmp_path, 3)
-    path = the_segment(tmp_path)
-    whole = path.read_bytes()
-    frames = []
-    place = 0
-    while place < len(whole):
-        length, _, kind = HEADER.unpack_from(whole, place)
-        frames.append((kind, whole[place + HEADER.size : place + HEADER.size + length]))
-        place += HEADER.size + length
     generator = random.Random(2)
-    for _ in range(250):
-        number = generator.randrange(len(frames))
-        kind, payload = frames[number]
-        changed = bytearray(payload)
-        for _ in range(generator.choice((1, 1, 8, 200))):
-            changed[generator.randrange(len(changed))] = generator.choice(
-                (0, 1, 0x7F, 0xFF, generator.randrange(256))
-            )
-        changed_kind = kind if generator.random() < 0.8 else generator.randrange(12)
-        cut = (
-            bytes(changed[: generator.randrange(len(changed) + 1)])
-            if generator.random() < 0.3
-            else bytes(changed)
-        )
-        new = [*frames[:number], (changed_kind, cut), *frames[number + 1 :]]
-        path.write_bytes(b"".join(frame_bytes(*frame) for frame in new))
-        r = tl.open_run(tmp_path)
-        assert len(r.steps) <= 4
-        for series in generator.sample(r.series(), min(3, len(r.series()))):
-            series.to_pandas()
-            if len(series):
-                series.histogram()
-                series.heat_map()
-        assert isinstance(r.problems, list)
-        assert isinstance(r.findings, list)
-        assert isinstance(r.counts.recorded, int)
+    for path in (steps_file(tmp_path), tmp_path / "rank0.jsonl"):
+        whole = path.read_bytes()
+        texts = [line[9:] for line in whole.splitlines()]
+        for _ in range(200):
+            number = generator.randrange(len(texts))
+            changed = bytearray(texts[number])
+            for _ in range(generator.choice((1, 1, 8, 200))):
+                changed[generator.randrange(len(changed))] = generator.choice(b'0919"[]{},-eEaA=x')
+            if generator.random() < 0.3:
+                del changed[generator.randrange(len(changed)) :]
+            new = [*texts[:number], bytes(changed), *texts[number + 1 :]]
+            path.write_bytes(b"".join(b"%08x %b\n" % (zlib.crc32(text), text) for text in new))
+            r = tl.open_run(tmp_path)
+            assert len(r.steps) <= 4
+            for series in generator.sample(r.series(), min(3, len(r.series()))):
+                series.to_pandas()
+                if len(series):
+                    series.histogram()
+                    series.heat_map()
+            assert isinstance(r.problems, list)
+            assert isinstance(r.findings, list)
+            assert isinstance(r.counts.recorded, int)
+        path.write_bytes(whole)
 
 
-def test_sizes_are_checked_before_memory_is_taken(tmp_path: Path) -> None:
+def test_sizes_are_checked_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(tmp_path, 1)
-    path = the_segment(tmp_path)
+    path = steps_file(tmp_path)
     whole = path.read_bytes()
-    step = struct.pack("<qqIdQQIIB", 5, 5, 1, 0.0, 0, 0, 2**32 - 1, 2**32 - 1, 2)
-    deep = b"[" * 100_000
-    for kind, payload in (
-        (Kind.STEP, step),
-        (Kind.NAMES, deep),
-        (Kind.SESSION, b"[]"),
-        (Kind.SCALARS, b'[["a",1e999,1,1,1,1]]'),
+    step = next(
+        json.loads(line[9:])["step"] for line in whole.splitlines() if b'"step"' in line[:20]
+    )
+    deep = b'{"step":' + b"[" * 100_000
+    for line in (
+        line_of("step", {**step, "rows": ""}),
+        line_of("step", {**step, "counts": step["counts"] * 2}),
+        line_of("step", {**step, "width": 1 << 30}),
+        line_of("step", {**step, "last": 1 << 70}),
+        line_of("step", {**step, "count": 2}),
+        line_of("step", []),
+        line_of("scalars", [["a", 1, 1 << 70, 1, 1, 1, 1]]),
+        line_of("scalars", 3),
+        line_of("end", {}),
+        line_of("something", 3),
+        b"%08x %b\n" % (zlib.crc32(deep), deep),
     ):
-        path.write_bytes(whole + frame_bytes(kind, payload))
+        path.write_bytes(whole + line)
         r = tl.open_run(tmp_path)
         assert r.steps == [0]
-        assert any("makes no sense" in problem for problem in r.problems)
-    path.write_bytes(whole + struct.pack("<IIB", 2**32 - 1, zlib.crc32(b"", 4), 4))
-    assert "claims to be" in tl.open_run(tmp_path).damage[0]
+        assert len(r.damage) == 1
+        assert "is left out" in r.problems[-1]
+    monkeypatch.setattr(lines, "_MAX_LINE_BYTES", 1 << 16)
+    path.write_bytes(whole + b"x" * (1 << 17))
+    r = tl.open_run(tmp_path)
+    assert r.steps == [0]
+    assert len(r.damage) == 1
     (tmp_path / "run.json").write_text("[" * 100_000)
     (tmp_path / "graph.json").write_text("3")
     r = tl.open_run(tmp_path)
     assert r.info == r.graph == {}
     assert "run.json is not JSON: RecursionError" in r.problems
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    train(tmp_path, 1)
+    os.mkfifo(tmp_path / "rank0-000002-000002-0.steps")  # reading it would never end
+    os.mkfifo(tmp_path / "rank1.jsonl")
+    assert tl.open_run(tmp_path).steps == [0]
 
 
 # -- the budget
@@ -221,8 +248,7 @@ def test_the_budget_is_kept_by_merging_and_counts_stay_exact(tmp_path: Path) -> 
     budget = 1 << 20
     run = train(tmp_path, 900, budget=budget)
     assert run.problems == []
-    size = sum(path.stat().st_size for path in tmp_path.glob("*.seg"))
-    assert budget / 4 < size <= budget
+    assert budget / 4 < size_of(tmp_path) <= budget
     r = tl.open_run(tmp_path)
     assert r.damage == []
     groups = r.step_groups
@@ -251,7 +277,7 @@ def test_the_budget_is_kept_at_every_moment(
     replace = Path.replace
 
     def look(*_: Any) -> None:
-        sizes.append(sum(path.stat().st_size for path in tmp_path.glob("*.seg*")))
+        sizes.append(size_of(tmp_path))
 
     def looked_at(self: Path, target: Path) -> Path:
         look()
@@ -306,10 +332,7 @@ def test_merging_is_never_seen_half_done(tmp_path: Path) -> None:
     done.set()
     thread.join()
     assert failures == []
-    assert any(
-        "-000001-" in path.name and "-000001-000001" not in path.name
-        for path in tmp_path.glob("*.seg")
-    )
+    assert any(file.level > 0 for file in files_of_ranks(tmp_path)[0])
 
 
 def test_ranks_that_merged_differently_are_joined_step_by_step(
@@ -325,7 +348,7 @@ def test_ranks_that_merged_differently_are_joined_step_by_step(
         )  # the files fill at another pace
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with tl.monitor(model, tmp_path, graph="modules", step=0, every=3) as run:
-            squeeze(run)
+            squeeze(run, 1 << 17)
             for number in range(300):
                 model(torch.randn(3, 4)).sum().backward()
                 optimizer.step()
@@ -417,8 +440,7 @@ def test_the_budget_is_kept_over_sessions_that_were_killed(tmp_path: Path) -> No
             last, own = receiver.recv()
         recorded += own
         step = max(last + 1 - generator.choice((0, 0, 3, 8)), 0)
-    size = sum(path.stat().st_size for path in tmp_path.glob("*.seg"))
-    assert size <= (1 << 16) + (1 << 14), [path.name for path in tmp_path.glob("*.seg")]
+    assert size_of(tmp_path) <= (1 << 16) + (1 << 14), files_of_ranks(tmp_path)
     r = tl.open_run(tmp_path)
     groups = r.step_groups
     assert [first for first, _, _ in groups] == [0, *(each + 1 for _, each, _ in groups[:-1])]
@@ -442,8 +464,7 @@ def test_files_of_several_sessions_are_merged_with_exact_counts(tmp_path: Path) 
         model = nn.Sequential(*parts)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with tl.monitor(model, tmp_path, graph="modules", step=first) as run:
-            segments = run._writer._segments
-            segments._budget, segments._segment_bytes = 1, 1 << 12
+            squeeze(run, 1)
             for number in range(first, end):
                 model(torch.randn(3, 4)).sum().backward()
                 optimizer.step()
@@ -453,7 +474,7 @@ def test_files_of_several_sessions_are_merged_with_exact_counts(tmp_path: Path) 
         stays = {1: 15, 2: 35}.get(session, end - first)
         for part in range(len(parts)):
             expected[str(part)] += stays
-    assert len(segment_files(tmp_path)) == 2  # all that is closed is one file
+    assert len(files_of_ranks(tmp_path)[0]) == 2  # all that is closed is one file
     r = tl.open_run(tmp_path)
     groups = r.step_groups
     assert [first for first, _, _ in groups] == [0, *(last + 1 for _, last, _ in groups[:-1])]
@@ -467,68 +488,62 @@ def test_files_of_several_sessions_are_merged_with_exact_counts(tmp_path: Path) 
     assert r.is_finished
 
 
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        (Kind.SESSION, {"session": "x", "first_step": float("inf"), "time": 0}),
-        (Kind.SESSION, []),
-        (Kind.NAMES, [7]),
-        (Kind.SCALARS, [["loss"]]),
-        (Kind.END, {"offered": "many"}),
-    ],
-)
-def test_frames_that_make_no_sense_are_left_alone_when_files_are_merged(
-    tmp_path: Path, kind: Kind, value: Any
-) -> None:
+def test_lines_that_make_no_sense_are_reported_when_files_are_merged(tmp_path: Path) -> None:
     train(tmp_path, 3)
-    with the_segment(tmp_path).open("ab") as file:
-        file.write(frame_bytes(kind, json.dumps(value).encode()))
+    with steps_file(tmp_path).open("ab") as file:
+        file.write(line_of("scalars", [["loss"]]) + b"torn")
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with tl.monitor(model, tmp_path, graph="modules") as run:
-        segments = run._writer._segments
-        segments._budget, segments._segment_bytes = 1, 1 << 12
-        for number in range(3, 40):
+        squeeze(run)
+        for number in range(3, 60):
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
             wait_for(run, number)
-    assert run.problems == [
-        "The files take more than their budget (budget=), and what is left cannot be merged"
-    ]
     r = tl.open_run(tmp_path)
-    assert r.steps[-1] == 39
-    assert sum(count for _, _, count in r.step_groups) == 40
+    assert r.damage == []
+    assert r.problems == ["Lines that could not be read were left out when files were merged (1)"]
+    assert r.steps[-1] == 59
+    assert count_steps(r) == 60
 
 
 def test_what_was_merged_but_not_removed_when_its_process_was_killed_is_removed(
     tmp_path: Path,
 ) -> None:
-    """It counts for nobody, and so not towards the budget, either."""
     train(tmp_path, 2)
-    own = the_segment(tmp_path)
+    own = steps_file(tmp_path)
     whole = own.read_bytes()
-    own.rename(tmp_path / "rank0-000001-000003.seg")
-    for name in ("rank0-000001-000001.seg", "rank0-000002-000003.seg", "rank1-000001-000001.seg"):
+    own.rename(tmp_path / "rank0-000001-000003-1.steps")
+    replaced = [
+        "rank0-000001-000001-0.steps",
+        "rank0-000001-000003-0.steps",
+        "rank0-000002-000003-1.steps",
+    ]
+    for name in (*replaced, "rank1-000001-000001-0.steps"):
         (tmp_path / name).write_bytes(whole)
+    (tmp_path / "rank1.jsonl").write_bytes((tmp_path / "rank0.jsonl").read_bytes())
+    assert tl.open_run(tmp_path)["0"].outputs.num_calls.tolist() == [2, 2]  # of two ranks
     train(tmp_path, 2)
-    names = ["rank0-000001-000003.seg", "rank0-000004-000004.seg", "rank1-000001-000001.seg"]
-    assert sorted(path.name for path in tmp_path.glob("*.seg")) == names
+    assert sorted(path.name for path in tmp_path.glob("*.steps")) == [
+        "rank0-000001-000003-1.steps",
+        "rank0-000004-000004-0.steps",
+        "rank1-000001-000001-0.steps",
+    ]
 
 
 def test_what_was_being_merged_when_its_process_was_killed_is_removed(tmp_path: Path) -> None:
     train(tmp_path, 2)
-    for age, name in ((0, "rank0-000001-000002.seg.tmp"), (100, "rank0-000003-000004.seg.tmp")):
-        (tmp_path / name).write_bytes(b"half")
-        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    (tmp_path / "rank0-000001-000002-1.steps.77.tmp").write_bytes(b"half")
     train(tmp_path, 2)
-    assert [path.name for path in tmp_path.glob("*.tmp")] == ["rank0-000001-000002.seg.tmp"]
+    assert list(tmp_path.glob("*.tmp")) == []
+    assert tl.open_run(tmp_path).steps == [0, 1, 2, 3]
 
 
 def test_a_budget_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with tl.monitor(model, tmp_path, graph="modules") as run:
-        run._writer._segments._budget = 100
+        run._writer._files.budget = 100
         model(torch.randn(3, 4)).sum().backward()
         optimizer.step()
     assert run.problems == [
@@ -544,14 +559,14 @@ def test_a_budget_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
 
 def test_a_run_that_is_begun_again_goes_on(tmp_path: Path) -> None:
     train(tmp_path, 4)
-    path = the_segment(tmp_path)
-    path.write_bytes(path.read_bytes()[:-20])  # the end was torn
+    for path in (steps_file(tmp_path), tmp_path / "rank0.jsonl"):
+        path.write_bytes(path.read_bytes()[:-20])  # the ends are torn
     train(tmp_path, 3)
     r = tl.open_run(tmp_path)
     assert r.steps == list(range(7))
     assert r.scalars["loss"].steps.tolist() == list(range(7))
     assert len(r.sessions) == 2
-    assert len(r.damage) == 1
+    assert len(r.damage) == 2
     assert r.is_finished
 
 
@@ -609,16 +624,16 @@ def test_what_comes_too_fast_is_dropped_and_counted(
 def test_without_a_place_to_write_the_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = SegmentWriter.write
+    write = RankFiles.write
     calls = []
 
-    def full(self: SegmentWriter, frames: bytes) -> None:
-        calls.append(frames)
+    def full(self: RankFiles, data: bytes) -> None:
+        calls.append(data)
         if 3 < len(calls) < 8:
             raise OSError(28, "No space left on device")
-        write(self, frames)
+        write(self, data)
 
-    monkeypatch.setattr(SegmentWriter, "write", full)
+    monkeypatch.setattr(RankFiles, "write", full)
     run = train(tmp_path, 12)
     assert "No space left on device" in run.problems[0]
     counts = run.counts
@@ -630,14 +645,14 @@ def test_without_a_place_to_write_the_training_goes_on(
     assert sum(int(series.num_calls.sum()) for series in r.series()) == counts.recorded
 
 
-def test_a_frame_that_found_no_room_is_not_in_the_way_of_later_ones(
+def test_a_line_that_found_no_room_is_not_in_the_way_of_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
     calls = []
 
     def full(file: int, data: Any) -> int:
-        if not isinstance(data, memoryview):  # somebody else's
+        if not isinstance(data, memoryview):  # not ours
             return write(file, data)
         calls.append(len(data))
         if 5 <= len(calls) < 9:  # a part finds room, the rest does not
@@ -658,36 +673,6 @@ def test_a_frame_that_found_no_room_is_not_in_the_way_of_later_ones(
     assert not any("rank0" in problem for problem in r.problems)
 
 
-def test_a_segment_that_found_no_room_for_its_beginning_is_begun_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = nn.Linear(4, 2)
-    run = tl.monitor(model, tmp_path, graph="modules")
-    squeeze(run)
-    own = SegmentWriter._append
-    failures: list[int] = []
-
-    def full(self: SegmentWriter, data: bytes) -> None:
-        if self._size == 0 and len(failures) < 3:
-            failures.append(len(data))
-            raise OSError(28, "No space left on device")
-        own(self, data)
-
-    monkeypatch.setattr(SegmentWriter, "_append", full)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(40):
-        model(torch.randn(3, 4)).sum().backward()
-        optimizer.step()
-        while run.counts.pending:
-            time.sleep(0.001)
-    run.finish()
-    assert len(failures) == 3
-    r = tl.open_run(tmp_path)
-    assert r.counts == run.counts
-    assert r.counts.dropped > 0
-    assert not any("rank0" in problem for problem in r.problems)
-
-
 def test_what_is_written_to_a_file_that_was_removed_is_not_called_recorded(tmp_path: Path) -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -699,11 +684,11 @@ def test_what_is_written_to_a_file_that_was_removed_is_not_called_recorded(tmp_p
     run = tl.monitor(model, tmp_path / "run", graph="modules")
     step()
     wait_for(run, 0)
-    the_segment(tmp_path / "run").unlink()
+    steps_file(tmp_path / "run").unlink()
     for _ in range(5):
         step()
     run.finish()
-    assert tl.open_run(tmp_path / "run").steps == [1, 2, 3, 4, 5]  # in a new file
+    assert tl.open_run(tmp_path / "run").steps == [1, 2, 3, 4, 5]
 
     run = tl.monitor(model, tmp_path / "gone", graph="modules")
     step()

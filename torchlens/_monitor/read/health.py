@@ -16,9 +16,8 @@ from torchlens._health.gradients import WeightNorms, exploding, vanishing
 from torchlens._health.thresholds import THRESHOLDS
 from torchlens._monitor.read.statistics import bin_counts, nonfinite_counts
 from torchlens._monitor.record.bins import ZERO
-from torchlens._monitor.record.series import SeriesName, SeriesNames
-from torchlens._monitor.store.columns import HAS_NAN
-from torchlens._monitor.store.frames import Step
+from torchlens._monitor.record.series import SeriesNames
+from torchlens._monitor.store.columns import HAS_NAN, SeriesKey, Step
 
 # So many recorded steps in a row must show something before it is told; NaN is told at once, dead
 # units were seen for long.
@@ -124,7 +123,7 @@ class RunHealth:
             yield from exploding(finite, THRESHOLDS["exploding_ratio"])
         yield from _updates(rows)
 
-    def _activation(self, name: SeriesName, row: int, rows: "_Rows") -> Iterable[Finding]:
+    def _activation(self, name: SeriesKey, row: int, rows: "_Rows") -> Iterable[Finding]:
         columns = rows.columns
         kind = self._kinds.get(name.module, "")
         dead, saturated = float(columns.dead[row]), float(columns.saturated[row])
@@ -166,9 +165,9 @@ class _Layout:
     kept.
     """
 
-    def __init__(self, series: np.ndarray, names: Sequence[SeriesName]) -> None:
+    def __init__(self, series: np.ndarray, names: Sequence[SeriesKey]) -> None:
         self.series = series
-        self.by_kind: dict[str, list[tuple[SeriesName, int]]] = {}
+        self.by_kind: dict[str, list[tuple[SeriesKey, int]]] = {}
         self.places: dict[tuple[str, str, str], int] = {}
         for row, number in enumerate(series.tolist()):
             name = names[number]
@@ -204,11 +203,11 @@ class _Layout:
         return self.places.get((module, kind, name))
 
 
-def _address(name: SeriesName) -> str:
+def _address(name: SeriesKey) -> str:
     return f"{name.module}.{name.name}" if name.module else name.name
 
 
-def _is_matrix(name: SeriesName) -> bool:
+def _is_matrix(name: SeriesKey) -> bool:
     return sum(size > 1 for size in name.shape) > 1
 
 
@@ -226,7 +225,7 @@ class _Rows:
         self.has_inf = (inf_counts > 0) | np.isinf(columns.low) | np.isinf(columns.high)
         self.bad = set(np.flatnonzero(self.has_nan | self.has_inf).tolist())
 
-    def of(self, kind: str) -> list[tuple[SeriesName, int]]:
+    def of(self, kind: str) -> list[tuple[SeriesKey, int]]:
         """In the order in which they first came up."""
         return self.layout.by_kind.get(kind, [])
 
@@ -272,7 +271,7 @@ class _Rows:
         ).tolist()
         return found
 
-    def nonfinite(self, kinds: Iterable[str]) -> list[tuple[SeriesName, str, int]]:
+    def nonfinite(self, kinds: Iterable[str]) -> list[tuple[SeriesKey, str, int]]:
         """Series with NaN or Inf, each with the word for it, in the order in which they first came
         up.
         """

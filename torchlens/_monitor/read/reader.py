@@ -13,16 +13,15 @@
     merged, the last of each group r.to_pandas(); r.refresh()                # refresh() reads what
     was written since, and says whether there was anything
 
-All ranks are read and joined: counts add up, ranges widen. Of sessions that overlap (training went
-on from a checkpoint), the later one counts. A file with a torn or damaged end is read as far as it
-is good, and `damage` says so.
+All ranks are read and joined: counts add up, ranges widen. Lines that are damaged are left out, and
+`damage` says so.
 """
 
 import difflib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchlens._health.finding import RunFinding
 from torchlens._monitor.films.film_process import (
@@ -30,23 +29,21 @@ from torchlens._monitor.films.film_process import (
     projections_in,
     read_projection,
 )
-from torchlens._monitor.read.views import ModuleView, Scalars, Series, SeriesKey, SeriesMap
+from torchlens._monitor.read.joining import Joined
+from torchlens._monitor.read.views import ModuleView, Scalars, Series, SeriesMap
 from torchlens._monitor.serve.run_page import explore_runs
 from torchlens._monitor.sinks.export import send
 from torchlens._monitor.sinks.sink import Sink
 from torchlens._monitor.sinks.tensorboard_sink import TensorBoard
+from torchlens._monitor.store.columns import SeriesKey, Step
 from torchlens._monitor.store.folder import (
     GRAPH_FILE,
     RUN_FILE,
-    SegmentFile,
+    files_of_ranks,
     is_run,
     read_json_file,
-    segment_files,
 )
-from torchlens._monitor.store.frames import Step
-from torchlens._monitor.store.joining import Joined
-from torchlens._monitor.store.segment_contents import Drop, SegmentContents, read_segment
-from torchlens._monitor.store.writer import Counts
+from torchlens._monitor.store.rank_contents import Counts, RankContents
 from torchlens._page.page import Exploration
 from torchlens._text.wording import checked_file, got
 
@@ -54,8 +51,16 @@ if TYPE_CHECKING:
     import pandas
 
 
-# A file that a merged one takes the place of may vanish between looking and reading.
-_MOST_TRIES = 10
+# A file that was merged with others may vanish between listing and reading.
+_MAX_TRIES = 10
+
+
+class Drop(NamedTuple):
+    """Tensors that came too fast to be written, up to a step."""
+
+    rank: int
+    step: int
+    observations: int
 
 
 class RunReader:
@@ -63,34 +68,29 @@ class RunReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._segments: dict[tuple[int, int, int], SegmentContents] = {}
-        self._order: list[tuple[int, int, int]] = []
-        self._version = 0
+        self._ranks: dict[int, RankContents] = {}
         self._joined: Joined | None = None
         self._file_problems: list[str] = []
         self.refresh()
 
     def refresh(self) -> bool:
         """Reads what was written since the last time; returns whether there was anything."""
-        for _ in range(_MOST_TRIES):
+        is_changed = False
+        for _ in range(_MAX_TRIES):
+            files = files_of_ranks(self.folder)
+            self._ranks = {
+                rank: self._ranks.get(rank) or RankContents(self.folder, rank) for rank in files
+            }
             try:
-                files = segment_files(self.folder)
-                changed = [self._read(each) for each in files]
-                break
+                for rank, own in files.items():
+                    is_changed |= self._ranks[rank].read_on(own)
             except FileNotFoundError:
+                is_changed = True
                 continue
-        else:
-            raise FileNotFoundError(
-                f"The files of the run in {str(self.folder)!r} vanish while they are read."
-            )
-        order = [(each.rank, each.first, each.number) for each in files]
-        is_changed = any(changed) or order != self._order
-        self._segments = {key: self._segments[key] for key in order}
-        self._order = order
-        if is_changed:
-            self._version += 1
-            self._joined = None
-        return is_changed
+            if is_changed:
+                self._joined = None
+            return is_changed
+        raise FileNotFoundError(f"Files of the run in {str(self.folder)!r} are missing.")
 
     # -- what there is
     # ----------------------------------------------------------------------------------------------
@@ -112,12 +112,12 @@ class RunReader:
     @property
     def ranks(self) -> list[int]:
         """The ranks of the processes that wrote the run."""
-        return sorted({each.rank for each in self._segments.values()})
+        return list(self._ranks)
 
     @property
     def sessions(self) -> list[dict[str, Any]]:
         """Each process that recorded, with its first step and options, in order."""
-        found = [session for key in self._order for session in self._segments[key].sessions]
+        found = [session for rank in self._ranks.values() for session in rank.sessions]
         return sorted(found, key=lambda each: each["time"])
 
     @property
@@ -142,32 +142,24 @@ class RunReader:
     @property
     def is_finished(self) -> bool:
         """Whether every rank has ended properly."""
-        last: dict[int, SegmentContents] = {}
-        for key in self._order:
-            last[key[0]] = self._segments[key]
-        return bool(last) and all(each.end is not None for each in last.values())
+        return bool(self._ranks) and all(rank.is_finished for rank in self._ranks.values())
 
     @property
     def counts(self) -> Counts:
-        """Tensors that were looked at in all sessions and ranks: recorded + dropped = offered, as
+        """How many tensors were sampled in all sessions and ranks: recorded + dropped = offered, as
         far as the files go.
         """
-        last: dict[tuple[int, str], tuple[int, int]] = {}
-        for key in self._order:
-            segment = self._segments[key]
-            own = (segment.rank, segment.session)
-            for step in segment.steps:
-                last[own] = max(last.get(own, (0, 0)), (step.offered, step.dropped))
-            if segment.end is not None:
-                last[own] = segment.end["offered"], segment.end["dropped"]
-        every = [*last.values(), *(each.before for each in self._segments.values())]
-        offered, dropped = (sum(each[place] for each in every) for place in (0, 1))
-        return Counts(offered, offered - dropped, dropped)
+        every = [rank.counts for rank in self._ranks.values()]
+        return Counts(
+            sum(each.offered for each in every),
+            sum(each.recorded for each in every),
+            sum(each.dropped for each in every),
+        )
 
     @property
     def drops(self) -> list[Drop]:
-        """What was dropped because it came too fast to be written, by step."""
-        return [drop for key in self._order for drop in self._segments[key].drops]
+        """What came too fast to be written, each with the next step that was recorded."""
+        return [Drop(rank.rank, *each) for rank in self._ranks.values() for each in rank.drops()]
 
     @property
     def findings(self) -> list[RunFinding]:
@@ -175,39 +167,23 @@ class RunReader:
         listed once.
         """
         found: dict[tuple[Any, ...], RunFinding] = {}
-        for key in self._order:
-            for each in self._segments[key].findings:
+        for rank in self._ranks.values():
+            for each in rank.findings:
                 found.setdefault((each.step, each.kind, each.finding.where, each.is_over), each)
         return sorted(found.values(), key=lambda each: each.step)
 
     @property
     def problems(self) -> list[str]:
         """What could not be recorded, and what is wrong with the files."""
-        told = [text for key in self._order for text in self._segments[key].problems]
-        bad = [text for key in self._order for text in self._segments[key].bad]
-        return list(dict.fromkeys([*told, *self._file_problems, *bad, *self.damage]))
+        told = [text for rank in self._ranks.values() for text in rank.problems]
+        return list(dict.fromkeys([*told, *self._file_problems, *self.damage]))
 
     @property
     def damage(self) -> list[str]:
-        """Files that could be read only in part. The last file of a run that is being written may
-        end within a frame.
+        """Lines of the files that could not be read. The last line of a run that is being written
+        may not be whole.
         """
-        found = []
-        for place, key in enumerate(self._order):
-            damage = self._segments[key].damage
-            is_open = (
-                damage is not None
-                and damage.is_torn
-                and self._is_last(place)
-                and not self.is_finished
-            )
-            if damage is not None:
-                state = " (it may be being written)" if is_open else ""
-                found.append(
-                    f"rank{key[0]}, segment {key[2]}: cut at byte {damage.offset:,}: "
-                    f"{damage.reason}{state}"
-                )
-        return found
+        return [text for rank in self._ranks.values() for text in rank.damage]
 
     @property
     def projections(self) -> dict[str, list[ProjectedStep]]:
@@ -284,7 +260,7 @@ class RunReader:
             "name": self.folder.name, "folder": str(self.folder), "model": info.get("model"),
             "options": info.get("options", {}),
         }  # fmt: skip
-        send(sink, about, joined.steps, joined.key_of, joined.scalars, self.findings)
+        send(sink, about, joined.steps, joined.keys.__getitem__, joined.scalars, self.findings)
 
     def to_tensorboard(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Writes the recorded run for TensorBoard. The options are those of
@@ -317,9 +293,6 @@ class RunReader:
     # -- files
     # ----------------------------------------------------------------------------------------------
 
-    def _is_last(self, place: int) -> bool:
-        return place + 1 == len(self._order) or self._order[place + 1][0] != self._order[place][0]
-
     def _json(self, name: str) -> dict[str, Any]:
         try:
             return read_json_file(self.folder / name)
@@ -328,14 +301,9 @@ class RunReader:
                 self._file_problems.append(str(error))
             return {}
 
-    def _read(self, file: SegmentFile) -> bool:
-        key = (file.rank, file.first, file.number)
-        self._segments[key], is_changed = read_segment(file, self._segments.get(key))
-        return is_changed
-
     def _join(self) -> Joined:
         if self._joined is None:
-            self._joined = Joined([self._segments[key] for key in self._order])
+            self._joined = Joined(list(self._ranks.values()))
         return self._joined
 
 
@@ -355,7 +323,5 @@ def open_run(folder: Any) -> RunReader:
 
 def last_step_of(folder: Path) -> int:
     """The last step that any rank has recorded; -1 if there is none."""
-    return max(
-        (step.last for segment in RunReader(folder)._segments.values() for step in segment.steps),
-        default=-1,
-    )
+    ranks = RunReader(folder)._ranks.values()
+    return max((step.last for rank in ranks for step in rank.steps), default=-1)

@@ -34,12 +34,10 @@ from torchlens._monitor.record.bins import (
     bin_order,
     narrowed,
 )
-from torchlens._monitor.store.columns import HAS_NAN, Columns
-from torchlens._monitor.store.frames import Step
+from torchlens._monitor.store.columns import HAS_NAN, Columns, SeriesKey, Step
 
 if TYPE_CHECKING:
     from torchlens._monitor.read.reader import RunReader
-    from torchlens._monitor.read.views import SeriesKey
 
 
 # As many columns as are sent at most: of curves, and of histograms.

@@ -3,26 +3,22 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torchlens._monitor.record.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bin_edges, bin_order
-from torchlens._monitor.store.columns import HAS_NAN, QUANTILES, RANGE_IS_EXACT
-from torchlens._monitor.store.frames import Step
+from torchlens._monitor.store.columns import (
+    HAS_NAN,
+    QUANTILES,
+    RANGE_IS_EXACT,
+    SeriesKey,
+    Step,
+)
+from torchlens._monitor.store.lines import ScalarRow
 
 if TYPE_CHECKING:
     import pandas
-
-
-class SeriesKey(NamedTuple):
-    """Which tensors a series is about."""
-
-    module: str
-    kind: str
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -390,13 +386,13 @@ class Scalars:
     means.
     """
 
-    def __init__(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, name: str, rows: Sequence[ScalarRow]) -> None:
         self.name = name
-        self.steps = np.array([row[1] for row in rows], np.int64)
-        self.values = np.array([row[2] for row in rows], np.float64)
-        self.low = np.array([row[3] for row in rows], np.float64)
-        self.high = np.array([row[4] for row in rows], np.float64)
-        self.counts = np.array([row[5] for row in rows], np.int64)
+        self.steps = np.array([row.step for row in rows], np.int64)
+        self.values = np.array([row.mean for row in rows], np.float64)
+        self.low = np.array([row.low for row in rows], np.float64)
+        self.high = np.array([row.high for row in rows], np.float64)
+        self.counts = np.array([row.num_values for row in rows], np.int64)
 
     def __len__(self) -> int:
         return len(self.steps)

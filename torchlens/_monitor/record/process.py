@@ -30,7 +30,7 @@ def world_size() -> int:
 def session_record(
     session: str, rank: int, first_step: int, options: MonitorOptions
 ) -> dict[str, Any]:
-    """What a SESSION frame says."""
+    """What the files say of the session."""
     return {
         "session": session, "first_step": first_step, "rank": rank, "time": time(),
         "pid": os.getpid(),

@@ -34,10 +34,12 @@ from torchlens._monitor.record.scalars import scalar_value
 from torchlens._monitor.record.series import WATCHED, SeriesNames
 from torchlens._monitor.record.stepping import Steps
 from torchlens._monitor.record.watcher import ModuleWatcher
+from torchlens._monitor.record.writer import Writer
 from torchlens._monitor.sinks.feed import SinkFeed
 from torchlens._monitor.sinks.sink import Sink
+from torchlens._monitor.sinks.step_record import RecordedStep
 from torchlens._monitor.store.folder import GRAPH_FILE, RUN_FILE, is_run, write_json_file
-from torchlens._monitor.store.writer import Counts, RecordedStep, Writer
+from torchlens._monitor.store.rank_contents import Counts
 from torchlens._recording.unseen import call_unseen
 from torchlens._recording.user_code import warn_caller
 from torchlens._text.problems import Problems
@@ -172,7 +174,6 @@ class Run:
         self._collector.is_armed = False
         self._take_away()
         self._films.abandon()
-        self._writer.abandon()
 
     def __enter__(self) -> "Run":
         return self.start()

@@ -36,8 +36,8 @@ from torchlens._monitor.record.parameters import ParameterWatch
 from torchlens._monitor.record.samples import to_host
 from torchlens._monitor.record.scalars import PendingScalars
 from torchlens._monitor.record.watcher import ModuleWatcher, hide_from_compiler
+from torchlens._monitor.record.writer import Part, Writer
 from torchlens._monitor.store.folder import GRAPH_FILE, write_json_file
-from torchlens._monitor.store.writer import Part, Writer
 from torchlens._recording.unseen import call_unseen
 
 # Scalars of steps that are not recorded otherwise are handed over so often (in seconds), or when

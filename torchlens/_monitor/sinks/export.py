@@ -7,8 +7,8 @@ from torchlens._health.finding import RunFinding
 from torchlens._monitor.read.views import Scalars
 from torchlens._monitor.sinks.feed import record_of
 from torchlens._monitor.sinks.sink import Sink
-from torchlens._monitor.store.frames import Step
-from torchlens._monitor.store.writer import RecordedStep
+from torchlens._monitor.sinks.step_record import RecordedStep
+from torchlens._monitor.store.columns import Step
 
 
 def send(

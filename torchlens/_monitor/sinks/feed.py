@@ -9,8 +9,7 @@ from time import time
 from typing import Any
 
 from torchlens._monitor.sinks.sink import Sink
-from torchlens._monitor.sinks.step_record import StepRecord, step_records
-from torchlens._monitor.store.writer import RecordedStep
+from torchlens._monitor.sinks.step_record import RecordedStep, StepRecord, step_records
 from torchlens._text.problems import Problems
 
 # So many steps may wait; a step of a large model is some hundred kilobytes.

@@ -11,8 +11,7 @@ import numpy as np
 
 from torchlens._health.finding import RunFinding
 from torchlens._monitor.record.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bin_edges, bin_order
-from torchlens._monitor.store.columns import HAS_NAN, Columns
-from torchlens._monitor.store.frames import Step
+from torchlens._monitor.store.columns import HAS_NAN, Columns, Step
 
 STATISTICS = ("mean", "std", "rms", "low", "high", "zero", "nonfinite", "dead", "saturated")
 # The bin of zero has no width. Programs that draw histograms want one.
@@ -65,6 +64,15 @@ class StepRecord:
     step: int
     time: float
     series: list[SeriesRecord]
+    scalars: list[tuple[str, int, float]]
+    findings: list[RunFinding]
+
+
+@dataclass(slots=True, eq=False)
+class RecordedStep:
+    """What those who listen to a run are told, in the writer's thread, once it is in the file."""
+
+    step: Step | None  # None if only scalars were logged
     scalars: list[tuple[str, int, float]]
     findings: list[RunFinding]
 

@@ -1,19 +1,29 @@
-"""What is known of the tensors of a step: one row for each series, in columns, which merge by
-addition.
-"""
+"""The statistics of a recorded step: a row for each series, in columns. Steps merge by addition."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from torchlens._monitor.record.bins import NUM_BINS
-
+NUM_BINS = 1024
 QUANTILES = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
 
-# Flags: what is known of all elements, and not of the sample alone.
+# Flags: what is known of all elements, not only of the sample.
 RANGE_IS_EXACT = 1  # `low` and `high`
 HAS_NAN = 2  # there is NaN among all elements (known if the range is exact)
+
+
+class SeriesKey(NamedTuple):
+    """Which tensors a series is about: of a module, of which kind, and which of several ('weight',
+    '1', 'logits'; '' for the only one).
+    """
+
+    module: str
+    kind: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(slots=True, eq=False)
@@ -22,27 +32,21 @@ class Columns:
     rows, row after row.
     """
 
-    series: np.ndarray  # u4: the number of the series, as the file's list of names has it
-    calls: np.ndarray  # u4: how many tensors were looked at
-    elements: np.ndarray  # u8: how many elements those have
-    sampled: np.ndarray  # u8: how many of them were counted
-    flags: np.ndarray  # u1
-    low: np.ndarray  # f8: of all elements if RANGE_IS_EXACT, else of the sample; NaN apart
-    high: np.ndarray  # f8
-    total: np.ndarray  # f8: the sum of the sample, as far as it is finite
-    squares: np.ndarray  # f8: the sum of its squares
-    dead: (
-        np.ndarray
-    )  # f4: the share of units of which all that was sampled is zero; NaN where that means nothing
-    saturated: (
-        np.ndarray
-    )  # f4: the share of the sample that lies at the limits of the activation; NaN without limits
-    quantiles: (
-        np.ndarray
-    )  # f4, nine a row: of what is finite in the sample; weighted means where several merged
-    num_bins: np.ndarray  # u2: how many bins each row has
-    codes: np.ndarray  # u2: as in bins.py
-    counts: np.ndarray  # u8
+    series: np.ndarray  # the number of the series
+    calls: np.ndarray  # how many tensors were sampled
+    elements: np.ndarray  # how many elements those have
+    sampled: np.ndarray  # how many of them were counted
+    flags: np.ndarray
+    low: np.ndarray  # of all elements if RANGE_IS_EXACT, else of the sample; without NaN
+    high: np.ndarray
+    total: np.ndarray  # the sum of what is finite in the sample
+    squares: np.ndarray  # the sum of its squares
+    dead: np.ndarray  # the share of units of which every sampled value is zero, or NaN
+    saturated: np.ndarray  # the share of the sample at the limits of the activation, or NaN
+    quantiles: np.ndarray  # of what is finite in the sample; weighted means where steps merged
+    num_bins: np.ndarray  # how many bins each row has
+    codes: np.ndarray  # see bins.py
+    counts: np.ndarray
 
     def __len__(self) -> int:
         return len(self.series)
@@ -53,24 +57,50 @@ class Columns:
         return np.concatenate([[0], np.cumsum(self.num_bins, dtype=np.int64)])
 
 
-TYPES = {
-    "series": "<u4", "calls": "<u4", "elements": "<u8", "sampled": "<u8", "flags": "<u1",
-    "low": "<f8", "high": "<f8",
-    "total": "<f8", "squares": "<f8", "dead": "<f4", "saturated": "<f4", "quantiles": "<f4",
-    "num_bins": "<u2",
-    "codes": "<u2", "counts": "<u8",
-}  # fmt: skip
-assert list(TYPES) == [field.name for field in fields(Columns)]
+# A row as it lies in a file; bins follow in arrays of their own.
+ROW = np.dtype([
+    ("series", "<u4"), ("calls", "<u4"), ("elements", "<u8"), ("sampled", "<u8"),
+    ("flags", "u1"), ("low", "<f8"), ("high", "<f8"), ("total", "<f8"), ("squares", "<f8"),
+    ("dead", "<f4"), ("saturated", "<f4"), ("quantiles", "<f4", (9,)), ("num_bins", "<u2"),
+])  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """The columns of a recorded step, or of several that were merged: `first` to `last`, `count` of
+    them recorded.
+
+    `offered` and `dropped` count the observations of the rank up to and with this step, over all
+    sessions.
+    """
+
+    first: int
+    last: int
+    count: int
+    time: float
+    offered: int
+    dropped: int
+    columns: Columns
 
 
 def empty_columns() -> Columns:
     """No rows."""
-    return Columns(
-        **{
-            name: np.zeros((0, 9) if name == "quantiles" else 0, kind)
-            for name, kind in TYPES.items()
-        }
-    )
+    rows = np.zeros(0, ROW)
+    return columns_of(rows, np.zeros(0, "<u2"), np.zeros(0, "<u8"))
+
+
+def columns_of(rows: np.ndarray, codes: np.ndarray, counts: np.ndarray) -> Columns:
+    """Columns from rows as they lie in a file."""
+    names = ROW.names or ()
+    return Columns(**{name: rows[name] for name in names}, codes=codes, counts=counts)
+
+
+def rows_of(columns: Columns) -> np.ndarray:
+    """Rows as they lie in a file."""
+    rows = np.zeros(len(columns), ROW)
+    for name in ROW.names or ():
+        rows[name] = getattr(columns, name)
+    return rows
 
 
 def merged(parts: Sequence[Columns]) -> Columns:
@@ -82,49 +112,43 @@ def merged(parts: Sequence[Columns]) -> Columns:
         return empty_columns()
     if len(parts) == 1 and bool((parts[0].series[1:] > parts[0].series[:-1]).all()):
         return parts[0]
-    together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in TYPES}
+    together = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in Columns.__slots__
+    }
     series, place = np.unique(together["series"], return_inverse=True)
     size = len(series)
+    rows = np.zeros(size, ROW)
+    rows["series"] = series
+    for name in ("calls", "elements", "sampled", "total", "squares"):
+        np.add.at(rows[name], place, together[name])
+    rows["low"], rows["high"] = _ranges(place, size, together["low"], together["high"])
+    rows["flags"] = RANGE_IS_EXACT
+    np.bitwise_and.at(rows["flags"], place, together["flags"])
+    np.bitwise_or.at(rows["flags"], place, together["flags"] & HAS_NAN)
     weights = together["sampled"].astype(np.float64)
-
-    def added(name: str) -> np.ndarray:
-        found = np.zeros(size, TYPES[name])
-        np.add.at(found, place, together[name])
-        return found
-
-    low, high = np.full(size, np.inf), np.full(size, -np.inf)
-    np.fmin.at(low, place, together["low"])
-    np.fmax.at(high, place, together["high"])
-    nothing = np.full(size, True)
-    np.logical_and.at(nothing, place, np.isnan(together["low"]))
-    low[nothing] = high[nothing] = np.nan
-    exact = np.full(size, RANGE_IS_EXACT, np.uint8)
-    np.bitwise_and.at(exact, place, together["flags"])
-    has_nan = np.zeros(size, np.uint8)
-    np.bitwise_or.at(has_nan, place, together["flags"] & HAS_NAN)
+    for name in ("dead", "saturated"):
+        rows[name] = _means(place, size, together[name], weights)
+    for number, quantile in enumerate(together["quantiles"].T):
+        rows["quantiles"][:, number] = _means(place, size, quantile, weights)
     keys = np.repeat(place, together["num_bins"]) * NUM_BINS + together["codes"]
     found, where = np.unique(keys, return_inverse=True)
     counts = np.zeros(len(found), "<u8")
     np.add.at(counts, where, together["counts"])
-    return Columns(
-        series=series.astype("<u4"),
-        calls=added("calls"),
-        elements=added("elements"),
-        sampled=added("sampled"),
-        flags=(exact & RANGE_IS_EXACT) | has_nan,
-        low=low,
-        high=high,
-        total=added("total"),
-        squares=added("squares"),
-        dead=_means(place, size, together["dead"], weights),
-        saturated=_means(place, size, together["saturated"], weights),
-        quantiles=np.stack(
-            [_means(place, size, each, weights) for each in together["quantiles"].T], 1
-        ),
-        num_bins=np.bincount(found // NUM_BINS, minlength=size).astype("<u2"),
-        codes=(found % NUM_BINS).astype("<u2"),
-        counts=counts,
-    )
+    rows["num_bins"] = np.bincount(found // NUM_BINS, minlength=size)
+    return columns_of(rows, (found % NUM_BINS).astype("<u2"), counts)
+
+
+def _ranges(
+    place: np.ndarray, size: int, lows: np.ndarray, highs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The range of each row; NaN where no part has one."""
+    low, high = np.full(size, np.inf), np.full(size, -np.inf)
+    np.fmin.at(low, place, lows)
+    np.fmax.at(high, place, highs)
+    has_none = np.full(size, True)
+    np.logical_and.at(has_none, place, np.isnan(lows))
+    low[has_none] = high[has_none] = np.nan
+    return low, high
 
 
 def _means(place: np.ndarray, size: int, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -135,3 +159,35 @@ def _means(place: np.ndarray, size: int, values: np.ndarray, weights: np.ndarray
     np.add.at(total, place[known], weights[known])
     with np.errstate(invalid="ignore", divide="ignore"):
         return (sums / total).astype("<f4")
+
+
+def as_one(steps: Sequence[Step]) -> Step:
+    """One step in place of several of one rank: neighbours, or parts of the same step."""
+    if len(steps) == 1:
+        return steps[0]
+    last = steps[-1]
+    return Step(
+        first=min(step.first for step in steps),
+        last=max(step.last for step in steps),
+        count=sum({(step.first, step.last): step.count for step in steps}.values()),
+        time=last.time,
+        offered=last.offered,
+        dropped=last.dropped,
+        columns=merged([step.columns for step in steps]),
+    )
+
+
+def in_blocks(steps: Sequence[Step], level: int, every: int) -> tuple[int, list[Step]]:
+    """(level, steps) with fewer steps: those of a block become one.
+
+    One of every `every` steps is recorded; a block has 2 ** level of those, and begins at the same
+    number in the files of all ranks, so that ranks can be joined when they are read. If no block
+    has two steps, the level rises until one has.
+    """
+    while True:
+        blocks: dict[int, list[Step]] = {}
+        for step in steps:
+            blocks.setdefault(step.first // every >> level, []).append(step)
+        if len(blocks) < len(steps) or len(steps) < 2:
+            return level, [as_one(block) for block in blocks.values()]
+        level += 1

@@ -1,16 +1,18 @@
 """The folder of a run: which files there are, and what their names say.
 
-    run.json                 {"format", "run", "model", "time", "versions", "options",
-    "world_size"}, written once by rank 0 graph.json               the model as it was called (see
-    graph.py), written by rank 0 as soon as it is known rank0-000001-000001.seg  the segments of
-    each rank (see frames.py), numbered from 1; one that was merged from several
-                             has the first and the last number of those in its name
-    layer1.points            the points of `run.embed('layer1')` (see
-    films/film_process.py)
+    run.json         {"format", "run", "model", "time", "versions", "options", "world_size"},
+                     written once, by rank 0
+    graph.json       the model as it was called (see record/graph.py), written by rank 0
+    rank0.jsonl      what happened in the process of rank 0: sessions, names of series, findings,
+                     problems (see lines.py)
+    rank0-000001-000001-0.steps
+                     recorded steps and scalars of rank 0. The files are numbered from 1. A file
+                     that was merged from several has the first and the last of their numbers, and
+                     how often it was merged.
+    layer1.points    the points of `run.embed('layer1')` (see films/film_process.py)
 
-Nothing is ever changed in place: a file is appended to, or written beside and then renamed. So
-readers need no locks, and a process that begins to record always begins a new segment, whatever an
-earlier one left behind.
+A file is appended to, or written beside its place and then renamed. So readers need no locks. A
+process that begins to record begins a new `.steps` file, whatever an earlier one left behind.
 """
 
 import json
@@ -21,84 +23,78 @@ from typing import Any, NamedTuple
 
 RUN_FILE, GRAPH_FILE = "run.json", "graph.json"
 FORMAT = 1
-_SEGMENT = re.compile(r"rank(\d{1,9})-(\d{6,12})-(\d{6,12})\.seg")
-# A graph of a hundred thousand operations is some 20 MB.
-_MOST_JSON = 1 << 28
+_LOG_FILE = re.compile(r"rank(\d{1,9})\.jsonl")
+_STEPS_FILE = re.compile(r"rank(\d{1,9})-(\d{6,12})-(\d{6,12})-(\d{1,2})\.steps")
+# A graph of a hundred thousand operations takes some 20 MB.
+_MAX_JSON_BYTES = 1 << 28
 
 
-class SegmentFile(NamedTuple):
-    """A segment, as its name describes it."""
+class StepsFile(NamedTuple):
+    """A file of recorded steps, as its name describes it."""
 
-    rank: int
     first: int
-    number: int
-    path: Path
+    last: int
+    level: int  # its steps are merged in blocks of 2 ** level
 
 
-def segment_path(folder: Path, rank: int, first: int, number: int) -> Path:
-    """Where a segment lies."""
-    return folder / f"rank{rank}-{first:06d}-{number:06d}.seg"
+def log_path(folder: Path, rank: int) -> Path:
+    """The file of what happened in the process of a rank."""
+    return folder / f"rank{rank}.jsonl"
 
 
-def segment_files(folder: Path) -> list[SegmentFile]:
-    """All segments that count, by rank and number: not those that a merged one has taken the place
-    of.
-    """
-    return _sorted_out(folder)[0]
+def steps_path(folder: Path, rank: int, file: StepsFile) -> Path:
+    """Where a file of steps lies."""
+    return folder / f"rank{rank}-{file.first:06d}-{file.last:06d}-{file.level}.steps"
 
 
-def replaced_files(folder: Path, rank: int) -> list[Path]:
-    """Segments of a rank that a merged one has taken the place of: its process was killed before it
-    could remove them.
-    """
-    return [each.path for each in _sorted_out(folder)[1] if each.rank == rank]
+def files_of_ranks(folder: Path) -> dict[int, list[StepsFile]]:
+    """The files of steps of each rank in order, without those that a merged file replaces."""
+    found: dict[int, list[StepsFile]] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith("rank") or not entry.is_file():
+                continue
+            if match := _LOG_FILE.fullmatch(entry.name):
+                found.setdefault(int(match[1]), [])
+            elif match := _STEPS_FILE.fullmatch(entry.name):
+                rank, first, last, level = map(int, match.groups())
+                found.setdefault(rank, []).append(StepsFile(first, last, level))
+    return {rank: _without_replaced(files) for rank, files in sorted(found.items())}
 
 
-def _sorted_out(folder: Path) -> tuple[list[SegmentFile], list[SegmentFile]]:
-    found = []
-    for entry in os.scandir(folder):
-        match = _SEGMENT.fullmatch(entry.name)
-        if match is not None and entry.is_file():
-            rank, first, number = map(int, match.groups())
-            if 0 < first <= number:
-                found.append(SegmentFile(rank, first, number, folder / entry.name))
-    found.sort(key=lambda each: (each.rank, each.first, -each.number))
-    kept: list[SegmentFile] = []
-    replaced: list[SegmentFile] = []
-    for each in found:
-        is_new = not kept or kept[-1].rank != each.rank or each.number > kept[-1].number
-        (kept if is_new else replaced).append(each)
-    return kept, replaced
-
-
-def unfinished_files(folder: Path, rank: int, before: float) -> list[Path]:
-    """Segments of a rank that were being merged when their process was killed, before a time."""
-    found = []
-    for path in folder.glob(f"rank{rank}-*.seg.tmp"):
-        try:
-            if path.stat().st_mtime < before:
-                found.append(path)
-        except FileNotFoundError:
-            continue
-    return found
+def _without_replaced(files: list[StepsFile]) -> list[StepsFile]:
+    kept: list[StepsFile] = []
+    for file in sorted(files, key=lambda each: (each.first, -each.last, -each.level)):
+        if not kept or file.last > kept[-1].last:
+            kept.append(file)
+    return kept
 
 
 def is_run(folder: Path) -> bool:
-    """Whether there is a run in a folder, or the beginning of one."""
-    return folder.is_dir() and ((folder / RUN_FILE).is_file() or bool(segment_files(folder)))
+    """Whether a folder holds a run, or the beginning of one."""
+    return folder.is_dir() and ((folder / RUN_FILE).is_file() or bool(files_of_ranks(folder)))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file beside its place and renames it: readers find the whole file, or none."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError:  # on a full disk, a part of the file would remain
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def write_json_file(path: Path, value: Any) -> None:
-    """Writes a file that is there whole or not at all."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    beside.write_text(json.dumps(value, separators=(",", ":")), encoding="utf-8")
-    beside.replace(path)
+    """Writes a JSON file, whole."""
+    write_whole(path, json.dumps(value, separators=(",", ":")).encode())
 
 
 def read_json_file(path: Path) -> dict[str, Any]:
-    """A file with a JSON object; empty if there is none yet. ValueError if it is anything else."""
+    """The JSON object in a file; empty if there is no file. ValueError for anything else."""
     try:
-        if path.stat().st_size > _MOST_JSON:
+        if path.stat().st_size > _MAX_JSON_BYTES:
             raise ValueError(f"{path.name} is larger than any that was written for a run")
         value = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -13,7 +13,6 @@ from queue import SimpleQueue
 from time import time
 from typing import Any
 
-from torchlens._health.finding import RunFinding
 from torchlens._health.thresholds import THRESHOLDS
 from torchlens._monitor.read.health import RunHealth
 from torchlens._monitor.read.statistics import Observation, summarized
@@ -21,30 +20,16 @@ from torchlens._monitor.record.options import MonitorOptions
 from torchlens._monitor.record.samples import value_of
 from torchlens._monitor.record.series import SeriesNames
 from torchlens._monitor.record.units import UnitActivity
-from torchlens._monitor.store.columns import Columns, merged
-from torchlens._monitor.store.frames import Kind, Step, frame_bytes, json_frame, pack_step
-from torchlens._monitor.store.segments import SegmentWriter
+from torchlens._monitor.sinks.step_record import RecordedStep
+from torchlens._monitor.store.columns import Columns, Step, merged
+from torchlens._monitor.store.lines import ScalarRow, line_of, step_line
+from torchlens._monitor.store.rank_contents import Counts
+from torchlens._monitor.store.rank_files import RankFiles
 from torchlens._text.problems import Problems
 
 # So much may wait to be written: some 80 MB of samples.
 MOST_PARTS = 1_000
 MOST_OBSERVATIONS = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How many tensors were looked at: recorded + dropped + pending = offered, and nothing is
-    pending after `finish`.
-    """
-
-    offered: int
-    recorded: int
-    dropped: int
-
-    @property
-    def pending(self) -> int:
-        """What waits to be written."""
-        return self.offered - self.recorded - self.dropped
 
 
 @dataclass(slots=True, eq=False)
@@ -55,15 +40,6 @@ class Part:
     observations: list[Observation]
     scalars: list[tuple[str, int, Any]] = field(default_factory=list)
     is_end: bool = True  # nothing more of this step will come
-
-
-@dataclass(slots=True, eq=False)
-class RecordedStep:
-    """What those who listen to a run are told, in the writer's thread, once it is in the file."""
-
-    step: Step | None  # None if only scalars were logged
-    scalars: list[tuple[str, int, float]]
-    findings: list[RunFinding]
 
 
 class Writer:
@@ -87,9 +63,8 @@ class Writer:
         self._activity = UnitActivity(names.units, THRESHOLDS["min_values"])
         self._num_names = 0
         self._session = session
-        self._segments = SegmentWriter(
-            folder, rank, session["session"], options.budget, options.every, names.as_json
-        )
+        self._files = RankFiles(folder, rank, options.budget, options.every)
+        self._earlier = Counts(0, 0, 0)  # of the sessions before
         self._queue: SimpleQueue[Part | Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()  # held for the time of an addition
         self._offered = self._recorded = self._dropped = 0
@@ -101,9 +76,13 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="torchlens monitor", daemon=True)
 
     def start(self) -> None:
-        """Begins the file and the thread: before, there is nothing that must be ended."""
-        self._segments.open()
-        self._segments.write(json_frame(Kind.SESSION, self._session))
+        """Begins the files and the thread: before, there is nothing that must be ended."""
+        known = self._files.open(self._session["first_step"])
+        self._earlier = known.counts
+        self._names.go_on(known.series)
+        self._num_names = len(self._names.rows)
+        before = {"offered": self._earlier.offered, "dropped": self._earlier.dropped}
+        self._files.tell(line_of("session", self._session | before))
         self._thread.start()
 
     @property
@@ -126,8 +105,6 @@ class Writer:
             )
             if is_full and (size or self._num_waiting_parts >= 2 * MOST_PARTS):
                 self._dropped += size
-                if size:
-                    self._queue.put(lambda: self._tell_dropped(part.step, size))
                 return False
             self._num_waiting_parts += 1
             self._num_waiting += size
@@ -143,11 +120,6 @@ class Writer:
         if self._thread.ident is not None:
             self._queue.put(None)
             self._thread.join()
-        self._segments.close()
-
-    def abandon(self) -> None:
-        """In a forked process, which has the file but not the thread."""
-        self._segments.close()
 
     # -- the thread
     # ----------------------------------------------------------------------------------------------
@@ -174,12 +146,11 @@ class Writer:
             counts = self.counts
             self._write_problems()
             end = {
-                "offered": counts.offered,
-                "recorded": counts.recorded,
-                "dropped": counts.dropped,
-                "time": time(),
+                "session": self._session["session"],
+                "offered": self._earlier.offered + counts.recorded + counts.dropped,
+                "dropped": self._earlier.dropped + counts.dropped,
             }
-            self._segments.write(json_frame(Kind.END, end))
+            self._files.write(line_of("end", end))
             self._keep_budget()
         except Exception as error:
             self.problems.add_failure(error, "The end could not be written")
@@ -188,7 +159,7 @@ class Writer:
 
     def _keep_budget(self) -> None:
         try:
-            if not self._segments.keep_budget():
+            if not self._files.keep_budget():
                 self.problems.add(
                     "The files take more than their budget (budget=), and what is left cannot be "
                     "merged"
@@ -210,7 +181,7 @@ class Writer:
             if part.is_end and self._part_size:
                 self._write_step(part.step, scalars)
             elif scalars:
-                self._segments.write(_scalars_frame(scalars))
+                self._files.write(_scalars_line(scalars))
                 self._tell(RecordedStep(None, scalars, []))
         except BaseException:
             with self._lock:
@@ -227,14 +198,16 @@ class Writer:
         columns, size = merged(self._parts), self._part_size
         with self._lock:
             recorded, dropped = self._recorded + size, self._dropped
-        step = Step(number, number, 1, time(), recorded + dropped, dropped, columns)
+        offered = self._earlier.offered + recorded + dropped
+        step = Step(number, number, 1, time(), offered, self._earlier.dropped + dropped, columns)
         found = [] if self._health is None else self._health.look(step)
-        rows = self._names.as_json(self._num_names)
-        data = json_frame(Kind.NAMES, rows) if rows else b""
-        data += _scalars_frame(scalars) if scalars else b""
-        data += b"".join(json_frame(Kind.FINDING, finding.as_json()) for finding in found)
-        self._segments.write(data + frame_bytes(Kind.STEP, pack_step(step)))
-        self._num_names += len(rows)
+        names = list(enumerate(self._names.rows[self._num_names :], self._num_names))
+        lines = [line_of("series", [series, *key]) for series, key in names]
+        lines += [line_of("finding", finding.as_json()) for finding in found]
+        if lines:
+            self._files.tell(b"".join(lines))
+        self._num_names += len(names)
+        self._files.write((_scalars_line(scalars) if scalars else b"") + step_line(step))
         with self._lock:
             self._recorded += size
         self._parts, self._part_size = [], 0
@@ -251,15 +224,12 @@ class Writer:
                     error, f"{getattr(listener, '__qualname__', listener)} listens no longer"
                 )
 
-    def _tell_dropped(self, step: int, size: int) -> None:
-        self._segments.write(json_frame(Kind.DROPPED, {"step": step, "observations": size}))
-
     def _write_problems(self) -> None:
         for text in self.problems[self._num_problems :]:
             self._num_problems += 1
-            self._segments.write(json_frame(Kind.PROBLEM, {"text": text, "step": self.last_step}))
+            self._files.tell(line_of("problem", text))
 
 
-def _scalars_frame(scalars: list[tuple[str, int, float]]) -> bytes:
-    rows = [[name, step, value, value, value, 1] for name, step, value in scalars]
-    return json_frame(Kind.SCALARS, rows)
+def _scalars_line(scalars: list[tuple[str, int, float]]) -> bytes:
+    rows = [ScalarRow(name, step, step, value, value, value, 1) for name, step, value in scalars]
+    return line_of("scalars", rows)

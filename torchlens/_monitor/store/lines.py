@@ -1,0 +1,255 @@
+"""The lines of a run's files. Each has a checksum and a JSON object with one key:
+
+    9d1c60a2 {"problem":"..."}
+
+The file of what happened in a process (`rank0.jsonl`) has these:
+
+    session   {"session", "first_step", "rank", "time", "pid", "host", "options", "offered",
+              "dropped"}: a process begins to record. The last two are the counts of the sessions
+              before.
+    series    [number, module, kind, name, shape, dtype]: what a number means in the steps
+    finding   a health finding (see _health/finding.py)
+    problem   a sentence about what could not be recorded
+
+The files of steps have these:
+
+    step      {"first", "last", "count", "time", "offered", "dropped", "rows", "codes", "counts",
+              "width"}: a recorded step, or several that were merged (see `Step`). The arrays are
+              in base64; "width" is how many bytes each of the counts has.
+    scalars   [[name, first step, last step, mean, smallest, largest, number of values], ...],
+              as the user logged them
+    end       {"session", "offered", "dropped"}: the session ended properly
+
+A line without its end is being written, or its process was killed. Other lines that do not have
+their checksum, or make no sense, are left out and reported.
+"""
+
+import json
+import os
+from base64 import b64decode, b64encode
+from binascii import crc32
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from torchlens._health.finding import RunFinding
+from torchlens._monitor.store.columns import (
+    NUM_BINS,
+    ROW,
+    SeriesKey,
+    Step,
+    columns_of,
+    rows_of,
+)
+
+# Longer lines are not written, so a reader takes no more memory for one.
+_MAX_LINE_BYTES = 1 << 28
+_MOST_REPORTED = 20
+_MAX_NUMBER = 1 << 62
+# What parsing raises for JSON that makes no sense.
+_NONSENSE = (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError)
+Value = TypeVar("Value")
+
+
+class ScalarRow(NamedTuple):
+    """A number that the user logged; or several of neighbouring steps, merged."""
+
+    name: str
+    first: int
+    step: int
+    mean: float
+    low: float
+    high: float
+    num_values: int
+
+
+class End(NamedTuple):
+    """A session that ended properly."""
+
+    session: str
+    offered: int
+    dropped: int
+
+
+def line_of(key: str, value: Any) -> bytes:
+    """A line as it lies in a file."""
+    text = json.dumps({key: value}, separators=(",", ":")).encode()
+    return b"%08x %b\n" % (crc32(text), text)
+
+
+def _object_of(line: bytes) -> dict[str, Any]:
+    checksum, _, text = line.rstrip(b"\n").partition(b" ")
+    if checksum != b"%08x" % crc32(text):
+        raise ValueError("it does not have its checksum")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    if not isinstance(value, dict) or len(value) != 1:
+        raise ValueError("it is not an object with one key")
+    return value
+
+
+class LineFile(Generic[Value]):
+    """A file of lines that grows, or is replaced by another of the same name. `parse` makes a value
+    of each line's key and content, and may raise what nonsense raises.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[str, Any], Value]) -> None:
+        self.path = path
+        self._parse = parse
+        self._identity = (0, 0)  # device and inode
+        self._forget()
+
+    def _forget(self) -> None:
+        self.values: list[Value] = []
+        self.damage: list[str] = []
+        self.is_torn = False
+        self._offset = self._size = 0
+
+    def read_on(self) -> bool:
+        """Reads what was added since the last time; whether there was anything."""
+        with self.path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
+            identity = (status.st_dev, status.st_ino)
+            if identity != self._identity or status.st_size < self._size:
+                self._identity = identity
+                self._forget()
+            elif status.st_size == self._size:
+                return False
+            stream.seek(self._offset)
+            while (line := stream.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+                self._take(line)
+                self._offset += len(line)
+            self.is_torn, self._size = bool(line), self._offset + len(line)
+        return True
+
+    def _take(self, line: bytes) -> None:
+        if line == b"\n":  # after a line without its end, a new session begins another
+            return
+        try:
+            ((key, value),) = _object_of(line).items()
+            self.values.append(self._parse(key, value))
+        except _NONSENSE as error:
+            if len(self.damage) < _MOST_REPORTED:
+                self.damage.append(
+                    f"{self.path.name}: the line at byte {self._offset:,} is left out: {error}"
+                )
+
+
+def append(path: Path, data: bytes, *, creates: bool = True) -> None:
+    """Appends lines: all or, if the disk is full, none."""
+    flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT if creates else 0)
+    file = os.open(path, flags, 0o644)
+    try:
+        start = os.fstat(file).st_size
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(file, view) :]
+        except OSError:
+            os.ftruncate(file, start)
+            raise
+    finally:
+        os.close(file)
+
+
+# -- what happened ---------------------------------------------------------------------------------
+
+
+def parse_event(key: str, value: Any) -> Any:
+    """The content of a line of `rank0.jsonl`: a session (dict), the name of a series (number and
+    key), a finding, or a problem (text).
+    """
+    if key == "session":
+        numbers = {name: int(value[name]) for name in ("first_step", "offered", "dropped")}
+        return {
+            **value,
+            **numbers,
+            "session": str(value["session"]),
+            "time": float(value["time"]),
+        }
+    if key == "series":
+        number, module, kind, name, shape, dtype = value
+        shape = tuple(map(int, shape))
+        return _checked(number), SeriesKey(str(module), str(kind), str(name), shape, str(dtype))
+    if key == "finding":
+        return RunFinding.from_json(value)
+    if key == "problem":
+        return str(value)
+    raise ValueError(f"it has an unknown key: {key!r}")
+
+
+def _checked(number: Any) -> int:
+    if not isinstance(number, int) or not 0 <= number < _MAX_NUMBER:
+        raise ValueError("it has a number out of range")
+    return number
+
+
+# -- steps -----------------------------------------------------------------------------------------
+
+
+def step_line(step: Step) -> bytes:
+    """The line of a recorded step."""
+    columns = step.columns
+    counts = columns.counts
+    width = np.min_scalar_type(int(counts.max(initial=0))).itemsize
+    return line_of(
+        "step",
+        {
+            "first": step.first, "last": step.last, "count": step.count, "time": step.time,
+            "offered": step.offered, "dropped": step.dropped,
+            "rows": _text(rows_of(columns)),
+            "codes": _text(columns.codes.astype("<u2")),
+            "counts": _text(counts.astype(f"<u{width}")),
+            "width": width,
+        },
+    )  # fmt: skip
+
+
+def parse_record(key: str, value: Any) -> Step | list[ScalarRow] | End:
+    """The content of a line of a file of steps."""
+    if key == "step":
+        return _parse_step(value)
+    if key == "scalars":
+        return [
+            ScalarRow(
+                str(name), _checked(first), _checked(step), float(mean), float(low), float(high),
+                _checked(num_values),
+            )
+            for name, first, step, mean, low, high, num_values in value
+        ]  # fmt: skip
+    if key == "end":
+        return End(str(value["session"]), _checked(value["offered"]), _checked(value["dropped"]))
+    raise ValueError(f"it has an unknown key: {key!r}")
+
+
+def _parse_step(value: dict[str, Any]) -> Step:
+    first, last, count, offered, dropped = (
+        _checked(value[name]) for name in ("first", "last", "count", "offered", "dropped")
+    )
+    if not first <= last or not 0 < count <= last - first + 1 or dropped > offered:
+        raise ValueError("its numbers contradict each other")
+    if value["width"] not in (1, 2, 4, 8):
+        raise ValueError("its counts have no known width")
+    rows = _array(value["rows"], ROW)
+    codes = _array(value["codes"], np.dtype("<u2"))
+    counts = _array(value["counts"], np.dtype(f"<u{value['width']}")).astype("<u8")
+    if int(rows["num_bins"].sum(dtype=np.int64)) != len(codes) or len(codes) != len(counts):
+        raise ValueError("its rows do not fit its bins")
+    if (np.diff(rows["series"].astype("i8")) <= 0).any():
+        raise ValueError("its series are not in order")
+    if len(codes) and int(codes.max()) >= NUM_BINS:
+        raise ValueError("it has bins that do not exist")
+    columns = columns_of(rows, codes, counts)
+    return Step(first, last, count, float(value["time"]), offered, dropped, columns)
+
+
+def _text(array: np.ndarray) -> str:
+    return b64encode(array.tobytes()).decode()
+
+
+def _array(text: str, dtype: np.dtype[Any]) -> np.ndarray:
+    return np.frombuffer(b64decode(text, validate=True), dtype)
