@@ -8,6 +8,7 @@ something else in its place) is told only if there is nothing worse.
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -21,54 +22,77 @@ from torchlens._recording.recording import Row
 from torchlens._recording.user_code import warn_caller
 
 
+class _Coverage(NamedTuple):
+    """Which entries with real or complex numbers can be checked, and which cannot."""
+
+    saved: list[int]
+    unsaved: list[int]
+    valueless: dict[int, str]  # entry → why it has no values
+
+    @property
+    def num_unchecked(self) -> int:
+        return len(self.unsaved) + len(self.valueless)
+
+
 def first_nonfinite(log: Log, include_constants: bool) -> NonFinite | None:
     """The first operation whose result, or else whose gradient, is not finite though what it was
     given is.
     """
-    num_entries = len(log.graph.recorded)
-    unsaved = [
-        entry for entry in range(num_entries) if not log.is_saved(entry) and _is_number(log, entry)
-    ]
-    if not any(map(log.is_saved, range(num_entries))):
+    coverage = _coverage(log)
+    origins = _value_origins(log, include_constants)
+    found = None if origins.lasting() else _gradient_origin(log, origins)
+    if found is None and origins.found:
+        found = _worst(log, origins)
+    if found is not None:
+        return replace(found, num_unchecked=coverage.num_unchecked)
+    if coverage.num_unchecked:
+        _warn_of_unchecked(coverage, len(log.graph.recorded))
+    return None
+
+
+def _coverage(log: Log) -> _Coverage:
+    """What can be checked; raises if that is nothing."""
+    entries = range(len(log.graph.recorded))
+    if not any(map(log.is_saved, entries)):
         raise ValueError(
             "This log has no saved tensors, so there is nothing to check. Log with "
             "layers_to_save='all'."
         )
-    valueless = {
-        entry: why for entry, why in log.valueless_entries().items() if _is_number(log, entry)
-    }
-    saved = [
-        entry for entry in range(num_entries) if log.is_saved(entry) and _is_number(log, entry)
-    ]
+    numbers = [entry for entry in entries if _is_number(log, entry)]
+    saved = [entry for entry in numbers if log.is_saved(entry)]
+    unsaved = [entry for entry in numbers if not log.is_saved(entry)]
+    valueless = log.valueless_entries()
+    valueless = {entry: valueless[entry] for entry in numbers if entry in valueless}
     if saved and len(valueless) == len(saved):
         raise ValueError(
             "The tensors of this log have no values (they are "
             f"{', '.join(dict.fromkeys(valueless.values()))}), so there is no NaN to find. Log the "
             "model with its weights, on a device that holds them."
         )
-    origins = _value_origins(log, include_constants)
-    lasting = origins.lasting()
-    found = None if lasting else _gradient_origin(log, origins)
-    kept = [
-        origin for origin in origins.found if origin.number in origins.lasting()
-    ]  # to gradients as well
-    if found is None and kept:
-        found = _of_origin(log, kept[0])
-    if found is None and origins.found:
-        found = _of_origin(log, origins.found[0])
-        found = replace(
-            found, note=f"{found.note} All that was computed from it is finite again.".strip()
-        )
-    if found is not None:
-        return replace(found, num_unchecked=len(unsaved) + len(valueless))
-    if unsaved or valueless:
-        missing = f"{len(valueless)} of {num_entries} entries have no values" if valueless else ""
-        if unsaved:
-            also = f"{missing} and " if missing else ""
-            missing = f"{also}{len(unsaved)} of {num_entries} entries are not saved"
-        cure = " Log with layers_to_save='all' to check them too." if unsaved else ""
-        warn_caller(f"All saved tensors are finite, but {missing} and were not looked at.{cure}")
-    return None
+    return _Coverage(saved, unsaved, valueless)
+
+
+def _worst(log: Log, origins: Origins) -> NonFinite:
+    """The first origin that came through to an output or a gradient; if none did, the first."""
+    lasting = origins.lasting()  # of gradients as well, now that they were checked
+    for origin in origins.found:
+        if origin.number in lasting:
+            return _of_origin(log, origin)
+    found = _of_origin(log, origins.found[0])
+    note = f"{found.note} All that was computed from it is finite again.".strip()
+    return replace(found, note=note)
+
+
+def _warn_of_unchecked(coverage: _Coverage, num_entries: int) -> None:
+    parts = []
+    if coverage.valueless:
+        parts.append(f"{len(coverage.valueless)} of {num_entries} entries have no values")
+    if coverage.unsaved:
+        parts.append(f"{len(coverage.unsaved)} of {num_entries} entries are not saved")
+    cure = " Log with layers_to_save='all' to check them too." if coverage.unsaved else ""
+    warn_caller(
+        f"All saved tensors are finite, but {' and '.join(parts)} and were not looked at.{cure}"
+    )
 
 
 # -- values

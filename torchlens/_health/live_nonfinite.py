@@ -195,43 +195,60 @@ class Origins:
     # ----------------------------------------------------------------------------------------------
 
     def on_gradient(self, place: Place, gradient: torch.Tensor, made_of: GradientSources) -> None:
-        """A gradient that is not finite although what arrived was; or that was not when it arrived,
-        which nobody told yet.
+        """A gradient that is not finite although what arrived was; or the first that was not when
+        it arrived.
 
-        Where the outputs were not finite, the gradients' not being so is no news.
+        If the outputs were not finite, their gradients are a consequence.
         """
         if not has_nonfinite(gradient):
             return
-        state = self._step if place.step == self._step.step else self._earlier.get(place.step)
-        if state is None:
-            state = self._earlier[place.step] = self._new(place.step)
+        state = self._state_of(place.step)
         arrived = [tensor for tensor in made_of.arrived if tensor is not None]
-        bad = [tensor for tensor in arrived if has_nonfinite(tensor)]
-        if state.rules.is_output_broken or ((bad or made_of.has_inner) and state.is_gradient_told):
+        is_from_outside = any(map(has_nonfinite, arrived))
+        if self._is_gradient_known(state, is_from_outside, made_of.has_inner):
             return
-        if bad and any(
-            each.rules.is_output_broken for each in (self._step, *self._earlier.values())
-        ):
-            return  # a loss of several steps
-        if not bad:
-            read = made_of.read()
-            if place.entry is None:
-                read = state.known_of(place.call)
+        state.is_gradient_told = True
+        if not is_from_outside:
+            read = made_of.read() if place.entry is not None else state.known_of(place.call)
             is_known, origin = state.rules.add_gradient(read)
             if is_known:
-                state.is_gradient_told = True
                 self._tell(state, origin)
                 self._note_lasting(state)
                 return
-        state.is_gradient_told = True
         received = [
             value_range(f"gradient received {number}", tensor)
             for number, tensor in enumerate(arrived)
         ]
-        result = value_range("gradient", gradient)
-        note = FROM_OUTSIDE if bad else ""
         self.lasting.add(self._number(place))
-        self._add(place, result, tuple(received), note, is_from_outside=bool(bad))
+        self._add(
+            place,
+            value_range("gradient", gradient),
+            tuple(received),
+            FROM_OUTSIDE if is_from_outside else "",
+            is_from_outside=is_from_outside,
+        )
+
+    def _state_of(self, step: int) -> "_StepOrigins":
+        """The state of the step that a backward pass belongs to; of a clean step there may be none
+        yet.
+        """
+        if step == self._step.step:
+            return self._step
+        if step not in self._earlier:
+            self._earlier[step] = self._new(step)
+        return self._earlier[step]
+
+    def _is_gradient_known(
+        self, state: "_StepOrigins", is_from_outside: bool, has_inner: bool
+    ) -> bool:
+        """Whether a gradient is a consequence of what was found before."""
+        if state.rules.is_output_broken:
+            return True
+        if state.is_gradient_told and (is_from_outside or has_inner):
+            return True
+        # A loss may be made of several steps.
+        steps = (self._step, *self._earlier.values())
+        return is_from_outside and any(each.rules.is_output_broken for each in steps)
 
     # -- steps
     # ----------------------------------------------------------------------------------------------
