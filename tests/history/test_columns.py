@@ -1,4 +1,4 @@
-"""Fields as columns: tables, JSON and lists say of every entry what the entry says of itself."""
+"""Fields as columns: tables, JSON and lists agree with what each entry says."""
 
 import json
 import tracemalloc
@@ -18,25 +18,28 @@ from tests.fuzz.programs import programs
 from tests.networks import Conditional, ConvNet, Model, Recurrent, Residual
 from tests.work import lines_run
 from torchlens._export import json_graph
-from torchlens._history import columns, log
-from torchlens._history.tables import COLUMNS, Cells, with_symbols
+from torchlens._history import field
+from torchlens._history.field import Entries
+from torchlens._history.layer_entry import COLUMNS
+from torchlens._history.tables import Cells, with_symbols
 
 
 def check_agreement(history: Any) -> None:
     """Every cell of the table and every field of the JSON is what the entry alone says."""
     table, data = history.to_pandas(), json.loads(history.to_json())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log, "_ENTRIES_PER_PART", 3)
+        patch.setattr(field, "_ENTRIES_PER_PART", 3)
         pandas.testing.assert_frame_equal(history.to_pandas(), table)
-    for name in COLUMNS:
-        own = with_symbols(getattr(columns, name)(history._log, history._log.visible))
+    listed_entries = Entries(history._log, history._log.visible)
+    for name, column in COLUMNS.items():
+        own = with_symbols(column.of(listed_entries))
         pandas.testing.assert_series_equal(table[name], own, check_names=False)
     everything = [
         tl.LayerEntry(history._log, number) for number in range(history.num_tensors_total)
     ]
     for entry, cells in zip(history, table.to_dict("records"), strict=True):
-        assert same(cells.pop("source"), source_of(entry))
-        assert list(cells) == [name for name in COLUMNS if name != "source"]
+        assert same(cells["source"], source_of(entry))
+        assert list(cells) == list(COLUMNS)
         for name, cell in cells.items():
             assert same(cell, getattr(entry, name)), (entry, name)
     for entry, node in zip(everything, data["nodes"], strict=True):
@@ -49,10 +52,8 @@ def check_agreement(history: Any) -> None:
         "parent_layers",
         "modules_exited",
     ):
-        backwards = range(len(everything))[::-1]
-        assert getattr(columns, name)(history._log, backwards) == [
-            getattr(entry, name) for entry in everything[::-1]
-        ]
+        backwards = Entries(history._log, range(len(everything))[::-1])
+        assert COLUMNS[name].of(backwards) == [getattr(entry, name) for entry in everything[::-1]]
     listed = set(history.layer_labels)
     assert history.layer_labels == [entry.layer_label for entry in history]
     assert history.unlogged_layers == [
@@ -226,7 +227,7 @@ def test_they_agree_in_the_log_of_a_failure():
     check_agreement(partial_history(caught.value))
 
 
-def test_lists_belong_to_who_asked_for_them():
+def test_every_cell_has_a_list_of_its_own():
     history = tl.log_forward_pass(Recurrent(), torch.rand(2, 4))
     table = history.to_pandas()
     for name in COLUMNS:
@@ -309,7 +310,7 @@ def test_json_is_what_the_json_module_would_write(monkeypatch):
     data = json_graph.graph_data(history)
     assert data["model"]["name"] == 'Odd "ü" \\ %s'
     for size in (1, 2, 5, 1000):
-        monkeypatch.setattr(log, "_ENTRIES_PER_PART", size)
+        monkeypatch.setattr(field, "_ENTRIES_PER_PART", size)
         monkeypatch.setattr(json_graph, "_LAYERS_PER_PART", size)
         for indent in (None, 0, 3):
             expected = json.dumps(data, indent=indent, ensure_ascii=False, allow_nan=False)
@@ -318,7 +319,7 @@ def test_json_is_what_the_json_module_would_write(monkeypatch):
 
 @pytest.mark.slow
 def test_json_is_written_to_a_file_without_being_all_in_memory(monkeypatch, tmp_path):
-    monkeypatch.setattr(log, "_ENTRIES_PER_PART", 100)
+    monkeypatch.setattr(field, "_ENTRIES_PER_PART", 100)
     monkeypatch.setattr(json_graph, "_LAYERS_PER_PART", 100)
     history = loop(3000)
     path = tmp_path / "graph.json"

@@ -7,7 +7,9 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from torchlens._history import columns
+from torchlens._history.entry_graph import boundary_addresses, located_parents
+from torchlens._history.field import Entries
+from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.portable import FUNCTIONS, text_of
 from torchlens._recording.collector import without_collector
@@ -78,8 +80,8 @@ def _model(history: Any) -> dict[str, Any]:
 
 def _node_parts(log: Log) -> Iterator[Columns]:
     """All nodes, some at a time: a million of them take gigabytes."""
-    for entries in log.parts(range(len(log.graph.recorded))):
-        yield without_collector(partial(_nodes, log, entries))
+    for entries in Entries(log, range(len(log.graph.recorded))).in_parts():
+        yield without_collector(partial(_nodes, entries))
 
 
 def _layer_parts(log: Log) -> Iterator[Columns]:
@@ -90,46 +92,46 @@ def _layer_parts(log: Log) -> Iterator[Columns]:
         )
 
 
-def _nodes(log: Log, entries: Sequence[int]) -> Columns:
-    dtypes = columns.tensor_dtype(log, entries)
+def _nodes(entries: Entries) -> Columns:
+    dtypes = LayerEntry.tensor_dtype.of(entries)
     dtype_names = {dtype: str(dtype).removeprefix("torch.") for dtype in set(dtypes)}
     return {
-        "label": columns.layer_label_w_pass(log, entries),
-        "layer": columns.layer_label_no_pass(log, entries),
-        "pass": columns.pass_num(log, entries),
-        "type": columns.layer_type(log, entries),
-        "kind": [_KINDS.get(operation, "operation") for operation in log.fields(entries).operation],
-        "function": columns.func_applied_name(log, entries),
-        "address": columns.address(log, entries),
-        "modules": columns.containing_modules_origin_nested(log, entries),
-        "modules_exited": columns.module_passes_exited(log, entries),
-        "shape": _plain_lists(columns.tensor_shape(log, entries)),
+        "label": LayerEntry.layer_label_w_pass.of(entries),
+        "layer": LayerEntry.layer_label_no_pass.of(entries),
+        "pass": LayerEntry.pass_num.of(entries),
+        "type": LayerEntry.layer_type.of(entries),
+        "kind": [_KINDS.get(operation, "operation") for operation in entries._rows.operation],
+        "function": LayerEntry.func_applied_name.of(entries),
+        "address": boundary_addresses(entries),
+        "modules": LayerEntry.containing_modules_origin_nested.of(entries),
+        "modules_exited": LayerEntry.module_passes_exited.of(entries),
+        "shape": _plain_lists(LayerEntry.tensor_shape.of(entries)),
         "dtype": [dtype_names[dtype] for dtype in dtypes],
-        "bytes": _plain(columns.tensor_fsize(log, entries)),
-        "seconds": columns.func_time_elapsed(log, entries),
-        "flops": _plain(columns.flops(log, entries)),
-        "params": _params(log, entries),
-        "num_params": _plain(columns.num_params_total(log, entries)),
-        "parents": _parents(log, entries),
-        "output_index": columns.iterable_output_index(log, entries),
-        "is_inplace": columns.function_is_inplace(log, entries),
-        "args": _plain_lists(columns.func_position_args_non_tensor(log, entries)),
+        "bytes": _plain(LayerEntry.tensor_fsize.of(entries)),
+        "seconds": LayerEntry.func_time_elapsed.of(entries),
+        "flops": _plain(LayerEntry.flops.of(entries)),
+        "params": _params(entries),
+        "num_params": _plain(LayerEntry.num_params_total.of(entries)),
+        "parents": _parents(entries),
+        "output_index": LayerEntry.iterable_output_index.of(entries),
+        "is_inplace": LayerEntry.function_is_inplace.of(entries),
+        "args": _plain_lists(LayerEntry.func_position_args_non_tensor.of(entries)),
         "kwargs": [
             {name: _plain(value) for name, value in own.items()} if own else {}
-            for own in columns.func_keyword_args_non_tensor(log, entries)
+            for own in LayerEntry.func_keyword_args_non_tensor.of(entries)
         ],
-        "has_input_ancestor": columns.has_input_ancestor(log, entries),
-        "is_output_ancestor": columns.is_output_ancestor(log, entries),
-        "condition": columns.atomic_bool_val(log, entries),
-        "is_saved": columns.has_saved_activations(log, entries),
-        "source": columns.source(log, entries),
+        "has_input_ancestor": LayerEntry.has_input_ancestor.of(entries),
+        "is_output_ancestor": LayerEntry.is_output_ancestor.of(entries),
+        "condition": LayerEntry.atomic_bool_val.of(entries),
+        "is_saved": LayerEntry.has_saved_activations.of(entries),
+        "source": LayerEntry.source.of(entries),
     }
 
 
-def _params(log: Log, entries: Sequence[int]) -> Lists:
+def _params(entries: Entries) -> Lists:
     addresses, shapes = (
-        columns.parent_param_addresses(log, entries),
-        columns.parent_param_shapes(log, entries),
+        LayerEntry.parent_param_addresses.of(entries),
+        LayerEntry.parent_param_shapes.of(entries),
     )
     members: Columns = {
         "address": list(chain.from_iterable(addresses)),
@@ -138,18 +140,18 @@ def _params(log: Log, entries: Sequence[int]) -> Lists:
     return Lists(members, list(map(len, addresses)))
 
 
-def _parents(log: Log, entries: Sequence[int]) -> Lists:
+def _parents(entries: Entries) -> Lists:
     """Who is read, and as which argument: a position or keyword, then the way inside it. Positions
     come first.
     """
-    reads = columns.located_parents(log, entries)
+    reads = located_parents(entries)
     flat = list(chain.from_iterable(reads))
     if not _IS_INT.issuperset([type(location) for location, _ in flat]):
         for own in reads:
             if len(own) > 1 and not _IS_INT.issuperset([type(location) for location, _ in own]):
                 own.sort(key=lambda read: isinstance(_way(read[0])[0], str))
         flat = list(chain.from_iterable(reads))
-    labels = log.labels_w_pass([parent for _, parent in flat])
+    labels = entries._log.labels_w_pass([parent for _, parent in flat])
     ways = [[location] if type(location) is int else _way(location) for location, _ in flat]
     return Lists({"label": labels, "argument": ways}, list(map(len, reads)))
 

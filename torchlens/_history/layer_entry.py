@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from torchlens._history.classic_access import ClassicAccess
-from torchlens._history.entry_fields.calls import CallFields
-from torchlens._history.entry_fields.labels import LabelFields
-from torchlens._history.entry_fields.modules import ModuleFields
-from torchlens._history.entry_fields.surroundings import SurroundingFields
-from torchlens._history.entry_fields.tensors import TensorFields
+from torchlens._history.entry_calls import EntryCalls
+from torchlens._history.entry_graph import EntryGraph
+from torchlens._history.entry_labels import EntryLabels
+from torchlens._history.entry_modules import EntryModules
+from torchlens._history.entry_tensors import EntryTensors
+from torchlens._history.field import field
 from torchlens._text.lazy_import import lazy_function
 
 if TYPE_CHECKING:
@@ -16,9 +17,7 @@ else:
     entry_text = lazy_function("torchlens._history.text", "entry_text")
 
 
-class LayerEntry(
-    LabelFields, TensorFields, CallFields, SurroundingFields, ModuleFields, ClassicAccess
-):
+class LayerEntry(EntryLabels, EntryTensors, EntryCalls, EntryGraph, EntryModules, ClassicAccess):
     """Everything known about one operation's result. Each field is computed when it is read.
 
     >>> entry = history['conv2d_3_7']
@@ -44,7 +43,15 @@ class LayerEntry(
         return hash((id(self._log), self._entry))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return LayerEntry, (
-            self._log,
-            self._entry,
-        )  # with all of its log, which several entries share
+        # With the whole log, which several entries share.
+        return LayerEntry, (self._log, self._entry)
+
+
+# The fields that are computed for many entries at once, in the order of their declaration: the
+# columns of a table.
+COLUMNS: dict[str, field[Any]] = {
+    name: value
+    for subject in LayerEntry.__bases__
+    for name, value in vars(subject).items()
+    if isinstance(value, field)
+}

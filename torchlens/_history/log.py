@@ -12,7 +12,7 @@ import torch
 from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._capture.memory.freed_memory import finalize, freed_memory
 from torchlens._recording.collector import without_collector
-from torchlens._recording.recording import Recording, Row, RowFields
+from torchlens._recording.recording import Recording, Row
 from torchlens._recording.stored import StoredParams, opened
 from torchlens._recording.symbolic import SymbolicInt
 from torchlens._recording.user_code import SourceLine, source_line, warn_caller
@@ -59,7 +59,6 @@ else:
 
 
 _Value = TypeVar("_Value")
-_ENTRIES_PER_PART = 4_000
 
 
 class Log:
@@ -79,10 +78,6 @@ class Log:
         self._graph = graph
         self._make_graph = make_graph
         self._visible: Sequence[int] | None = None
-        self._part: tuple[Sequence[int], RowFields] | None = None
-        # The labels of all entries, while all are read in parts; none of them until one is asked
-        # for.
-        self._kept_labels: list[str] | None = None
         self.marks_distances = marks_distances
         # The history that holds it, which may be gone; for those who come from an entry.
         self.history: Callable[[], Any] = lambda: None
@@ -210,26 +205,6 @@ class Log:
     def rows(self, entries: Sequence[int]) -> list[Row]:
         return picked(self.recording.rows, picked(self.graph.recorded, entries))
 
-    def fields(self, entries: Sequence[int]) -> RowFields:
-        """The rows of these entries, by field."""
-        part = self._part  # another thread may be at it, too
-        if part is not None and entries is part[0]:
-            return part[1]
-        return RowFields.of(self.rows(entries))
-
-    def parts(self, entries: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Some of the entries at a time, for whoever wants many columns: what one reads is still at
-        hand for the next.
-        """
-        self._kept_labels = [] if len(entries) == len(self.graph.recorded) else None
-        try:
-            for start in range(0, len(entries), _ENTRIES_PER_PART):
-                part = entries[start : start + _ENTRIES_PER_PART]
-                self._part = part, RowFields.of(self.rows(part))
-                yield part
-        finally:
-            self._part = self._kept_labels = None
-
     # -- labels
     # ----------------------------------------------------------------------------------------------
 
@@ -244,14 +219,6 @@ class Log:
 
     def labels(self, entries: Sequence[int]) -> list[str]:
         """With the pass where the layer has several."""
-        kept = self._kept_labels
-        if kept is None:
-            return self._labels(entries)
-        if not kept:  # each is wanted for its entry, its parents and its children
-            kept += self._labels(range(len(self.graph.recorded)))
-        return picked(kept, entries)
-
-    def _labels(self, entries: Sequence[int]) -> list[str]:
         layers, passes = picked(self.graph.layer_of, entries), picked(self.graph.pass_of, entries)
         names, repeats = self.layer_labels, self.repeats
         return [
@@ -285,10 +252,8 @@ class Log:
         return self.recording.values[self.graph.recorded[entry]] is not None
 
     def are_saved(self, entries: Sequence[int]) -> list[bool]:
-        return [
-            value is not None
-            for value in picked(self.recording.values, picked(self.graph.recorded, entries))
-        ]
+        values = picked(self.recording.values, picked(self.graph.recorded, entries))
+        return [value is not None for value in values]
 
     def value(self, entry: int) -> Any:
         """The saved value, if there is one and it has not been changed since."""
@@ -317,24 +282,20 @@ class Log:
         return {entry: reason for entry, reason in reasons if reason is not None}
 
     def gradient(self, entry: int) -> torch.Tensor | None:
-        number = self.graph.recorded[entry]
-        return (
-            None
-            if self.missing_gradient(entry) is not None
-            else self.recording.gradients.get(number)
-        )
+        if self.missing_gradient(entry) is not None:
+            return None
+        return self.recording.gradients.get(self.graph.recorded[entry])
 
-    def has_gradient(self, entry: int) -> bool:
-        gradients = self.recording.gradients
-        return self.graph.recorded[entry] in gradients and self.missing_gradient(entry) is None
+    def gradients(self, entries: Sequence[int]) -> list[torch.Tensor | None]:
+        if not self.recording.gradients:
+            return [None] * len(entries)
+        return list(map(self.gradient, entries))
 
     def missing_gradient(self, entry: int) -> str | None:
         gradients = self.recording.gradients
-        return (
-            gradients.missing.get(self.graph.recorded[entry])
-            if isinstance(gradients, Gradients)
-            else None
-        )
+        if not isinstance(gradients, Gradients):
+            return None
+        return gradients.missing.get(self.graph.recorded[entry])
 
     def flops_backward(self, entries: Sequence[int]) -> list[int | None]:
         is_reached, repeated = self.reached_by_gradients, self.repeated_in_backward

@@ -16,9 +16,8 @@ import torch
 from torchlens._capture.options import CaptureOptions
 from torchlens._history.backward import BackwardPass, backward_passes, parameter_gradients
 from torchlens._history.classic_access import ClassicAccess
-from torchlens._history.history_fields.layers import LayerFields
-from torchlens._history.history_fields.modules import ModuleFields
-from torchlens._history.history_fields.totals import TotalFields
+from torchlens._history.field import Entries
+from torchlens._history.history_fields import HistoryFields
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
@@ -44,7 +43,7 @@ LayersToSave: TypeAlias = (
 )
 
 
-class ModelHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
+class ModelHistory(HistoryFields, ClassicAccess):
     """Every operation of a forward pass, in order. Index it by label, module, address or number.
 
     >>> history['conv2d_3_7'].tensor_contents
@@ -117,7 +116,7 @@ class ModelHistory(LayerFields, TotalFields, ModuleFields, ClassicAccess):
         """A table with one row per entry and one column per field that is not a tensor."""
         from torchlens._history.tables import entries_to_pandas
 
-        return entries_to_pandas(self._log, self._log.visible)
+        return entries_to_pandas(Entries(self._log, self._log.visible))
 
     def summary(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchlens._history import columns
+from torchlens._history.field import Entries
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.tables import with_symbols
@@ -181,10 +181,11 @@ def _costs(log: Log, *left_out: Operation) -> Iterator[_Cost]:
         if row.operation not in left_out
     ]
     fields = (
-        columns.flops, columns.flops_backward, columns.tensor_fsize, columns.iterable_output_index,
-        columns.func_time_elapsed, columns.backward_time_elapsed,
+        LayerEntry.flops, LayerEntry.flops_backward, LayerEntry.tensor_fsize,
+        LayerEntry.iterable_output_index, LayerEntry.func_time_elapsed,
+        LayerEntry.backward_time_elapsed,
     )  # fmt: skip
-    return map(_Cost, entries, *(field(log, entries) for field in fields))
+    return map(_Cost, entries, *(field.of(Entries(log, entries)) for field in fields))
 
 
 def _layer_rows(log: Log) -> list[SummaryRow]:

@@ -1,1 +1,0 @@
-"""The fields of a history as users read them, a sentence each."""
