@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from torchlens._monitor.record.run import Run
     from torchlens._monitor.sinks.sink import Sink
     from torchlens._page.page import Exploration
-    from torchlens._profile.options import Check, Level
     from torchlens._profile.output.comparison import Comparison
     from torchlens._profile.output.quantities import QuantityName
     from torchlens._profile.profile import Profile
+    from torchlens._profile.profile_options import Check, Level
     from torchlens._trace.tailing import Tail
     from torchlens._validate.report import ValidationReport
 
@@ -386,8 +386,8 @@ def profile(
         are measured, and the rest are not.
     thresholds: the limits beyond which something is a finding, by name.
     """
-    from torchlens._profile.options import ProfileOptions
     from torchlens._profile.profile import Profile
+    from torchlens._profile.profile_options import ProfileOptions
     from torchlens._profile.trial import run_trial
 
     options = ProfileOptions(

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from torchlens._capture.own_time import OwnTime
 from torchlens._recording.operations import Operation
 from torchlens._recording.recording import References
 
@@ -63,9 +62,6 @@ class Observer:
     call. Of the calls inside an opaque one it sees nothing. It must not hold the recorder, which
     holds it.
     """
-
-    # Where the recorder is to note how long it takes for itself, the observer included.
-    own_time: OwnTime | None = None
 
     def around(self, place: PlaceOf) -> AbstractContextManager[Any]:
         """Stands around the run of the model; `place` may be asked while it runs."""

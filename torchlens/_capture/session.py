@@ -39,7 +39,6 @@ from torchlens._capture.threads import (
     order_module_calls,
     row_branches,
 )
-from torchlens._capture.timed_recorder import TimedRecorder
 from torchlens._capture.unreported import UnseenTensors
 from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.operations import BUFFER, INPUT
@@ -76,17 +75,13 @@ class Session:
         gradients = GradientHooks(next_sequence()) if options.keeps_gradients else None
         self._parts = parts_of(model)
         self._unseen = UnseenTensors(Attributes(self._parts.modules, self._parts.addresses))
-        arguments = (
+        self._recorder = Recorder(
             self._memory,
             options.saves,
             options.keeps_args,
             gradients,
             observer,
             options.max_nodes,
-        )
-        own_time = None if observer is None else observer.own_time
-        self._recorder = (
-            Recorder(*arguments) if own_time is None else TimedRecorder(own_time, *arguments)
         )
         self._tracker = ModuleTracker(self._parts, self._recorder, options.saved_modules)
         self._wanted = (

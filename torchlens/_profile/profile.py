@@ -15,16 +15,15 @@ from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.overlay import Overlay
 from torchlens._profile.findings import find
-from torchlens._profile.measuring.build import build_measurements, label_finder
-from torchlens._profile.measuring.calibration import measure_residuals
-from torchlens._profile.measuring.watcher import Watcher
-from torchlens._profile.options import ProfileOptions
+from torchlens._profile.make_records import label_finder, make_measurements
+from torchlens._profile.model_watcher import ModelWatcher
 from torchlens._profile.output.chrome_trace import to_chrome_trace
 from torchlens._profile.output.data_frames import RowsBy, to_pandas
 from torchlens._profile.output.json_form import to_json
 from torchlens._profile.output.overlay import overlay
 from torchlens._profile.output.quantities import QuantityName
 from torchlens._profile.output.table import Table, TableBy, Times, summary
+from torchlens._profile.profile_options import ProfileOptions
 from torchlens._profile.records import (
     CallRecord,
     Measurements,
@@ -64,7 +63,9 @@ class Profile:
             self._checker = make_checker(
                 options.check, options.stop, options.thresholds, options.level == "module"
             )
-        self._watcher: Watcher | None = Watcher(model, options, self._checker, self.problems)
+        self._watcher: ModelWatcher | None = ModelWatcher(
+            model, options, self._checker, self.problems
+        )
         self._measurements: Measurements | None = None
         self._thread = 0
 
@@ -105,23 +106,14 @@ class Profile:
         if not watcher.ledger.steps and not self.problems:
             self.problems.add(watcher.why_nothing())
         try:
-            has_grads = {step.has_grad for step in watcher.ledger.steps}
-            level, check = self._options.level, self._options.check
-            residuals = {
-                has_grad: measure_residuals(level, check, has_grad) for has_grad in has_grads
-            }
-            self._measurements = build_measurements(
-                watcher.ledger, watcher.logged, self._model_name, residuals
-            )
+            self._measurements = make_measurements(watcher.ledger, self._model_name)
             if self._checker is not None:
-                self._checker.finish(label_finder(watcher.logged))
+                self._checker.finish(label_finder(watcher.ledger))
         except Exception as error:  # what was being profiled has succeeded, and must not suffer
             self.problems.add_failure(error, "What was measured is lost")
             watcher.ledger.forget_all()
-            watcher.logged.forget_all()
-            self._measurements = build_measurements(
-                watcher.ledger, watcher.logged, self._model_name
-            )
+            watcher.logged.last = None
+            self._measurements = make_measurements(watcher.ledger, self._model_name)
         if watcher.logged.last is not None:
             self._history = ModelHistory(Log(watcher.logged.last), CaptureOptions(saves=False))
         watcher.let_go()

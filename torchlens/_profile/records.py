@@ -19,9 +19,9 @@ _HIGHEST = ("peak_", "output_bytes", "flops_per_second")
 class CallRecord:
     """One call of one module.
 
-    Times do not include the time that measuring took. Those with `_self_` in their name leave out
-    the modules called inside; the others include them. Peaks are relative to what was allocated
-    when the call began; `added` is what the call left allocated.
+    Times with `_self_` in their name leave out the modules called inside; the others include them.
+    Peaks are relative to what was allocated when the call began; `added` is what the call left
+    allocated.
     """
 
     index: int  # in Measurements.calls
@@ -32,6 +32,7 @@ class CallRecord:
     parent: int | None  # the index of the call around it
     depth: int  # 0 for the model itself
     is_recomputed: bool  # run again inside a backward pass (checkpointing); counts in no total
+    includes_log: bool = False  # whether it ran under the log, whose time is in its forward time
     raised: str | None  # the name of the exception that ended it
     input_shapes: list[Shape]
     output_shapes: list[Shape]
@@ -43,16 +44,10 @@ class CallRecord:
     forward_self_seconds: float
     backward_seconds: float | None
     backward_self_seconds: float | None
-    own_seconds: float = (
-        0.0  # what measuring itself took of the forward time, and is in none of the above
-    )
+    own_seconds: float = 0.0  # what the profile itself took meanwhile; in none of the times
     start_ns: int = 0  # as they passed, from the beginning of the profile
     end_ns: int = 0
     backward_spans: tuple[tuple[int, int], ...] = ()  # one for each backward pass through it
-    estimated_seconds: float = (
-        0.0  # how much of that no clock saw: so many things looked at, times what one takes
-    )
-    backward_estimated_seconds: float = 0.0  # as much was taken off the backward time
     flops: int | None  # with the modules inside
     flops_backward: int | None
     saved_bytes: (
@@ -88,7 +83,11 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationRecord:
-    """One operation of one step; recorded only at operation level."""
+    """One operation of one step; recorded only at operation level.
+
+    It ran under the log, so small operations take longer than in a step without it: compare
+    operations with each other, not with modules.
+    """
 
     step: int
     entry: int  # its number in the recording of the step
@@ -108,6 +107,7 @@ class OperationRecord:
     flops_backward: int | None
     peak_bytes: int | None
     added_bytes: int | None
+    includes_log: bool = True
 
     @property
     def total_seconds(self) -> float:

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchlens._capture.own_time import OwnTime
-
 # What autograd gives as the number of the nodes that add to the `.grad` of a leaf: they run as soon
 # as they can.
 _NO_SEQUENCE = 2**64 - 1
@@ -56,12 +54,12 @@ class NodeRun(NamedTuple):
     # which backward pass, as autograd numbers them; one that runs inside another has a number of
     # its own
     task: int
-    own_start: float = 0.0  # what looking had taken in this thread when the run began (see OwnTime)
+    own_start: float = 0.0  # `own_seconds` of the watch when the run began and ended
     own_end: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """How long it ran, without what was spent on looking meanwhile."""
+        """How long it ran, without the time of other hooks of the watch."""
         return max(self.end - self.start - (self.own_end - self.own_start), 0.0)
 
 
@@ -72,9 +70,9 @@ Look = Callable[[NodeInfo, tuple[Any, ...]], None]
 class BackwardWatch:
     """Writes down every run of the nodes it watches, in order, over any number of backward passes.
 
-    `before` and `after` may look at gradients, without it counting as the node's time: what looking
-    takes is added to `own_time`. What goes wrong in them or here ends up in `failures` and backward
-    goes on, but for exceptions of the types in `lets_through`: those stop it.
+    `before` and `after` may read gradients, which does not count as the node's time: `own_seconds`
+    adds up the time of all hooks. What goes wrong in them or here ends up in `failures` and
+    backward goes on, but for exceptions of the types in `lets_through`: those stop it.
 
     >>> watch = BackwardWatch()
     >>> watch.watch([loss])
@@ -89,7 +87,6 @@ class BackwardWatch:
         after: Look | None = None,
         lets_through: tuple[type[BaseException], ...] = (),
         most: float = MOST_WATCHED,
-        own_time: OwnTime | None = None,
     ) -> None:
         self.runs: list[NodeRun] = []
         self.failures: list[str] = []
@@ -102,7 +99,7 @@ class BackwardWatch:
         self._lets_through = lets_through
         self._num_watched = 0
         self._most = most
-        self._own_time = OwnTime() if own_time is None else own_time
+        self.own_seconds = 0.0
         self._hooks: weakref.WeakSet[_Hooks] = weakref.WeakSet()
         # Nodes are marked with their number: they have no identity in Python beyond the moment they
         # are looked at.
@@ -187,12 +184,10 @@ class _Hooks:
                 watch._before(self._info, grad_outputs)
             except Exception as error:  # whoever looks must not break the backward pass of the user
                 watch._fail(error, self._info)
-        own = watch._own_time
-        own.num_nodes += 1
         self._start_ns = time_ns()
         self._start = perf_counter()
-        own.seconds += self._start - enter
-        self._own_start = own.seconds
+        watch.own_seconds += self._start - enter
+        self._own_start = watch.own_seconds
 
     def after(self, grad_inputs: tuple[Any, ...], grad_outputs: tuple[Any, ...]) -> None:
         end, end_ns = perf_counter(), time_ns()
@@ -202,7 +197,6 @@ class _Hooks:
         ):  # below 0: watched while it was running
             return
         info = self._info
-        own = watch._own_time
         task = torch._C._current_graph_task_id()
         run = NodeRun(
             *info[:3],
@@ -213,7 +207,7 @@ class _Hooks:
             info.number,
             task,
             self._own_start,
-            own.seconds,
+            watch.own_seconds,
         )
         watch.runs.append(run)
         if any(
@@ -226,7 +220,7 @@ class _Hooks:
                 watch._after(info, grad_inputs)
             except Exception as error:  # as above
                 watch._fail(error, info)
-        own.seconds += perf_counter() - end
+        watch.own_seconds += perf_counter() - end
 
     def remove(self, mark: str) -> None:
         for handle in self._handles:

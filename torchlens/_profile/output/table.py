@@ -30,7 +30,6 @@ from torchlens._profile.output.totals import (
     listed,
     not_measured,
     totals,
-    what_looking_took,
 )
 from torchlens._profile.output.units import shapes_text, text_of
 from torchlens._profile.records import Measurements, ModuleRecord
@@ -77,7 +76,7 @@ _OPERATION_COLUMNS = (
     _Column("size", 5, "output_bytes"),
     _Column("FLOPs", 6, "flops"),
     _Column("FLOP/s", 9, "flops_per_second"),
-    _Column("forward", 0, "forward_time"),
+    _Column("logged fwd", 0, "forward_time"),
     _Column("backward", 2, "backward_time"),
     _Column("total", 8, "total_time"),
     _Column("share", 4, _SHARE),
@@ -174,7 +173,7 @@ def summary(
         max(room, 40), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
     if limit is None:
-        notes += [*what_looking_took(measurements), *not_measured(measurements)]
+        notes += [*not_measured(measurements)]
     if times != "typical":
         notes.append(
             f"Times are the {times} of each row by itself: those of modules inside need not add up."
@@ -364,8 +363,8 @@ def _operation_rows(
         for column in columns
         if column.quantity in QUANTITIES
     }
-    whole = module_value(measurements.root, _TOTAL, times)
     totals_of = operation_values(measurements, _TOTAL, times)
+    whole = sum(totals_of.values())
     rows = []
     for record in last_operations(measurements):
         texts: dict[int, str] = {}

@@ -16,13 +16,6 @@ _PARTS = (
 )
 
 
-# A share of the forward pass from which on something is worth a word.
-_NOTABLE = 0.05
-# On a machine that others use, estimates miss by half and more. Where they are less than this share
-# of what is left, that is right to about this share, whatever the estimate is worth.
-_ROUGH = 0.3
-
-
 def headline(measurements: Measurements) -> str:
     measured = len(measurements.measured_steps)
     warmup = len(measurements.steps) - measured
@@ -102,61 +95,6 @@ def _wall_text(root: ModuleRecord, steps: list[StepRecord]) -> str:
     return f"{seconds_text(mean('wall_seconds'))}: {listed}"
 
 
-def what_looking_took(measurements: Measurements) -> list[str]:
-    """How much was left out of the times, and where that is rough."""
-    root = measurements.root
-    forward, own = root.typical("forward_seconds"), root.typical("own_seconds")
-    detailed = {step.number for step in measurements.measured_steps if not step.is_light}
-    in_detail = [
-        seconds for step, seconds in root.by_step("own_seconds").items() if step in detailed
-    ]
-    notes: list[str] = []
-    has_timed = len(detailed) < len(measurements.measured_steps)
-    most = max(own or 0.0, sum(in_detail) / len(in_detail)) if in_detail else own
-    if forward and most and most >= _NOTABLE * forward:
-        times = f"{seconds_text(most)} of a forward pass"
-        if in_detail and has_timed and own is not None:
-            times += f" ({seconds_text(own)} of one that was timed)"
-        notes.append(f"Measuring took another {times}, which is not in its time.")
-        rough = _rough(root, "forward_seconds", "estimated_seconds")
-        if rough:
-            cure = (
-                ""
-                if has_timed
-                else " More steps, without stop=True, say it better: some are then timed without "
-                "a log."
-            )
-            notes.append(
-                "Rough, as what was taken off by estimate, for many small operations, is over 30 "
-                f"% of what is left: {listed(rough, measurements)}.{cure}"
-            )
-    rough = _rough(root, "backward_seconds", "backward_estimated_seconds")
-    if rough:
-        notes.append(
-            "Rough, as over 30 % of what is left was taken off, the backward times of "
-            f"{listed(rough, measurements)}."
-        )
-    return notes
-
-
-def _rough(root: ModuleRecord, left_field: str, estimated_field: str) -> list[ModuleRecord]:
-    """The modules of whose time much was taken off by estimate, those that take next to nothing
-    left out.
-    """
-    found = []
-    whole = (root.typical(left_field) or 0.0) + (root.typical(estimated_field) or 0.0)
-    for record in root.walk():
-        left, estimated = record.typical(left_field), record.typical(estimated_field)
-        if (
-            left is not None
-            and estimated is not None
-            and estimated > _ROUGH * left
-            and left + estimated > _NOTABLE * whole
-        ):
-            found.append(record)
-    return found
-
-
 def listed(records: list[ModuleRecord], measurements: Measurements) -> str:
     """The first of some modules, by name."""
     names = ", ".join(record.address or measurements.model_name for record in records[:6])
@@ -175,7 +113,7 @@ def _which_steps(measurements: Measurements) -> str:
     )
     parts = [("memory is that", num_listened), ("FLOPs are those", num_counted)]
     if measurements.level == "operation":
-        parts.append(("operations, scaled to the times of their modules, are those", num_logged))
+        parts.append(("operations, with the time of the log, are those", num_logged))
     texts = [f"{what} of {number}" for what, number in parts if 0 < number < len(steps)]
     timed = measurements.root.typical_steps.timed
     num_timed = sum(step.is_light and step.number in timed for step in steps)
@@ -197,6 +135,11 @@ def not_measured(measurements: Measurements) -> list[str]:
         notes.append("No backward pass ran.")
     if all(step.peak_bytes is None for step in steps):
         notes.append("Memory was not measured.")
+    if not any(step.is_light for step in steps):
+        notes.append(
+            "Times contain what measuring took: every step was detailed. Measure more steps, "
+            "without stop=True."
+        )
     which = _which_steps(measurements)
     if which:
         notes.append(which)

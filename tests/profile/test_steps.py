@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens._profile.measuring import outside
+from torchlens._profile import outside
 from torchlens._profile.steps import StepRecord
 
 

@@ -10,8 +10,7 @@ from torchlens._capture.current import CURRENT
 from torchlens._capture.distributed.sharding import parameter_pairs
 from torchlens._capture.model_parts import named_modules
 from torchlens._health.checking import Held
-from torchlens._profile.measuring.calls import Call, Step
-from torchlens._profile.measuring.kept_tensors import storage_key
+from torchlens._profile.allocators import storage_key
 
 
 class NamedModule(NamedTuple):
@@ -34,7 +33,7 @@ class ModelModules:
         self.is_compiled = False
         self.is_scripted = False
         self._model = model
-        self._owners: dict[int, str] = {}  # parameter → the address of its module
+        self.owners: dict[int, str] = {}  # id of a parameter → the address of its module
         self._sharded: dict[
             int, int
         ] = {}  # a parameter that FSDP has brought together → the one that it keeps
@@ -42,7 +41,7 @@ class ModelModules:
 
     def refresh(self) -> None:
         """Looks at the model as it is now."""
-        self.modules, self._owners, self.storages = {}, {}, set()
+        self.modules, self.owners, self.storages = {}, {}, set()
         addresses = set()
         for address, module in named_modules(self._model):
             if address not in addresses:  # the source of a compiled module has the same
@@ -52,8 +51,8 @@ class ModelModules:
                     self.is_scripted, name = True, module.original_name
                 self.modules[id(module)] = NamedModule(address, name, module)
             for own, parameter in module._parameters.items():
-                if parameter is not None and id(parameter) not in self._owners:
-                    self._owners[id(parameter)] = address
+                if parameter is not None and id(parameter) not in self.owners:
+                    self.owners[id(parameter)] = address
                     self.parameters[id(parameter)] = (
                         f"{address}.{own}" if address else own,
                         parameter,
@@ -75,10 +74,10 @@ class ModelModules:
             if (
                 whole is not None
                 and id(parameter) in self.parameters
-                and id(parameter) in self._owners
+                and id(parameter) in self.owners
             ):
                 self._sharded[id(whole)] = id(parameter)
-                self._owners[id(whole)] = self._owners[id(parameter)]
+                self.owners[id(whole)] = self.owners[id(parameter)]
                 self.parameters[id(whole)] = self.parameters[id(parameter)][0], whole
                 self.storages.add(storage_key(whole))
 
@@ -113,17 +112,6 @@ class ModelModules:
     def parameter_of(self, leaf: int) -> int:
         """The parameter that a leaf, by its id, stands for."""
         return self._sharded.get(leaf, leaf)
-
-    def calls_of_parameters(self, step: Step) -> dict[int, Call]:
-        """For each parameter, the first of a step's calls of the module that owns it."""
-        first: dict[str, Call] = {}
-        for call in step.calls:
-            first.setdefault(call.address, call)
-        return {
-            parameter: first[address]
-            for parameter, address in self._owners.items()
-            if address in first
-        }
 
     def show_compiled(self) -> None:
         """Makes modules visible that `module.compile()` was called on: they are called past

@@ -19,8 +19,7 @@ from torchlens._health.checking import (
     Place,
 )
 from torchlens._health.tensor_statistics import has_nonfinite
-from torchlens._profile.measuring.calls import Call, Step, TensorFacts
-from torchlens._profile.measuring.ledger import Ledger
+from torchlens._profile.ledger import Ledger, MeasuredCall, MeasuredStep, TensorFacts
 from torchlens._recording.operations import Operation
 from torchlens._recording.recording import References
 from torchlens._recording.trees import plain_tensors
@@ -37,8 +36,8 @@ class Checks:
         self._checker = checker
         # Where a gradient arrives (as in `TensorFacts`) → the calls whose inputs or outputs it
         # belongs to.
-        self._inputs: dict[int, list[Call]] = {}
-        self._outputs: dict[int, list[Call]] = {}
+        self._inputs: dict[int, list[MeasuredCall]] = {}
+        self._outputs: dict[int, list[MeasuredCall]] = {}
         self._arriving: dict[
             int, tuple[tuple[Any, ...], int]
         ] = {}  # with how many nodes had begun by then
@@ -53,27 +52,29 @@ class Checks:
         """Whether somebody checks."""
         return self._checker is not None
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: MeasuredStep) -> None:
         """A step begins."""
         self._checking = Checking.NOTHING if self._checker is None else step.checking
         self._has_nonfinite = False
         before = self._ledger.steps[-2].outside if len(self._ledger.steps) > 1 else ()
         has_stepped = any(span.kind == "optimizer" for span in before)
         self._show(
-            lambda checker: checker.on_step(step.number, step.checking, step.has_grad, has_stepped)
+            lambda checker: checker.on_step(
+                step.number, step.checking, step.signature[1], has_stepped
+            )
         )
 
     # -- forward
     # ----------------------------------------------------------------------------------------------
 
-    def entered(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def entered(self, call: MeasuredCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module was called."""
         if self._checking is not Checking.NOTHING:
             _register(self._inputs, call, call.inputs)
             if not call.step.is_logged and (call.parent is None or self._has_nonfinite):
                 self._show(self._look_at_inputs, call, Inputs(args, kwargs))
 
-    def _look_at_inputs(self, checker: Checker, call: Call, inputs: Inputs) -> None:
+    def _look_at_inputs(self, checker: Checker, call: MeasuredCall, inputs: Inputs) -> None:
         if call.parent is None:
             place = Place("forward", call.step.number, -1, call.address, 1, "input")
             for _, tensor in plain_tensors((inputs.args, inputs.kwargs)):
@@ -82,7 +83,7 @@ class Checks:
                     checker.on_boundary(place, tensor, None)
         checker.on_entered(_place("forward", call, call.module_type), inputs)
 
-    def outputs(self, call: Call, outputs: list[Tensor], inputs: Any) -> None:
+    def outputs(self, call: MeasuredCall, outputs: list[Tensor], inputs: Any) -> None:
         """A module returned."""
         if self._checking is not Checking.NOTHING:
             _register(self._outputs, call, call.outputs)
@@ -99,7 +100,7 @@ class Checks:
                 self._show(self._look_at_outputs, call, outputs, inputs)
 
     def _look_at_outputs(
-        self, checker: Checker, call: Call, outputs: list[Tensor], inputs: Any
+        self, checker: Checker, call: MeasuredCall, outputs: list[Tensor], inputs: Any
     ) -> None:
         call.forward_nonfinite = any(has_nonfinite(tensor) for tensor in outputs)
         self._has_nonfinite = self._has_nonfinite or call.forward_nonfinite
@@ -115,7 +116,7 @@ class Checks:
                 if not tensor.is_meta:
                     checker.on_value(place, tensor, given)
 
-    def _held(self, call: Call) -> list[Held]:
+    def _held(self, call: MeasuredCall) -> list[Held]:
         """The parameters and buffers that a call reads itself: its own, and those of modules inside
         that are not called.
         """
@@ -126,7 +127,7 @@ class Checks:
         self._show(self._look_at_operation, self._ledger.current, observed, result)
 
     def _look_at_operation(
-        self, checker: Checker, call: Call | None, observed: ObservedCall, result: Any
+        self, checker: Checker, call: MeasuredCall | None, observed: ObservedCall, result: Any
     ) -> None:
         place = _place("forward", call, observed.operation.layer_type, observed.first)
         place = place._replace(code=observed.code, instruction=observed.instruction)
@@ -196,14 +197,14 @@ class Checks:
             return
         arrived, number = self._arriving.pop(info.sequence, ((), self._num_nodes))
         made_of = GradientSources(arrived, list, number != self._num_nodes)
-        call = self._ledger.owners.of(info.sequence)
+        call = self._ledger.owner_of(info.sequence)
         if call is not None:
             self._show(self._look_at_made, call, info, gradients, made_of)
 
     def _look_at_made(
         self,
         checker: Checker,
-        call: Call,
+        call: MeasuredCall,
         info: NodeInfo,
         gradients: tuple[Any, ...],
         made_of: GradientSources,
@@ -212,7 +213,7 @@ class Checks:
         found = self._ledger.operation_at(info.sequence)
         if found is not None:
             place = place._replace(
-                entry=found.mark.first, code=found.code, instruction=found.instruction
+                entry=found.first, code=found.code, instruction=found.instruction
             )
             made_of = made_of._replace(read=partial(_entries, found.references))
         for gradient in _values(gradients):
@@ -255,7 +256,7 @@ def _are_finite(tensors: list[Tensor]) -> bool:
         return False
 
 
-def _register(calls: dict[int, list[Call]], call: Call, seen: TensorFacts) -> None:
+def _register(calls: dict[int, list[MeasuredCall]], call: MeasuredCall, seen: TensorFacts) -> None:
     for key in seen.gradient_keys:
         if key is not None:
             calls.setdefault(key, []).append(call)
@@ -270,7 +271,9 @@ def _values(gradients: tuple[Any, ...]) -> list[Tensor]:
     return [gradient for gradient in gradients if gradient is not None and not gradient.is_meta]
 
 
-def _place(phase: str, call: Call | None, operation: str, entry: int | None = None) -> Place:
+def _place(
+    phase: str, call: MeasuredCall | None, operation: str, entry: int | None = None
+) -> Place:
     if call is None:
         return Place(phase, 0, -1, "", 1, operation, entry)
     call = call.original or call

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import torchlens as tl
 from tests.networks import MLP, Model
 from torchlens._capture import recorder
-from torchlens._profile.measuring import allocators, logged_session
+from torchlens._profile import allocators, logged_steps
 
 MB = 2**20
 
@@ -124,9 +124,9 @@ def test_what_the_profile_itself_allocates_is_left_out(options, monkeypatch):
         torch.rand(MB)  # as capture does once in a process
 
     monkeypatch.setattr(
-        logged_session.LoggedSession,
+        logged_steps.LoggedSession,
         "_add_sources",
-        _before(keep, logged_session.LoggedSession._add_sources),
+        _before(keep, logged_steps.LoggedSession._add_sources),
     )
     monkeypatch.setattr(recorder.Recorder, "finish", _before(keep, recorder.Recorder.finish))
     with tl.profile(model := MLP(), **options) as p:

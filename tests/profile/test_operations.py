@@ -175,7 +175,7 @@ def test_in_a_timed_step_a_checker_sees_what_the_model_returns_and_what_is_not_f
         model.fc1.bias[0] = torch.inf
         model(torch.rand(2, 4))
     assert p.problems == []
-    assert [step.details > 0 for step in p.steps] == [True, False, True, False]
+    assert [not step.is_light for step in p.steps] == [True, False, True, False]
     seen = [(place.step, place.address) for place, _, _ in collector.values if place.step in (2, 4)]
     assert seen == [(2, ""), (4, "fc1"), (4, "act"), (4, "fc2"), (4, "")]
 

@@ -1,0 +1,447 @@
+"""Sees every call of a model's modules, and what follows until the next: measures a profile.
+
+The model gets no hook and no attribute. Modules are seen in the patched `nn.Module._call_impl`,
+backward passes by hooks on the nodes of autograd's graph, memory in the allocators; all of it in
+the thread that began to measure. On CUDA, each module and each backward node is waited for, so that
+its time is its own.
+
+A failure here ends the measuring, never the training: see `_give_up`.
+"""
+
+from collections.abc import Callable
+from time import perf_counter, time_ns
+from typing import Any
+
+import torch
+
+from torchlens._capture.current import add_watcher, remove_watcher
+from torchlens._capture.gradients.backward_hooks import (
+    BackwardWatch,
+    NodeInfo,
+    next_sequence,
+    node_of,
+)
+from torchlens._capture.patches.patching import apply_patches, undo_patches
+from torchlens._health.checking import Checker
+from torchlens._profile.allocators import CAN_TELL, AllocatorWatch, saved_storages
+from torchlens._profile.charging import charge_step, of_measured_steps
+from torchlens._profile.checks import Checks
+from torchlens._profile.ledger import Ledger, MeasuredCall, MeasuredStep
+from torchlens._profile.logged_steps import NO_RESULT, LoggedSteps
+from torchlens._profile.model_modules import NamedModule
+from torchlens._profile.outside import OutsideWatch
+from torchlens._profile.profile_options import ProfileOptions, StepPlan
+from torchlens._profile.steps import Signature
+from torchlens._recording.collector import pause_collector, resume_collector
+from torchlens._recording.regions import shape_of
+from torchlens._recording.trees import named_tensors, plain_tensors
+from torchlens._text.problems import Problems
+from torchlens.errors import NonFiniteError
+
+Tensor = torch.Tensor
+# torch overflows its stack when it frees a chain of very many nodes that Python has seen.
+_MOST_CALLS = 5_000
+
+
+class ModelWatcher:
+    """Measures the calls of one model from `start` to `stop`. A `Watcher` as in
+    _capture/current.py.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        options: ProfileOptions,
+        checker: Checker | None,
+        problems: Problems,
+    ) -> None:
+        self.ledger = Ledger(model, options, problems)
+        self.checks = Checks(self.ledger, checker)
+        self.logged = LoggedSteps(self.ledger, None if checker is None else self.checks)
+        self._problems = problems
+        self._modules = self.ledger.modules
+        self._plan = StepPlan(options)
+        self._backward = BackwardWatch()
+        self._outside = OutsideWatch(self.ledger.keep)
+        self._allocators = AllocatorWatch()
+        self._step: MeasuredStep | None = None  # begun last, and not over
+        self._first_call = 0  # of that step
+        self._called_step: MeasuredStep | None = None  # of the call from outside that is running
+        self._is_inside = False  # whether one is
+        self._is_on = False
+        self._is_asynchronous = False
+        self._position = 0  # of the last step of the loop
+
+    def why_nothing(self) -> str:
+        """Why there are no steps."""
+        if not self._position:
+            return "The model was not called while it was measured"
+        calls = f"{self._position} call{'s' * (self._position != 1)}"
+        return (
+            f"No step was measured: the loop made {calls} of the model, and "
+            f"skip={self.ledger.options.skip} leaves them out"
+        )
+
+    # -- beginning and end
+
+    def start(self) -> None:
+        """Begins to measure this thread."""
+        self._guard(self._start)
+
+    def _start(self) -> None:
+        self._modules.refresh()
+        apply_patches(self)
+        add_watcher(self)
+        self._outside.start()
+        self.ledger.start_ns = time_ns()
+        self._modules.show_compiled()
+        self._is_asynchronous = self._modules.uses_cuda()
+        has_hooks = self._is_asynchronous or self.checks.is_on
+        self._backward = BackwardWatch(
+            self._before_node if has_hooks else None,
+            self._after_node if has_hooks else None,
+            (NonFiniteError,),
+        )
+        self._is_on = True
+
+    def stop(self) -> None:
+        """Ends measuring and removes everything that was added. May be called again, also after an
+        interrupt.
+        """
+        self._is_on = False
+        try:
+            self._guard(self._end_step)
+            self._guard(self._charge_late_runs)
+            self.ledger.left_out |= self._backward.left_out
+        finally:
+            self._allocators.stop()
+            self._backward.stop()
+            self._outside.stop()
+            self._modules.hide_compiled()
+            remove_watcher(self)
+            undo_patches(self)
+        for failure in self._backward.failures:
+            self._problems.add(
+                f"A hook in a backward pass failed ({failure}): its numbers are incomplete"
+            )
+        self._backward.failures.clear()
+
+    def let_go(self) -> None:
+        """Releases the model, once its records are made."""
+        self._modules.forget()
+
+    # -- steps
+
+    def begins_with(self, module: Any) -> bool:
+        """Whether the module is one of the model's, and called from outside."""
+        return not self._is_inside and self._is_on and id(module) in self._modules.modules
+
+    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a module that is called from outside: in a capture session, if that is wanted."""
+        address = self._modules.modules[id(module)].address
+        self._is_inside = True
+        try:
+            is_logged = self._begin_call(address, module, args, kwargs)
+            result = self.logged.run(module, args, kwargs) if is_logged else NO_RESULT
+            if result is not NO_RESULT:
+                return result
+            # What is written down would make the collector run more often, in some module.
+            pause_collector(self)
+            # Not `module(...)`: a `__call__` of its class has already run.
+            return module._wrapped_call_impl(*args, **kwargs)
+        finally:
+            self._is_inside, self._called_step, self.ledger.current = False, None, None
+            try:
+                resume_collector(self)
+            finally:  # again, because an interrupt may have cut the first short
+                resume_collector(self)
+
+    def _begin_call(
+        self, address: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Finds the step that the call belongs to. Returns whether it is to run in a capture
+        session.
+        """
+        try:
+            if _is_in_backward() and (address or self._position):
+                return False  # run again for the backward pass of an earlier step
+            with torch._C.DisableTorchFunction():
+                shapes = tuple(tuple(shape_of(tensor)) for tensor in _tensors_in(args, kwargs))
+            signature = self.ledger.model.training, torch.is_grad_enabled(), shapes
+            step = self._step
+            if step is None or not self._continues(step, address, signature):
+                step = self._begin_step(signature)
+            self._called_step = step
+            return step is not None and self.logged.wants(step, module, shapes)
+        except Exception as error:
+            self._give_up(error)
+            return False
+
+    def _continues(self, step: MeasuredStep, address: str, signature: Signature) -> bool:
+        """Whether a call from outside belongs to the step that is running.
+
+        A call of the model begins a new step. So does one of a part of it that was called before,
+        or that follows a backward pass, or whose training mode or gradient mode is another.
+        """
+        if not address or self._backward.runs or step.signature[:2] != signature[:2]:
+            return False
+        return "" in step.passes or address not in step.passes
+
+    def _begin_step(self, signature: Signature) -> MeasuredStep | None:
+        """A new step; None if it is not to be measured."""
+        self._end_step()
+        options, ledger = self.ledger.options, self.ledger
+        self._position += 1
+        role = options.role_of(self._position)
+        if role == "skip":
+            return None
+        if len(ledger.steps) >= options.max_steps:
+            self._problems.add(
+                f"Only the first {options.max_steps} steps were measured (max_steps=)"
+            )
+            return None
+        self._modules.refresh()
+        self._modules.show_compiled()  # what was compiled since
+        is_warmup = role == "warmup"
+        wanted = self._plan.wanted(signature, is_warmup, self._modules.is_compiled)
+        step = MeasuredStep(
+            number=len(ledger.steps) + 1,
+            signature=signature,
+            is_warmup=is_warmup,
+            position=self._position,
+            wants_log=wanted.log,
+            checking=wanted.checking,
+        )
+        ledger.steps.append(step)
+        self._outside.take()  # what came before it
+        self._charge_late_runs()
+        step.start_ns = time_ns()
+        self._step, self._first_call = step, len(ledger.calls)
+        if wanted.memory:
+            self._listen(step)
+        self.checks.begin(step)
+        return step
+
+    def _listen(self, step: MeasuredStep) -> None:
+        try:
+            step.has_memory = self._allocators.start()
+        except Exception as error:  # everything else can be measured without it
+            self._allocators.stop()
+            self._problems.add_failure(error, "Memory was not measured")
+            return
+        if not step.has_memory:
+            self._problems.add(
+                "Memory was not measured in some steps: another profiler was running "
+                "(torch.profiler, or a profile of another model in this thread), and only one "
+                "can run at a time"
+            )
+
+    def _end_step(self) -> None:
+        step, self._step = self._step, None
+        if step is None:
+            return
+        step.end_ns = time_ns()
+        if not step.is_warmup and any(call.raised for call in step.outermost_calls):
+            self._plan.repeat(step.signature)
+        step.outside = self._outside.take()
+        self._allocators.stop()
+        runs, self._backward.runs = self._backward.runs, []
+        own_spans, self.ledger.own_spans = self.ledger.own_spans, []
+        timeline = self._allocators.timeline(own_spans) if step.has_memory else None
+        self.checks.let_go()
+        charge_step(self.ledger, step, runs, timeline, self._first_call)
+
+    def _charge_late_runs(self) -> None:
+        """Charges what ran backward since the last step ended, during steps that are not measured:
+        to the last step, if it went through measured steps.
+        """
+        runs, self._backward.runs = of_measured_steps(self._backward.runs), []
+        steps = [step for step in self.ledger.steps if step.end_ns]
+        if runs and steps:
+            charge_step(self.ledger, steps[-1], runs, None, len(self.ledger.calls))
+
+    # -- calls of modules
+
+    def enter(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], time: float
+    ) -> MeasuredCall | None:
+        """A module is going to run. Since `time`, the time is the profile's own."""
+        call = None
+        if self._is_on and self._is_inside:
+            named = self._modules.modules.get(id(module))
+            if named is not None:
+                try:
+                    call = self._enter(named, args, kwargs)
+                except NonFiniteError:  # in its inputs
+                    raise
+                except Exception as error:
+                    self._give_up(error)
+        backward = self._backward
+        if call is None:
+            backward.own_seconds += perf_counter() - time
+            return None
+        self.ledger.current = call
+        call.sequence = next_sequence()
+        self.ledger.enter_nodes(call.sequence, call)
+        if self._is_asynchronous:
+            torch.cuda.synchronize()
+        call.start_ns = time_ns()
+        call.start = perf_counter()
+        call.own_start = backward.own_seconds = backward.own_seconds + call.start - time
+        return call
+
+    def end(self, watched: MeasuredCall) -> None:
+        """A module has run, or raised."""
+        if self._is_asynchronous:
+            torch.cuda.synchronize()
+        watched.end = perf_counter()
+        watched.end_ns = time_ns()
+        watched.own_end = self._backward.own_seconds
+        self.ledger.current = watched.parent
+
+    def leave(
+        self, watched: MeasuredCall, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """A module returned."""
+        if watched.parent is None:
+            self.logged.keep_result(result)
+            self._guard(self._modules.note_whole_parameters)
+        self._guard(self._leave, watched, result, args, kwargs)
+        # Since the end of the call, all time is the profile's own.
+        self._backward.own_seconds = watched.own_end + perf_counter() - watched.end
+
+    def fail(
+        self,
+        watched: MeasuredCall,
+        error: BaseException,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """A module raised."""
+        watched.raised = type(error).__name__
+        self._guard(self._leave, watched, None, args, kwargs)
+
+    def _enter(
+        self, named: NamedModule, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> MeasuredCall | None:
+        address, module_type, _ = named
+        parent, step, original = self.ledger.current, self._called_step, None
+        if _is_in_backward() and (parent is None or parent.original is not None):
+            original = self.ledger.repeated_call(address) if self._step is not None else None
+        if original is not None:
+            step, parent = original.step, parent or original.parent
+        elif parent is not None:
+            step = parent.step
+        elif step is None:
+            return None
+        call = MeasuredCall(len(self.ledger.calls), step, address, module_type, parent, original)
+        call.depth = 0 if parent is None else parent.depth + 1
+        if original is None:
+            call.pass_num = step.passes[address] = step.passes.get(address, 0) + 1
+        else:
+            call.pass_num = original.pass_num
+        with torch._C.DisableTorchFunction():
+            call.inputs.note(_tensors_in(args, kwargs), not self._is_deep(step))
+            self.checks.entered(call, args, kwargs)
+        self.ledger.calls.append(call)
+        step.calls.append(call)
+        return call
+
+    def _leave(
+        self, call: MeasuredCall, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.ledger.enter_nodes(next_sequence(), call.parent)
+        with torch._C.DisableTorchFunction():
+            if type(result) is Tensor:
+                outputs = [result]
+            else:
+                outputs = [tensor for _, tensor in named_tensors(result)]
+            is_deep = self._is_deep(call.step)
+            call.outputs.note(outputs, not is_deep)
+            nodes = [] if is_deep else self._watch(outputs)
+            if call.original is None:
+                self._note_saved(call, nodes)
+            self.checks.outputs(call, outputs, (args, kwargs))
+
+    def _is_deep(self, step: MeasuredStep) -> bool:
+        """Whether a step has called so many modules that the backward nodes of further ones are not
+        watched.
+        """
+        if len(step.calls) <= _MOST_CALLS:
+            return False
+        step.is_deep = True
+        self._problems.add(
+            f"Step {step.number} calls more than {_MOST_CALLS:,} modules: of the others, forward "
+            "was measured"
+        )
+        return True
+
+    def _watch(self, outputs: list[Tensor]) -> list[Any]:
+        """Watches the nodes of autograd's graph that were made since the last time; returns
+        them.
+        """
+        found = []
+        pending = [node for node in map(node_of, outputs) if node is not None]
+        while pending:
+            node = pending.pop()
+            if self._backward.watch_node(node) is not None:
+                found.append(node)
+                pending.extend([below for below, _ in node.next_functions if below is not None])
+        return found
+
+    def _note_saved(self, call: MeasuredCall, nodes: list[Any]) -> None:
+        if not CAN_TELL:
+            self._problems.add(
+                "Activations kept for backward were not measured: this version of torch does not "
+                "report them"
+            )
+            return
+        outermost = call
+        while outermost.parent is not None:
+            outermost = outermost.parent
+        for node in nodes:
+            maker = self.ledger.owner_of(node._sequence_nr())
+            # Nodes from before the model was called lead to its inputs and are not the model's.
+            if maker is not None or node._sequence_nr() >= outermost.sequence:
+                self.ledger.note_saved(maker or call, saved_storages(node))
+
+    # -- backward
+
+    def _before_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+        self.checks.before_node(info, gradients)
+        if self._is_asynchronous:
+            torch.cuda.synchronize()
+
+    def _after_node(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
+        if self._is_asynchronous:  # the node has begun its work; its run ends when that is done
+            torch.cuda.synchronize()
+            runs = self._backward.runs
+            runs[-1] = runs[-1]._replace(end=perf_counter(), end_ns=time_ns())
+        self.checks.after_node(info, gradients)
+
+    # -- failures
+
+    def _guard(self, function: Callable[..., Any], *arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except NonFiniteError:
+            raise
+        except Exception as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """The one place where failures of the profile end: training goes on, `problems` has the
+        reason.
+        """
+        self._is_on = False
+        self._problems.add_failure(error, "Measuring ended")
+
+
+def _is_in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    if len(args) == 1 and not kwargs and type(args[0]) is Tensor:
+        return [args[0]]
+    return [tensor for _, tensor in plain_tensors((args, kwargs))]
