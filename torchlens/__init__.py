@@ -108,7 +108,7 @@ _MODULES = ("callbacks", "sinks")
 # The classic TorchLens's names for the types of an entry and of a layer with all its passes.
 _CLASSIC = {
     "TensorLogEntry": ("torchlens._history.layer_entry", "LayerEntry"),
-    "RolledTensorLogEntry": ("torchlens._history.classic.rolled_layer", "RolledLayer"),
+    "RolledTensorLogEntry": ("torchlens._history.classic_history", "RolledLayer"),
 }
 
 

@@ -34,7 +34,11 @@ from typing import (
 from torchlens._history.log import Log
 from torchlens._recording.recording import Row, RowFields
 from torchlens._recording.symbolic import SymbolicInt
+from torchlens._text.lazy_import import lazy_function
 from torchlens._text.numbers import bytes_text
+
+if not TYPE_CHECKING:
+    classic_field = lazy_function("torchlens._history.classic", "classic_field")
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
@@ -83,6 +87,21 @@ class EntryFields:
 
     def _labels(self, entries: Iterable[int]) -> list[str]:
         return self._log.labels(list(entries))
+
+
+class ClassicAccess:
+    """Looks up a field that the class itself does not have among those of the classic."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # so that a type checker still reports fields that do not exist
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") and not hasattr(
+                type(self), name
+            ):  # what copy, IPython, numpy ask every object for
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return classic_field(self, name)
 
 
 class field(property, Generic[_Value]):  # noqa: N801 (a decorator, like property)

@@ -2,13 +2,12 @@
 
 from typing import TYPE_CHECKING, Any
 
-from torchlens._history.classic_access import ClassicAccess
 from torchlens._history.entry_calls import EntryCalls
 from torchlens._history.entry_graph import EntryGraph
 from torchlens._history.entry_labels import EntryLabels
 from torchlens._history.entry_modules import EntryModules
 from torchlens._history.entry_tensors import EntryTensors
-from torchlens._history.field import field
+from torchlens._history.field import ClassicAccess, field
 from torchlens._text.lazy_import import lazy_function
 
 if TYPE_CHECKING:

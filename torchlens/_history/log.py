@@ -1,6 +1,8 @@
 """The data behind a history and its entries, shared by them; it points back to neither."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
 from operator import attrgetter
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from torchlens._graph.distances import Distances, distances_from_inputs, distances_to_outputs
     from torchlens._history.pickling import (
         Format,
-        copied,
         copied_deeply,
         packed,
         portable_options,
@@ -47,10 +48,9 @@ else:
     distances_from_inputs, distances_to_outputs = lazy_functions(
         "torchlens._graph.distances", "distances_from_inputs", "distances_to_outputs"
     )
-    Format, copied, copied_deeply, packed, portable_options, unpacked = lazy_functions(
+    Format, copied_deeply, packed, portable_options, unpacked = lazy_functions(
         "torchlens._history.pickling",
         "Format",
-        "copied",
         "copied_deeply",
         "packed",
         "portable_options",
@@ -71,45 +71,47 @@ class Log:
         recording: Recording,
         graph: "Graph | None" = None,
         marks_distances: bool = False,
+        keeps_unsaved: bool = True,
+        options: Any = None,
         make_graph: "Callable[[Recording], Graph]" = build_graph,
     ) -> None:
         self.recording = recording
-        self.keeps_unsaved = True
+        self.marks_distances = marks_distances
+        self.keeps_unsaved = keeps_unsaved
+        self.options = options
         self._graph = graph
         self._make_graph = make_graph
         self._visible: Sequence[int] | None = None
-        self.marks_distances = marks_distances
-        # The history that holds it, which may be gone; for those who come from an entry.
+        # The history that holds this log, if it is alive: an entry finds it here.
         self.history: Callable[[], Any] = lambda: None
-        self.options: Any = None
-        # What was last worked out of the backward passes, and of how much.
+        # What was last computed from the backward passes, and from how many of their records.
         self.backward_times: tuple[Any, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        graph = self.graph  # made before anything is left behind that it depends on
-        kept = (
-            self.marks_distances,
-            self.keeps_unsaved,
-            portable_options(self.options),
-        )
+        graph = self.graph  # made first, because it depends on what packing leaves out
+        kept = (self.marks_distances, self.keeps_unsaved, portable_options(self.options))
         return _unpickled_log, (Format(), packed(self.recording), graph, *kept)
 
     def __copy__(self) -> "Log":
-        copy = self._around(copied(self.recording), self._graph)
-        copy._make_graph = self._make_graph
-        return copy
+        """Another log of the same tensors: the lists that hold them are its own."""
+        recording = self.recording
+        lists = {
+            name: copy(getattr(recording, name))
+            for name in ("values", "versions", "saved_args", "slices")
+        }
+        return self._with(replace(recording, **lists), self._graph)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Log":
-        return self._around(copied_deeply(self.recording, memo), self.graph)
+        return self._with(copied_deeply(self.recording, memo), self.graph)
 
-    def _around(self, recording: Recording, graph: "Graph | None") -> "Log":
-        """A log like this one, of another recording."""
-        return _log(
+    def _with(self, recording: Recording, graph: "Graph | None") -> "Log":
+        return Log(
             recording,
             graph,
             self.marks_distances,
             self.keeps_unsaved,
             self.options,
+            self._make_graph,
         )
 
     def __del__(self) -> None:
@@ -408,20 +410,8 @@ class _Sizes(dict[tuple[Any, torch.dtype], int | None]):
         return size
 
 
-def _log(
-    recording: Recording,
-    graph: "Graph | None",
-    marks_distances: bool,
-    keeps_unsaved: bool,
-    options: Any,
-) -> Log:
-    log = Log(recording, graph, marks_distances)
-    log.keeps_unsaved, log.options = keeps_unsaved, options
-    return log
-
-
 def _unpickled_log(_: None, parts: dict[str, Any], *kept: Any) -> Log:
-    return _log(unpacked(parts), *kept)
+    return Log(unpacked(parts), *kept)
 
 
 def picked(values: Sequence[_Value], places: Sequence[int]) -> list[_Value]:

@@ -1,11 +1,23 @@
-"""Runs a model under the log: once, or twice if the caller names labels, which a run must find."""
+"""Runs a model under the log: once, or again where the operations must be known before it is
+decided what to save. If the model raises, its exception gets a note and the log so far.
+"""
 
+import re
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchlens._capture.options import CaptureOptions, LogOptions, inputs_note
+from torchlens._capture.options import (
+    CaptureOptions,
+    LogOptions,
+    Transform,
+    check_inputs,
+    checked_layers,
+    inputs_note,
+)
 from torchlens._capture.session import (
     Runnable,
     Session,
@@ -13,14 +25,24 @@ from torchlens._capture.session import (
     restore_generators,
     session_of,
 )
-from torchlens._history.failure import explain
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
 from torchlens._history.model_history import ModelHistory
-from torchlens._history.rerun import keep_only, rerun, select_numbers
 from torchlens._recording.collector import pause_collector, resume_collector
-from torchlens._recording.frameworks import OtherModel
-from torchlens._recording.user_code import warn_caller
+from torchlens._recording.frameworks import OtherModel, as_model
+from torchlens._recording.functions import StandIn
+from torchlens._recording.recording import Recording, Row, located
+from torchlens._recording.user_code import source_line, warn_caller
+from torchlens._recording.wrappers import why_valueless
+from torchlens._text.lazy_import import lazy_function
+from torchlens.errors import DifferentGraphError
+
+if TYPE_CHECKING:
+    from torchlens._graph.edges import find_edges
+    from torchlens._graph.order import order_of_rows
+else:
+    find_edges = lazy_function("torchlens._graph.edges", "find_edges")
+    order_of_rows = lazy_function("torchlens._graph.order", "order_of_rows")
 
 
 def log_model(
@@ -38,10 +60,9 @@ def log_model(
     user = object()
     try:
         pause_collector(user)
-        if options.layers_to_save == "all":
-            log = _run(model, args, kwargs, options, replace(capture, saves=True))
-        elif options.layers_to_save == "none":
-            log = _run(model, args, kwargs, options, replace(capture, saves=False))
+        if options.layers_to_save in ("all", "none"):
+            saves = options.layers_to_save == "all"
+            log = _log_of(_run(model, args, kwargs, replace(capture, saves=saves)), options)
         else:
             log = _run_selecting(model, args, kwargs, options, capture)
     except Exception as error:
@@ -59,29 +80,24 @@ def log_model(
     return ModelHistory(log, capture, options.keep_unsaved_layers)
 
 
-def _run(
-    model: Any,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    options: LogOptions,
-    capture: CaptureOptions,
-) -> Log:
-    return _run_session(session_of(model, capture), args, kwargs, options, capture)
+def _log_of(recording: Recording, options: LogOptions) -> Log:
+    return Log(recording, marks_distances=options.mark_input_output_distances)
+
+
+def _run(model: Any, args: list[Any], kwargs: dict[str, Any], capture: CaptureOptions) -> Recording:
+    session = session_of(model, capture)
+    _run_session(session, args, kwargs, capture)
+    return session.recording
 
 
 def _run_session(
-    session: Runnable,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    options: LogOptions,
-    capture: CaptureOptions,
-) -> Log:
+    session: Runnable, args: list[Any], kwargs: dict[str, Any], capture: CaptureOptions
+) -> None:
     try:
         session.run(args, kwargs)
     except BaseException as error:
         explain(error, session.recording, capture)
         raise
-    return Log(session.recording, marks_distances=options.mark_input_output_distances)
 
 
 def _run_selecting(
@@ -97,7 +113,7 @@ def _run_selecting(
     is saved, and what was not named is released.
     """
     if isinstance(model, OtherModel):
-        log = _run(model, args, kwargs, options, replace(capture, saves=True))
+        log = _log_of(_run(model, args, kwargs, replace(capture, saves=True)), options)
         chosen = select_numbers(
             log, Lookup(log), options.layers_to_save, ModelHistory(log, capture).layer_list
         )
@@ -116,7 +132,8 @@ def _run_selecting(
     if modules:
         first = replace(first, keeps_gradients=capture.keeps_gradients)
     session = Session(model, first)
-    log = _run_session(session, args, kwargs, options, first)
+    _run_session(session, args, kwargs, first)
+    log = _log_of(session.recording, options)
     history = ModelHistory(log, first)
     try:
         saves = select_numbers(log, Lookup(log), options.layers_to_save, history.layer_list)
@@ -140,3 +157,207 @@ def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:
     addresses = {address for address, _ in model.named_modules() if address}
     names = [key for key in keys if isinstance(key, str) and key.partition(":")[0] in addresses]
     return frozenset(names) if len(names) == len(keys) else frozenset()
+
+
+# -- running it again
+# --------------------------------------------------------------------------------------------------
+
+
+def select_numbers(
+    log: Log, lookup: Lookup, layers_to_save: Any, entries: list[Any]
+) -> bool | frozenset[int]:
+    """Which entries of the recording `layers_to_save` means: all (True), none (False), or their
+    numbers.
+    """
+    layers_to_save = checked_layers(layers_to_save)
+    if layers_to_save in ("all", "none"):
+        return bool(layers_to_save == "all")
+    if isinstance(layers_to_save, Callable):  # type: ignore[arg-type]
+        chosen = [entry._entry for entry in entries if layers_to_save(entry)]
+    else:
+        keys = (
+            layers_to_save
+            if isinstance(layers_to_save, list | tuple | set | frozenset)
+            else [layers_to_save]
+        )
+        chosen = [entry for key in keys for entry in lookup.many(key)]
+    return frozenset(log.graph.recorded[entry] for entry in chosen)
+
+
+def rerun(
+    log: Log,
+    options: CaptureOptions,
+    model: Any,
+    input_args: Any,
+    input_kwargs: Mapping[str, Any] | None,
+    saves: bool | frozenset[int],
+    random_seed: int | None,
+) -> Recording:
+    """The recording of another run, after seeing that it did what `log` says."""
+    postfunc = (
+        options.transform.activation_postfunc
+        if isinstance(options.transform, Transform)
+        else options.transform
+    )
+    if isinstance(postfunc, StandIn):
+        raise ValueError(
+            "New tensors cannot be saved as the old ones were, by activation_postfunc. "
+            f"{postfunc.explanation} Log the model anew: log_forward_pass(model, ..., "
+            "activation_postfunc=...)."
+        )
+    model = as_model(model, input_args, input_kwargs)
+    args, kwargs = check_inputs(model, input_args, input_kwargs)
+    # Numbers of entries are those of the run where threads took turns: what is saved must be chosen
+    # afterwards.
+    saves_all = saves if isinstance(saves, bool) else bool(log.recording.branches)
+    options = replace(
+        options,
+        saves=saves_all or saves,
+        saved_modules=frozenset(),
+        keeps_undo=False,
+        random_seed=random_seed,
+    )
+    recording = _run(model, args, kwargs, options)
+    before, after = _order_of(log.recording), _order_of(recording)
+    _check_same(log.recording, recording, before, after)
+    if saves_all and not isinstance(saves, bool):
+        keep_only({new for old, new in zip(before, after, strict=True) if old in saves}, recording)
+    return recording
+
+
+def _order_of(recording: Recording) -> Sequence[int]:
+    """The rows in an order that is the same in every run."""
+    if not recording.branches:
+        return range(len(recording.rows))
+    return order_of_rows(recording, find_edges(recording).parents)
+
+
+def keep_only(numbers: AbstractSet[int], recording: Recording) -> None:
+    """Lets go of the saved values of all other entries."""
+    for number in set(range(len(recording.rows))).difference(numbers):
+        recording.values[number] = None
+        recording.versions[number] = -1
+        recording.saved_args.pop(number, None)
+
+
+def _check_same(
+    before: Recording, after: Recording, order_before: Sequence[int], order_after: Sequence[int]
+) -> None:
+    num_params = len(before.params)
+    old_place, new_place = _places(order_before), _places(order_after)
+    for number, (old_number, new_number) in enumerate(zip(order_before, order_after, strict=False)):
+        old, new = before.rows[old_number], after.rows[new_number]
+        if (
+            old.operation.name != new.operation.name
+            or old.output_index != new.output_index
+            or (
+                (old.references != new.references or old_place or new_place)
+                and _logged_references(old, num_params, old_place)
+                != _logged_references(new, num_params, new_place)
+            )
+        ):
+            raise DifferentGraphError(
+                f"This run of {after.model_name} differs from the logged one at step {number}: the "
+                f"logged run did {_step(before, old)}, this one {_step(after, new)}. If a model's "
+                "operations depend on its input or on its own state, log it again: "
+                "log_forward_pass(model, ...)."
+            )
+    if len(before.rows) != len(after.rows):
+        raise DifferentGraphError(
+            f"This run of {after.model_name} did {len(after.rows)} steps and the logged one "
+            f"{len(before.rows)}; they agree up to there. Log it again: log_forward_pass(model, "
+            "...)."
+        )
+
+
+def _places(order: Sequence[int]) -> dict[int, int]:
+    """Number of a row → its place in the order; empty where that is the same."""
+    return {} if isinstance(order, range) else {number: place for place, number in enumerate(order)}
+
+
+def _logged_references(row: Row, num_params: int, places: dict[int, int]) -> list[tuple[Any, int]]:
+    found = located(row.references)
+    return [
+        (location, places.get(number, number))
+        for location, number in found
+        if number >= -num_params
+    ]
+
+
+def _step(recording: Recording, row: Row) -> str:
+    module = recording.module_calls[row.module_call].address
+    place = "" if row.code is None else f" at {source_line(row.code, row.instruction)}"
+    inside = f" in module {module!r}" if module else ""
+    return f"{row.operation.name}{inside}{place}"
+
+
+# -- if the model raises
+# --------------------------------------------------------------------------------------------------
+
+
+def explain(error: BaseException, recording: Recording, options: CaptureOptions) -> None:
+    """Adds a note that names module, operation, argument shapes and source line; hangs the log so
+    far on the exception.
+    """
+    history = ModelHistory(Log(recording), options)
+    try:
+        error.add_note(_note(recording, len(history)))
+        if hint := _hint(error, recording):
+            error.add_note(f"torchlens: {hint}")
+        error.partial_history = history  # type: ignore[attr-defined]
+    except AttributeError:  # an exception that takes no attributes, such as a frozen dataclass
+        return
+
+
+# What torch says when values are wanted of a tensor that has none, or when some tensors have values
+# and others none.
+_WANTS_VALUES = re.compile(
+    r"\bmeta\b|register_meta|FakeTensor|DataDependent|DynamicOutputShape", re.IGNORECASE
+)
+
+
+def _hint(error: BaseException, recording: Recording) -> str:
+    """What to do about a tensor without values, if that is what the model failed at."""
+    text = f"{type(error).__name__} {error}"
+    is_said = any("output_device" in note for note in getattr(error, "__notes__", ()))
+    if not isinstance(error, Exception) or is_said or not _WANTS_VALUES.search(text):
+        return ""
+    sources = [number for _, number in (*recording.inputs, *recording.buffers)]
+    tensors = [*recording.params, *(recording.values[number] for number in sources)]
+    reasons = [why_valueless(tensor) for tensor in tensors if tensor is not None]
+    known = list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    if not known:
+        return ""
+    if None in reasons or re.search(
+        "expected device|same device|convert all Tensors to FakeTensors", text
+    ):
+        return (
+            "some of the tensors that came together here, the model's or its inputs, have values, "
+            f"and others have none: they are {', '.join(known)}. Make all alike: model.to('meta') "
+            "and x.to('meta'), or a model with its weights."
+        )
+    return (
+        f"a tensor that is {' or '.join(known)} has no values. Where a model needs some to go on "
+        "(item(), an if, nonzero, a mask as an index), it can be logged up to there; "
+        "partial_history has that."
+    )
+
+
+def _note(recording: Recording, num_entries: int) -> str:
+    failure = recording.failure
+    words = []
+    if failure is not None:
+        address = recording.module_calls[failure.module_call].address
+        kind = recording.module_classes.get(address, "")
+        words.append(
+            f"raised in module {address!r} ({kind})"
+            if address
+            else f"raised in {recording.model_name}"
+        )
+        if failure.operation is not None:
+            words.append(f"by the operation {failure.operation.name}({failure.arguments})")
+        if failure.code is not None:
+            words.append(f"called at {source_line(failure.code, failure.instruction)}")
+    count = "1 logged tensor" if num_entries == 1 else f"{num_entries} logged tensors"
+    words.append(f"after {count}, which the exception holds as partial_history")
+    return f"torchlens: {', '.join(words)}."

@@ -15,8 +15,7 @@ import torch
 
 from torchlens._capture.options import CaptureOptions
 from torchlens._history.backward import BackwardPass, backward_passes, parameter_gradients
-from torchlens._history.classic_access import ClassicAccess
-from torchlens._history.field import Entries
+from torchlens._history.field import ClassicAccess, Entries
 from torchlens._history.history_fields import HistoryFields
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
@@ -161,7 +160,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
         Raises DifferentGraphError, and keeps the values saved before, if the model does different
         operations.
         """
-        from torchlens._history.rerun import rerun, select_numbers
+        from torchlens._history.log_model import rerun, select_numbers
 
         numbers = select_numbers(self._log, self._lookup, layers_to_save, self.layer_list)
         options = self._options

@@ -93,17 +93,6 @@ def portable_options(options: CaptureOptions | None) -> CaptureOptions | None:
 # --------------------------------------------------------------------------------------------------
 
 
-def copied(recording: Recording) -> Recording:
-    """Another recording of the same tensors: what is done to the one's lists is not done to the
-    other's.
-    """
-    lists = {
-        name: copy.copy(getattr(recording, name))
-        for name in ("values", "versions", "saved_args", "slices")
-    }
-    return replace(recording, **lists)
-
-
 def copied_deeply(recording: Recording, memo: dict[int, Any]) -> Recording:
     """A recording with tensors of its own. What never changes, like the rows, is shared."""
     packer = Packer(opened_params(recording.params))

@@ -1,20 +1,20 @@
 """The classic TorchLens (0.1): its fields that the main interface does not have, so that code
 written for it runs.
 
-A history and its entries look here for a name that is not theirs; nothing else uses this folder. A
-field is a function of the history or entry. docs/coming-from-torchlens.md lists them all, and those
-that mean nothing here with the reason.
+A history and its entries look here for a name that is not theirs. A field is a function of the
+history (`classic_history`) or of the entry (`classic_entry`). docs/coming-from-torchlens.md lists
+them all, and those that mean nothing here with the reason.
 """
 
 from collections.abc import Callable
 from functools import partial
+from inspect import isfunction
 from types import MethodType, ModuleType
 from typing import Any
 
-import torchlens._history.classic.of_entry as of_entry
-import torchlens._history.classic.of_history as of_history
 from torchlens._capture.options import Transform
 from torchlens._compat.torchlens_names import ENTRY_NAMES, HISTORY_NAMES, no_such_name
+from torchlens._history import classic_entry, classic_history
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 
@@ -42,11 +42,11 @@ def _functions(module: ModuleType) -> dict[str, Field]:
     return {
         name: value
         for name, value in vars(module).items()
-        if callable(value) and value.__module__ == module.__name__ and not name.startswith("_")
+        if isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     }
 
 
-HISTORY_FIELDS: dict[str, Field] = _functions(of_history) | {
+HISTORY_FIELDS: dict[str, Field] = _functions(classic_history) | {
     name: partial(_option, name)
     for name in (
         "activation_postfunc", "detach_saved_tensors", "keep_unsaved_layers",
@@ -54,9 +54,9 @@ HISTORY_FIELDS: dict[str, Field] = _functions(of_history) | {
         "output_device", "save_function_args", "save_gradients",
     )
 }  # fmt: skip
-ENTRY_METHODS = {method.__name__: method for method in of_entry.METHODS}
+ENTRY_METHODS = {method.__name__: method for method in classic_entry.METHODS}
 ENTRY_FIELDS: dict[str, Field] = {
-    name: field for name, field in _functions(of_entry).items() if name not in ENTRY_METHODS
+    name: field for name, field in _functions(classic_entry).items() if name not in ENTRY_METHODS
 } | {
     "activation_postfunc": partial(_option, "activation_postfunc"),
     "detach_saved_tensor": partial(_option, "detach_saved_tensors"),
