@@ -15,13 +15,13 @@ demo: $(VENV)/ready  ## log a model; print, index, table and draw it
 test:  ## lint, types and tests
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(VENV)/tested chromium
 	$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint types
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(BIN)/python -m pytest -m "not soak" --numprocesses 2 --dist worksteal
 
 # The folders that every change touches; no browser, no notebook, no zoo.
 QUICK := tests/test_api.py tests/test_layout.py tests/recording tests/capture tests/graph tests/history tests/validate tests/export
 
 quick: $(VENV)/tested lint  ## the essential tests, in under a minute
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist worksteal $(QUICK)
+	$(BIN)/python -m pytest -m "not slow and not soak" --numprocesses 2 --dist worksteal $(QUICK)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -46,7 +46,8 @@ zoo: $(VENV)/tested  ## log and validate real architectures; FILTER=resnet for s
 fuzz: $(VENV)/tested  ## ten minutes of random programs
 	$(BIN)/python tests/fuzz/run.py --minutes 10 $(ARGS)
 
-soak: $(VENV)/tested  ## threads, interrupts, failures, a thousand logs in a row, memory after a hundred models
+soak: $(VENV)/tested chromium  ## the tests that repeat others many times; threads, interrupts, memory after a hundred models
+	$(BIN)/python -m pytest -m soak --numprocesses 2 --dist worksteal
 	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 pictures: $(VENV)/tested chromium  ## make all pictures in images/ anew
