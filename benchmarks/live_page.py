@@ -26,9 +26,9 @@ from torch import nn
 
 import torchlens
 from tests.page.conftest import _FLAGS, chromium
-from torchlens._monitor.read.statistics import Observation
 from torchlens._monitor.record.run import Run
 from torchlens._monitor.record.samples import Plan, Sample
+from torchlens._monitor.record.statistics import Observation
 from torchlens._monitor.record.writer import Part
 
 __all__ = ["make_run", "measure"]

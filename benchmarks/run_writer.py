@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import torchlens
-from torchlens._monitor.read.health import RunHealth
 from torchlens._monitor.record import writer as writer_module
+from torchlens._monitor.record.run_health import RunHealth
 from torchlens._monitor.record.samples import SAMPLE_SIZE
 from torchlens._monitor.store.rank_files import RankFiles
 
@@ -50,12 +50,12 @@ def measure(num_steps: int) -> dict[str, float]:
 
     parts = {
         "statistics": (writer_module, "summarized"),
-        "health": (RunHealth, "look"),
+        "health": (RunHealth, "after_step"),
         "file": (RankFiles, "write"),
     }
     originals = {name: getattr(owner, attribute) for name, (owner, attribute) in parts.items()}
     writer_module.summarized = partial(timed, "statistics", writer_module.summarized)
-    RunHealth.look = lambda *args: timed("health", originals["health"], *args)  # type: ignore[method-assign]
+    RunHealth.after_step = lambda *args: timed("health", originals["health"], *args)  # type: ignore[method-assign]
     RankFiles.write = lambda *args: timed("file", originals["file"], *args)  # type: ignore[method-assign]
     try:
         with tempfile.TemporaryDirectory() as folder:

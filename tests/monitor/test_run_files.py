@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens._monitor.read.statistics import summarized
 from torchlens._monitor.record import writer as writer_module
+from torchlens._monitor.record.statistics import summarized
 from torchlens._monitor.store import lines
 from torchlens._monitor.store.folder import files_of_ranks, steps_path
 from torchlens._monitor.store.lines import line_of

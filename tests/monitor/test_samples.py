@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from torchlens._monitor.read.statistics import summarized
 from torchlens._monitor.record import stacks
-from torchlens._monitor.record.bins import ZERO, bins_of, narrowed
 from torchlens._monitor.record.samples import SAMPLE_SIZE, Sample, Sampler
+from torchlens._monitor.record.statistics import summarized
+from torchlens._monitor.store.bins import ZERO, bins_of, narrowed
 from torchlens._monitor.store.columns import QUANTILES
 
 

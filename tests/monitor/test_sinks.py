@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens._monitor.record.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bins_of
 from torchlens._monitor.sinks.step_record import STATISTICS, gapless
+from torchlens._monitor.store.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bins_of
 
 
 class Recorder(tl.sinks.Sink):

@@ -1,17 +1,19 @@
-"""Units that are always zero, and activations that lie at their limits."""
+"""Units that are always zero, and activations that lie at their limits: statistics and rules."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from torchlens._health.checking import Inputs, Place
+from torchlens._health.finding import Finding
 from torchlens._health.tensor_statistics import has_numbers
 
 # Those that give exactly zero for a whole range of inputs.
-_ZEROING = frozenset({"relu", "relu6", "threshold", "hardswish"})
+ZEROING = frozenset({"relu", "relu6", "threshold", "hardswish"})
 # Those with limits, and the limits.
-_BOUNDED: dict[str, tuple[float, float]] = {
+BOUNDED: dict[str, tuple[float, float]] = {
     "sigmoid": (0.0, 1.0),
     "hardsigmoid": (0.0, 1.0),
     "tanh": (-1.0, 1.0),
@@ -23,6 +25,67 @@ _SAMPLE = 4096
 # Autograd's nodes after which the units are the second dimension of three, and the last of four.
 _CHANNELS_FIRST = ("Convolution", "BatchNorm", "GroupNorm", "InstanceNorm")
 _CHANNELS_LAST = ("Addmm", "Mm", "UnsafeView", "LayerNorm", "Linear")
+
+
+_DEAD_ADVICE = (
+    "They learn nothing. A lower learning rate, a smaller or zero bias, normalisation before the "
+    "activation, or a leaky one helps."
+)
+_SATURATION_ADVICE = (
+    "Hardly any gradient comes through there. Smaller weights or inputs, or normalisation before "
+    "it, help."
+)
+_SOFTMAX_ADVICE = (
+    "One takes all, and hardly any gradient comes through. Fine for a classifier that is sure; in "
+    "attention, scale the scores down."
+)
+
+
+def activation_kind(name: str) -> str:
+    """The name of an activation, from that of its function or class: 'leakyrelu'."""
+    return name.lower().replace("_", "")
+
+
+def dead_units(
+    where: str, module: str, share: float, limits: Mapping[str, float], text: str
+) -> list[Finding]:
+    """A finding if a large share of the units gives nothing but zero."""
+    if not share >= limits["dead_share"]:
+        return []
+    return [
+        Finding(
+            kind="dead units",
+            severity="warning",
+            where=where,
+            module=module,
+            number=share,
+            threshold=limits["dead_share"],
+            text=text,
+            advice=_DEAD_ADVICE,
+        )
+    ]
+
+
+def saturation(
+    where: str, module: str, kind: str, share: float, num_values: int, limits: Mapping[str, float]
+) -> list[Finding]:
+    """A finding if a large share of the values lies at the limits of the activation."""
+    if not share > limits["saturated_share"] or num_values < limits["min_values"]:
+        return []
+    is_softmax = kind == "softmax"
+    return [
+        Finding(
+            kind="saturated activation",
+            severity="info" if is_softmax else "warning",
+            where=where,
+            module=module,
+            number=share,
+            threshold=limits["saturated_share"],
+            text=f"{share:.0%} of the values of {kind} lie at its limits (within "
+            f"{limits['saturation_margin']:.2g} of the range).",
+            advice=_SOFTMAX_ADVICE if is_softmax else _SATURATION_ADVICE,
+        )
+    ]
 
 
 @dataclass(slots=True)
@@ -62,10 +125,10 @@ class ActivationStatistics:
         self._seen: dict[tuple[Any, ...], int] = {}
 
     def on_value(self, place: Place, tensor: torch.Tensor, inputs: Inputs) -> None:
-        kind = place.operation.lower().replace("_", "")
-        is_zeroing = kind in _ZEROING
+        kind = activation_kind(place.operation)
+        is_zeroing = kind in ZEROING
         if (
-            not (is_zeroing or kind in _BOUNDED)
+            not (is_zeroing or kind in BOUNDED)
             or not tensor.is_floating_point()
             or not tensor.numel()
         ):
@@ -101,7 +164,7 @@ class ActivationStatistics:
     def _add_saturation(
         self, activity: Activity, kind: str, tensor: torch.Tensor, inputs: Inputs
     ) -> None:
-        low, high = _BOUNDED[kind]
+        low, high = BOUNDED[kind]
         args, kwargs = inputs.args, inputs.kwargs
         if kind == "hardtanh":
             if activity.place.entry is None:  # of a module, the limits are not known

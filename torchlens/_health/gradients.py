@@ -1,7 +1,7 @@
-"""Gradients that vanish or explode on their way through a model: the rules."""
+"""Rules for what trains the weights: vanishing and exploding gradients, and the size of updates."""
 
-from collections.abc import Sequence
-from math import sqrt
+from collections.abc import Collection, Mapping, Sequence
+from math import inf, isnan, sqrt
 from typing import NamedTuple
 
 from torchlens._health.finding import Finding
@@ -9,6 +9,8 @@ from torchlens._health.finding import Finding
 # A weight whose numbers are smaller than this is compared as if they were this large: it may start
 # at nearly zero.
 _SMALLEST_WEIGHT = 1e-2
+# A usual step changes a weight by so much of its size, by root mean square.
+_USUAL_UPDATES = 1e-4, 1e-2
 
 
 class WeightNorms(NamedTuple):
@@ -21,13 +23,52 @@ class WeightNorms(NamedTuple):
     num_elements: int
 
 
-def vanishing(weights: Sequence[WeightNorms], largest: float, threshold: float) -> list[Finding]:
-    """The weights from the model's first on that get next to nothing: what comes later gets its
-    gradient.
+def gradient_findings(
+    weights: Sequence[WeightNorms], outer: Collection[str], limits: Mapping[str, float]
+) -> list[Finding]:
+    """Gradients that vanish or explode. `weights` are matrices in the order of their use.
 
-    `weights` in the order in which they are used; `largest` is the largest norm of a gradient in
-    the model.
+    `outer` are the modules with modules inside: the tokens and positions that such a module has
+    learned are no layer that the others wait for.
     """
+    finite = [weight for weight in weights if weight.gradient_norm < inf]  # false for NaN, too
+    largest = max((weight.gradient_norm for weight in finite), default=0.0)
+    if largest == 0:
+        return []
+    layers = [weight for weight in finite if weight.module not in outer]
+    return [
+        *_vanishing(layers or finite, largest, limits["vanishing_ratio"]),
+        *_exploding(finite, limits["exploding_ratio"]),
+    ]
+
+
+def update_finding(address: str, module: str, ratio: float, share: float) -> Finding | None:
+    """An update of an unusual size: the change of a weight in a step, by the weight itself. `share`
+    is the part of the weight that takes part in the step.
+    """
+    low, high = _USUAL_UPDATES
+    if isnan(ratio) or low <= ratio <= high:
+        return None
+    is_small = ratio < low
+    part = f" where it has a gradient ({share:.1%} of it)" if share < 0.9 else ""
+    return Finding(
+        kind="small update" if is_small else "large update",
+        severity="info",
+        where=address,
+        module=module,
+        number=ratio,
+        threshold=low if is_small else high,
+        text=f"A step changes {address} by {ratio:.1g} of its size{part} (by root mean "
+        "square, sampled).",
+        advice="It hardly learns: try a larger learning rate, or find what keeps its gradient "
+        "small."
+        if is_small
+        else "That is a lot: try a smaller learning rate, or a warm-up.",
+    )
+
+
+def _vanishing(weights: Sequence[WeightNorms], largest: float, threshold: float) -> list[Finding]:
+    """The first weights of the model, as long as their gradients are tiny beside the largest."""
     starved: list[WeightNorms] = []
     for weight in weights:
         if weight.gradient_norm >= threshold * largest:
@@ -73,7 +114,7 @@ def _zero_gradients(starved: list[WeightNorms]) -> Finding:
     )
 
 
-def exploding(weights: Sequence[WeightNorms], threshold: float) -> list[Finding]:
+def _exploding(weights: Sequence[WeightNorms], threshold: float) -> list[Finding]:
     """The weight whose gradient is largest beside it, if that is too large."""
     found: list[tuple[float, WeightNorms]] = []
     for weight in weights:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from torchlens._health.activations import Activity
+from torchlens._health.activations import Activity, dead_units, saturation
 from torchlens._health.checker import HealthChecker
 from torchlens._health.finding import Finding, Findings
-from torchlens._health.gradients import WeightNorms, exploding, vanishing
+from torchlens._health.gradients import WeightNorms, gradient_findings
 from torchlens._health.nonfinite import NonFinite
 from torchlens._health.thresholds import checked_thresholds
 from torchlens._profile.records import Measurements, ParameterRecord
@@ -21,13 +21,6 @@ _SCALED = (
     "A GradScaler skipped this step while it was looking for its scale, and made a later one: "
     "that is how it works."
 )
-_SATURATION_ADVICE = {
-    "other": "Hardly any gradient comes through there. Smaller weights or inputs, or "
-    "normalisation before it, help.",
-    "softmax": "One takes all, and hardly any gradient comes through. Fine for a classifier that "
-    "is sure; in "
-    "attention, scale the scores down.",
-}
 
 
 def find(
@@ -49,7 +42,7 @@ def find(
         if health.is_full:
             for name, activity in health.activities():
                 found += _activity_findings(name, activity, limits, notes)
-            found += gradient_findings(measurements, health, limits)
+            found += _gradient_findings(measurements, health, limits)
         else:
             notes.append(
                 "Only NaN and Inf were looked for; profile(..., check='health') looks for more."
@@ -107,97 +100,46 @@ def _activity_findings(
     name: str, activity: Activity, limits: Mapping[str, float], notes: list[str]
 ) -> list[Finding]:
     found: list[Finding] = []
+    module = activity.place.address
     if activity.is_comparable and activity.num_dead:
         share = activity.num_dead / activity.num_units
-        if activity.values_per_unit < limits["min_values"]:
-            if share >= limits["dead_share"]:
-                notes.append(
-                    f"Dead units are told from {limits['min_values']:.0f} values of each on; some "
-                    "layers had fewer. Measure more steps or larger batches."
-                )
-        elif share >= limits["dead_share"]:
-            found.append(
-                Finding(
-                    kind="dead units",
-                    severity="warning",
-                    where=name,
-                    module=activity.place.address,
-                    number=share,
-                    threshold=limits["dead_share"],
-                    text=f"{activity.num_dead} of {activity.num_units} units ({share:.0%}) gave "
-                    "nothing but zero, in all "
-                    f"{activity.values_per_unit} values of each that were seen.",
-                    advice="They learn nothing. A lower learning rate, a smaller or zero bias, "
-                    "normalisation before the "
-                    "activation, or a leaky one helps.",
-                )
-            )
-    if (
-        activity.saturated_share > limits["saturated_share"]
-        and activity.num_sampled >= limits["min_values"]
-    ):
-        found.append(
-            Finding(
-                kind="saturated activation",
-                severity="info" if activity.kind == "softmax" else "warning",
-                where=name,
-                module=activity.place.address,
-                number=activity.saturated_share,
-                threshold=limits["saturated_share"],
-                text=f"{activity.saturated_share:.0%} of the values of {activity.kind} lie at its "
-                "limits (within "
-                f"{limits['saturation_margin']:.2g} of the range).",
-                advice=_SATURATION_ADVICE["softmax" if activity.kind == "softmax" else "other"],
-            )
+        text = (
+            f"{activity.num_dead} of {activity.num_units} units ({share:.0%}) gave nothing but "
+            f"zero, in all {activity.values_per_unit} values of each that were seen."
         )
-    return found
+        dead = dead_units(name, module, share, limits, text)
+        if dead and activity.values_per_unit < limits["min_values"]:
+            notes.append(
+                f"Dead units are told from {limits['min_values']:.0f} values of each on; some "
+                "layers had fewer. Measure more steps or larger batches."
+            )
+        else:
+            found += dead
+    return found + saturation(
+        name, module, activity.kind, activity.saturated_share, activity.num_sampled, limits
+    )
 
 
 # -- gradients
 
 
-def gradient_findings(
+def _gradient_findings(
     measurements: Measurements, health: HealthChecker, limits: Mapping[str, float]
 ) -> list[Finding]:
     norms = {address: median(own) for address, own in health.gradient_norms.items()}
     weights = [
-        record
+        WeightNorms(
+            record.address,
+            record.module,
+            norms[record.address],
+            health.parameter_norms[record.address],
+            record.num_elements,
+        )
         for record in _in_order_of_use(measurements)
         if _is_matrix(record) and record.address in norms
     ]
-    finite = [
-        record for record in weights if norms[record.address] < float("inf")
-    ]  # false for NaN, too
-    largest = max((norms[record.address] for record in finite), default=0.0)
-    if largest == 0:
-        return []
-    # Tokens and positions that a module with modules inside has learned are no layer that the
-    # others wait for.
-    modules = measurements.modules
-    layers = [
-        record
-        for record in finite
-        if record.module not in modules or not modules[record.module].children
-    ]
-    return [
-        *vanishing(
-            [_norms_of(record, norms, health) for record in layers or finite],
-            largest,
-            limits["vanishing_ratio"],
-        ),
-        *exploding(
-            [_norms_of(record, norms, health) for record in finite], limits["exploding_ratio"]
-        ),
-    ]
-
-
-def _norms_of(
-    record: ParameterRecord, norms: Mapping[str, float], health: HealthChecker
-) -> WeightNorms:
-    own_norm = health.parameter_norms[record.address]
-    return WeightNorms(
-        record.address, record.module, norms[record.address], own_norm, record.num_elements
-    )
+    outer = {address for address, module in measurements.modules.items() if module.children}
+    return gradient_findings(weights, outer, limits)
 
 
 def _is_matrix(record: ParameterRecord) -> bool:

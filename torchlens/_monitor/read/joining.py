@@ -11,7 +11,6 @@ import numpy as np
 
 from torchlens._monitor.read.views import Scalars, Series
 from torchlens._monitor.store.columns import (
-    Columns,
     SeriesKey,
     Step,
     as_one,
@@ -63,8 +62,7 @@ def _renumbered(step: Step, numbers: Mapping[int, int]) -> Step:
     new = [numbers[number] for number in old]
     if new == old:
         return step
-    changed = Columns(**{name: getattr(columns, name) for name in Columns.__slots__})
-    changed.series = np.array(new, columns.series.dtype)
+    changed = replace(columns, series=np.array(new, columns.series.dtype))
     return replace(step, columns=merged([changed]))
 
 

@@ -19,22 +19,20 @@ A block is four bytes (the length of the head), the head (JSON), and numbers:
 
 import json
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from torchlens._monitor.read.statistics import nonfinite_counts
-from torchlens._monitor.record.bins import (
+from torchlens._monitor.store.bins import (
     MINUS_INF,
     NAN,
     NUM_BINS,
     PLUS_INF,
-    ZERO,
     bin_order,
     narrowed,
 )
-from torchlens._monitor.store.columns import HAS_NAN, Columns, SeriesKey, Step
+from torchlens._monitor.store.columns import Columns, SeriesKey, Step
 
 if TYPE_CHECKING:
     from torchlens._monitor.read.reader import RunReader
@@ -49,7 +47,7 @@ STATISTICS: dict[str, Callable[..., Any]] = {
     "zero": np.nanmean,
     "dead": np.nanmean, "saturated": np.nanmean, "nonfinite": np.nanmax,
 }  # fmt: skip
-_STORED = frozenset({"low", "high", "dead", "saturated"})
+_EMPTY = {"rms": np.inf, "mean": np.inf, "std": np.inf, "low": np.inf, "high": -np.inf}
 _MOST_TABLES = 48
 # Bins of so many series are counted at once: a number for each bin of each.
 _SERIES_AT_ONCE = 4096
@@ -162,8 +160,8 @@ class RunTables:
                 for name in STATISTICS
             }
             for place, step in enumerate(steps):
-                for name, own in _statistics(step.columns).items():
-                    values[name][step.columns.series, place] = narrowed(own)
+                for name, own in values.items():
+                    own[step.columns.series, place] = _shown(step.columns, name)
             for name, stride in strides.items():
                 shown = (
                     values[name] if stride == 1 else grouped(values[name], stride, STATISTICS[name])
@@ -186,9 +184,7 @@ class RunTables:
             rows = row_of[np.minimum(columns.series, len(self.keys))]
             is_own = rows >= 0
             if is_own.any():
-                values[rows[is_own], place] = narrowed(
-                    _statistics(columns, (statistic,))[statistic][is_own]
-                )
+                values[rows[is_own], place] = _shown(columns, statistic)[is_own]
         self._tables[kind, statistic] = values
         while len(self._tables) > _MOST_TABLES:
             self._tables.pop(next(iter(self._tables)))
@@ -215,9 +211,11 @@ class RunTables:
         count = len(self.steps)
         stride = stride_for(count, most)
         start = 0 if stride != known_stride else max(0, min(start, count)) // stride * stride
+        rows = [(step.columns, step.columns.row_of(number)) for step in self.steps[start:]]
         parts = [
-            (place // stride, *_bins(step.columns, number))
-            for place, step in enumerate(self.steps[start:])
+            (place // stride, *columns.bins(row))
+            for place, (columns, row) in enumerate(rows)
+            if row is not None
         ]
         codes = np.concatenate([_NO_CODES, *(codes for _, codes, _ in parts)])
         places = np.repeat(
@@ -400,51 +398,11 @@ def _is_same(one: Step, two: Step) -> bool:
     return same and int(one.columns.calls.sum()) == int(two.columns.calls.sum())
 
 
-def _statistics(columns: Columns, wanted: Collection[str] = STATISTICS) -> dict[str, np.ndarray]:
-    """Statistics of each row. What they mean is told in views.py."""
-    found = {
-        name: np.asarray(getattr(columns, name), np.float64) for name in wanted if name in _STORED
-    }
-    for name, empty in (("low", np.inf), ("high", -np.inf)):  # all is NaN: the range of nothing
-        if name in found:
-            found[name] = np.where(np.isnan(found[name]), empty, found[name])
-    if len(found) == len(wanted):
-        return found
-    sampled = columns.sampled.astype(np.float64)
-    nan, infinite = nonfinite_counts(columns)
-    bad = np.broadcast_to(nan + infinite, sampled.shape)
-    if "zero" in wanted:
-        found["zero"] = _counted(columns, ZERO) / np.maximum(sampled, 1)
-    if "nonfinite" in wanted:
-        is_known = ((columns.flags & HAS_NAN) > 0) | np.isinf(columns.low) | np.isinf(columns.high)
-        share = bad / np.maximum(sampled, 1)
-        least = 1 / np.maximum(columns.elements.astype(np.float64), 1)
-        found["nonfinite"] = np.where(is_known, np.maximum(share, least), share)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean, square = columns.total / (sampled - bad), columns.squares / (sampled - bad)
-        found |= {
-            "mean": mean,
-            "std": np.sqrt(np.maximum(square - mean**2, 0)),
-            "rms": np.sqrt(square),
-        }
-    for name in ("mean", "std", "rms"):
-        found[name] = np.where(bad < sampled, found[name], np.inf)
-    return {name: found[name] for name in wanted}
-
-
-def _counted(columns: Columns, code: int) -> np.ndarray:
-    rows = np.repeat(np.arange(len(columns)), columns.num_bins)
-    is_own = columns.codes == code
-    return np.bincount(rows[is_own], weights=columns.counts[is_own], minlength=len(columns))
-
-
-def _bins(columns: Columns, number: int) -> tuple[np.ndarray, np.ndarray]:
-    row = int(np.searchsorted(columns.series, number))
-    if row >= len(columns) or columns.series[row] != number:
-        return _NO_CODES, _NO_COUNTS
-    start = int(columns.num_bins[:row].sum(dtype=np.int64))
-    own = slice(start, start + int(columns.num_bins[row]))
-    return columns.codes[own], columns.counts[own]
+def _shown(columns: Columns, statistic: str) -> np.ndarray:
+    """A statistic of each row; infinite where nothing that was sampled is finite."""
+    values = getattr(columns, statistic)
+    empty = _EMPTY.get(statistic)
+    return narrowed(values if empty is None else np.where(np.isnan(values), empty, values))
 
 
 def grouped(values: np.ndarray, stride: int, how: Callable[..., Any]) -> np.ndarray:

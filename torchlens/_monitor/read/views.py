@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchlens._monitor.record.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bin_edges, bin_order
+from torchlens._monitor.store.bins import (
+    MINUS_INF,
+    NAN,
+    NUM_BINS,
+    PLUS_INF,
+    bin_edges,
+    bin_order,
+)
 from torchlens._monitor.store.columns import (
-    HAS_NAN,
     QUANTILES,
     RANGE_IS_EXACT,
     SeriesKey,
@@ -93,17 +99,9 @@ class Series:
 
     @cached_property
     def _rows(self) -> list[tuple[Step, int]]:
-        """Where it is in each step that has it. Looked for when asked: a run has thousands of
-        series.
-        """
-        places = [
-            (step, int(np.searchsorted(step.columns.series, self._number))) for step in self._steps
-        ]
-        return [
-            (step, row)
-            for step, row in places
-            if row < len(step.columns) and step.columns.series[row] == self._number
-        ]
+        """Its row in each step that has one."""
+        places = [(step, step.columns.row_of(self._number)) for step in self._steps]
+        return [(step, row) for step, row in places if row is not None]
 
     @property
     def steps(self) -> np.ndarray:
@@ -115,8 +113,8 @@ class Series:
         """The first step of each group; the same as `steps` where nothing was merged."""
         return np.array([step.first for step, _ in self._rows], np.int64)
 
-    def _column(self, name: str) -> np.ndarray:
-        return np.array([getattr(step.columns, name)[row] for step, row in self._rows])
+    def _column(self, name: str, dtype: type = np.float64) -> np.ndarray:
+        return np.array([getattr(step.columns, name)[row] for step, row in self._rows], dtype)
 
     @property
     def low(self) -> np.ndarray:
@@ -131,84 +129,74 @@ class Series:
     @property
     def is_range_exact(self) -> np.ndarray:
         """Whether `low` and `high` cover all elements, not only the sample."""
-        return (self._column("flags").astype(np.uint8) & RANGE_IS_EXACT) > 0
+        return (self._column("flags", np.uint8) & RANGE_IS_EXACT) > 0
 
     @property
     def mean(self) -> np.ndarray:
         """The mean of the finite elements in the sample."""
-        return self._per_finite("total")
+        return self._column("mean")
 
     @property
     def rms(self) -> np.ndarray:
         """The root mean square of the finite elements in the sample."""
-        return np.sqrt(np.maximum(self._per_finite("squares"), 0))
+        return self._column("rms")
 
     @property
     def std(self) -> np.ndarray:
         """The standard deviation of the finite elements in the sample."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.sqrt(np.maximum(self._per_finite("squares") - self.mean**2, 0))
+        return self._column("std")
 
     @property
     def norm(self) -> np.ndarray:
         """The 2-norm of a tensor, estimated: its rms times the root of its number of elements."""
-        calls = self._column("calls").astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.rms * np.sqrt(self.num_elements / np.maximum(calls, 1))
+            return self.rms * np.sqrt(self.num_elements / np.maximum(self.num_calls, 1))
 
     @property
     def zero(self) -> np.ndarray:
         """The share of the sample that is exactly zero."""
-        return self._share(ZERO)
+        return self._column("zero")
 
     @property
     def nonfinite(self) -> np.ndarray:
         """The share of the sample that is NaN or infinite; a tiny number if only elements outside
         the sample are.
         """
-        share = self._share(NAN, PLUS_INF, MINUS_INF)
-        is_known = (
-            ((self._column("flags").astype(np.uint8) & HAS_NAN) > 0)
-            | np.isinf(self.low)
-            | np.isinf(self.high)
-        )
-        return np.where(is_known, np.maximum(share, 1 / np.maximum(self.num_elements, 1)), share)
+        return self._column("nonfinite")
 
     @property
     def dead(self) -> np.ndarray:
         """The share of units that are always zero; NaN if that has no meaning, or before 64 values
         of each were seen.
         """
-        return self._column("dead").astype(np.float64)
+        return self._column("dead")
 
     @property
     def saturated(self) -> np.ndarray:
         """The share of the sample that lies at the limits of the activation; NaN if it has none."""
-        return self._column("saturated").astype(np.float64)
+        return self._column("saturated")
 
     @property
     def quantiles(self) -> np.ndarray:
         """One row for each step, with the quantiles 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95 and
         0.99 of the sample.
         """
-        return np.array([step.columns.quantiles[row] for step, row in self._rows]).reshape(
-            -1, len(QUANTILES)
-        )
+        return self._column("quantiles", np.float32).reshape(-1, len(QUANTILES))
 
     @property
     def num_calls(self) -> np.ndarray:
         """How many tensors were recorded."""
-        return self._column("calls").astype(np.int64)
+        return self._column("calls", np.int64)
 
     @property
     def num_elements(self) -> np.ndarray:
         """How many elements they have together."""
-        return self._column("elements").astype(np.int64)
+        return self._column("elements", np.int64)
 
     @property
     def num_sampled(self) -> np.ndarray:
         """How many of those were sampled."""
-        return self._column("sampled").astype(np.int64)
+        return self._column("sampled", np.int64)
 
     def histogram(self, step: int | None = None) -> Histogram:
         """The histogram of the last recorded step, or of the last one up to `step`."""
@@ -216,9 +204,7 @@ class Series:
             raise ValueError(f"Nothing was recorded of {self} yet.")
         chosen, row = self._rows[self._place(step)]
         columns = chosen.columns
-        start = int(columns.num_bins[:row].sum(dtype=np.int64))
-        codes = columns.codes[start : start + int(columns.num_bins[row])]
-        counts = columns.counts[start : start + int(columns.num_bins[row])].astype(np.int64)
+        codes, counts = columns.bins(row)
         low, high = bin_edges(codes)
         order = np.argsort(bin_order(codes), kind="stable")
         real = order[np.isfinite(low[order])]
@@ -233,25 +219,16 @@ class Series:
         """All histograms in the same finite bins, from the smallest to the largest bin that is ever
         used.
         """
-        found: dict[int, int] = {}
-        parts = []
-        for step, row in self._rows:
-            start = int(step.columns.num_bins[:row].sum(dtype=np.int64))
-            end = start + int(step.columns.num_bins[row])
-            parts.append((step.columns.codes[start:end], step.columns.counts[start:end]))
-        codes = (
-            np.unique(np.concatenate([own for own, _ in parts]))
-            if parts
-            else np.zeros(0, np.uint16)
-        )
+        parts = [step.columns.bins(row) for step, row in self._rows]
+        codes = np.unique(np.concatenate([np.zeros(0, np.uint16), *(own for own, _ in parts)]))
         codes = codes[~np.isin(codes, (NAN, PLUS_INF, MINUS_INF))]
+        places = np.zeros(NUM_BINS, np.int64)
         codes = codes[np.argsort(bin_order(codes), kind="stable")]
-        found = {int(code): place for place, code in enumerate(codes)}
+        places[codes] = np.arange(len(codes))
         counts = np.zeros((len(parts), len(codes)), np.int64)
         for line, (own, numbers) in enumerate(parts):
-            for code, number in zip(own.tolist(), numbers.tolist(), strict=True):
-                if code in found:
-                    counts[line, found[code]] = number
+            is_real = np.isin(own, codes)
+            counts[line, places[own[is_real]]] = numbers[is_real]
         low, high = bin_edges(codes)
         return HeatMap(self.steps, low, high, counts)
 
@@ -294,27 +271,6 @@ class Series:
             if own.first <= step <= own.last:
                 return place
         return max(int(np.searchsorted(self.steps, step, side="right")) - 1, 0)
-
-    def _counted(self, *codes: int) -> np.ndarray:
-        """How many sampled elements lie in these bins."""
-        found = []
-        for step, row in self._rows:
-            columns = step.columns
-            start = int(columns.num_bins[:row].sum(dtype=np.int64))
-            end = start + int(columns.num_bins[row])
-            found.append(
-                int(columns.counts[start:end][np.isin(columns.codes[start:end], codes)].sum())
-            )
-        return np.array(found, np.float64)
-
-    def _share(self, *codes: int) -> np.ndarray:
-        return self._counted(*codes) / np.maximum(self.num_sampled, 1)
-
-    def _per_finite(self, name: str) -> np.ndarray:
-        finite = self.num_sampled - self._counted(NAN, PLUS_INF, MINUS_INF)
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            found: np.ndarray = self._column(name).astype(np.float64) / finite
-        return found
 
 
 class SeriesMap(Mapping[str, Series]):

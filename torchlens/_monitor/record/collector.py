@@ -10,9 +10,9 @@ import torch
 
 from torchlens._capture.gradients.backward_hooks import node_of
 from torchlens._monitor.films.tracks import Tracks
-from torchlens._monitor.read.statistics import Observation
 from torchlens._monitor.record.samples import PLAIN_TYPES, Sample, Sampler
 from torchlens._monitor.record.series import SeriesNames
+from torchlens._monitor.record.statistics import Observation
 from torchlens._recording.unseen import call_unseen, is_seen
 from torchlens._text.problems import Problems
 

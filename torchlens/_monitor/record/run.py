@@ -24,12 +24,12 @@ from torchlens._monitor.films.tracks import (
     embed_options,
     video_options,
 )
-from torchlens._monitor.read.health import RunHealth
 from torchlens._monitor.read.reader import last_step_of
 from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.graph import GraphMaker
 from torchlens._monitor.record.options import MonitorOptions
 from torchlens._monitor.record.process import own_rank, run_record, session_record
+from torchlens._monitor.record.run_health import RunHealth
 from torchlens._monitor.record.scalars import scalar_value
 from torchlens._monitor.record.series import WATCHED, SeriesNames
 from torchlens._monitor.record.stepping import Steps

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchlens._monitor.record.bins import NAN, ZERO, bins_of, narrowed, raw_bins_of
 from torchlens._monitor.record.samples import SAMPLE_SIZE
+from torchlens._monitor.store.bins import NAN, ZERO, bins_of, narrowed, raw_bins_of
 from torchlens._monitor.store.columns import QUANTILES
 
 _WIDTHS = (SAMPLE_SIZE // 4, SAMPLE_SIZE)

@@ -28,13 +28,13 @@ from torchlens._capture.patches.patching import (
     undo_patches,
 )
 from torchlens._monitor.films.film_worker import Capture, FilmWorker
-from torchlens._monitor.read.statistics import Observation
 from torchlens._monitor.record.clock import StepClock
 from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.options import MonitorOptions
 from torchlens._monitor.record.parameters import ParameterWatch
 from torchlens._monitor.record.samples import to_host
 from torchlens._monitor.record.scalars import PendingScalars
+from torchlens._monitor.record.statistics import Observation
 from torchlens._monitor.record.watcher import ModuleWatcher, hide_from_compiler
 from torchlens._monitor.record.writer import Part, Writer
 from torchlens._monitor.store.folder import GRAPH_FILE, write_json_file

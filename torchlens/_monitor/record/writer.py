@@ -14,11 +14,11 @@ from time import time
 from typing import Any
 
 from torchlens._health.thresholds import THRESHOLDS
-from torchlens._monitor.read.health import RunHealth
-from torchlens._monitor.read.statistics import Observation, summarized
 from torchlens._monitor.record.options import MonitorOptions
+from torchlens._monitor.record.run_health import RunHealth
 from torchlens._monitor.record.samples import value_of
 from torchlens._monitor.record.series import SeriesNames
+from torchlens._monitor.record.statistics import Observation, summarized
 from torchlens._monitor.record.units import UnitActivity
 from torchlens._monitor.sinks.step_record import RecordedStep
 from torchlens._monitor.store.columns import Columns, Step, merged
@@ -200,7 +200,7 @@ class Writer:
             recorded, dropped = self._recorded + size, self._dropped
         offered = self._earlier.offered + recorded + dropped
         step = Step(number, number, 1, time(), offered, self._earlier.dropped + dropped, columns)
-        found = [] if self._health is None else self._health.look(step)
+        found = [] if self._health is None else self._health.after_step(step)
         names = list(enumerate(self._names.rows[self._num_names :], self._num_names))
         lines = [line_of("series", [series, *key]) for series, key in names]
         lines += [line_of("finding", finding.as_json()) for finding in found]

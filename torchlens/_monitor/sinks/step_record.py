@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchlens._health.finding import RunFinding
-from torchlens._monitor.record.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bin_edges, bin_order
-from torchlens._monitor.store.columns import HAS_NAN, Columns, Step
+from torchlens._monitor.store.bins import bin_edges, bin_order
+from torchlens._monitor.store.columns import QUANTILES, Step
 
 STATISTICS = ("mean", "std", "rms", "low", "high", "zero", "nonfinite", "dead", "saturated")
 # The bin of zero has no width. Programs that draw histograms want one.
@@ -80,64 +80,17 @@ class RecordedStep:
 def step_records(step: Step, key_of: Callable[[int], Any]) -> Iterator[SeriesRecord]:
     """The series of a step. `key_of` tells module, kind and name of a series by its number."""
     columns = step.columns
-    values = _statistics(columns)
-    starts = columns.starts
-    levels = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+    values = {name: getattr(columns, name) for name in STATISTICS}
     for row, number in enumerate(columns.series.tolist()):
         key = key_of(number)
-        own = slice(int(starts[row]), int(starts[row + 1]))
-        found = {
-            name: float(column[row]) for name, column in values.items() if not np.isnan(column[row])
-        }
-        quantiles = columns.quantiles[row].tolist()
+        found = {name: float(own[row]) for name, own in values.items() if not np.isnan(own[row])}
+        quantiles = zip(QUANTILES.tolist(), columns.quantiles[row].tolist(), strict=True)
         yield SeriesRecord(
             key.module, key.kind, key.name, found,
-            {level: value for level, value in zip(levels, quantiles,
-            strict=True) if value == value},
+            {level: value for level, value in quantiles if value == value},
             int(columns.elements[row]), int(columns.sampled[row]), float(columns.total[row]),
-            float(columns.squares[row]),
-            columns.codes[own], columns.counts[own].astype(np.int64),
+            float(columns.squares[row]), *columns.bins(row),
         )  # fmt: skip
-
-
-def _statistics(columns: Columns) -> dict[str, np.ndarray]:
-    """All rows at once: a step has hundreds of series, and the training waits for the interpreter
-    meanwhile.
-    """
-    size = len(columns)
-    rows = np.repeat(np.arange(size), columns.num_bins)
-
-    def counted(*codes: int) -> np.ndarray:
-        return np.bincount(
-            rows, weights=columns.counts * np.isin(columns.codes, codes), minlength=size
-        )
-
-    sampled = np.maximum(columns.sampled.astype(np.float64), 1)
-    strange = counted(NAN, PLUS_INF, MINUS_INF)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = columns.total / (columns.sampled - strange)
-        square = columns.squares / (columns.sampled - strange)
-        std = np.sqrt(np.maximum(square - mean**2, 0))
-        rms = np.sqrt(square)
-    is_known = (
-        (columns.flags.astype(np.uint8) & HAS_NAN > 0)
-        | np.isinf(columns.low)
-        | np.isinf(columns.high)
-    )
-    least = 1 / np.maximum(columns.elements.astype(np.float64), 1)
-    nonfinite = np.where(is_known, np.maximum(strange / sampled, least), strange / sampled)
-    found = (
-        mean,
-        std,
-        rms,
-        columns.low,
-        columns.high,
-        counted(ZERO) / sampled,
-        nonfinite,
-        columns.dead,
-        columns.saturated,
-    )
-    return dict(zip(STATISTICS, found, strict=True))
 
 
 def gapless(codes: np.ndarray, counts: np.ndarray) -> Bins | None:

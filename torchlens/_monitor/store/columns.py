@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-NUM_BINS = 1024
+from torchlens._monitor.store.bins import MINUS_INF, NAN, NUM_BINS, PLUS_INF, ZERO
+
 QUANTILES = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
 
 # Flags: what is known of all elements, not only of the sample.
@@ -26,10 +28,10 @@ class SeriesKey(NamedTuple):
     dtype: str
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Columns:
     """Rows in the order of `series`, each series once. `codes` and `counts` hold the bins of all
-    rows, row after row.
+    rows, row after row. The statistics are NaN where nothing that was sampled is finite.
     """
 
     series: np.ndarray  # the number of the series
@@ -56,6 +58,66 @@ class Columns:
         """Where the bins of each row begin, and at last their number."""
         return np.concatenate([[0], np.cumsum(self.num_bins, dtype=np.int64)])
 
+    def row_of(self, series: int) -> int | None:
+        """The row of a series; None if it has none."""
+        row = int(np.searchsorted(self.series, series))
+        return row if row < len(self.series) and self.series[row] == series else None
+
+    def bins(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """The codes of the bins of a row, and how many elements lie in each."""
+        start = int(self.num_bins[:row].sum(dtype=np.int64))
+        own = slice(start, start + int(self.num_bins[row]))
+        return self.codes[own], self.counts[own].astype(np.int64)
+
+    def counted(self, *codes: int) -> np.ndarray:
+        """How many sampled elements of each row lie in some bins."""
+        is_counted = self.codes == codes[0]
+        for code in codes[1:]:
+            is_counted |= self.codes == code
+        places = np.flatnonzero(is_counted)
+        if not len(places):
+            return np.zeros(len(self))
+        rows = np.searchsorted(self.starts, places, "right") - 1
+        return np.bincount(rows, weights=self.counts[places], minlength=len(self))
+
+    @cached_property
+    def num_finite(self) -> np.ndarray:
+        """How many of the sampled elements are finite."""
+        return self.sampled - self.counted(NAN, PLUS_INF, MINUS_INF)
+
+    @cached_property
+    def mean(self) -> np.ndarray:
+        """The mean of what is finite."""
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            return np.asarray(self.total / self.num_finite)
+
+    @cached_property
+    def rms(self) -> np.ndarray:
+        """The root mean square of what is finite."""
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            return np.asarray(np.sqrt(self.squares / self.num_finite))
+
+    @cached_property
+    def std(self) -> np.ndarray:
+        """The standard deviation of what is finite."""
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            square = self.squares / self.num_finite
+            return np.asarray(np.sqrt(np.maximum(square - self.mean**2, 0)))
+
+    @cached_property
+    def zero(self) -> np.ndarray:
+        """The share of the sample that is exactly zero."""
+        return np.asarray(self.counted(ZERO) / np.maximum(self.sampled, 1))
+
+    @cached_property
+    def nonfinite(self) -> np.ndarray:
+        """The share of the sample that is NaN or infinite; a tiny number if only elements outside
+        the sample are.
+        """
+        share = (self.sampled - self.num_finite) / np.maximum(self.sampled, 1)
+        is_outside = (self.flags & HAS_NAN > 0) | np.isinf(self.low) | np.isinf(self.high)
+        return np.where(is_outside, np.maximum(share, 1 / np.maximum(self.elements, 1)), share)
+
 
 # A row as it lies in a file; bins follow in arrays of their own.
 ROW = np.dtype([
@@ -63,6 +125,7 @@ ROW = np.dtype([
     ("flags", "u1"), ("low", "<f8"), ("high", "<f8"), ("total", "<f8"), ("squares", "<f8"),
     ("dead", "<f4"), ("saturated", "<f4"), ("quantiles", "<f4", (9,)), ("num_bins", "<u2"),
 ])  # fmt: skip
+_NAMES = ROW.names or ()
 
 
 @dataclass(slots=True, eq=False)
@@ -91,14 +154,13 @@ def empty_columns() -> Columns:
 
 def columns_of(rows: np.ndarray, codes: np.ndarray, counts: np.ndarray) -> Columns:
     """Columns from rows as they lie in a file."""
-    names = ROW.names or ()
-    return Columns(**{name: rows[name] for name in names}, codes=codes, counts=counts)
+    return Columns(**{name: rows[name] for name in _NAMES}, codes=codes, counts=counts)
 
 
 def rows_of(columns: Columns) -> np.ndarray:
     """Rows as they lie in a file."""
     rows = np.zeros(len(columns), ROW)
-    for name in ROW.names or ():
+    for name in _NAMES:
         rows[name] = getattr(columns, name)
     return rows
 
@@ -113,7 +175,8 @@ def merged(parts: Sequence[Columns]) -> Columns:
     if len(parts) == 1 and bool((parts[0].series[1:] > parts[0].series[:-1]).all()):
         return parts[0]
     together = {
-        name: np.concatenate([getattr(part, name) for part in parts]) for name in Columns.__slots__
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in (*_NAMES, "codes", "counts")
     }
     series, place = np.unique(together["series"], return_inverse=True)
     size = len(series)

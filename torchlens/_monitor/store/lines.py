@@ -35,8 +35,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from torchlens._health.finding import RunFinding
+from torchlens._monitor.store.bins import NUM_BINS
 from torchlens._monitor.store.columns import (
-    NUM_BINS,
     ROW,
     SeriesKey,
     Step,

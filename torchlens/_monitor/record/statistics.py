@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from torchlens._monitor.record.bins import MINUS_INF, NAN, PLUS_INF, ZERO, narrowed
 from torchlens._monitor.record.samples import Sample, value_of
 from torchlens._monitor.record.stacks import Stack, stacked, statistics_of
 from torchlens._monitor.record.units import UnitActivity
+from torchlens._monitor.store.bins import NAN, ZERO, narrowed
 from torchlens._monitor.store.columns import HAS_NAN, QUANTILES, RANGE_IS_EXACT, Columns, merged
 
 _NUMBER_TYPES = frozenset({np.float32, np.float64})
@@ -264,20 +264,3 @@ def _quantiles_with_zeros(values: np.ndarray, num_zeros: int) -> np.ndarray:
     places = np.concatenate([np.arange(split), zeros, np.arange(split + num_zeros, total)])
     known = np.concatenate([ordered[:split], np.zeros(len(zeros)), ordered[split:]])
     return narrowed(np.interp(QUANTILES * (total - 1), places, known))
-
-
-def nonfinite_counts(columns: Columns) -> tuple[np.ndarray, np.ndarray]:
-    """How many NaN and how many Inf the sample of each row has."""
-    codes = columns.codes
-    if not ((codes & 511 >= PLUS_INF) & (codes != ZERO)).any():
-        return np.zeros(len(columns)), np.zeros(len(columns))
-    return bin_counts(columns, NAN), bin_counts(columns, PLUS_INF) + bin_counts(columns, MINUS_INF)
-
-
-def bin_counts(columns: Columns, code: int) -> np.ndarray:
-    """How many elements of each row's sample lie in a bin."""
-    places = np.flatnonzero(columns.codes == code)
-    rows = np.searchsorted(columns.starts, places, "right") - 1
-    found = np.zeros(len(columns))
-    found[rows] = columns.counts[places]  # a row has a bin once
-    return found
