@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from torchlens._monitor.record.run import Run
     from torchlens._monitor.sinks.sink import Sink
     from torchlens._page.page import Exploration
-    from torchlens._profile.output.comparison import Comparison
-    from torchlens._profile.output.quantities import QuantityName
+    from torchlens._profile.comparison import Comparison
     from torchlens._profile.profile import Profile
     from torchlens._profile.profile_options import Check, Level
+    from torchlens._profile.quantities import QuantityName
     from torchlens._trace.tailing import Tail
     from torchlens._validate.report import ValidationReport
 
@@ -424,7 +424,7 @@ def compare(
     >>> print(torchlens.compare(before, after))
     >>> print(torchlens.compare(before, after, 'peak_bytes', limit=10))
     """
-    from torchlens._profile.output.comparison import compare_measurements
+    from torchlens._profile.comparison import compare_measurements
     from torchlens._profile.profile import Profile
 
     for name, value in (("before", before), ("after", after)):

@@ -8,8 +8,8 @@ from torch import nn
 
 import torchlens as tl
 from tests.profile.profile_records import MS, call, made_up, module
-from torchlens._profile.output.comparison import compare_measurements
-from torchlens._profile.output.quantities import QUANTITIES, QuantityName
+from torchlens._profile.comparison import compare_measurements
+from torchlens._profile.quantities import QUANTITIES, QuantityName
 from torchlens._profile.records import Measurements
 from torchlens._profile.steps import TypicalSteps
 from torchlens._text.measures import MEASURES, short_word

@@ -6,7 +6,7 @@ from torch import nn
 
 import torchlens
 from tests.profile.profile_records import made_up, operations
-from torchlens._profile.output.data_frames import to_pandas
+from torchlens._profile.exports import to_pandas
 
 
 def test_a_row_for_each_module():

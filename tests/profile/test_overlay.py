@@ -13,7 +13,7 @@ from torchlens._draw.drawing import make_drawing
 from torchlens._draw.options import DrawOptions
 from torchlens._history.overlay import Overlay
 from torchlens._page.data import page_data
-from torchlens._profile.output.overlay import overlay
+from torchlens._profile.quantities import overlay
 
 
 def net() -> nn.Module:

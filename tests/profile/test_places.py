@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import torchlens
-from torchlens._profile.output.places import named_rows, placed
-from torchlens._profile.output.quantities import QUANTITIES, module_value
+from torchlens._profile.places import named_rows, placed
+from torchlens._profile.quantities import QUANTITIES, module_value
 
 
 class Node(nn.Module):

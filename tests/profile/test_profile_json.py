@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.profile.profile_records import call, made_up, module
-from torchlens._profile.output.json_form import to_json
+from torchlens._profile.exports import to_json
 
 # The fields that readers of the format know.
 CLASSIC = {

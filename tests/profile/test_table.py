@@ -10,11 +10,10 @@ from torch import nn
 
 import torchlens
 from tests.profile.profile_records import MS, call, made_up, module, operations
-from torchlens._profile.output.data_frames import to_pandas
-from torchlens._profile.output.json_form import profile_data
-from torchlens._profile.output.table import _wrapped, summary
+from torchlens._profile.exports import profile_data, to_pandas
 from torchlens._profile.records import Measurements
 from torchlens._profile.steps import StepRecord, TypicalSteps
+from torchlens._profile.table import summary, wrapped
 
 
 def rows_of(text: str) -> list[str]:
@@ -302,7 +301,7 @@ def test_names_are_whole_as_long_as_there_is_another_column_to_leave_out():
 def test_a_number_stays_with_its_unit_in_a_narrow_table():
     text = "a whole step:      1.18 s: forward 353 ms, loss 230 µs, backward 827 ms, other 1.01 ms"
     for width in range(40, 90):
-        lines = _wrapped(text, width, " " * 19)
+        lines = wrapped(text, width, " " * 19)
         assert all(len(line) <= width for line in lines)
         assert not any(line.strip().startswith(("s:", "ms", "µs")) for line in lines)
         assert " ".join(" ".join(lines).split()) == " ".join(text.split())

@@ -14,16 +14,13 @@ from torchlens._health.finding import Findings
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.overlay import Overlay
+from torchlens._profile.chrome_trace import to_chrome_trace
+from torchlens._profile.exports import RowsBy, to_json, to_pandas
 from torchlens._profile.findings import find
 from torchlens._profile.make_records import label_finder, make_measurements
 from torchlens._profile.model_watcher import ModelWatcher
-from torchlens._profile.output.chrome_trace import to_chrome_trace
-from torchlens._profile.output.data_frames import RowsBy, to_pandas
-from torchlens._profile.output.json_form import to_json
-from torchlens._profile.output.overlay import overlay
-from torchlens._profile.output.quantities import QuantityName
-from torchlens._profile.output.table import Table, TableBy, Times, summary
 from torchlens._profile.profile_options import ProfileOptions
+from torchlens._profile.quantities import QuantityName, overlay
 from torchlens._profile.records import (
     CallRecord,
     Measurements,
@@ -32,6 +29,7 @@ from torchlens._profile.records import (
     ParameterRecord,
 )
 from torchlens._profile.steps import StepRecord
+from torchlens._profile.table import Table, TableBy, Times, summary
 from torchlens._text.problems import Problems
 
 if TYPE_CHECKING:

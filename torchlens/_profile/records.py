@@ -5,11 +5,11 @@ measured".
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from statistics import median_low
 
-from torchlens._profile.steps import Shape, Statistic, StepRecord, TypicalSteps, by_kind
+from torchlens._profile.steps import Kind, Shape, Statistic, StepRecord, TypicalSteps, by_kind
 
 # Quantities that do not add up: the highest of several stands for them all.
 _HIGHEST = ("peak_", "output_bytes", "flops_per_second")
@@ -202,44 +202,34 @@ class ModuleRecord:
         return found
 
     def by_step(self, quantity: str) -> dict[int, float]:
-        """A quantity of CallRecord in each measured step: the sum over its calls or, for peaks and
+        """A field of CallRecord in each measured step: the sum over its calls or, for peaks and
         outputs, the maximum.
 
         A module that is never called itself but holds others (`ModuleList`) has the sum of theirs,
-        and nothing of its own. Of one that calls itself, the numbers of the outermost call are
-        those of all.
+        and nothing of its own. If a module calls itself, only the outermost calls count.
         """
-        steps: dict[int, list[float]] = {}
-        if not self.calls and "_self_" not in quantity:
+        is_own, is_highest = "_self_" in quantity, quantity.startswith(_HIGHEST)
+        if not self.calls and not is_own:
+            found: dict[int, float] = {}
             for child in self.children:
                 for step, value in child.by_step(quantity).items():
-                    steps.setdefault(step, []).append(value)
-        for call in self.measured_calls if "_self_" in quantity else self.outermost_calls:
-            value = getattr(call, quantity)
-            if value is not None:
-                steps.setdefault(call.step, []).append(
-                    sum(value) if isinstance(value, list) else value
-                )
-        together, unknown = (
-            max if quantity.startswith(_HIGHEST) else sum,
-            self._not_counted(quantity),
-        )
-        return {step: together(values) for step, values in steps.items() if step not in unknown}
+                    before = found.get(step, 0.0)
+                    found[step] = max(before, value) if is_highest else before + value
+        else:
+            calls = self.measured_calls if is_own else self.outermost_calls
+            found = by_step(calls, quantity, not is_highest)
+        unknown = self._not_counted(quantity)
+        return {step: value for step, value in found.items() if step not in unknown}
 
     def _not_counted(self, quantity: str) -> set[int]:
         """The steps in which FLOPs of a call are not known, and so neither is their sum."""
         if not quantity.startswith("flops"):
             return set()
-        inside = [] if self.calls else [child._not_counted(quantity) for child in self.children]
-        return {
-            call.step for call in self.outermost_calls if getattr(call, quantity) is None
-        }.union(*inside)
-
-    def per_step(self, quantity: str) -> list[float]:
-        """A quantity of CallRecord for each measured step: the sum over its calls or, for peaks,
-        the maximum.
-        """
-        return list(self.by_step(quantity).values())
+        calls = self.outermost_calls
+        unknown = {call.step for call in calls if getattr(call, quantity) is None}
+        for child in () if self.calls else self.children:
+            unknown |= child._not_counted(quantity)
+        return unknown
 
     def typical(self, quantity: str) -> float | None:
         """The number that tables print: for a time, the mean over the typical steps, so that the
@@ -300,33 +290,15 @@ class Measurements:
 
     def by_kind(self) -> "dict[str, Measurements]":
         """The measurements by kind of step: training or evaluation, with or without gradients, and
-        input shapes.
-
-        Shapes count only while there are few: for a model with inputs of many lengths, all lengths
-        are one kind.
+        input shapes. Shapes tell kinds apart only while there are few.
         """
-        kinds = {
-            kind: {step.number for step in steps}
-            for kind, steps in by_kind(self.measured_steps).items()
+        kinds = by_kind(self.measured_steps)
+        if len(kinds) == 1:
+            return {_kind_name(kind, kinds): self for kind in kinds}
+        return {
+            _kind_name(kind, kinds): self.of_steps({step.number for step in steps})
+            for kind, steps in kinds.items()
         }
-        has_grads = {
-            phase: len({kind[1] for kind in kinds if kind[0] == phase}) > 1 for phase, *_ in kinds
-        }
-        num_shapes = Counter(kind[:2] for kind in kinds)
-        found = {}
-        for kind, numbers in kinds.items():
-            phase, has_grad, shapes = kind
-            words = (
-                [phase, "with gradients" if has_grad else "without gradients"]
-                if has_grads[phase]
-                else [phase]
-            )
-            if num_shapes[kind[:2]] > 1:
-                words.append(
-                    "inputs " + ", ".join("x".join(map(str, shape)) or "scalar" for shape in shapes)
-                )
-            found[", ".join(words)] = self if len(kinds) == 1 else self.of_steps(numbers)
-        return found
 
     def usual_first(self) -> "list[tuple[str, Measurements]]":
         """The same, the kind with the most steps first; without steps, the whole under no name."""
@@ -344,6 +316,28 @@ class Measurements:
             calls=[call for call in self.calls if call.step in numbers],
             operations=[operation for operation in self.operations if operation.step in numbers],
         )
+
+
+def by_step(calls: Iterable[CallRecord], field: str, is_sum: bool) -> dict[int, float]:
+    """A field of some calls in each step: added up, or the largest."""
+    steps: dict[int, list[float]] = {}
+    for call in calls:
+        value = getattr(call, field)
+        if value is not None:
+            steps.setdefault(call.step, []).append(sum(value) if isinstance(value, list) else value)
+    return {step: sum(values) if is_sum else max(values) for step, values in steps.items()}
+
+
+def _kind_name(kind: Kind, others: Collection[Kind]) -> str:
+    """What tells a kind of steps from the others."""
+    phase, has_grad, shapes = kind
+    words = [phase]
+    if len({other[1] for other in others if other[0] == phase}) > 1:
+        words.append("with gradients" if has_grad else "without gradients")
+    if sum(other[:2] == kind[:2] for other in others) > 1:
+        texts = ["x".join(map(str, shape)) or "scalar" for shape in shapes]
+        words.append(f"inputs {', '.join(texts)}")
+    return ", ".join(words)
 
 
 def _of_steps(record: ModuleRecord, numbers: set[int], typical: TypicalSteps) -> ModuleRecord:

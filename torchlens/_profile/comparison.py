@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torchlens._profile.output.quantities import (
+from torchlens._profile.quantities import (
     QUANTITIES,
     Quantity,
     checked_quantity,
     full_name,
     module_value,
 )
-from torchlens._profile.output.units import text_of
 from torchlens._profile.records import Measurements
 from torchlens._profile.steps import MOST_KINDS, Kind, Shape
 from torchlens._text.grid import Column, laid_out
@@ -144,7 +143,7 @@ def compare_measurements(
     the most steps.
     """
     wanted = checked_quantity(quantity, "quantity")
-    quantity = str(full_name(quantity))
+    quantity = full_name(quantity)
     before, after, kind = _alike(before, after, step_kind)
     ours, theirs = before.modules, after.modules
     changes = []
@@ -246,4 +245,4 @@ def _text(quantity: Quantity, value: float | None, has_sign: bool = False) -> st
     if value is None:
         return "-"
     sign = "+" if has_sign and value > 0 else ""
-    return sign + text_of(quantity.unit)(value)
+    return sign + quantity.text(value)

@@ -1,0 +1,222 @@
+"""A profile as pandas tables and as nested JSON.
+
+JSON is `{model: {"info": {...}, "children": {name: {"info": ..., "children": ...}}}}`. Memory is in
+bytes, latency in seconds; null means not measured. docs/profile.md describes the fields.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from torchlens._profile.quantities import QUANTITIES, module_value
+from torchlens._profile.records import (
+    CallRecord,
+    Measurements,
+    ModuleRecord,
+    OperationRecord,
+    ParameterRecord,
+)
+from torchlens._profile.steps import StepRecord
+from torchlens._text.json_text import write_json
+from torchlens._text.wording import check_choice
+
+if TYPE_CHECKING:
+    import pandas
+
+_RECORDS: dict[str, Any] = {
+    "call": CallRecord,
+    "operation": OperationRecord,
+    "step": StepRecord,
+    "parameter": ParameterRecord,
+}
+_COUNTS = (
+    "num_learnable", "own_num_parameters", "own_num_learnable", "own_param_bytes",
+    "own_gradient_bytes",
+)  # fmt: skip
+_STATISTICS = ("spread", "minimum", "median", "p95")
+_STEP_PARTS = (
+    "wall_seconds", "loss_seconds", "backward_call_seconds", "optimizer_seconds", "data_seconds",
+    "other_seconds",
+)  # fmt: skip
+_UNITS = {
+    "memory": "bytes",
+    "latency": "seconds",
+    "flops": "floating-point operations, a multiply-add is two",
+}
+RowsBy: TypeAlias = Literal["module", "call", "operation", "step", "parameter"]
+
+
+# -- pandas
+
+
+def to_pandas(measurements: Measurements, by: RowsBy = "module") -> "pandas.DataFrame":
+    """One row for each module, call of a module, operation, step or parameter.
+
+    Times of modules are those of a typical step, with the width of the middle half of the steps as
+    `_spread` and with `_minimum`, `_median` and `_p95`; bytes are medians. Each kind of step
+    (training, evaluation, ...) has rows of its own. Calls and operations have their own times.
+
+    >>> profile.to_pandas().sort_values('forward_self_seconds').tail()
+    """
+    check_choice("by", by, get_args(RowsBy))
+    import pandas  # slow to import
+
+    if by == "module":
+        kinds = measurements.by_kind() if measurements.steps else {"": measurements}
+        return pandas.DataFrame(
+            [
+                {"step_kind": kind, **_module_row(record, own.root)}
+                for kind, own in kinds.items()
+                for record in own.root.walk()
+            ]
+        )
+    columns = [field.name for field in dataclasses.fields(_RECORDS[by])]
+    columns += _STEP_PARTS if by == "step" else ()
+    records = getattr(measurements, f"{by}s")
+    rows = [[getattr(record, column) for column in columns] for record in records]
+    return pandas.DataFrame(rows, columns=columns)
+
+
+def _module_row(record: ModuleRecord, root: ModuleRecord) -> dict[str, Any]:
+    calls = record.measured_calls
+    total, whole = (module_value(each, QUANTITIES["total_time"]) for each in (record, root))
+    row: dict[str, Any] = {
+        "address": record.address,
+        "aliases": record.aliases,
+        "module_type": record.module_type,
+        "depth": record.depth,
+        "num_steps": len({call.step for call in calls}),
+        **{f"{name}_shapes": _last(record, f"{name}_shapes") for name in _TENSORS},
+        "input_bytes": sum(_last(record, "input_bytes")),
+        "share": total / whole if total is not None and whole else None,
+        **{name: getattr(record, name) for name in _COUNTS},
+    }
+    for quantity in QUANTITIES.values():
+        value = module_value(record, quantity)
+        is_counted = bool(quantity.module) and value is not None
+        row[quantity.column] = int(value or 0) if is_counted else value
+        if quantity.json and quantity.unit == "seconds":
+            phase = quantity.call.removesuffix("_seconds")
+            row |= {f"{phase}_{n}": s for n, s in _statistics(record, quantity.call).items()}
+    for name in _FLAGS.values():
+        row[name] = _any_known(getattr(call, name) for call in record.calls)
+    return row
+
+
+# -- JSON
+
+
+def to_json(
+    measurements: Measurements,
+    path: str | os.PathLike[str] | None = None,
+    indent: int | None = None,
+) -> str | None:
+    """The profile as JSON text, or, with a path, in that file.
+
+    >>> json.loads(profile.to_json())['Net']['children']['fc1']['info']['forward_latency']
+    """
+    return write_json(profile_data(measurements), path, indent)
+
+
+def profile_data(measurements: Measurements) -> dict[str, Any]:
+    """The profile as dicts, lists, strings and numbers."""
+    usual, shown = measurements.usual_first()[0]
+    tree = _node(shown.root, measurements.modules)
+    tree["info"] |= {
+        "units": _UNITS,
+        "level": measurements.level,
+        "steps": len(measurements.measured_steps),
+        "warmup_steps": len(measurements.steps) - len(measurements.measured_steps),
+        "flops_not_counted": measurements.flops_not_counted,
+        "problems": measurements.problems,
+    }
+    kinds = measurements.by_kind() if measurements.steps else {}
+    if len(kinds) > 1:  # the same for each kind of step, and how many there were
+        tree["info"]["step_kind"] = usual
+        tree["info"]["kinds"] = {
+            name: {"steps": len(own.measured_steps), **_node(own.root, own.modules)}
+            for name, own in kinds.items()
+        }
+    return {measurements.model_name: tree}
+
+
+def _node(record: ModuleRecord, in_all_steps: dict[str, ModuleRecord]) -> dict[str, Any]:
+    """Depth-first without recursion: models may be nested deeper than Python allows.
+
+    Flags of NaN and Inf are of all steps.
+    """
+    root: dict[str, Any] = {"info": _info(record, in_all_steps[record.address]), "children": {}}
+    pending = [(record, root)]
+    while pending:
+        above, node = pending.pop()
+        prefix = f"{above.address}." if above.address else ""
+        for child in above.children:
+            info = _info(child, in_all_steps[child.address])
+            inner = node["children"][child.address.removeprefix(prefix)] = {
+                "info": info,
+                "children": {},
+            }
+            pending.append((child, inner))
+    return root
+
+
+def _info(record: ModuleRecord, in_all_steps: ModuleRecord) -> dict[str, Any]:
+    input_bytes = _last(record, "input_bytes")
+    info: dict[str, Any] = {
+        "type": record.module_type,
+        "address": record.address,
+        "aliases": record.aliases,
+        **{json: _last(record, f"{name}_shapes") for name, json in _TENSORS.items()},
+        "num_learnable_parameters": record.num_learnable,
+        "input_memory_usage": input_bytes,
+        "output_memory_usage": _last(record, "output_bytes"),
+        "total_memory": record.param_bytes + record.gradient_bytes + sum(input_bytes),
+    }
+    for json, name in _FLAGS.items():
+        info[json] = _any_known(getattr(call, name) for call in in_all_steps.calls)
+    for quantity in QUANTITIES.values():
+        if quantity.json:
+            value = module_value(record, quantity)
+            is_whole = value is not None and quantity.unit != "seconds" and value == int(value)
+            info[quantity.json] = int(value or 0) if is_whole else value
+    for phase in ("forward", "backward"):
+        for name, value in _statistics(record, f"{phase}_seconds").items():
+            info[f"{phase}_latency_{name}"] = value
+    return info
+
+
+# -- shared
+
+# Fields of CallRecord, without `_shapes`, and their names in JSON.
+_TENSORS = {
+    "input": "input_shapes",
+    "output": "output_shapes",
+    "grad_in": "grad_in_shape",
+    "grad_out": "grad_out_shape",
+}
+_FLAGS = {
+    "forward_nan": "forward_nonfinite",
+    "grad_in_nan": "grad_in_nonfinite",
+    "grad_out_nan": "grad_out_nonfinite",
+}
+
+
+def _last(record: ModuleRecord, field: str) -> list[Any]:
+    """A field of the last measured call."""
+    calls = record.measured_calls
+    found: list[Any] = getattr(calls[-1], field) if calls else []
+    return found
+
+
+def _statistics(record: ModuleRecord, field: str) -> dict[str, float | None]:
+    statistic = record.statistic(field)
+    return {
+        name: None if statistic is None else float(getattr(statistic, name)) for name in _STATISTICS
+    }
+
+
+def _any_known(flags: Iterable[bool | None]) -> bool | None:
+    """Whether any is true; None if none is known."""
+    known = [flag for flag in flags if flag is not None]
+    return any(known) if known else None

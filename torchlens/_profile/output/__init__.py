@@ -1,1 +1,0 @@
-"""What was measured, as people and programs read it: tables, JSON, data frames, colours."""

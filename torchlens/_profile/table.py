@@ -1,0 +1,406 @@
+"""A profile as a printed table that fits the terminal."""
+
+import re
+import shutil
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+from torchlens._profile.places import (
+    called_by_itself,
+    called_from_elsewhere,
+    named_rows,
+    placed,
+)
+from torchlens._profile.quantities import (
+    QUANTITIES,
+    QuantityName,
+    calls_inside,
+    checked_quantity,
+    full_name,
+    last_operations,
+    module_value,
+    operation_values,
+    own_value,
+)
+from torchlens._profile.records import CallRecord, Measurements, ModuleRecord
+from torchlens._profile.steps import Shape
+from torchlens._profile.table_notes import headline, listed, not_measured, totals
+from torchlens._text.grid import Column, laid_out
+from torchlens._text.numbers import counted, shape_text, share_text
+from torchlens._text.wording import check_choice, check_count, got, one_of
+
+# Without a depth, the deepest that takes no more lines than this.
+_MOST_ROWS = 60
+# Columns of a higher rank are left out before names of up to this length are cut.
+_DISPENSABLE, _LONGEST_NAME = 2, 36
+
+Times: TypeAlias = Literal["typical", "minimum", "median", "p95"]
+TableBy: TypeAlias = Literal["module", "operation", "type"]
+
+
+class _Column(NamedTuple):
+    rank: int  # the higher, the sooner it is left out of a narrow terminal
+    name: str  # of a quantity, or of what a row has besides: 'type', 'output', 'share', ...
+    heading: str = ""  # if not that of the quantity
+
+    @property
+    def title(self) -> str:
+        quantity = QUANTITIES.get(self.name)
+        return self.heading or self.name if quantity is None else self.heading or quantity.heading
+
+
+_COLUMNS: dict[str, tuple[_Column, ...]] = {
+    "module": (
+        _Column(1, "type"),
+        _Column(3, "output"),
+        _Column(10, "calls"),
+        _Column(5, "parameters"),
+        _Column(6, "flops"),
+        _Column(11, "flops_per_second"),
+        _Column(0, "forward_time"),
+        _Column(9, "forward_self_time"),
+        _Column(2, "backward_time"),
+        _Column(12, "backward_self_time"),
+        _Column(8, "total_time"),
+        _Column(4, "share"),
+        _Column(8, "saved_bytes"),
+        _Column(7, "peak_bytes"),
+        _Column(10, "peak_bytes_backward"),
+    ),
+    "operation": (
+        _Column(1, "module"),
+        _Column(3, "output"),
+        _Column(5, "output_bytes"),
+        _Column(6, "flops"),
+        _Column(9, "flops_per_second"),
+        _Column(0, "forward_time", "logged fwd"),
+        _Column(2, "backward_time"),
+        _Column(8, "total_time"),
+        _Column(4, "share"),
+        _Column(7, "peak_bytes", "peak"),
+    ),
+    "type": (
+        _Column(3, "modules"),
+        _Column(4, "calls"),
+        _Column(5, "parameters"),
+        _Column(6, "flops"),
+        _Column(0, "forward_time"),
+        _Column(2, "backward_time"),
+        _Column(8, "total_time"),
+        _Column(1, "share"),
+        _Column(7, "saved_bytes"),
+    ),
+}
+_WORDS = ("type", "output", "module")  # columns that are no numbers
+
+
+@dataclass(slots=True)
+class _Row:
+    name: str
+    texts: dict[str, str]  # by the name of a column
+    values: dict[str, float | None] = field(default_factory=dict)  # by quantity
+
+    def add_values(
+        self, columns: Sequence[_Column], value_of: Callable[[str], float | None]
+    ) -> None:
+        for column in columns:
+            quantity = QUANTITIES.get(column.name)
+            if quantity is not None:
+                value = self.values[column.name] = value_of(column.name)
+                is_nothing = value is None or (value == 0 and quantity.unit in ("", "FLOPs"))
+                text = "-" if is_nothing or value is None else quantity.text(value)
+                self.texts[column.name] = text
+
+
+class Table:
+    """A text to print.
+
+    >>> print(profile.summary(depth=2, sort_by='backward_time'))
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+
+class _Request(NamedTuple):
+    """What the table is to show."""
+
+    by: str
+    depth: int | None
+    sort_by: str | None
+    limit: int | None
+    times: str
+    room: int
+
+
+def summary(
+    measurements: Measurements,
+    depth: int | None = None,
+    sort_by: QuantityName | None = None,
+    width: int | None = None,
+    by: TableBy = "module",
+    limit: int | None = None,
+    times: Times = "typical",
+) -> Table:
+    """See `Profile.summary`."""
+    _check(measurements, depth, sort_by, width, by, limit, times)
+    room = shutil.get_terminal_size((100, 24)).columns if width is None else width
+    sorted_by = None if sort_by is None else full_name(sort_by)
+    request = _Request(by, depth, sorted_by, limit, times, room)
+    kinds = measurements.by_kind() if measurements.steps else {"": measurements}
+    lines = textwrap.wrap(headline(measurements), max(room, 40))
+    notes: list[str] = []
+    for name, own in kinds.items():
+        if len(kinds) > 1:
+            lines += ["", f"{name}: {counted(len(own.measured_steps), 'step')}"]
+        lines += ["", *_section(own, request, notes)]
+    if limit is None:
+        notes += not_measured(measurements)
+    if times != "typical":
+        notes.append(
+            f"Times are the {times} of each row by itself: those of modules inside need not add up."
+        )
+    wrapper = textwrap.TextWrapper(
+        max(room, 40), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    for text in [*dict.fromkeys(notes), *measurements.problems]:
+        lines += wrapper.wrap(f"- {text}")
+    return Table("\n".join(line.rstrip() for line in lines))
+
+
+def _check(
+    measurements: Measurements,
+    depth: int | None,
+    sort_by: object,
+    width: int | None,
+    by: str,
+    limit: int | None,
+    times: str,
+) -> None:
+    check_choice("by", by, tuple(_COLUMNS))
+    check_choice("times", times, get_args(Times))
+    for name, value, least in (("depth", depth, 0), ("limit", limit, 1), ("width", width, 1)):
+        if value is not None:
+            check_count(name, value, least)
+    if by == "operation" and measurements.level == "module":
+        raise ValueError(
+            "This profile has no operations: it was made at module level. Use profile(..., "
+            "level='operation')."
+        )
+    if sort_by is None:
+        return
+    quantity = checked_quantity(sort_by, "sort_by")
+    if by == "operation" and not quantity.operation:
+        words = one_of(name for name, each in QUANTITIES.items() if each.operation)
+        raise ValueError(
+            f"With by='operation', sort_by must be {words}, got {got(sort_by)}, which only modules "
+            "have."
+        )
+
+
+def _section(measurements: Measurements, request: _Request, notes: list[str]) -> list[str]:
+    """The table of steps of one kind, and its totals."""
+    by, sort_by, limit = request.by, request.sort_by, request.limit
+    columns = _columns(by, sort_by)
+    rows = _ROWS[by](measurements, columns, request, notes)
+    if by == "type":
+        sort_by = sort_by or "total_time"
+    if sort_by is not None:
+        rows.sort(key=partial(_descending, sort_by))
+    if limit is not None and len(rows) > limit:
+        notes.append(f"The first {limit} of {len(rows)}.")
+        rows = rows[:limit]
+    lines = [*_laid_out(by, columns, rows, request.room), ""]
+    for text in totals(measurements) if limit is None else ():
+        lines += wrapped(text, max(request.room, 40), " " * 19)
+    return lines
+
+
+def _columns(by: str, sort_by: str | None) -> list[_Column]:
+    """Those of a table; the one that it is sorted by is never left out."""
+    columns = [
+        column._replace(rank=0) if column.name == sort_by else column for column in _COLUMNS[by]
+    ]
+    if sort_by is not None and all(column.name != sort_by for column in columns):
+        columns.append(_Column(0, sort_by, QUANTITIES[sort_by].title))
+    return columns
+
+
+def wrapped(text: str, width: int, indent: str) -> list[str]:
+    """The text in lines, broken at spaces, but not between a number and its unit."""
+    tied = re.sub(r"(?<=\d) (?=[A-Za-zµ])", "\N{NO-BREAK SPACE}", text)
+    lines = textwrap.wrap(tied, width, subsequent_indent=indent)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def _descending(name: str, row: _Row) -> float:
+    value = row.values.get(name)
+    return float("inf") if value is None else -value
+
+
+# -- rows
+
+
+def _module_rows(
+    measurements: Measurements, columns: Sequence[_Column], request: _Request, notes: list[str]
+) -> list[_Row]:
+    is_list = request.sort_by is not None
+    shared, alone = called_from_elsewhere(measurements), called_by_itself(measurements)
+    if is_list:
+        rows = [(record, record.address) for record in measurements.root.walk()]
+    else:
+        trees = placed(measurements) if shared or alone else [measurements.root]
+        rows = [row for tree in trees for row in named_rows(tree)]
+    deepest = max(record.depth for record, _ in rows)
+    depth = deepest if request.depth is None else request.depth
+    if request.depth is None and not is_list:
+        depth = _fitting_depth([record for record, _ in rows], deepest)
+        if depth < deepest:
+            notes.append(
+                f"Shown to depth {depth} of {deepest}; summary(depth={deepest}) shows all."
+            )
+    _note_callers(measurements, shared, alone, is_list, notes)
+    whole = module_value(measurements.root, QUANTITIES["total_time"], request.times)
+    found = []
+    for record, name in rows:
+        if record.depth <= depth:
+            indent = "" if is_list else "  " * record.depth
+            row = _module_row(record, columns, whole, request.times)
+            row.name = indent + (name or measurements.model_name)
+            found.append(row)
+    return found
+
+
+def _module_row(
+    record: ModuleRecord, columns: Sequence[_Column], whole: float | None, times: str
+) -> _Row:
+    calls = record.measured_calls
+    total = module_value(record, QUANTITIES["total_time"], times)
+    texts = {
+        "type": record.module_type,
+        "output": _shapes_text(calls[-1].output_shapes) if calls else "",
+        "share": _share_text(total, whole),
+    }
+    row = _Row(record.address, texts)
+    row.add_values(columns, lambda name: module_value(record, QUANTITIES[name], times))
+    return row
+
+
+def _note_callers(
+    measurements: Measurements,
+    shared: list[ModuleRecord],
+    alone: list[ModuleRecord],
+    is_list: bool,
+    notes: list[str],
+) -> None:
+    if shared:
+        where = "all its calls in one row" if is_list else "a row below every one of them"
+        names = listed(shared, measurements)
+        notes.append(f"Called by several modules, each with {where}: {names}.")
+    if alone and not is_list:
+        notes.append(
+            "Also called by your code, beside the model, with a row for that: "
+            f"{listed(alone, measurements)}."
+        )
+
+
+def _fitting_depth(records: list[ModuleRecord], deepest: int) -> int:
+    for depth in range(deepest, 1, -1):
+        if sum(record.depth <= depth for record in records) <= _MOST_ROWS:
+            return depth
+    return min(deepest, 1)
+
+
+def _type_rows(
+    measurements: Measurements, columns: Sequence[_Column], request: _Request, _: list[str]
+) -> list[_Row]:
+    """One row for each type of module that was called."""
+    by_type: dict[str, list[ModuleRecord]] = {}
+    for record in measurements.root.walk():
+        if record.measured_calls:
+            by_type.setdefault(record.module_type, []).append(record)
+    inside = calls_inside(measurements)
+    whole = module_value(measurements.root, QUANTITIES["total_time"], request.times)
+    return [_type_row(*own, columns, inside, whole, request.times) for own in by_type.items()]
+
+
+def _type_row(
+    name: str,
+    records: list[ModuleRecord],
+    columns: Sequence[_Column],
+    inside: dict[int, list[CallRecord]],
+    whole: float | None,
+    times: str,
+) -> _Row:
+    def value_of(name: str) -> float | None:
+        return own_value(records, QUANTITIES[name], inside, times)
+
+    share = _share_text(value_of("total_time"), whole)
+    row = _Row(name, {"modules": str(len(records)), "share": share})
+    row.add_values(columns, value_of)
+    return row
+
+
+def _operation_rows(
+    measurements: Measurements, columns: Sequence[_Column], request: _Request, _: list[str]
+) -> list[_Row]:
+    names = {column.name for column in columns if column.name in QUANTITIES} | {"total_time"}
+    found = {
+        name: operation_values(measurements, QUANTITIES[name], request.times) for name in names
+    }
+    whole = sum(found["total_time"].values())
+    rows = []
+    for record in last_operations(measurements):
+        label = record.label or ""
+        texts = {
+            "module": record.address,
+            "output": _shapes_text([record.shape]),
+            "share": _share_text(found["total_time"].get(label), whole),
+        }
+        row = _Row(label, texts)
+        row.add_values(columns, lambda name, label=label: found[name].get(label))
+        rows.append(row)
+    return rows
+
+
+_ROWS = {"module": _module_rows, "type": _type_rows, "operation": _operation_rows}
+
+
+def _shapes_text(shapes: list[Shape]) -> str:
+    """`8x64x56x56`, and `+1` for the others."""
+    if not shapes:
+        return ""
+    others = f" +{len(shapes) - 1}" if len(shapes) > 1 else ""
+    return f"{shape_text(shapes[0])}{others}"
+
+
+def _share_text(value: float | None, whole: float | None) -> str:
+    return "-" if value is None or not whole else share_text(value, whole)
+
+
+def _laid_out(by: str, columns: Iterable[_Column], rows: list[_Row], room: int) -> list[str]:
+    """Heading, rule and rows. Empty columns, and those for which there is no room, are left out."""
+    shown = [Column(by, [row.name for row in rows], is_number=False)]
+    for column in columns:
+        texts = [row.texts[column.name] for row in rows]
+        if any(text not in ("", "-") for text in texts):
+            is_number = column.name not in _WORDS
+            shown.append(Column(column.title, texts, column.rank, is_number=is_number))
+    while len(shown) > 1 and _width(shown) > room:
+        last = max(shown, key=lambda column: column.rank)
+        if last.rank <= _DISPENSABLE:
+            break
+        shown = [column for column in shown if column is not last]
+    return laid_out(shown, room)
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return sum(min(column.width, _LONGEST_NAME) + 2 for column in columns) - 2
