@@ -50,7 +50,7 @@ finally:
         gc.enable()
 
 if TYPE_CHECKING:
-    from torchlens._diff.diff import Diff
+    from torchlens._diff.result import Diff
     from torchlens._health.finding import Finding
     from torchlens._monitor.read.reader import RunReader
     from torchlens._monitor.record.run import Run
@@ -96,7 +96,7 @@ __version__ = "1.0.0"
 
 # Types of features, which are imported when one of these names is first used.
 _IMPORTED_ON_USE = {
-    "Diff": "torchlens._diff.diff",
+    "Diff": "torchlens._diff.result",
     "Finding": "torchlens._health.finding",
     "Profile": "torchlens._profile.profile",
     "Run": "torchlens._monitor.record.run",

@@ -25,7 +25,7 @@ from torchlens._recording.relative_error import TOLERANCE
 from torchlens._text.wording import check_count, checked_file, got
 
 if TYPE_CHECKING:
-    from torchlens._diff.diff import Diff
+    from torchlens._diff.result import Diff
     from torchlens._draw.options import DrawKeywords, DrawOptions, VisOpt
     from torchlens._monitor.read.reader import RunReader
     from torchlens._monitor.record.run import Run

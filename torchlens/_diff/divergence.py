@@ -1,21 +1,24 @@
-"""Where two histories diverge: the pairs whose inputs agree and whose outputs do not."""
+"""Where two models diverge: the pairs whose inputs agree and whose values do not."""
 
-from collections.abc import Callable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from torchlens._diff.matched import Found, Matched
-from torchlens._diff.subject import Subject
+import torch
 
-# How much larger than that of its inputs the error of a correct layer may be.
-GROWTH = 4.0
-GROWTH_OF_OWN = 2.0  # where the unit of error is the reference's own, which grows, too
-# An error that much larger than that of all that is computed from it was none: two steps in between
-# were taken for one.
+from torchlens._diff.known_pairs import saved_output, shown_by
+from torchlens._diff.matching import Matched, Pairing
+from torchlens._recording.relative_error import dense
+from torchlens._replay.replay import NotReplayableError, Replay
+
+Tensor = torch.Tensor
+# How much larger than the error of its inputs the error of a correct layer may be. Where the unit
+# is the reference's own error, that grows from layer to layer, too.
+_GROWTH = 4.0
+_GROWTH_OF_OWN = 2.0
+# If the error of a pair is so many times that of everything computed from it, it is no pair.
 _VANISHED = 20.0
-
-
-# The own error of a pair, given the candidate's section: in units of rounding, or None.
-OwnError = Callable[[Matched, "Section"], float | None]
+# Outputs may be so many times further apart than the values that they show: a cast adds a little.
+_AS_FAR = 2.0
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class Section:
 
 @dataclass
 class Origin:
-    """A pair at which an error begins, and the sections that it lies in. `others` are results of
-    the same computation.
+    """A pair at which an error begins, and its sections. `others` are results of the same
+    computation.
     """
 
     pair: Matched
@@ -42,172 +45,292 @@ class Origin:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All pairs in the order of the reference, those that agree, and those where an error begins,
-    with their sections.
+    """All pairs in the order of the reference; the rest is by entry of the reference.
+
+    `agreeing` are the pairs that agree, `origins` those where an error begins, `sections` those of
+    pairs that do not agree, and `limits` the largest error, in units, that counts as rounding.
     """
 
     pairs: list[Matched]
-    agreeing: set[int]  # by entry of the reference
+    agreeing: set[int]
     origins: list[Matched]
-    sections: dict[
-        int, tuple[Section, Section]
-    ]  # of the pairs that do not agree, by entry of the reference
-    limits: dict[int, float]  # the largest error, in units of rounding, that counts as rounding
+    sections: dict[int, tuple[Section, Section]]
+    limits: dict[int, float]
 
 
 def analyse(
-    reference: Subject,
-    candidate: Subject,
-    found: Found,
+    pairing: Pairing,
     tolerance: float,
-    trusted: set[int] | None = None,
-    growth: float = GROWTH,
-    own_error: OwnError | None = None,
+    replay: Replay | None = None,
+    trusted: Collection[int] = (),
 ) -> Analysis:
-    """Sorts the pairs. Pairs that turn out to be none (all that is computed from them agrees) are
-    taken out of `found`.
+    """Finds the pairs that agree and those where an error begins. Takes pairs out of `pairing` that
+    turn out to be none, because all that is computed from them agrees.
 
-    `trusted`, by entry of the reference, are pairs whose error is known to be put right.
-    `own_error` tells, where it can be told, what of a pair's error is its own; without it, errors
-    may grow from layer to layer, and how much is a guess.
+    `replay`, of the candidate, tells the own error of a pair; without it, errors may grow from
+    layer to layer, and by how much is a guess. `trusted` pairs, by entry of the reference, are put
+    right.
     """
     for _ in range(4):
-        analysis = _sorted(
-            reference, candidate, found, tolerance, trusted or set(), growth, own_error
-        )
-        false = [pair for pair in analysis.pairs if _is_false(pair, candidate, found, analysis)]
+        analysis = _analysed(pairing, tolerance, replay, trusted)
+        false = [pair for pair in analysis.pairs if _is_false(pairing, pair, analysis)]
         if not false:
             break
         for pair in false:
-            found.remove(pair)
+            pairing.remove(pair)
     return analysis
 
 
-def _sorted(
-    reference: Subject,
-    candidate: Subject,
-    found: Found,
-    tolerance: float,
-    trusted: set[int],
-    growth: float,
-    own_error: OwnError | None,
+def _analysed(
+    pairing: Pairing, tolerance: float, replay: Replay | None, trusted: Collection[int]
 ) -> Analysis:
-    stops = stops_of(reference, found, 0), stops_of(candidate, found, 1)
-    agreeing: set[int] = set(trusted)
-    limits: dict[int, float] = {}
-    sections: dict[int, tuple[Section, Section]] = {}
-    origins, waiting = [], []
-    pairs = found.pairs()
-    for pair in pairs:
+    stops = [stops_of(pairing, side) for side in (0, 1)]
+    analysis = Analysis(pairing.pairs(), set(trusted), [], {}, {})
+    waiting: list[Matched] = []
+    for pair in analysis.pairs:
+        analysis.limits[pair.reference] = pair.allowed(tolerance)
         if pair.reference in trusted:
-            limits[pair.reference] = pair.allowed(tolerance)
             continue
-        ours, theirs = (
-            section_of(pair, 0, reference, found, stops[0]),
-            section_of(pair, 1, candidate, found, stops[1]),
-        )
-        above = [_pair_at(found, 0, end) for end in ours.inputs] + [
-            _pair_at(found, 1, end) for end in theirs.inputs
-        ]
-        known = [p for p in above if p is not None]
-        # An input that the candidate reads and that comes later in the reference is judged by
-        # itself.
+        ours, theirs = (section_of(pairing, side, pair, stops[side]) for side in (0, 1))
+        above = [pairing.at(0, end) for end in ours.inputs]
+        above += [pairing.at(1, end) for end in theirs.inputs]
+        known = [other for other in above if other is not None]
+        # An input that comes later in the reference is judged by itself.
         good = [
-            p
-            for p in known
-            if p.reference in agreeing
-            or (p.reference >= pair.reference and p.units <= p.allowed(tolerance))
+            other
+            for other in known
+            if other.reference in analysis.agreeing
+            or (other.reference >= pair.reference and other.units <= other.allowed(tolerance))
         ]
-        largest = max((p.error for p in good if p.reference not in trusted), default=0.0)
-        allowed = pair.allowed(tolerance)
-        limits[pair.reference] = limit = allowed + growth * largest / pair.eps
-        is_in_question = pair.units > allowed and len(good) == len(known) and own_error is not None
-        own = own_error(pair, theirs) if is_in_question and own_error is not None else None
-        if (pair.units if own is None else own) <= (limit if own is None else allowed):
-            agreeing.add(pair.reference)
+        has_good_inputs = len(good) == len(known)
+        growth = _GROWTH_OF_OWN if pairing.unit_of else _GROWTH
+        inherited = max((p.error for p in good if p.reference not in trusted), default=0.0)
+        analysis.limits[pair.reference] += growth * inherited / pair.eps
+        is_in_question = has_good_inputs and pair.units > pair.allowed(tolerance)
+        own = own_units(pairing, pair, theirs, replay) if is_in_question else None
+        limit = analysis.limits[pair.reference]
+        if pair.units <= limit if own is None else own <= pair.allowed(tolerance):
+            analysis.agreeing.add(pair.reference)
             continue
-        sections[pair.reference] = (ours, theirs)
-        if len(good) == len(known):
-            origins.append(pair)
-        else:
-            waiting.append(pair)
-    if not origins and waiting:  # each waits for another: the order of the reference decides
-        origins = waiting[:1]
-    return Analysis(pairs, agreeing, origins, sections, limits)
+        analysis.sections[pair.reference] = (ours, theirs)
+        (analysis.origins if has_good_inputs else waiting).append(pair)
+    if not analysis.origins:  # each waits for another: the order of the reference decides
+        analysis.origins.extend(waiting[:1])
+    return analysis
 
 
-def stops_of(subject: Subject, found: Found, side: int) -> list[bool]:
-    """For each entry of a side, whether it is known what it is on the other."""
-    paired = (found.of_reference, found.of_candidate)[side]
-    return [root in paired or root in found.twins[side] for root in subject.root]
+def stops_of(pairing: Pairing, side: int) -> list[bool]:
+    """For each entry of a side, whether its value has a pair."""
+    return [pairing.at(side, root) is not None for root in pairing.models[side].root]
 
 
-def section_of(
-    pair: Matched, side: int, subject: Subject, found: Found, stops: list[bool]
-) -> Section:
+def section_of(pairing: Pairing, side: int, pair: Matched, stops: Sequence[bool]) -> Section:
     """What lies between a pair and the pairs above it, on one side.
 
-    An entry above that holds the same as the pair itself (a norm before it is multiplied by ones)
+    An entry above that holds the value of the pair itself (a norm before it is multiplied by ones)
     lies in between, too.
     """
-    entry = (pair.reference, pair.candidate)[side]
+    model, stops = pairing.models[side], list(stops)
     while True:
-        ends, passed = subject.side.above(entry, stops)
-        own = [
-            end
-            for end in ends
-            if stops[end] and _is_itself(_pair_at(found, side, subject.root[end]), pair, side)
-        ]
+        ends, passed = model.above(pair.on(side), stops)
+        own = []
+        for end in ends:
+            other = pairing.at(side, model.root[end]) if stops[end] else None
+            if other is not None and other.on(1 - side) == pair.on(1 - side):
+                own.append(end)
         if not own:
-            return Section(tuple(dict.fromkeys(subject.root[end] for end in ends)), tuple(passed))
-        stops = list(stops)
+            return Section(tuple(dict.fromkeys(model.root[end] for end in ends)), tuple(passed))
         for end in own:
             stops[end] = False
 
 
-def _is_itself(other: Matched | None, pair: Matched, side: int) -> bool:
-    if other is None:
-        return False
-    return other.reference == pair.reference if side else other.candidate == pair.candidate
-
-
-def _pair_at(found: Found, side: int, entry: int) -> Matched | None:
-    own = (found.of_reference, found.of_candidate)[side].get(entry)
-    return own if own is not None else found.twins[side].get(entry)
-
-
-def _is_false(pair: Matched, candidate: Subject, found: Found, analysis: Analysis) -> bool:
-    """Whether a pair that was found by structure differs while all that is computed from it
+def _is_false(pairing: Pairing, pair: Matched, analysis: Analysis) -> bool:
+    """True if a pair that was not matched by value differs while all that is computed from it
     agrees.
     """
     if pair.by_value or pair.reference not in analysis.sections:
         return False
-    below = _below(candidate, pair.candidate, found)
+    below = _below(pairing, pair.candidate)
     if not below:
-        return not _leads_on(candidate, pair.candidate)
-    if any(p.reference not in analysis.agreeing for p in below):
+        return not pairing.candidate.graph.is_output_ancestor[pair.candidate]
+    if any(other.reference not in analysis.agreeing for other in below):
         return False
-    return pair.units > _VANISHED * max(p.units for p in below)
+    return pair.units > _VANISHED * max(other.units for other in below)
 
 
-def _below(subject: Subject, entry: int, found: Found) -> list[Matched]:
-    """The first pairs that one comes to going down from an entry of the candidate."""
-    pairs: dict[int, Matched] = {}
-    seen = {entry}
-    waiting = [entry]
+def _below(pairing: Pairing, entry: int) -> list[Matched]:
+    """The nearest pairs below an entry of the candidate."""
+    model, pairs = pairing.candidate, dict[int, Matched]()
+    seen, waiting = {entry}, [entry]
     while waiting:
-        for child in subject.side.children[waiting.pop()]:
-            if child in seen:
-                continue
-            seen.add(child)
-            root = subject.root[child]
-            pair = None if root == entry else _pair_at(found, 1, root)
-            if pair is None:
-                waiting.append(child)
-            else:
-                pairs[pair.reference] = pair
+        for child in model.children[waiting.pop()]:
+            if child not in seen:
+                seen.add(child)
+                root = model.root[child]
+                pair = None if root == entry else pairing.at(1, root)
+                if pair is None:
+                    waiting.append(child)
+                else:
+                    pairs[pair.reference] = pair
     return list(pairs.values())
 
 
-def _leads_on(subject: Subject, entry: int) -> bool:
-    return subject.side.graph.is_output_ancestor[entry]
+# -- a layer's own error
+# --------------------------------------------------------------------------------------------------
+
+
+def own_units(
+    pairing: Pairing, pair: Matched, section: Section, replay: Replay | None
+) -> float | None:
+    """How far the candidate is off when it computes a pair from the reference's inputs; None if it
+    cannot.
+    """
+    model, target = pairing.candidate, pairing.reference.value(pair.reference)
+    if replay is None or target is None or pair.layout is None:
+        return None
+    entries, given = set(section.entries), dict[int, Tensor]()
+    for entry in section.entries:
+        for parent in model.parents[entry]:
+            root = model.root[parent]
+            if parent in entries or root in given:
+                continue
+            value = _reference_value(pairing, root)
+            if value is None:
+                return None
+            given[root] = value
+            while parent != root:  # a view of it, which is made anew
+                entries.add(parent)
+                parent = model.parents[parent][0]
+    try:
+        result = dense(replay.part(entries | {pair.candidate}, given))
+    except NotReplayableError:
+        return None
+    is_comparable = result is not None and result.numel() == target.numel()
+    return pair.units_between(target, result) if is_comparable else None
+
+
+def _reference_value(pairing: Pairing, entry: int) -> Tensor | None:
+    """The reference's value for an entry of the candidate; its own if it comes from no input."""
+    raw, pair = pairing.candidate.raw(entry), pairing.at(1, entry)
+    if not isinstance(raw, Tensor):
+        return None
+    if pair is None or not raw.is_floating_point():
+        is_given = pair is None and pairing.candidate.graph.has_input_ancestor[entry]
+        return None if is_given else raw
+    value = pairing.reference.value(pair.reference)
+    if value is None or pair.layout is None or value.numel() != raw.numel():
+        return None
+    return pair.layout.to_candidate(value, tuple(raw.shape)).to(raw.dtype)
+
+
+# -- outputs
+# --------------------------------------------------------------------------------------------------
+
+
+def output_errors(
+    outputs: Sequence[tuple[int, int]], pairing: Pairing, analysis: Analysis, tolerance: float
+) -> list[tuple[Matched, float]]:
+    """Each pair of outputs that were saved, and how far apart they may be in units of rounding."""
+    ours, theirs = pairing.models
+    found = []
+    for r, c in outputs:
+        pair = pairing.compared(saved_output(ours, r), saved_output(theirs, c), True)
+        if pair.error == pair.error:
+            limit = analysis.limits.get(ours.root[pair.reference], tolerance)
+            found.append((pair, pair.allowed(limit)))
+    return found
+
+
+def origins_at_outputs(
+    outputs: Sequence[tuple[int, int]], pairing: Pairing, analysis: Analysis, tolerance: float
+) -> list[tuple[Matched, Origin]]:
+    """Outputs that differ although the values that they show agree (the elements are in another
+    order, or another value is returned), each with the origin of its error.
+    """
+    found = []
+    ours, theirs = pairing.models
+    for output, limit in output_errors(outputs, pairing, analysis, tolerance):
+        shown = pairing.of[0].get(ours.root[output.reference])
+        if shown is not None and shown.candidate == theirs.root[output.candidate]:
+            is_explained = shown.reference not in analysis.agreeing
+            limit = max(limit, _AS_FAR * shown.units)
+        else:
+            is_explained = _is_behind(output, pairing, analysis.origins)
+        if not is_explained and output.units > limit:
+            ends = shown_by(ours, output.reference), shown_by(theirs, output.candidate)
+            first, second = (_section_of_output(pairing, s, end) for s, end in enumerate(ends))
+            found.append((output, Origin(pairing.compared(*ends, True), first, second)))
+    return found
+
+
+def _is_behind(output: Matched, pairing: Pairing, origins: Sequence[Matched]) -> bool:
+    """True if something that differs leads to an output."""
+    above = [
+        model.above(output.on(side), [False] * model.size)[1]
+        for side, model in enumerate(pairing.models)
+    ]
+    return any(o.reference in above[0] or o.candidate in above[1] for o in origins)
+
+
+def _section_of_output(pairing: Pairing, side: int, entry: int) -> Section:
+    """What lies between an entry that is returned and the values above it that have pairs, views of
+    these included.
+    """
+    model = pairing.models[side]
+    stops = [is_known and model.root[number] == number
+             for number, is_known in enumerate(stops_of(pairing, side))]  # fmt: skip
+    if stops[entry]:
+        return Section((entry,), ())
+    ends, passed = model.above(entry, stops)
+    return Section(tuple(ends), tuple(passed))
+
+
+# -- one computation
+# --------------------------------------------------------------------------------------------------
+
+
+def grouped(origins: Sequence[Origin], pairing: Pairing) -> list[Origin]:
+    """Origins that share a computation become one: q, k and v of one `qkv` go wrong together."""
+    found: list[Origin] = []
+    for origin in origins:
+        for known in found:
+            if (
+                _share_steps(pairing, known, origin)
+                or _are_passes(pairing, known.pair, origin.pair)
+                or _are_one_line(pairing, known, origin)
+            ):
+                known.others.append(origin.pair)
+                break
+        else:
+            found.append(origin)
+    return found
+
+
+def _share_steps(pairing: Pairing, first: Origin, second: Origin) -> bool:
+    """True if both compute something from the input in common steps, on either side."""
+    ours = set(first.reference.entries) & set(second.reference.entries)
+    theirs = set(first.candidate.entries) & set(second.candidate.entries)
+    return any(
+        model.graph.has_input_ancestor[entry]
+        and model.is_operation(entry)
+        and model.root[entry] == entry
+        for model, shared in zip(pairing.models, (ours, theirs), strict=True)
+        for entry in shared
+    )
+
+
+def _are_passes(pairing: Pairing, first: Matched, second: Matched) -> bool:
+    """True if two pairs are passes of one layer on both sides."""
+    layers = [model.graph.layer_of for model in pairing.models]
+    is_one = all(layers[side][first.on(side)] == layers[side][second.on(side)] for side in (0, 1))
+    return is_one and first.reference != second.reference
+
+
+def _are_one_line(pairing: Pairing, first: Origin, second: Origin) -> bool:
+    """True if one line of the candidate takes both from one value: `a, b = x[::2], x[1::2]`."""
+    model = pairing.candidate
+    ours, theirs = (
+        (model.place_of(o.pair.candidate), model.log.module_chain(o.pair.candidate))
+        for o in (first, second)
+    )
+    return bool(ours[0]) and ours == theirs and first.candidate.inputs == second.candidate.inputs

@@ -1,19 +1,18 @@
-"""What is known about the sections in which an error lies: values, weights, constants, and their
-results when run again.
+"""What is known about the sections in which an error lies: values, weights, constants, and what
+they give when they run again.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from torchlens._diff.compared_model import ComparedModel, family
 from torchlens._diff.divergence import Origin, Section
-from torchlens._diff.families import family
 from torchlens._diff.layouts import best_layout
 from torchlens._diff.matching import Pairing
-from torchlens._diff.subject import Subject
 from torchlens._diff.weights import WeightMatch
 from torchlens._history.argument_words import plain_argument
 from torchlens._recording.functions import argument_names
@@ -22,22 +21,12 @@ from torchlens._recording.relative_error import comparable, dense, numbers, rela
 from torchlens._replay.replay import Instead, NotReplayableError, Replay
 
 Tensor = torch.Tensor
-_SHAPING = ("view", "join")
-# how far apart the moments and quantiles of the same numbers are at most, but for rounding
+# Fingerprints of the same numbers in another order differ by less, but for rounding.
 _SAME_NUMBERS = 1e-3
 # Names of arguments that say nothing about what is computed.
 _NOISE = {
-    "",
-    "self",
-    "input",
-    "other",
-    "cudnn_enabled",
-    "generator",
-    "inplace",
-    "keepdim",
-    "enable_gqa",
-    "sparse",
-    "benchmark",
+    *("", "self", "input", "other", "cudnn_enabled", "generator", "inplace", "keepdim"),
+    *("enable_gqa", "sparse", "benchmark"),
 }
 
 
@@ -53,8 +42,13 @@ class Constant:
     def __str__(self) -> str:
         return number_text(self.value)
 
+    @property
+    def may_be_eps(self) -> bool:
+        """True for a small positive fraction."""
+        return isinstance(self.value, float) and 0 < self.value <= 0.01
+
     def is_same(self, other: "Constant") -> bool:
-        """Whether it stands for the same: dividing by a number is multiplying by its inverse."""
+        """True if both mean the same: dividing by a number is multiplying by its inverse."""
         first, second = self.value, other.value
         if isinstance(first, bool) or isinstance(second, bool):
             return first is second
@@ -66,50 +60,67 @@ class Constant:
         return bool(first == second)
 
     def against(self, other: "Constant") -> str:
-        """`eps 1e-05 in the reference, 1e-06 in the candidate`."""
-        is_eps = isinstance(self.value, float) and 0 < self.value <= 0.01
-        name = (
-            "eps"
-            if is_eps
-            else self.name
-            if self.name == other.name and self.name not in _NOISE
-            else ""
-        )
+        """`eps 1e-05 in the reference, 1e-06 in the candidate`"""
+        name = self.name if self.name == other.name and self.name not in _NOISE else ""
+        name = "eps" if self.may_be_eps else name
         return f"{name} {self} in the reference, {other} in the candidate".strip()
 
 
 def number_text(value: Any) -> str:
+    """A number as a reason prints it."""
     return f"{value:.6g}" if isinstance(value, float) else plain_argument(value)
 
 
+@dataclass
+class Change:
+    """What is changed when a section runs again: weights by number, functions by entry, values by
+    entry. `says` is the reason if that removes the error.
+    """
+
+    says: str
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    instead: dict[int, Instead] = field(default_factory=dict)
+    given: dict[int, Tensor] = field(default_factory=dict)
+    of_reference: bool = False  # it is the reference's section that runs
+
+
 class Evidence:
-    """Both sides, their weights, and the candidate's operations if they can run again."""
+    """Both models, their weights, and the operations of those that can run again.
+
+    `candidate` has the values with which the origins were found.
+    """
 
     def __init__(
-        self,
-        ours: Subject,
-        theirs: Subject,
-        weights: WeightMatch,
-        replays: tuple[Replay, Replay],
-        pairing: Pairing,
+        self, pairing: Pairing, candidate: ComparedModel, weights: WeightMatch, replay: Replay
     ) -> None:
-        self.ours = ours
-        self.theirs = theirs
+        self.models = (pairing.reference, candidate)
+        self.ours, self.theirs = self.models
         self.weights = weights
-        self.reference_replay, self.replay = (
-            replay if replay.is_live else None for replay in replays
-        )
-        self._pairs = pairing.found.of_reference
-        self._found = pairing.found
+        self.untried: list[str] = []  # experiments that cost too much, on the present origin
+        replays = (Replay(self.ours), replay)
+        self._replays = [each if each.is_live else None for each in replays]
+        self._pairing = pairing
+
+    @property
+    def can_run(self) -> bool:
+        """True if the candidate's operations can run again."""
+        return self._replays[1] is not None
+
+    def sections(self, origin: Origin) -> list[tuple[ComparedModel, Section, str]]:
+        """Both models, each with its section and its name."""
+        return [
+            (self.ours, origin.reference, "reference"),
+            (self.theirs, origin.candidate, "candidate"),
+        ]
 
     # -- values
     # ----------------------------------------------------------------------------------------------
 
     def result(self, origin: Origin) -> tuple[Tensor, Tensor] | None:
-        """What the two computed from the reference's inputs, both in the reference's shape; None
-        where shapes differ.
+        """What the two computed from the reference's inputs, both in the reference's shape; None if
+        shapes differ.
         """
-        a, layout = self.ours.side.value(origin.pair.reference), origin.pair.layout
+        a, layout = self.ours.value(origin.pair.reference), origin.pair.layout
         b = self.candidate_result(origin)
         if a is None or b is None or layout is None:
             return None
@@ -117,82 +128,88 @@ class Evidence:
 
     def candidate_result(self, origin: Origin) -> Tensor | None:
         """What the candidate computes from the inputs it had, or has when it runs again."""
-        if self.replay is not None:
+        if self.can_run:
             try:
                 return dense(self.again(origin))
             except NotReplayableError:
                 pass
-        return self.theirs.side.value(origin.pair.candidate)
-
-    def again(
-        self,
-        origin: Origin,
-        weights: dict[int, Tensor] | None = None,
-        instead: dict[int, Instead] | None = None,
-        of_reference: bool = False,
-        given_instead: dict[int, Tensor] | None = None,
-    ) -> Tensor:
-        """What a section gives when it runs again, from the inputs of the round in which it was
-        found, or others.
-        """
-        replay = self.reference_replay if of_reference else self.replay
-        if replay is None:
-            raise NotReplayableError("it is not live")
-        section = origin.reference if of_reference else origin.candidate
-        side = self.ours.side if of_reference else self.theirs.side
-        given = {}
-        inside = set(section.entries)
-        for entry in {parent for own in section.entries for parent in side.parents[own]} - inside:
-            value = side.raw(entry)
-            if not isinstance(value, Tensor):
-                raise NotReplayableError("an input was not saved")
-            given[entry] = value
-        return replay.part(section.entries, given | (given_instead or {}), weights, instead)
-
-    def units(self, origin: Origin, candidate: Tensor) -> float:
-        """How far a result of the candidate's is from the reference's, in units of rounding."""
-        a, b = self.ours.side.value(origin.pair.reference), dense(candidate)
-        if a is None or b is None or a.numel() != b.numel():
-            return float("inf")
-        if origin.pair.layout is None:
-            return best_layout(comparable(a), comparable(b), 0.0)[0] / origin.pair.eps
-        back = origin.pair.layout.to_reference(comparable(b), tuple(a.shape))
-        return relative_error(comparable(a), back) / origin.pair.eps
-
-    def units_between(self, origin: Origin, reference: Tensor) -> float:
-        """How far something that the reference might have computed is from what the candidate did,
-        in units of rounding.
-        """
-        layout, b, a = origin.pair.layout, self.candidate_result(origin), dense(reference)
-        if layout is None or b is None or a is None or b.numel() != a.numel():
-            return float("inf")
-        return (
-            relative_error(comparable(a), layout.to_reference(comparable(b), tuple(a.shape)))
-            / origin.pair.eps
-        )
+        # What was put in is the reference's value: it tells nothing.
+        is_put_in = self.theirs.is_replaced(origin.pair.candidate)
+        return None if is_put_in else self.theirs.value(origin.pair.candidate)
 
     def inputs(self, origin: Origin) -> list[Tensor]:
-        """The numbers that go into the reference's section."""
-        values = [self.ours.side.value(entry) for entry in origin.reference.inputs]
-        return [
-            numbers(value)
-            for value in values
-            if value is not None and value.dtype.is_floating_point
-        ]
+        """The fractions that go into the reference's section."""
+        values = [self.ours.value(entry) for entry in origin.reference.inputs]
+        return [numbers(v) for v in values if v is not None and v.dtype.is_floating_point]
 
     def input_units(self, origin: Origin) -> float:
         """How far the inputs are apart."""
-        return max(
-            (self._pairs[e].units for e in origin.reference.inputs if e in self._pairs), default=0.0
-        )
+        pairs = [self._pairing.of[0].get(entry) for entry in origin.reference.inputs]
+        return max((pair.units for pair in pairs if pair is not None), default=0.0)
 
     def reference_of(self, entry: int) -> int | None:
-        """The entry of the reference that an entry of the candidate is."""
-        pair = self._found.of_candidate.get(entry) or self._found.twins[1].get(entry)
+        """The entry of the reference whose value an entry of the candidate holds."""
+        pair = self._pairing.at(1, entry)
         return None if pair is None else pair.reference
 
     def has_partner(self, entry: int) -> bool:
-        return entry in self._pairs
+        """True if an entry of the reference has a pair."""
+        return entry in self._pairing.of[0]
+
+    # -- running again
+    # ----------------------------------------------------------------------------------------------
+
+    def units_left(self, origin: Origin, change: Change) -> float:
+        """The error that is left with a change, in units of rounding; infinite if it cannot run."""
+        try:
+            result = dense(self.again(origin, change))
+        except NotReplayableError:
+            return float("inf")
+        if change.of_reference:
+            return origin.pair.units_between(result, self.candidate_result(origin))
+        target = self.ours.value(origin.pair.reference)
+        if origin.pair.layout is not None or target is None or result is None:
+            return origin.pair.units_between(target, result)
+        return best_layout(comparable(target), comparable(result), 0.0)[0] / origin.pair.eps
+
+    def again(self, origin: Origin, change: Change | None = None) -> Tensor:
+        """What a section gives when it runs again, from the inputs with which it was found."""
+        of_reference = change is not None and change.of_reference
+        model = self.ours if of_reference else self.theirs
+        replay = self._replays[0 if of_reference else 1]
+        if replay is None:
+            raise NotReplayableError("it is not live")
+        change = change or Change("")
+        entries = self.affected(origin, change)
+        parents = {parent for entry in entries for parent in model.parents[entry]}
+        given = {entry: model.raw(entry) for entry in parents - {*entries}}
+        if not all(isinstance(value, Tensor) for value in given.values()):
+            raise NotReplayableError("an input was not saved")
+        return replay.part(entries, given | change.given, change.weights, change.instead)
+
+    def affected(self, origin: Origin, change: Change) -> Sequence[int]:
+        """The entries that must run again for a change: those of the section that depend on it, or
+        all if an operation writes in place or a value between them was not saved.
+        """
+        model, section = (
+            (self.ours, origin.reference)
+            if change.of_reference
+            else (self.theirs, origin.candidate)
+        )
+        found: list[int] = []
+        changed = {*change.instead, *change.given}
+        for entry in section.entries:
+            if model.rows[entry].operation.written or not isinstance(model.raw(entry), Tensor):
+                return section.entries
+            if (
+                entry in change.instead
+                or not changed.isdisjoint(model.parents[entry])
+                or not change.weights.keys().isdisjoint(model.graph.params[entry])
+            ):
+                changed.add(entry)
+                found.append(entry)
+        is_whole = not found or found[-1] != section.entries[-1]
+        return section.entries if is_whole else found
 
     # -- views
     # ----------------------------------------------------------------------------------------------
@@ -201,34 +218,22 @@ class Evidence:
         """Views, in the sections and where they read, that show the same numbers in one shape, but
         in another order.
         """
-        ours, theirs = _views(self.ours, origin.reference), _views(self.theirs, origin.candidate)
-        for c in theirs:
-            for r in ours:
-                a, b = self.ours.side.value(r), self.theirs.side.value(c)
+        for c in _views(self.theirs, origin.candidate):
+            for r in _views(self.ours, origin.reference):
+                a, b = self.ours.value(r), self.theirs.value(c)
                 one, other = self.ours.prints[r], self.theirs.prints[c]
-                if (
-                    a is None
-                    or b is None
-                    or a.shape != b.shape
-                    or a.dim() < 2
-                    or one is None
-                    or other is None
-                ):
+                if a is None or b is None or one is None or other is None:
                     continue
-                if one.apart(other) <= _SAME_NUMBERS < relative_error(comparable(a), comparable(b)):
+                is_other_order = a.shape == b.shape and a.dim() > 1
+                if is_other_order and one.apart(other) <= _SAME_NUMBERS < relative_error(a, b):
                     yield r, c
 
     # -- weights
     # ----------------------------------------------------------------------------------------------
 
-    def weights_of(self, subject: Subject, section: Section) -> list[int]:
-        found: dict[int, None] = {}
-        for entry in section.entries:
-            found.update(dict.fromkeys(subject.side.own_weights[entry]))
-        return list(found)
-
-    def names(self, subject: Subject, weights: list[int]) -> str:
-        return ", ".join(f"`{subject.side.weights[number].name}`" for number in weights[:3])
+    def weights_of(self, model: ComparedModel, section: Section) -> list[int]:
+        """The weights that a section reads."""
+        return list(dict.fromkeys(w for entry in section.entries for w in model.own_weights[entry]))
 
     # -- constants
     # ----------------------------------------------------------------------------------------------
@@ -237,43 +242,40 @@ class Evidence:
         """The constants that only one of the two sections has: fractions, and all else that has a
         namesake in the other.
         """
-        ours, theirs = (
-            self.constants(self.ours, origin.reference),
-            self.constants(self.theirs, origin.candidate),
-        )
-        found = []
-        for own, other in ((ours, theirs), (theirs, ours)):
-            names = {constant.name for constant in other} - _NOISE
-            apart = [one for one in own if not any(one.is_same(another) for another in other)]
-            found.append(
-                [one for one in apart if isinstance(one.value, float) or one.name in names]
-            )
-        return found[0], found[1]
-
-    def constants(self, subject: Subject, section: Section) -> list[Constant]:
-        """Numbers and flags of the operations of a section; sizes of views and the like are
-        none.
-        """
-        found: list[Constant] = []
-        for entry in section.entries:
-            row = subject.side.rows[entry]
-            if (
-                subject.side.is_operation(entry)
-                and family(row.operation.layer_type) not in _SHAPING
-            ):
-                found += _constants(entry, row)
-        return found
+        ours = _constants(self.ours, origin.reference)
+        theirs = _constants(self.theirs, origin.candidate)
+        return _apart(ours, theirs), _apart(theirs, ours)
 
 
-def _views(subject: Subject, section: Section) -> list[int]:
-    """The views in a section, and those of what it is given."""
-    inside = set(section.entries)
-    read = {parent for entry in section.entries for parent in subject.side.parents[entry]} - inside
-    views = [entry for entry in section.entries if family(subject.side.type_of(entry)) == "view"]
-    return [*views, *sorted(entry for entry in read if subject.root[entry] != entry)]
+def _apart(own: Sequence[Constant], other: Sequence[Constant]) -> list[Constant]:
+    names = {constant.name for constant in other} - _NOISE
+    return [
+        one
+        for one in own
+        if (isinstance(one.value, float) or one.name in names)
+        and not any(one.is_same(another) for another in other)
+    ]
 
 
-def _constants(entry: int, row: Row) -> Iterator[Constant]:
+def _views(model: ComparedModel, section: Section) -> list[int]:
+    """The views in a section, and those among what it is given."""
+    read = {parent for entry in section.entries for parent in model.parents[entry]}
+    views = [entry for entry in section.entries if family(model.type_of(entry)) == "view"]
+    given = sorted(read - set(section.entries))
+    return [*views, *(entry for entry in given if model.root[entry] != entry)]
+
+
+def _constants(model: ComparedModel, section: Section) -> list[Constant]:
+    """Numbers and flags of the operations of a section; sizes of views and the like are none."""
+    found: list[Constant] = []
+    for entry in section.entries:
+        row = model.rows[entry]
+        if model.is_operation(entry) and family(row.operation.layer_type) not in ("view", "join"):
+            found += _constants_of(entry, row)
+    return found
+
+
+def _constants_of(entry: int, row: Row) -> Iterator[Constant]:
     names = argument_names(row.operation.func) if callable(row.operation.func) else ()
     for position, value in enumerate(row.args):
         if _is_constant(value):

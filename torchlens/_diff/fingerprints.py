@@ -8,9 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torchlens._recording.operations import IDENTITY, OUTPUT
-from torchlens._recording.relative_error import are_whole, numbers
-from torchlens._replay.entries import Entries
+from torchlens._recording.relative_error import numbers
 
 # Sorting takes long: of larger tensors only the moments are taken.
 _MOST_SORTED = 1 << 17
@@ -110,50 +108,3 @@ def fingerprint(value: torch.Tensor) -> Fingerprint:
     # roots are taken.
     features = [mean, magnitude, np.cbrt(cube), fourth**0.25, high, low, *quantiles]
     return Fingerprint(size, scale, nonfinite, np.array(features))
-
-
-def fingerprints(side: Entries, entries: Sequence[int] | None = None) -> list[Fingerprint | None]:
-    """Of each entry that has a value."""
-    chosen = None if entries is None else set(entries)
-    found: list[Fingerprint | None] = []
-    for entry in range(side.size):
-        value = side.value(entry) if chosen is None or entry in chosen else None
-        found.append(None if value is None else fingerprint(value))
-    return found
-
-
-def roots(side: Entries, prints: Sequence[Fingerprint | None]) -> list[int]:
-    """For each entry, the one that computed what it holds: itself, or where its numbers come from
-    unchanged.
-
-    A reshape, a permutation, a dropout in evaluation, a cast that loses nothing: the same numbers,
-    in another order maybe.
-    """
-    found = list(range(side.size))
-    for entry in range(side.size):
-        mine = prints[entry]
-        if side.rows[entry].operation in (OUTPUT, IDENTITY) and len(side.parents[entry]) == 1:
-            found[entry] = found[side.parents[entry][0]]
-            continue
-        if mine is None or len(side.parents[entry]) != 1 or side.own_weights[entry]:
-            continue
-        parent = side.parents[entry][0]
-        theirs = prints[parent]
-        is_alike = (
-            theirs is not None
-            and mine.size > 1
-            and not mine.is_constant
-            and mine.apart(theirs) <= _EXACT
-        )
-        if is_alike and _have_one_sum(side.value(entry), side.value(parent)):
-            found[entry] = found[parent]
-    return found
-
-
-def _have_one_sum(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
-    """Whether whole numbers add up to the same: large ones that are not the same have the same
-    fingerprint.
-    """
-    if first is None or second is None or not are_whole(first, second):
-        return True
-    return bool(first.sum(dtype=torch.int64) == second.sum(dtype=torch.int64))  # modulo 2**64

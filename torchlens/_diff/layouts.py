@@ -1,6 +1,5 @@
 """The same numbers with the axes in another order: NCHW and NHWC, heads split or merged."""
 
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import permutations
 from math import prod
@@ -77,24 +76,24 @@ def layouts_between(reference: tuple[int, ...], candidate: tuple[int, ...]) -> t
     if prod(reference) != prod(candidate):
         return ()
     found = dict.fromkeys([SAME]) if reference == candidate else {}
-    for of_reference in (False, True):
-        one, other = (reference, candidate) if of_reference else (candidate, reference)
-        finer = tuple(size for size in one if size != 1)
-        target = tuple(size for size in other if size != 1)
-        if len(finer) > _MOST_AXES or len(finer) < len(target):
-            continue
-        for axes in permutations(range(len(finer))):
-            if _is_grouped(tuple(finer[axis] for axis in axes), target):
-                layout = Layout(axes, finer, of_reference)
-                found[SAME if layout.is_plain else layout] = None
+    for of_reference, one, other in ((False, candidate, reference), (True, reference, candidate)):
+        finer, target = _without_ones(one), _without_ones(other)
+        if len(target) <= len(finer) <= _MOST_AXES:
+            for axes in permutations(range(len(finer))):
+                if _is_grouped(tuple(finer[axis] for axis in axes), target):
+                    layout = Layout(axes, finer, of_reference)
+                    found[SAME if layout.is_plain else layout] = None
         if len(finer) == len(target):  # the other way round gives the same ones
             break
-    plain = [layout for layout in found if layout is SAME or layout.is_plain]
-    return (*plain, *(layout for layout in found if layout not in plain))
+    return tuple(sorted(found, key=lambda layout: not layout.is_plain))
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
 
 
 def _is_grouped(sizes: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether neighbours among `sizes` can be multiplied to give `target`."""
+    """True if neighbours among `sizes` can be multiplied to give `target`."""
     place = 0
     for size in target:
         product = 1
@@ -109,32 +108,24 @@ def _is_grouped(sizes: tuple[int, ...], target: tuple[int, ...]) -> bool:
 def best_layout(
     reference: Tensor, candidate: Tensor, good: float, known: tuple[Layout, ...] = ()
 ) -> tuple[float, Layout | None]:
-    """The distance of two tensors in the layout in which they are nearest; no layout where their
+    """The relative error of two tensors in the layout in which it is smallest; no layout if their
     sizes differ.
 
-    Stops at the first that is not further than `good`. One that permutes axes is taken only where
-    it is ten times better than the plain one, or where no plain one fits the shapes. `known` are
-    tried first, and taken where none is better.
+    Stops at the first error of at most `good`. A layout that permutes axes is accepted only if it
+    is ten times better than the plain one, or if no plain one fits the shapes. `known` layouts are
+    tried first, and win if none is better.
     """
     shape = tuple(reference.shape)
-    possible = layouts_between(shape, tuple(candidate.shape))
+    places = {layout: place for place, layout in enumerate(known)}
     best: tuple[float, Layout | None] = (float("inf"), None)
-    for layout in _in_order(possible, known):
+    for layout in sorted(
+        layouts_between(shape, tuple(candidate.shape)),
+        key=lambda layout: (not layout.is_plain, places.get(layout, len(known))),
+    ):
         found = relative_error(reference, layout.to_reference(candidate, shape))
-        if best[1] is None or found < best[0] / (
-            _BETTER if best[1].is_plain or best[1] is SAME else 1.0
-        ):
+        needed = 1.0 if best[1] is None or not best[1].is_plain else _BETTER
+        if best[1] is None or found < best[0] / needed:
             best = (found, layout)
         if best[0] <= good:
             break
     return best
-
-
-def _in_order(possible: tuple[Layout, ...], known: tuple[Layout, ...]) -> Iterator[Layout]:
-    plain = [layout for layout in possible if layout.is_plain]
-    usual = [layout for layout in known if layout in possible and layout not in plain]
-    yield from plain
-    yield from usual
-    for layout in possible:
-        if layout not in plain and layout not in usual:
-            yield layout

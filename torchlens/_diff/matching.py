@@ -1,95 +1,146 @@
 """Which value of the candidate corresponds to which of the reference.
 
-First by value: fingerprints that do not depend on the order of elements find what may be the same,
-then the elements are compared. What is left computes something else or something in between. It is
-paired by what leads to it (the weights that were used on the way, and how often), by what it does,
-and by order.
+First by value: fingerprints that do not depend on the order of elements find candidates, whose
+elements are then compared. The rest computes something else, or intermediate steps; it is aligned
+by the weights that led to it, by what it does, and by order.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from torchlens._diff.alignment import aligned
+from torchlens._diff.compared_model import ComparedModel, Features
 from torchlens._diff.fingerprints import Shelf
 from torchlens._diff.layouts import Layout, best_layout, layouts_between
-from torchlens._diff.likeness import is_alike, scores_of
-from torchlens._diff.matched import Found, Matched
-from torchlens._diff.subject import Subject
-from torchlens._recording.relative_error import are_whole, comparable, epsilon_of, relative_error
-from torchlens._replay.entries import Entries
+from torchlens._recording.relative_error import (
+    are_whole,
+    comparable,
+    epsilon_of,
+    relative_error,
+)
 
-_EXACT_UNITS = 64.0  # so near, two values are the same whatever led to them
-_LOOSE_UNITS = 4096.0  # so near, they are if the same led to them
+Tensor = torch.Tensor
+_EXACT_UNITS = 64.0  # values so near are the same whatever led to them
+_LOOSE_UNITS = 4096.0  # values so near are the same if the same weights led to them
 _LOOSEST = 0.02
-_FEW = 8  # elements; fewer are alike by chance
+_FEW = 8  # values of fewer elements are alike by chance
 _MOST_TRIED = 6
 _MOST_CELLS = 4_000_000
 _MOST_ALIGNMENTS = 3
-_NEAR, _NEARLY = 0.3, 0.5  # errors up to which two values look like one another
+_NEAR, _NEARLY = 0.3, 0.5  # relative errors up to which two values look alike
+
+
+@dataclass(slots=True)
+class Matched:
+    """Two entries that correspond, with the error between their values.
+
+    `by_value` if their values were what matched; `is_sure` if more than order and shape did.
+    """
+
+    reference: int
+    candidate: int
+    error: float  # relative
+    eps: float  # the unit of rounding
+    layout: Layout | None
+    by_value: bool
+    is_sure: bool = True
+    is_whole: bool = False  # both are whole numbers
+
+    @property
+    def units(self) -> float:
+        """The error in units of rounding."""
+        return self.error / self.eps
+
+    def allowed(self, units: float) -> float:
+        """So many units of rounding; none for whole numbers, which are exact."""
+        return 0.0 if self.is_whole else units
+
+    def units_between(self, reference: Tensor | None, candidate: Tensor | None) -> float:
+        """How far other values of the two entries are apart, in units of rounding."""
+        if reference is None or candidate is None or reference.numel() != candidate.numel():
+            return float("inf")
+        if self.layout is None:
+            return float("inf")
+        back = self.layout.to_reference(comparable(candidate), tuple(reference.shape))
+        return relative_error(comparable(reference), back) / self.eps
+
+    def on(self, side: int) -> int:
+        """The entry of one side: 0 is the reference, 1 the candidate."""
+        return self.candidate if side else self.reference
 
 
 class Pairing:
-    """Matches two subjects. `fixed` are pairs that are known, in numbers of entries.
+    """The pairs of entries of two models. `fixed` pairs are known.
 
-    `unit_of` has, by entry of the reference, the unit of rounding where that is known better than
-    from the types.
+    `of` has the pair of each entry that has one, by side; `twins` the pairs of which an entry holds
+    the value, too. `unit_of` has, by entry of the reference, the unit of rounding if that is known
+    better than from the types.
     """
 
     def __init__(
         self,
-        reference: Subject,
-        candidate: Subject,
+        reference: ComparedModel,
+        candidate: ComparedModel,
         fixed: Sequence[tuple[int, int]] = (),
-        banned: Collection[tuple[int, int]] = (),
         unit_of: dict[int, float] | None = None,
     ) -> None:
-        self.reference = reference
-        self.candidate = candidate
-        self._banned = banned
+        self.models = (reference, candidate)
+        self.reference, self.candidate = self.models
         self.unit_of = unit_of or {}
-        self.found = Found()
+        self.of: tuple[dict[int, Matched], dict[int, Matched]] = ({}, {})
+        self.twins: tuple[dict[int, Matched], dict[int, Matched]] = ({}, {})
         # Layouts that were found, by the shapes of both sides, and orders of axes by their number.
         self._usual: dict[tuple[tuple[int, ...], tuple[int, ...]], Counter[Layout]] = {}
         self._usual_axes: dict[int, Counter[tuple[tuple[int, ...], bool]]] = {}
         for r, c in fixed:
-            if r not in self.found.of_reference and c not in self.found.of_candidate:
-                self._add(r, c, True)
+            self._fix(r, c)
+        self._match_values()
+        weights = [model.weight_history for model in self.models]
+        self._align_by(weights[0], weights[1])
+        self._align_by(*([_without_counts(text) for text in texts] for texts in weights))
+        self._align_by(*([b""] * model.size for model in self.models))
 
-    def run(self) -> Found:
-        self._by_value()
-        self._by_structure(self.reference.cones, self.candidate.cones)
-        sets = [[_as_set(cone) for cone in side.cones] for side in (self.reference, self.candidate)]
-        self._by_structure(sets[0], sets[1])
-        nothing = [b""] * max(self.reference.side.size, self.candidate.side.size)
-        self._by_structure(nothing, nothing)
-        return self.found
+    def at(self, side: int, entry: int) -> Matched | None:
+        """The pair whose value an entry holds."""
+        return self.of[side].get(entry) or self.twins[side].get(entry)
 
-    def _add(self, r: int, c: int, by_value: bool) -> None:
-        pair = self.compared(r, c, by_value)
-        if pair.error != pair.error:
-            return  # not saved: nobody can tell whether they agree
-        self.found.add(pair)
-        if pair.units <= pair.allowed(_EXACT_UNITS):
-            self._note_layout(pair)
+    def pairs(self) -> list[Matched]:
+        """All pairs in the order of the reference."""
+        return sorted(self.of[0].values(), key=lambda pair: pair.reference)
 
-    def epsilon(self, r: int, c: int) -> float:
-        """The unit of rounding of two entries: the coarser model's. A coarser type that only one
-        has is an error.
+    def remove(self, pair: Matched) -> None:
+        """Takes a pair out."""
+        del self.of[0][pair.reference], self.of[1][pair.candidate]
+
+    def is_free(self, r: int, c: int) -> bool:
+        """True if neither entry has a pair."""
+        return r not in self.of[0] and c not in self.of[1]
+
+    def _add(self, pair: Matched) -> None:
+        self.of[0][pair.reference] = self.of[1][pair.candidate] = pair
+
+    def _fix(self, r: int, c: int) -> None:
+        pair = self.compared(r, c, True)
+        if self.is_free(r, c) and pair.error == pair.error:  # both were saved
+            self._add(pair)
+            if pair.units <= pair.allowed(_EXACT_UNITS):
+                self._note_layout(pair)
+
+    def _epsilon(self, r: int, c: int) -> float:
+        """The unit of rounding of two entries: that of the coarser model. A coarser type that only
+        one of the entries has is an error.
         """
-        if r in self.unit_of:
-            return self.unit_of[r]
-        own = [
-            epsilon_of(side.rows[entry].dtype)
-            for side, entry in ((self.reference.side, r), (self.candidate.side, c))
-        ]
-        return max(self.reference.side.epsilon, self.candidate.side.epsilon, min(own))
+        own = [epsilon_of(model.rows[entry].dtype) for model, entry in zip(self.models, (r, c),
+            strict=True)]  # fmt: skip
+        return self.unit_of.get(r) or max(self.reference.epsilon, self.candidate.epsilon, min(own))
 
     def compared(self, r: int, c: int, by_value: bool) -> Matched:
-        """Two entries with the distance of their values."""
-        a, b = self.reference.side.value(r), self.candidate.side.value(c)
-        eps = self.epsilon(r, c)
+        """Two entries with the error between their values, NaN if one was not saved."""
+        a, b = self.reference.value(r), self.candidate.value(c)
+        eps = self._epsilon(r, c)
         if a is None or b is None:
             return Matched(r, c, float("nan"), eps, None, by_value)
         shapes = (tuple(a.shape), tuple(b.shape))
@@ -97,85 +148,18 @@ class Pairing:
         is_whole = are_whole(a, b)
         a, b = comparable(a), comparable(b)
         error, layout = best_layout(a, b, 0.0 if is_whole else _EXACT_UNITS * eps, known)
-        if layout is None:
-            return Matched(r, c, float("inf"), eps, None, by_value, is_whole=is_whole)
-        if known and error > 0.1:  # nothing to be seen in the numbers: as others of these shapes
+        if layout is not None and known and error > 0.1:
+            # The values do not tell which layout it is: the usual one of these shapes.
             layout = known[0]
             error = relative_error(a, layout.to_reference(b, shapes[0]))
         return Matched(r, c, error, eps, layout, by_value, is_whole=is_whole)
 
-    # -- by value
+    # -- layouts
     # ----------------------------------------------------------------------------------------------
 
-    def _by_value(self) -> None:
-        ours, theirs = self.reference, self.candidate
-        shelf = Shelf(
-            [(c, print_) for c in theirs.computed if (print_ := theirs.prints[c]) is not None]
-        )
-        limit = max(2e-3, min(8 * max(ours.side.epsilon, theirs.side.epsilon), 0.05))
-        possible: list[tuple[tuple[bool, bool, float], Matched]] = []
-        for r in ours.computed:
-            own = ours.prints[r]
-            assert own is not None
-            if r in self.found.of_reference:
-                continue
-            near = [
-                (ours.cones[r] != theirs.cones[c], apart, self._out_of_order(r, c), c)
-                for apart, c in shelf.near(own, limit, 10 * limit)
-            ]
-            for differs, _, shift, c in sorted(near)[:_MOST_TRIED]:
-                pair = self.compared(r, c, True)
-                if pair.layout is not None and self._is_same_value(pair, differs, own.size):
-                    possible.append(
-                        ((pair.units > pair.allowed(_EXACT_UNITS), differs, shift), pair)
-                    )
-        for _, pair in sorted(possible, key=lambda item: item[0]):
-            is_free = (
-                pair.reference not in self.found.of_reference
-                and pair.candidate not in self.found.of_candidate
-            )
-            if is_free:
-                self.found.add(pair)
-                self._note_layout(pair)
-        self._exchange({(pair.reference, pair.candidate): pair for _, pair in possible})
-        for _, pair in sorted(possible, key=lambda item: item[0]):
-            if pair.units <= pair.allowed(_EXACT_UNITS):
-                self.found.twins[0].setdefault(pair.reference, pair)
-                self.found.twins[1].setdefault(pair.candidate, pair)
-
-    def _exchange(self, possible: dict[tuple[int, int], Matched]) -> None:
-        """Gives two pairs one another's partners where they are nearer: a variance, and the
-        variance with a small eps.
-
-        Such values are the same but for a few units of rounding, and their place in the history
-        does not tell them apart.
-        """
-        of_reference, of_candidate = self.found.of_reference, self.found.of_candidate
-        for (r, c), nearer in possible.items():
-            mine, theirs = of_reference.get(r), of_candidate.get(c)
-            if mine is None or theirs is None or mine is theirs:
-                continue
-            rest = possible.get((theirs.reference, mine.candidate))
-            if rest is None or (mine.reference, mine.candidate) not in possible:
-                continue
-            if max(nearer.units, rest.units) < max(mine.units, theirs.units) / 2:
-                for pair in (mine, theirs):
-                    self.found.remove(pair)
-                for pair in (nearer, rest):
-                    self.found.add(pair)
-
-    def _out_of_order(self, r: int, c: int) -> float:
-        return abs(r / self.reference.side.size - c / self.candidate.side.size)
-
-    def _is_same_value(self, pair: Matched, differs: bool, size: int) -> bool:
-        if differs:
-            eps = max(self.reference.side.epsilon, self.candidate.side.epsilon)
-            return pair.units <= pair.allowed(_EXACT_UNITS) and size >= _FEW and eps < 1e-4
-        return pair.units <= _LOOSE_UNITS and pair.error <= _LOOSEST
-
     def _usual_layouts(self, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Layout, ...]:
-        """The layouts that others of these shapes have, the most frequent first, or else of as many
-        axes.
+        """The layouts of other pairs of these shapes, the most frequent first, or else of pairs of
+        as many axes.
         """
         if shapes in self._usual:
             return tuple(layout for layout, _ in self._usual[shapes].most_common())
@@ -192,103 +176,153 @@ class Pairing:
         )
 
     def _note_layout(self, pair: Matched) -> None:
-        shapes = (
-            tuple(self.reference.side.rows[pair.reference].shape),
-            tuple(self.candidate.side.rows[pair.candidate].shape),
-        )
+        ours, theirs = (tuple(model.rows[pair.on(side)].shape)
+                        for side, model in enumerate(self.models))  # fmt: skip
         if pair.layout is None:
             return
-        if len(layouts_between(*shapes)) > 1:
-            self._usual.setdefault(shapes, Counter())[pair.layout] += 1
-        if len(shapes[0]) == len(shapes[1]) and 1 not in shapes[0]:
+        if len(layouts_between(ours, theirs)) > 1:
+            self._usual.setdefault((ours, theirs), Counter())[pair.layout] += 1
+        if len(ours) == len(theirs) and 1 not in ours:
             axes = () if pair.layout.is_plain else pair.layout.axes
-            self._usual_axes.setdefault(len(shapes[0]), Counter())[
-                axes, pair.layout.of_reference
-            ] += 1
+            counts = self._usual_axes.setdefault(len(ours), Counter())
+            counts[axes, pair.layout.of_reference] += 1
 
-    # -- by what led to it
-    # -----------------------------------------------------------------------------------------
+    # -- by value
+    # ----------------------------------------------------------------------------------------------
 
-    def _by_structure(self, ours: Sequence[bytes], theirs: Sequence[bytes]) -> None:
-        groups: dict[bytes, tuple[list[int], list[int]]] = {}
-        for place, (subject, keys, paired) in enumerate(
-            (
-                (self.reference, ours, self.found.of_reference),
-                (self.candidate, theirs, self.found.of_candidate),
-            )
-        ):
-            for entry in subject.computed:
-                is_asked_for = subject.side.graph.is_output_ancestor[
-                    entry
-                ] and subject.side.is_operation(entry)
-                if is_asked_for or entry in paired:
-                    groups.setdefault(keys[entry], ([], []))[place].append(entry)
-        for first, second in groups.values():
-            if any(r not in self.found.of_reference for r in first) and any(
-                c not in self.found.of_candidate for c in second
-            ):
-                self._align(first, second)
+    def _match_values(self) -> None:
+        possible: list[tuple[tuple[bool, bool, float], Matched]] = []
+        for r, near in self._near_values().items():
+            for differs, _, shift, c in sorted(near)[:_MOST_TRIED]:
+                pair = self.compared(r, c, True)
+                if pair.layout is not None and self._is_same_value(pair, differs):
+                    is_loose = pair.units > pair.allowed(_EXACT_UNITS)
+                    possible.append(((is_loose, differs, shift), pair))
+        possible.sort(key=lambda item: item[0])
+        for _, pair in possible:
+            if self.is_free(pair.reference, pair.candidate):
+                self._add(pair)
+                self._note_layout(pair)
+        self._exchange({(pair.reference, pair.candidate): pair for _, pair in possible})
+        for (is_loose, _, _), pair in possible:
+            if not is_loose:
+                for side in (0, 1):
+                    self.twins[side].setdefault(pair.on(side), pair)
 
-    def _align(self, first: list[int], second: list[int]) -> None:
-        if len(first) * len(second) > _MOST_CELLS:
-            first = [r for r in first if r not in self.found.of_reference]
-            second = [c for c in second if c not in self.found.of_candidate]
-            if len(first) * len(second) > _MOST_CELLS:
-                first, second = first[:2000], second[:2000]
-        scores = np.full((len(first), len(second)), -np.inf)
-        a, b = self.reference.features, self.candidate.features
-        columns = np.array([b.place[c] for c in second])
-        ends_first, ends_second = (
-            _last(self.reference.side, first),
-            _last(self.candidate.side, second),
-        )
-        is_free = np.array([c not in self.found.of_candidate for c in second])
-        place_of = {c: number for number, c in enumerate(second)}
-        is_last = np.array([c in ends_second for c in second])
-        for row, r in enumerate(first):
-            pair = self.found.of_reference.get(r)
-            if pair is not None:
-                if pair.candidate in place_of:
-                    scores[row, place_of[pair.candidate]] = 100.0
+    def _near_values(self) -> dict[int, list[tuple[bool, float, float, int]]]:
+        """For each free entry of the reference: (other weights led to it, how far fingerprints are
+        apart, how far it is out of order, entry) of the candidate.
+        """
+        ours, theirs = self.models
+        shelf = Shelf([(c, own) for c in theirs.computed if (own := theirs.prints[c]) is not None])
+        limit = max(2e-3, min(8 * max(ours.epsilon, theirs.epsilon), 0.05))
+        found = {}
+        for r in ours.computed:
+            own = ours.prints[r]
+            if own is not None and r not in self.of[0]:
+                found[r] = [
+                    (
+                        ours.weight_history[r] != theirs.weight_history[c],
+                        apart,
+                        abs(r / ours.size - c / theirs.size),
+                        c,
+                    )
+                    for apart, c in shelf.near(own, limit, 10 * limit)
+                ]
+        return found
+
+    def _is_same_value(self, pair: Matched, other_weights: bool) -> bool:
+        if not other_weights:
+            return pair.units <= _LOOSE_UNITS and pair.error <= _LOOSEST
+        own = self.reference.prints[pair.reference]
+        is_telling = own is not None and own.size >= _FEW
+        is_short = max(self.reference.epsilon, self.candidate.epsilon) >= 1e-4
+        return is_telling and not is_short and pair.units <= pair.allowed(_EXACT_UNITS)
+
+    def _exchange(self, possible: dict[tuple[int, int], Matched]) -> None:
+        """Exchanges the partners of two pairs if that makes them nearer: a variance, and the
+        variance with a small eps.
+
+        Such values differ by a few units of rounding, and order does not tell them apart.
+        """
+        for (r, c), nearer in possible.items():
+            mine, theirs = self.of[0].get(r), self.of[1].get(c)
+            if mine is None or theirs is None or mine is theirs:
                 continue
-            scores[row] = np.where(
-                is_free, scores_of(a, a.place[r], b, columns, is_last & (r in ends_first)), -np.inf
-            )
+            rest = possible.get((theirs.reference, mine.candidate))
+            if rest is None or (mine.reference, mine.candidate) not in possible:
+                continue
+            if max(nearer.units, rest.units) < max(mine.units, theirs.units) / 2:
+                self.remove(mine)
+                self.remove(theirs)
+                self._add(nearer)
+                self._add(rest)
+
+    # -- by order
+    # ----------------------------------------------------------------------------------------------
+
+    def _align_by(self, ours: Sequence[bytes], theirs: Sequence[bytes]) -> None:
+        """Aligns the entries that have one key, in groups."""
+        groups: dict[bytes, tuple[list[int], list[int]]] = {}
+        for side, keys in enumerate((ours, theirs)):
+            model = self.models[side]
+            for entry in model.computed:
+                is_result = model.graph.is_output_ancestor[entry] and model.is_operation(entry)
+                if is_result or entry in self.of[side]:
+                    groups.setdefault(keys[entry], ([], []))[side].append(entry)
+        for group in groups.values():
+            free = [[e for e in group[side] if e not in self.of[side]] for side in (0, 1)]
+            if free[0] and free[1]:
+                if len(group[0]) * len(group[1]) > _MOST_CELLS:
+                    group = free[0][:2000], free[1][:2000]
+                self._align(*group)
+
+    def _align(self, first: Sequence[int], second: Sequence[int]) -> None:
+        a, b = self.reference.features, self.candidate.features
+        rows, columns = [a.place[r] for r in first], np.array([b.place[c] for c in second])
+        scores = self._scores(first, second)
         for _ in range(_MOST_ALIGNMENTS):
-            chosen = [
-                (row, column)
-                for row, column in aligned(scores)
-                if self._is_new(first[row], second[column])
-            ]
-            mismatched = [
-                cell for cell in chosen if not self._reads_alike(first[cell[0]], second[cell[1]])
-            ]
-            for row, column in mismatched:
-                scores[row, column] = -np.inf
-            if not mismatched:
+            chosen = [(row, column) for row, column in _aligned(scores)
+                      if self.is_free(first[row], second[column])]  # fmt: skip
+            wrong = [(row, column) for row, column in chosen
+                     if not self._reads_alike(first[row], second[column])]  # fmt: skip
+            for cell in wrong:
+                scores[cell] = -np.inf
+            if not wrong:
                 break
         for row, column in chosen:
-            r, c = first[row], second[column]
-            pair = self.compared(r, c, False)
-            if scores[row, column] == -np.inf or (
-                pair.layout is None and a.size[a.place[r]] == b.size[b.place[c]]
-            ):
-                # the second: as many numbers, in shapes that nothing leads from one to the other
+            if scores[row, column] == -np.inf:
                 continue
-            pair.is_sure = pair.error <= _NEAR or is_alike(a, a.place[r], b, b.place[c])
+            pair = self.compared(first[row], second[column], False)
+            if pair.layout is None and a.size[rows[row]] == b.size[columns[column]]:
+                continue  # no layout leads from one shape to the other
+            is_alike = _is_alike(a, rows[row], b, int(columns[column]))
+            pair.is_sure = pair.error <= _NEAR or is_alike
             if pair.is_sure or pair.error <= _NEARLY:
-                self.found.add(pair)
+                self._add(pair)
 
-    def _is_new(self, r: int, c: int) -> bool:
-        is_free = r not in self.found.of_reference and c not in self.found.of_candidate
-        return is_free and (r, c) not in self._banned
+    def _scores(self, first: Sequence[int], second: Sequence[int]) -> np.ndarray:
+        """How similar each of the first entries is to each of the second; pairs are certain."""
+        a, b = self.reference.features, self.candidate.features
+        columns = np.array([b.place[c] for c in second])
+        place_of = {c: number for number, c in enumerate(second)}
+        is_taken = np.array([c in self.of[1] for c in second])
+        is_last = np.arange(len(second)) == len(second) - 1
+        scores = np.full((len(first), len(second)), -np.inf)
+        for row, r in enumerate(first):
+            pair = self.of[0].get(r)
+            if pair is None:
+                scores[row] = _similarity(a, a.place[r], b, columns, is_last & (r == first[-1]))
+                scores[row, is_taken] = -np.inf
+            elif pair.candidate in place_of:
+                scores[row, place_of[pair.candidate]] = 100.0
+        return scores
 
     def _reads_alike(self, r: int, c: int) -> bool:
-        """Whether two entries may be one: they read the same weights, or something of what they are
-        computed from agrees.
+        """True if two entries read the same weights, or some of what they are computed from agrees.
 
-        Where one weight makes queries, keys and values, what is done with queries looks like what
-        is done with keys.
+        If one weight makes queries, keys and values, what is done with queries resembles what is
+        done with keys.
         """
         a, b = self.reference.features, self.candidate.features
         row, column = a.place[r], b.place[c]
@@ -297,28 +331,81 @@ class Pairing:
         ours, theirs = self._known_above(0, r), self._known_above(1, c)
         return not ours or not theirs or bool(ours & theirs)
 
-    def _known_above(self, place: int, entry: int) -> set[int]:
-        """The nearest entries above one that agree with one of the other side, in numbers of the
-        reference.
-        """
-        subject = (self.reference, self.candidate)[place]
-        paired = (self.found.of_reference, self.found.of_candidate)[place]
-        twins = self.found.twins[place]
-        known = [twins.get(root) or paired.get(root) for root in subject.root]
+    def _known_above(self, side: int, entry: int) -> set[int]:
+        """The nearest entries above one whose values have pairs, as entries of the reference."""
+        model = self.models[side]
+        known = [self.twins[side].get(root) or self.of[side].get(root) for root in model.root]
         stops = [pair is not None and pair.by_value for pair in known]
-        ends, _ = subject.side.above(entry, stops)
-        from_input = subject.side.graph.has_input_ancestor
-        return {
-            pair.reference
-            for end in ends
-            if from_input[end] and stops[end] and (pair := known[end]) is not None
-        }
+        ends, _ = model.above(entry, stops)
+        return {pair.reference for end in ends if stops[end] and (pair := known[end]) is not None
+            and model.graph.has_input_ancestor[end]}  # fmt: skip
 
 
-def _last(side: Entries, entries: Sequence[int]) -> set[int]:
-    """The last of the entries, and those that an output shows."""
-    return set(entries[-1:])
+def _without_counts(weight_history: bytes) -> bytes:
+    """Which weights led to an entry, however often."""
+    return (np.frombuffer(weight_history, dtype=np.int16) > 0).tobytes()
 
 
-def _as_set(cone: bytes) -> bytes:
-    return (np.frombuffer(cone, dtype=np.int16) > 0).tobytes()
+def _similarity(
+    a: Features, row: int, b: Features, columns: np.ndarray, both_last: np.ndarray
+) -> np.ndarray:
+    """How well an entry of the reference goes with each of several of the candidate: what they do,
+    with which weights, and where; -inf if it cannot be the same.
+    """
+    same_size = (b.size[columns] == a.size[row]) & (b.nonfinite[columns] == a.nonfinite[row])
+    larger = np.maximum(b.scale[columns], a.scale[row])
+    apart = np.abs(b.scale[columns] - a.scale[row]) / np.where(larger > 0, larger, 1.0)
+    apart = np.maximum(apart, np.abs(b.moments[columns] - a.moments[row]).max(axis=1))
+    close = np.where(same_size, np.clip(1.0 - 2.0 * apart, 0.0, 1.0), 0.0)
+    same_family = b.family[columns] == a.family[row]
+    alike = same_family | (b.is_activation[columns] & a.is_activation[row])
+    same_own = (b.own[columns] == a.own[row]) & a.has_own[row]
+    both_exit = b.exits[columns] & a.exits[row] & (b.digits[columns] == a.digits[row])
+    possible = same_size & (alike | (close > 0.8) | same_own | both_exit | both_last)
+    possible |= same_own & same_family
+    largest = b.largest[columns]
+    possible &= (largest == a.largest[row]) | (largest < 0) | (a.largest[row] < 0)
+    score = (
+        1.0 * (b.dims[columns] == a.dims[row])
+        + 0.3 * same_size
+        + 1.5 * close**2
+        + 0.3 * (b.type[columns] == a.type[row])
+        + 0.4 * alike
+        + 0.8 * same_own
+        + 0.7 * both_exit
+        + 0.5 * both_last
+    )
+    return np.where(possible, score, -np.inf)
+
+
+def _is_alike(a: Features, row: int, b: Features, column: int) -> bool:
+    """True if two entries do the same kind of thing, or with the same weights, or are what modules
+    return.
+    """
+    same_own = a.has_own[row] and a.own[row] == b.own[column]
+    both_exit = a.exits[row] and b.exits[column] and a.digits[row] == b.digits[column]
+    both_act = a.is_activation[row] and b.is_activation[column]
+    return bool(a.family[row] == b.family[column] or both_act or same_own or both_exit)
+
+
+def _aligned(scores: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs (row, column), both rising, whose scores add up to the most; -inf is no pair, and
+    leaving out costs nothing.
+    """
+    rows, columns = scores.shape
+    best = np.zeros((rows + 1, columns + 1))
+    for row in range(rows):
+        diagonal = best[row, :-1] + scores[row]
+        best[row + 1, 1:] = np.maximum.accumulate(np.maximum(best[row, 1:], diagonal))
+    found = []
+    row, column = rows, columns
+    while row and column:
+        here = best[row, column]
+        if here == best[row - 1, column]:
+            row -= 1
+        elif here == best[row, column - 1]:
+            column -= 1
+        else:
+            row, column = row - 1, column - 1
+            found.append((row, column))
+    return found[::-1]

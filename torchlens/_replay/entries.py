@@ -49,6 +49,10 @@ class Entries:
         """The value as it is."""
         return self._replaced[entry] if entry in self._replaced else self.log.value(entry)
 
+    def is_replaced(self, entry: int) -> bool:
+        """True if the value is not the saved one."""
+        return entry in self._replaced
+
     @cached_property
     def dtype(self) -> torch.dtype:
         """The type that the model computes in: the coarsest of fractions that a quarter of its
@@ -172,7 +176,7 @@ class Entries:
         while waiting:
             parent = waiting.pop()
             if stops[parent] or not self.parents[parent]:
-                if parent not in self._buffers:
+                if parent not in self.buffers:
                     ends[parent] = None
                 if not stops[parent]:
                     passed[parent] = None
@@ -182,5 +186,5 @@ class Entries:
         return sorted(ends), sorted(passed)
 
     @cached_property
-    def _buffers(self) -> frozenset[int]:
+    def buffers(self) -> frozenset[int]:
         return frozenset(self.graph.buffers)

@@ -9,7 +9,7 @@ from torchlens._text.grid import Column, laid_out
 from torchlens._text.numbers import shape_text
 
 if TYPE_CHECKING:
-    from torchlens._diff.diff import Diff, Divergence
+    from torchlens._diff.result import Diff, Divergence
 
 
 _MOST_SHOWN = 20

@@ -4,7 +4,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torchlens._diff.text import diff_text
+from torchlens._diff.printed import diff_text
 from torchlens._text.json_text import write_json
 from torchlens._text.wording import check_count
 
