@@ -114,18 +114,18 @@ def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, list[
     ):
         tail = torchlens.tail(step, Path(folder) / "t", layers, every)
         with tail as tailed:
-            scribe: Any = tail._scribe
+            writer: Any = tail._writer
             written = []
             for _ in range(every + 1):
                 tailed(weights, batch)
-                wait_for(scribe)
-                written.append(scribe._stream.num_bytes)
+                wait_for(writer)
+                written.append(writer._shards.num_bytes)
             as_many = bytearray(written[-1] - written[0])  # the first call has the graph, too
 
             def logged() -> None:
                 for _ in range(num_steps):
                     jax.block_until_ready(tailed(weights, batch))
-                wait_for(scribe)  # what it still has to do is not to be counted as another's
+                wait_for(writer)  # what it still has to do is not to be counted as another's
 
             runs: dict[str, Callable[[], Any]] = {
                 "plain": lambda: [
@@ -139,9 +139,10 @@ def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, list[
             return each | {"megabytes": [len(as_many) / 1e6]}
 
 
-def wait_for(scribe: Any) -> None:
-    while scribe._bytes_waiting:
-        time.sleep(0.001)
+def wait_for(writer: Any) -> None:
+    """Waits until the last call is written or gathered."""
+    if writer._waiting is not None:
+        writer._waiting.result()
 
 
 def report(seconds: float) -> Iterator[tuple[str, str]]:

@@ -1,11 +1,11 @@
 """Kills processes that write traces, at random moments, and reads what they leave: `python -m
 benchmarks.kills`.
 
-Each tensor that a journal has must load with its numbers, its operation and its module.
+Each tensor in a finished shard must be read with its numbers, and each complete call must load with
+its operations and modules.
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -16,11 +16,13 @@ import warnings
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 import torchlens as tl
 from torchlens._capture.memory import memory_watch
-from torchlens._trace import scribe, tailing
+from torchlens._trace import call_writer
+from torchlens._trace import tail as tailing
 from torchlens.errors import TraceError
 
 KINDS = ("small", "in the background", "while it runs", "modules", "one after another")
@@ -34,8 +36,9 @@ def model() -> nn.Sequential:
 
 def write(path: Path, kind: str) -> None:
     """Writes for ever: call `n` is given the number `n`."""
+    call_writer._FLUSH_SECONDS = 0.02
     if kind == "in the background":
-        scribe._LITTLE = -1
+        call_writer._SMALL_BYTES = -1
     if kind in ("while it runs", "modules"):
         tailing._Outflow.limit = 3_000
         memory_watch._INTERVAL = 0.0
@@ -65,44 +68,38 @@ def kill(path: Path, kind: str, seconds: float) -> None:
 
 
 def problems_of(path: Path) -> tuple[list[str], int]:
-    """What is wrong with what was left behind, and how many tensors were looked at."""
-    journal = path.with_name(f"{path.name}.journal")
-    lines = (
-        [json.loads(line) for line in journal.read_bytes().split(b"\n")[1:-1]]
-        if journal.exists()
-        else []
-    )
-    names = [
-        line["name"]
-        for line in lines
-        if "name" in line and not line["name"].startswith("torchlens/")
-    ]
+    """What is wrong with what was left behind, and how many tensors were read."""
+    folder = path.with_name(f"{path.name}.partial")
+    shards = sorted(folder.glob("*.safetensors"))
+    names = [name for shard in shards for name in safe_open(shard, "pt").keys()]  # noqa: SIM118
+    own = {name for name in names if not name.startswith("torchlens/")}
     if not names and not path.exists() and not path.with_name(f"{path.name}.index.json").exists():
         return [], 0  # nothing was written yet
     try:
         values = tl.read_trace(path)
         calls = sorted({int(name.partition("/")[0]) for name in values})
-        histories = {call: tl.load(path, call=call) for call in calls}
+        whole = {int(name.rpartition("/")[2]) for name in names if "torchlens/call/" in name}
+        histories = {call: tl.load(path, call=call) for call in (whole if names else calls)}
     except (TraceError, OSError) as error:
         return [f"{type(error).__name__}: {error}"], 0
-    found = [f"{name} is in the journal and was not read" for name in names if name not in values]
+    found = [f"{name} is in a shard and was not read" for name in own if name not in values]
     expected = {call: _expected(float(call)) for call in calls}
     for name, value in values.items():
         call, _, rest = name.partition("/")
         if not torch.allclose(value, expected[int(call)][rest], atol=1e-6):
             found.append(f"{name} has other numbers")
-    for call, history in histories.items():
+    for number, history in histories.items():
         for entry in history:
             where = (entry.containing_module_origin or "").partition(":")[0]
             name = f"{where}/{entry.layer_type}"
-            if entry.layer_type not in ("input", "output") and name not in expected[call]:
-                found.append(f"call {call}: {entry.layer_label} is said to be in {where!r}")
+            if entry.layer_type not in ("input", "output") and name not in expected[number]:
+                found.append(f"call {number}: {entry.layer_label} is said to be in {where!r}")
             elif (
                 where
                 and entry.has_saved_activations
-                and not torch.equal(entry.tensor_contents, values[f"{call}/{name}"])
+                and not torch.equal(entry.tensor_contents, values[f"{number}/{name}"])
             ):
-                found.append(f"call {call}: {entry.layer_label} is another tensor")
+                found.append(f"call {number}: {entry.layer_label} is another tensor")
     return found, len(values)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torchlens._profile.profile import Profile
     from torchlens._profile.profile_options import Check, Level
     from torchlens._profile.quantities import QuantityName
-    from torchlens._trace.tailing import Tail
+    from torchlens._trace.tail import Tail
     from torchlens._validate.report import ValidationReport
 
 _Model = TypeVar("_Model", bound=Model)
@@ -579,7 +579,7 @@ def tail(
     params: bool = False,
     max_bytes: int | None = None,
     *,
-    max_shard_bytes: int = 5_000_000_000,
+    max_shard_bytes: int = 268_435_456,
 ) -> "Tail[_Model]":
     """Records every call of a model inside the `with` block to a safetensors file, each call
     separately.
@@ -596,8 +596,8 @@ def tail(
         model: Any `nn.Module`, or a JAX callable, for which entering the block gives a function to
             call in its place. A jitted function stays one compiled program, which also returns the
             recorded arrays.
-        path: The file. While it is being written, it consists of a `.partial` and a `.journal`
-        file.
+        path: The file. While it is being written, its finished parts are in the folder
+            `path.partial`.
         layers: `'all'` for every operation; modules by address or pattern (`'features.*'`), whose
             outputs are recorded; names in the file (`'features.*/relu'`, every pass of it;
             `'/relu:2'` is the second outside any module); or a function of the path of a module (a
@@ -605,10 +605,10 @@ def tail(
         every: 2 records every second call.
         params: Whether to write the parameters as well, as they are at the first call.
         max_bytes: Once the file has this many bytes, further calls are counted but not recorded.
-        max_shard_bytes: Beyond this size, another file is started, and an index of all of them is
-        written.
+        max_shard_bytes: The size of one file, about, and of what is held in memory until it is
+            written. A larger trace has several files and an index of them.
     """
-    from torchlens._trace.tailing import start_tail
+    from torchlens._trace.tail import TailOptions, start_tail
 
     own = as_model(model)
     check_model(own)
@@ -619,7 +619,8 @@ def tail(
         check_count("max_bytes", max_bytes, 1)
     if not isinstance(params, bool):
         raise TypeError(f"params must be True or False, got {got(params)}.")
-    return start_tail(model, own, target, layers, every, params, max_bytes, max_shard_bytes)
+    options = TailOptions(target, every, params, max_bytes, max_shard_bytes)
+    return start_tail(model, own, layers, options)
 
 
 def magnify(
@@ -631,7 +632,7 @@ def magnify(
     >>> magnify('trace.safetensors')
     >>> magnify('trace.safetensors', 'features.0')
     """
-    from torchlens._trace.opening import open_trace
+    from torchlens._trace.files import open_trace
     from torchlens._trace.overview import overview
 
     found = overview(open_trace(path), key, depth, call)
@@ -647,7 +648,7 @@ def read_trace(path: str | os.PathLike[str], pattern: str | None = None) -> dict
 
     >>> read_trace('trace.safetensors', 'act*')
     """
-    from torchlens._trace.opening import open_trace
+    from torchlens._trace.files import open_trace
     from torchlens._trace.reading import read_pattern
 
     if pattern is not None and not isinstance(pattern, str):

@@ -1,6 +1,7 @@
 """`load(save(h))` is `h` in every field but the live ones, which say so."""
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -230,25 +231,6 @@ def test_a_parameter_that_was_saved_can_still_be_resized(tmp_path):
     assert model.weight.untyped_storage().nbytes() == 0
 
 
-def test_a_file_of_the_format_before_this_one_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """In which all columns of numbers were lists."""
-    history = tl.log_forward_pass(
-        Model(lambda self, x: [x := x.sin() + 1 for _ in range(200)][-1]), torch.rand(3)
-    )
-    expected = facts_without_functions(loaded(history, tmp_path))
-    assert b'"packed":"<i2"' in (tmp_path / "trace.safetensors").read_bytes()
-    with monkeypatch.context() as before:
-        before.setattr("torchlens._trace.columns._SHORT", 10**9)
-        before.setattr("torchlens._trace.save.FORMAT", "1")
-        history.save(tmp_path / "old.safetensors", params=True)
-    assert b"packed" not in (tmp_path / "old.safetensors").read_bytes()
-    assert (
-        differences(facts_without_functions(tl.load(tmp_path / "old.safetensors")), expected) == {}
-    )
-
-
 def test_parameters_and_gradients_are_read_as_they_were_also_if_they_share_memory(tmp_path: Path):
     model = Model(lambda self, x: self.table.sum() + self.part.sum() + (self.wave * x).abs().sum())
     model.table = nn.Parameter(torch.arange(15.0).view(5, 3))
@@ -302,3 +284,21 @@ def test_empty_tensors_come_back_with_their_strides(tmp_path: Path):
     for entry, other in zip(history, loaded(history, tmp_path), strict=True):
         one, two = entry.tensor_contents, other.tensor_contents
         assert (one.shape, one.stride()) == (two.shape, two.stride()), entry.layer_label
+
+
+def test_without_safetensors_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = tmp_path / "trace.safetensors"
+    history = tl.log_forward_pass(nn.Linear(2, 2), torch.rand(1, 2))
+    history.save(path)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for use in (
+        lambda: history.save(path),
+        lambda: tl.load(path),
+        lambda: tl.read_trace(path),
+        lambda: tl.tail(nn.Linear(2, 2), path).__enter__(),
+    ):
+        with pytest.raises(ImportError, match=r"pip install 'torchlens\[trace\]'"):
+            use()
+    assert list(tmp_path.iterdir()) == [path]

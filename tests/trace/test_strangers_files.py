@@ -2,18 +2,16 @@
 outside the folder.
 """
 
-import base64
 import json
 import os
 import random
+import resource
 import struct
-import tracemalloc
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,7 +23,7 @@ from torchlens._cli.main import main
 safetensors = pytest.importorskip("safetensors.torch")
 
 F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-METADATA = {"torchlens": "1", "format": "pt"}
+METADATA = {"torchlens": "3", "format": "pt"}
 
 
 def file_of(header: Any, data: bytes = bytes(8), length: int | None = None) -> bytes:
@@ -39,62 +37,30 @@ def entry(**changes: Any) -> dict[str, Any]:
     return {"a": F32 | changes}
 
 
-BAD: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "fewer than the shortest header"),
-    "a few bytes": (b"\1\2\3", "fewer than the shortest header"),
-    "a header of 2**63 bytes": (
-        file_of({}, length=2**63),
-        "Its header would take 9223372036854775808 bytes; at most",
-    ),
-    "a header of more than 100 MB": (file_of({}, length=100_000_001), "at most 100000000 are read"),
-    "a header longer than the file": (file_of({}, length=1000), "and the file has"),
-    "no object": (file_of([1]), "not a JSON object"),
-    "no JSON": (file_of(b'{"a": '), "not JSON"),
-    "no text": (file_of(b'{"a\xff": 1}'), "not JSON"),
-    "nested too deep": (file_of(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), "not JSON"),
-    "an overlap": (file_of({"a": F32, "b": F32}), "overlaps the tensor before it"),
-    "a hole": (
-        file_of({"a": F32, "b": F32 | {"data_offsets": [12, 20]}}, bytes(20)),
-        "leaves a hole",
-    ),
-    "a hole at the start": (file_of(entry(data_offsets=[4, 12]), bytes(12)), "leaves a hole"),
-    "trailing bytes": (file_of({"a": F32}, bytes(9)), "1 bytes after the last tensor"),
-    "too few bytes": (file_of({"a": F32}, bytes(7)), "and the file has 7"),
-    "an overflowing shape": (
-        file_of(entry(shape=[2**32, 2**32, 2**32])),
-        "not what its shape and dtype take",
-    ),
-    "sizes that overflow to the right number": (
-        file_of(entry(shape=[2**63 + 1, 2])),
-        "not what its shape",
-    ),
-    "a huge size of nothing": (
-        file_of(entry(shape=[0, 2**64], data_offsets=[0, 0]), b""),
-        "not what its shape",
-    ),
-    "a hundred sizes": (file_of(entry(shape=[1] * 100)), "at most 64 sizes"),
-    "a negative size": (file_of(entry(shape=[-2])), "from 0 on"),
-    "a truth as a size": (file_of(entry(shape=[True, 2])), "from 0 on"),
-    "half a size": (file_of(entry(shape=[2.0])), "from 0 on"),
-    "text as a size": (file_of(entry(shape="22")), "from 0 on"),
-    "offsets that go back": (file_of(entry(data_offsets=[8, 0])), "goes from byte 8 to 0"),
-    "three offsets": (file_of(entry(data_offsets=[0, 4, 8])), "two data_offsets"),
-    "offsets beyond all": (
-        file_of(entry(data_offsets=[0, 10**50])),
-        "a number of more than 40 digits",
-    ),
-    "a type of its own": (file_of(entry(dtype="X99")), "which is unknown here"),
-    "a type that is a list": (file_of(entry(dtype=["F32"])), "which is unknown here"),
-    "no type": (file_of({"a": {"shape": [2], "data_offsets": [0, 8]}}), "must have a dtype"),
-    "an entry that is none": (file_of({"a": 3}), "must have a dtype"),
-    "a name twice": (file_of(b'{"a":%s,"a":%s}' % ((json.dumps(F32).encode(),) * 2)), "twice"),
-    "metadata that is no text": (file_of({"__metadata__": {"a": 1}, "a": F32}), "must be text"),
-    "metadata that is a list": (file_of({"__metadata__": [], "a": F32}), "must be text"),
-    "a name without end": (file_of({"x" * 5000: F32}), "longer than"),
-    "an escape code in a name": (
-        file_of({"\x1b]0;owned\x07": F32 | {"shape": [3]}}),
-        r"'\x1b]0;owned\x07'",
-    ),
+BAD: dict[str, bytes] = {
+    "nothing": b"",
+    "a few bytes": b"\1\2\3",
+    "a header of 2**63 bytes": file_of({}, length=2**63),
+    "a header of more than 100 MB": file_of({}, length=100_000_001),
+    "a header longer than the file": file_of({}, length=1000),
+    "no object": file_of([1]),
+    "no JSON": file_of(b'{"a": '),
+    "no text": file_of(b'{"a\xff": 1}'),
+    "nested too deep": file_of(b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    "an overlap": file_of({"a": F32, "b": F32}),
+    "a hole": file_of({"a": F32, "b": F32 | {"data_offsets": [12, 20]}}, bytes(20)),
+    "trailing bytes": file_of({"a": F32}, bytes(9)),
+    "too few bytes": file_of({"a": F32}, bytes(7)),
+    "an overflowing shape": file_of(entry(shape=[2**32, 2**32, 2**32])),
+    "sizes that overflow to the right number": file_of(entry(shape=[2**63 + 1, 2])),
+    "a negative size": file_of(entry(shape=[-2])),
+    "half a size": file_of(entry(shape=[2.0])),
+    "offsets that go back": file_of(entry(data_offsets=[8, 0])),
+    "offsets beyond all": file_of(entry(data_offsets=[0, 10**50])),
+    "a type of its own": file_of(entry(dtype="X99")),
+    "an escape code as a type": file_of(entry(dtype="\x1b]0;owned\x07")),
+    "an entry that is none": file_of({"a": 3}),
+    "metadata that is no text": file_of({"__metadata__": {"a": 1}, "a": F32}),
 }
 
 
@@ -102,60 +68,34 @@ BAD: dict[str, tuple[bytes, str]] = {
 def test_a_bad_file_is_a_clear_error_and_takes_no_memory(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    content, words = BAD[name]
     path = tmp_path / "bad.safetensors"
-    path.write_bytes(content)
-    tracemalloc.start()
-    try:
-        for read in (tl.load, tl.read_trace, tl.magnify):
-            with pytest.raises(tl.TraceError) as caught:
-                read(path)
-            assert words in str(caught.value)
-            assert "\x1b" not in str(caught.value)
-            assert len(str(caught.value)) < 1000
-        assert tracemalloc.get_traced_memory()[1] < 20 * 2**20 + 10 * len(content)
-    finally:
-        tracemalloc.stop()
+    path.write_bytes(BAD[name])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for read in (tl.load, tl.read_trace, tl.magnify):
+        with pytest.raises(tl.TraceError, match="not a readable safetensors file") as caught:
+            read(path)
+        assert "\x1b" not in str(caught.value)
+        assert len(str(caught.value)) < 1000
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 2**10  # KB
     assert main(["show", str(path)]) == 2
     assert "\x1b" not in capsys.readouterr().err
 
 
-def test_the_stock_library_refuses_what_we_refuse(tmp_path: Path):
-    ours_alone = {"a name twice", "a name without end"}
-    for name, (content, _) in BAD.items():
-        path = tmp_path / "bad.safetensors"
-        path.write_bytes(content)
-        if name in ours_alone:
-            continue
-        with pytest.raises(Exception):  # noqa: B017, PT011 (it has its own)
-            safetensors.load_file(path)
-
-
 def test_what_is_no_ordinary_file(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(tl.TraceError, match="cannot be read at arbitrary positions"):
+    with pytest.raises(tl.TraceError, match="is not a regular file"):
         tl.load(tmp_path / "pipe")
-    with pytest.raises(tl.TraceError, match=r"cannot be read at arbitrary positions|is a folder"):
+    with pytest.raises(tl.TraceError, match="is a folder"):
         tl.load(tmp_path)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "../secret.safetensors",
-        "/etc/passwd",
-        "a/b",
-        "..",
-        "",
-        "a\\b",
-        "c:d",
-        "a\0b",
-        7,
-        None,
-        "a" * 300,
-        "a\ud800",
+        "../secret.safetensors", "/etc/passwd", "a/b", "..", "", "a\\b", "c:d", "a\0b", 7, None,
+        "a" * 300, "a\ud800",
     ],
-)
+)  # fmt: skip
 def test_an_index_names_files_beside_it(name: Any, tmp_path: Path):
     folder = tmp_path / "inner"
     folder.mkdir()
@@ -193,7 +133,7 @@ def test_an_index_that_makes_no_sense(tmp_path: Path):
         with pytest.raises(tl.TraceError):
             tl.read_trace(index)
     index.write_text('{"weight_map": {"a": "x", "b": "x"}}')
-    with pytest.raises(tl.TraceError, match="which is in no file"):
+    with pytest.raises(tl.TraceError, match="do not agree where 'b' is"):
         tl.read_trace(index)
 
 
@@ -268,23 +208,23 @@ def an_output_of_the_model_as_of_a_module(graph: Any, call: Any) -> None:
 
 
 def a_view_beyond_its_memory(graph: Any, call: Any) -> None:
-    call["values"][1] = {"key": "1/fc/linear", "dtype": "float32", "view": [10**6, [4], [1]]}
+    call["values"][1] = {"key": "fc/linear", "dtype": "float32", "view": [10**6, [4], [1]]}
 
 
 def a_view_with_negative_strides(graph: Any, call: Any) -> None:
-    call["values"][1] = {"key": "1/fc/linear", "dtype": "float32", "view": [4, [4], [-1]]}
+    call["values"][1] = {"key": "fc/linear", "dtype": "float32", "view": [4, [4], [-1]]}
 
 
 def sizes_without_end(graph: Any, call: Any) -> None:
-    call["values"][1] = {"key": "1/fc/linear", "expanded": [2**40, 2**40, 4]}
+    call["values"][1] = {"key": "fc/linear", "shape": [2**40, 2**40, 4]}
 
 
 def memory_without_end(graph: Any, call: Any) -> None:
-    call["values"][1] = {"key": "1/fc/linear", "spread": [2**35, 1]}
+    call["values"][1] = {"key": "fc/linear", "strides": [2**35, 1]}
 
 
 def a_layout_that_overlaps(graph: Any, call: Any) -> None:
-    call["values"][1] = {"key": "1/fc/linear", "layout": [1, 1]}
+    call["values"][1] = {"key": "fc/linear", "strides": [1, 1]}
 
 
 def a_tensor_that_is_not_there(graph: Any, call: Any) -> None:
@@ -424,56 +364,6 @@ def survives(path: Path) -> None:
             look(path)
         except (tl.TorchLensError, FileNotFoundError):
             return
-
-
-def packed_columns(form: Any) -> list[dict[str, Any]]:
-    """All columns in JSON that are written as bytes."""
-    inner = list(
-        form.values() if isinstance(form, dict) else form if isinstance(form, list) else ()
-    )
-    found = [column for one in inner for column in packed_columns(one)]
-    return [form, *found] if isinstance(form, dict) and "packed" in form else found
-
-
-def shaken(column: dict[str, Any], choose: random.Random) -> None:
-    """Changes numbers of a column, or how many there are."""
-    numbers = np.frombuffer(base64.b64decode(column["base64"]), column["packed"]).copy()
-    least, most = (
-        (-1.0, np.nan)
-        if column["packed"] == "<f8"
-        else (np.iinfo(column["packed"]).min, np.iinfo(column["packed"]).max)
-    )
-    for _ in range(choose.randint(0, 2)):
-        numbers[choose.randrange(len(numbers))] = choose.choice([least, most, -1, 0, 1, 5])
-    content = numbers.tobytes()
-    content = choose.choice(
-        [content, content, content[:-1], content * 2, content[: len(content) // 2], b""]
-    )
-    column["base64"] = base64.b64encode(content).decode("ascii")
-    if choose.random() < 0.2:
-        column[choose.choice(["packed", "none"])] = choose.choice(
-            ["<i1", "<i2", "<f8", "<i8", "O", "<V8", 3, None, -1, [1]]
-        )
-
-
-def test_columns_of_bytes_changed_at_random_are_errors_or_harmless(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("torchlens._trace.columns._SHORT", 1)
-    path = tmp_path / "trace.safetensors"
-    tl.log_forward_pass(Recurrent(), torch.rand(2, 4)).save(path)
-    tensors, *documents = parts_of(path)
-    expected = str(tl.load(path))
-    texts = list(map(json.dumps, documents))
-    assert len(packed_columns(documents)) > 10
-    choose = random.Random(5)
-    for _ in range(60):
-        changed = list(map(json.loads, texts))
-        shaken(choose.choice(packed_columns(changed)), choose)
-        written(path, tensors, *changed)
-        survives(path)
-    written(path, tensors, *map(json.loads, texts))
-    assert str(tl.load(path)) == expected
 
 
 def test_files_changed_at_random_are_errors_or_harmless(parts: Any):

@@ -1,5 +1,5 @@
-"""`tail`: every call of a model made inside a block, in a file, and the loop goes on as if nobody
-looked.
+"""`tail`: every call of a model made inside a block is in the file, and the loop goes on as without
+it.
 """
 
 import errno
@@ -21,7 +21,8 @@ import torchlens as tl
 from tests.history.facts import differences
 from tests.networks import MLP, Model, Recurrent
 from tests.trace.test_save_load import facts_without_functions
-from torchlens._trace import stream, tailing, writing
+from torchlens._trace import call_writer, writing
+from torchlens._trace import tail as tailing
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -208,19 +209,19 @@ def test_a_full_disk_ends_the_recording_not_the_loop(path: Path, monkeypatch: py
     model, x = MLP(), torch.rand(2, 4)
     written = []
 
-    def write(*arguments: Any, **options: Any) -> None:
+    def write(*arguments: Any) -> None:
         written.append(arguments)
         if len(written) > 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        original(*arguments, **options)
+        original(*arguments)
 
-    original = stream.TraceStream.write
-    monkeypatch.setattr(stream.TraceStream, "write", write)
+    original = writing._write_file
+    monkeypatch.setattr(writing, "_write_file", write)
+    monkeypatch.setattr(call_writer, "_FLUSH_SECONDS", 0.0)
+    monkeypatch.setattr(call_writer, "_FLUSH_SHARE", 0.0)
     tail = tl.tail(model, path)
     m = tail.__enter__()
     outputs = [m(x) for _ in range(6)]
-    while tail._scribe.problem is None:
-        outputs.append(m(x))
     with pytest.warns(
         UserWarning,
         match=r"calls are not in trace.safetensors: writing failed \(OSError: .*No space left",
@@ -294,18 +295,6 @@ def test_several_files_with_an_index_as_hugging_face_has_it(path: Path):
     )
     for way in (path, path.parent / names[-1]):
         assert torch.equal(tl.load(way, call=2)["linear_1"].tensor_contents, found["2/fc1/linear"])
-
-
-def test_a_header_that_grows_too_long_begins_another_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("torchlens.traces._ROOM", 4 * 1024)
-    model, x = MLP(), torch.rand(2, 4)
-    with tl.tail(model, path) as m:
-        for _ in range(8):
-            m(x)
-    assert len(list(path.parent.glob("*.safetensors"))) > 1
-    assert len(tl.read_trace(path)) == 8 * len(tl.log_forward_pass(model, x))
 
 
 def calls_in(path: Path) -> list[int]:
@@ -477,11 +466,11 @@ def test_small_calls_are_written_when_they_end_and_large_ones_in_the_background(
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     tail = tl.tail(model, path)
     with tail as m:
-        scribe: Any = tail._scribe
+        writer: Any = tail._writer
         m(torch.rand(2, 4))
-        assert (scribe.num_written, scribe._thread) == (1, None)
+        assert writer._background is None
         m(torch.rand(400_000, 4))
-        assert scribe._thread is not None
+        assert writer._background is not None
         m(torch.rand(2, 4))
     assert tail.num_calls == 3
     assert [tuple(tl.load(path, call=number)[0].tensor_shape) for number in (1, 2, 3)] == [
@@ -568,32 +557,6 @@ def test_a_model_goes_when_it_is_dropped_after_its_tail(path: Path):
         assert kept() is None
     finally:
         gc.enable()
-
-
-def test_a_full_disk_leaves_a_file_that_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch):
-    model, written = MLP(), []
-
-    def limited(file: Any, pieces: Any) -> None:
-        written.append(len(pieces))
-        if len(written) > 2 and pieces:
-            os.write(file.fileno(), b"half of it")
-            raise OSError(errno.ENOSPC, "no space left")
-        write_pieces(file, pieces)
-
-    write_pieces = writing.write_pieces
-    monkeypatch.setattr(stream, "write_pieces", limited)
-    tail = tl.tail(model, path)
-    m = tail.__enter__()
-    for _ in range(4):
-        m(torch.ones(2, 4))
-    with pytest.warns(UserWarning, match="2 of 4 calls"):
-        tail.__exit__(None, None, None)
-    assert {name.partition("/")[0] for name in safetensors.load_file(path)} == {
-        "1",
-        "2",
-        "torchlens",
-    }
-    assert torch.equal(tl.load(path, call=2)["output_1"].tensor_contents, model(torch.ones(2, 4)))
 
 
 class WritesThroughAView(nn.Module):

@@ -19,7 +19,7 @@ from torchlens._history.model_history import ModelHistory
 from torchlens._recording.frameworks import OtherModel, as_model, is_for_jax
 from torchlens._text.plain_text import printable
 from torchlens._text.wording import got
-from torchlens._trace.opening import open_trace
+from torchlens._trace.files import open_trace
 from torchlens._trace.overview import overview
 from torchlens.api import log_forward_pass
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torchlens._cli.terminal import paint, say, width
 from torchlens._text.plain_text import printable
-from torchlens._trace.opening import open_trace
+from torchlens._trace.files import open_trace
 from torchlens._trace.overview import overview
 from torchlens.api import load
 

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from torchlens._recording.process_memory import bytes_of
-
 # numpy's name of a type → torch's. Those that torch lacks come below.
 _SAME = {
     name: getattr(torch, name)
@@ -139,15 +137,6 @@ def as_known_type(array: Any) -> Any:
         return jax.random.key_data(array)
     wider = _WIDER.get(array.dtype.name) if array.dtype != jax.dtypes.float0 else None
     return array if wider is None else array.astype(str(wider).removeprefix("torch."))
-
-
-def host_bytes(array: Any) -> memoryview:
-    """The bytes of the tensor that `to_torch` would make, in the order of its shape; without a copy
-    where that can be.
-    """
-    if is_key(array) or not _is_same(array.dtype):
-        return bytes_of(to_torch(array).contiguous())
-    return np.asarray(array).reshape(-1).view(np.uint8).data
 
 
 @cache

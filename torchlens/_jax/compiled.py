@@ -16,7 +16,7 @@ import torch
 from jax.extend.core import Var
 
 from torchlens._capture.options import CaptureOptions
-from torchlens._jax.arrays import as_known_type, host_bytes, is_array, shape_and_dtype, to_torch
+from torchlens._jax.arrays import as_known_type, is_array, shape_and_dtype, to_torch
 from torchlens._jax.call_trees import CallTrees, trees_of
 from torchlens._jax.callables import unjitted
 from torchlens._jax.internals import concrete
@@ -309,16 +309,9 @@ class CompiledCall:
     def num_rows(self) -> int:
         return len(self.program.recording.rows)
 
-    def memory(self) -> list[memoryview]:
-        """The bytes of each array that some value lies in."""
-        return list(map(host_bytes, self._wholes))
-
-    def recording(self) -> tuple[Recording, list[torch.Tensor]]:
-        """The call as a recording, and the tensors that its values are parts of, in the order of
-        `memory`.
-        """
-        tensors = list(map(to_torch, self._wholes))
-        return self.program.filled(tensors), tensors
+    def recording(self) -> Recording:
+        """The call as a recording."""
+        return self.program.filled(list(map(to_torch, self._wholes)))
 
 
 def _kept(array: Any) -> Any:

@@ -1,18 +1,23 @@
-"""A recording and what was decided about its graph, made of the JSON that `document.py` describes.
+"""A recording and the decisions about its graph, made of the documents of `documents.py`.
 
-A file may come from a stranger: whatever is a number of something is compared with how many there
-are, and nothing refers to what comes after it, so that no graph goes round in a circle.
+A file may come from anyone. Each number that refers to something is checked against how many there
+are, and nothing refers to what comes after it, so that no graph has a cycle.
 """
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import isfinite, prod
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
-import numpy as np
 import torch
 
+from torchlens._capture.gradients.backward_hooks import NodeRun
+from torchlens._capture.gradients.entry_gradients import Gradients
+from torchlens._capture.options import CaptureOptions, Transform
 from torchlens._graph.build import Decisions
+from torchlens._history.pickling import CHANGED
 from torchlens._recording.operations import BOUNDARIES, BUFFER, INPUT, OUTPUT, Kind, Operation
 from torchlens._recording.recording import (
     Branch,
@@ -23,185 +28,159 @@ from torchlens._recording.recording import (
     located,
     make_row,
 )
+from torchlens._recording.stored import StoredMapping, StoredParams, StoredValue
 from torchlens._recording.user_code import code_of_line
 from torchlens._text.plain_text import printable, shown
-from torchlens._trace.columns import (
-    check_numbers,
-    lists_of,
-    numbers_of,
-    refer_back,
-    times_of,
-    whole_numbers_of,
-)
-from torchlens._trace.format import dtype_named
+from torchlens._trace.documents import TIMES
+from torchlens._trace.files import damage_reported
 from torchlens._trace.python_values import PythonReader, function_of
+from torchlens._trace.stored_tensors import TensorSource, stored_tensor
+from torchlens._trace.tensors import dtype_named
 from torchlens.errors import TraceError
 
 _FAR = 1 << 40  # no log has as many of anything
 _FRAMEWORKS = ("torch", "jax")
+_BOUNDARY_WORDS = {INPUT: "inputs", OUTPUT: "outputs", BUFFER: "buffers"}
 
 
-_NAMED = {INPUT: "inputs", OUTPUT: "outputs", BUFFER: "buffers"}
-
-
-def recording_of(document: dict[str, Any], seconds: Any, reader: PythonReader) -> Recording:
-    """The recording, without values. `seconds` is the column of the times of its rows."""
-    operations = [_operation_of(form) for form in document["operations"]]
-    arguments = [_arguments_of(form, reader) for form in document["arguments"]]
-    codes = list(map(_code_of, document["places"]))
-    shapes = [shape_of_form(reader.read(form)) for form in document["shapes"]]
-    words = document["words"]
-    _check_words(words)
-    calls = [
-        ModuleCall(str(address), pass_num, parent, *_code_at(codes, place))
-        for address, pass_num, parent, place in document["module_calls"]
-    ]
-    check_numbers([call.pass_num for call in calls], _FAR)
-    check_numbers([call.parent for call in calls], len(calls), -1)
-    if any(bool(call.address) != bool(number) for number, call in enumerate(calls)):
-        raise TraceError("Each module but the model itself must have an address.")
-    if not calls or any(
-        not 0 <= call.parent < number for number, call in enumerate(calls) if number
-    ):
-        raise TraceError("A call of a module must be inside one that came before it.")
-    columns = document["rows"]
-    operation_of = whole_numbers_of(columns["operation"], len(operations))
-    argument_of = whole_numbers_of(columns["argument"], len(arguments), -1)
-    dtype_of = whole_numbers_of(columns["dtype"], len(words))
-    index_of = numbers_of(columns["output_index"])
-    references = _all_references(columns["references"])
-    count = len(operation_of)
-    storages, seconds = whole_numbers_of(document["storages"], _FAR, -_FAR), times_of(seconds)
-    _check_counts(arguments, argument_of, references)
-    check_numbers([index for index in index_of if index is not None], _FAR)
-    all_args, all_kwargs = zip(*arguments, ((), None), strict=True)  # the last is for -1
-    all_codes, all_instructions = zip(*codes, (None, 0), strict=True)
-    place_of = whole_numbers_of(columns["place"], len(codes), -1)
-    columns_of_rows = (
-        map(operations.__getitem__, operation_of),
-        map(all_args.__getitem__, argument_of),
-        map(all_kwargs.__getitem__, argument_of),
-        references,
-        whole_numbers_of(columns["module_call"], len(calls)),
-        map(all_codes.__getitem__, place_of),
-        map(all_instructions.__getitem__, place_of),
-        seconds,
-        index_of,
-        map(shapes.__getitem__, whole_numbers_of(columns["shape"], len(shapes))),
-        map({number: dtype_named(words[number]) for number in set(dtype_of)}.__getitem__, dtype_of),
-        map(
-            [*map(printable, words), None].__getitem__,
-            whole_numbers_of(columns["gradfunc"], len(words), -1),
-        ),
-    )
-    rows = list(map(make_row, zip(*columns_of_rows, strict=True)))
-    if len(storages) != count:
-        raise TraceError("There must be as many numbers of memory as there are rows.")
-    named = {word: {number for _, number in document[word]} for word in _NAMED.values()}
-    boundaries = {place for place, operation in enumerate(operations) if operation in _NAMED}
-    for number in [number for number, place in enumerate(operation_of) if place in boundaries]:
-        word = _NAMED[rows[number].operation]
-        if number not in named[word]:
-            raise TraceError(f"One of the {word} has no name.")
-    params = [_param_of(*form[1:]) for form in document["params"]]
-    failure = document["failure"]
+def recording_of(graph: dict[str, Any], seconds: Any, reader: PythonReader) -> Recording:
+    """The recording, without values. `seconds` has the times of its rows."""
+    operations = [_operation_of(form) for form in graph["operations"]]
+    codes = list(map(_code_of, graph["places"]))
+    calls = _module_calls(graph["module_calls"], codes)
+    operation_numbers = _numbers(graph["rows"]["operation"], len(operations))
+    count = len(operation_numbers)
+    rows_of = partial(_numbers, end=count)
+    _check_boundaries(graph, operations, operation_numbers)
+    params = [_param_of(*form[1:]) for form in graph["params"]]
     return Recording(
-        model_name=printable(str(document["model"])),
-        rows=rows,
+        model_name=printable(str(graph["model"])),
+        rows=_rows(graph, operations, codes, len(calls), _times(seconds, count), reader),
         values=[None] * count,
         versions=[-1] * count,
-        storages=storages,
+        storages=_numbers(graph["storages"], _FAR, -_FAR, count),
         regions={},
         writes=[],
-        inputs=_paths(document["inputs"], reader, count),
-        outputs=_paths(document["outputs"], reader, count),
-        buffers=[(str(address), number) for address, number in _pairs(document["buffers"], count)],
+        inputs=_paths(graph["inputs"], reader, count),
+        outputs=_paths(graph["outputs"], reader, count),
+        buffers=[(str(address), number) for address, number in _pairs(graph["buffers"], count)],
         params=params,
-        param_addresses=[str(form[0]) for form in document["params"]],
+        param_addresses=[str(form[0]) for form in graph["params"]],
         module_params={
-            address: tuple(_checked(numbers, len(params)))
-            for address, numbers in document["module_params"].items()
+            address: tuple(_numbers(numbers, len(params)))
+            for address, numbers in graph["module_params"].items()
         },
         outside_storages=[],
         module_calls=calls,
-        module_classes=_classes(document["module_classes"], calls),
-        module_entries=_of_calls(document["module_entries"], len(calls), count),
-        module_exits=_of_calls(document["module_exits"], len(calls), count),
+        module_classes=_classes(graph["module_classes"], calls),
+        module_entries=_of_calls(graph["module_entries"], len(calls), count),
+        module_exits=_of_calls(graph["module_exits"], len(calls), count),
         booleans={
-            number: bool(value)
-            for number, value in document["booleans"]
-            if _checked([number], count)
+            row: bool(value) for value, row in _pairs(map(reversed, graph["booleans"]), count)
         },
-        leaves=set(_checked(document["leaves"], count)),
         saved_args={},
         gradients={},
-        failure=None
-        if failure is None
-        else _failure_of(failure, operations, codes, len(calls), count),
-        reads=set(_checked(document["reads"], count)),
-        branches=[
-            Branch(parent, at, _checked(own, count)) for parent, at, own in document["branches"]
-        ],
-        returns_data=bool(document["returns_data"]),
-        joint_params=set(_checked(document["joint_params"], _FAR)),
-        received=set(_checked(document["received"], count)),
-        sent=set(_checked(document["sent"], count)),
-        framework=_framework(document["framework"]),
+        failure=_failure_of(graph["failure"], operations, codes, len(calls), count),
+        branches=[Branch(parent, at, rows_of(own)) for parent, at, own in graph["branches"]],
+        returns_data=bool(graph["returns_data"]),
+        joint_params=set(_numbers(graph["joint_params"], _FAR)),
+        framework=_framework(graph["framework"]),
         is_copy=True,
+        reads=set(rows_of(graph["reads"])),
+        leaves=set(rows_of(graph["leaves"])),
+        received=set(rows_of(graph["received"])),
+        sent=set(rows_of(graph["sent"])),
     )
 
 
-def decisions_of(document: dict[str, Any], count: int) -> Decisions:
-    """What was decided about the graph of a recording with that many rows."""
-    form = document["graph"]
-    recorded = whole_numbers_of(form["recorded"], count)
-    reads = list(map(tuple, lists_of(form["reads"])))
-    if not refer_back(form["reads"], reads, 0):
-        if not set(map(type, chain.from_iterable(reads))) <= {int}:
-            raise TraceError("What an entry reads must be given as numbers.")
-        for entry, own in enumerate(reads):
-            if own and not (min(own) >= 0 and max(own) < entry):
-                raise TraceError(
-                    f"Entry {entry} reads {shown(own)}, which does not come before it."
-                )
-    firsts = whole_numbers_of(form["first_of_layer"], max(len(recorded), 1))
-    entry_of = set(recorded)
-    if len(entry_of) != len(recorded) or not len(recorded) == len(reads) == len(firsts):
+def _rows(
+    graph: dict[str, Any],
+    operations: Sequence[Operation],
+    codes: Sequence[tuple[CodeType, int]],
+    num_calls: int,
+    seconds: list[float],
+    reader: PythonReader,
+) -> list[Any]:
+    columns, words = graph["rows"], graph["words"]
+    if type(words) is not list or not all(type(word) is str for word in words):
+        raise TraceError("The words of a log must be text.")
+    arguments = [_arguments_of(form, reader) for form in graph["arguments"]]
+    shapes = [_shape_of(reader.read(form)) for form in graph["shapes"]]
+    references = list(map(references_of, columns["references"], range(len(seconds))))
+    argument_numbers = _numbers(columns["argument"], len(arguments), -1)
+    dtype_numbers = _numbers(columns["dtype"], len(words))
+    dtypes = {number: dtype_named(words[number]) for number in set(dtype_numbers)}
+    _check_counts(arguments, argument_numbers, references)
+    indexes = columns["output_index"]
+    _numbers([index for index in indexes if index is not None], _FAR)
+    # The last of each is for -1.
+    args, kwargs = zip(*arguments, ((), None), strict=True)
+    code, instruction = zip(*codes, (None, 0), strict=True)
+    places = _numbers(columns["place"], len(codes), -1)
+    gradfuncs = _numbers(columns["gradfunc"], len(words), -1)
+    fields = (
+        map(operations.__getitem__, columns["operation"]),
+        map(args.__getitem__, argument_numbers),
+        map(kwargs.__getitem__, argument_numbers),
+        references,
+        _numbers(columns["module_call"], num_calls),
+        map(code.__getitem__, places),
+        map(instruction.__getitem__, places),
+        seconds,
+        indexes,
+        map(shapes.__getitem__, _numbers(columns["shape"], len(shapes))),
+        map(dtypes.__getitem__, dtype_numbers),
+        map([*map(printable, words), None].__getitem__, gradfuncs),
+    )
+    return list(map(make_row, zip(*fields, strict=True)))
+
+
+def decisions_of(graph: dict[str, Any], recording: Recording) -> Decisions:
+    """The decisions about the graph of a recording."""
+    form = graph["graph"]
+    recorded = _numbers(form["recorded"], len(recording.rows))
+    known = set(recorded)
+    reads = list(map(tuple, form["reads"]))
+    firsts = _numbers(form["first_of_layer"], max(len(recorded), 1))
+    if len(known) != len(recorded) or not len(recorded) == len(reads) == len(firsts):
         raise TraceError("Each entry of a graph must be one row, with what it reads and its layer.")
-    first = np.array(firsts, np.int64)
-    if not np.all((first <= np.arange(len(first))) & (first[first] == first)):
+    for entry, own in enumerate(reads):
+        for read in own:
+            if type(read) is not int or not 0 <= read < entry:
+                raise TraceError(f"Entry {entry} reads {shown(read)}, which is not before it.")
+    if any(first > entry or firsts[first] != first for entry, first in enumerate(firsts)):
         raise TraceError("A layer must begin with its first entry.")
     located_reads = {
-        number: [(_place_of(at), read) for at, read in own if _is_read(read, entry_of)]
+        number: [(_location_of(at), read) for at, read in own]
         for number, own in form["located_reads"]
     }
+    read_rows = [read for own in located_reads.values() for _, read in own]
+    if len(known) < len(recording.rows):
+        for number in known - located_reads.keys():
+            read_rows += [read for _, read in located(recording.rows[number].references)]
+    if any(type(read) is not int or (read >= 0 and read not in known) for read in read_rows):
+        raise TraceError("An operation of the graph reads a row that is not in it.")
     return Decisions(recorded, reads, firsts, located_reads, bool(form["is_exact"]))
 
 
-def check_reads(recording: Recording, decisions: Decisions) -> None:
-    """Sees that what operations were given is in the graph, where they are."""
-    if len(decisions.recorded) == len(recording.rows):  # all of them are in it
-        return
-    known = set(decisions.recorded)
-    for number in decisions.recorded:
-        references = recording.rows[number].references
-        given = (
-            references if type(references) is tuple else [read for _, read in located(references)]
-        )
-        for read in given:
-            if (
-                read is not None
-                and read >= 0
-                and read not in known
-                and number not in decisions.located_reads
-            ):
-                raise TraceError("An operation of the graph reads a row that is not in it.")
+# -- checks and parts ------------------------------------------------------------------------------
 
 
-def _is_read(read: Any, known: set[int]) -> bool:
-    if type(read) is not int or (read >= 0 and read not in known):
-        raise TraceError("An operation of the graph reads a row that is not in it.")
-    return True
+def _numbers(numbers: Any, end: int, start: int = 0, count: int | None = None) -> list[int]:
+    """Whole numbers from `start` on and less than `end`, `count` of them."""
+    found = list(numbers)
+    is_right = set(map(type, found)) <= {int} and count in (None, len(found))
+    if not is_right or (found and not (min(found) >= start and max(found) < end)):
+        raise TraceError(f"Numbers must be from {start} to {end - 1}, not {shown(found)}.")
+    return found
+
+
+def _times(seconds: Any, count: int) -> list[float]:
+    if len(seconds) != count or not set(map(type, seconds)) <= {int, float}:
+        raise TraceError("The times of a call must be numbers, one for each row.")
+    if not all(map(isfinite, seconds)):
+        raise TraceError("The times of a call must be finite.")
+    return list(map(float, seconds))
 
 
 def _operation_of(form: Any) -> Operation:
@@ -210,47 +189,94 @@ def _operation_of(form: Any) -> Operation:
             raise TraceError(f"There is no operation {shown(form)} without a function.")
         return BOUNDARIES[form]
     parts, name, layer_type, kind, written, names, writes_if, has_output = form
-    if (
-        not isinstance(name, str)
-        or not isinstance(layer_type, str)
-        or not isinstance(writes_if, int | None)
+    if not (isinstance(name, str) and isinstance(layer_type, str)) or not isinstance(
+        writes_if, int | None
     ):
         raise TraceError(f"An operation must have a name and a type, not {shown(form)}.")
     return Operation(
-        function_of(parts), name, layer_type, Kind(kind), tuple(_checked(written, _FAR)),
-        tuple(map(str, names)), writes_if,
-        bool(has_output),
+        function_of(parts), name, layer_type, Kind(kind), tuple(_numbers(written, _FAR)),
+        tuple(map(str, names)), writes_if, bool(has_output),
     )  # fmt: skip
 
 
 def _arguments_of(form: Any, reader: PythonReader) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
     args, kwargs = map(reader.read, form)
-    if (
-        not isinstance(args, tuple)
-        or not isinstance(kwargs, dict | None)
-        or not all(isinstance(k, str) for k in kwargs or ())
-    ):
+    is_dict = isinstance(kwargs, dict | None) and all(isinstance(key, str) for key in kwargs or ())
+    if not isinstance(args, tuple) or not is_dict:
         raise TraceError("The arguments of a call must be a tuple and a dictionary.")
     return args, kwargs
 
 
 def _code_of(form: Any) -> tuple[CodeType, int]:
     file, line, function, text, instruction = form
-    check_numbers([line, instruction], 1 << 31)
-    return code_of_line(
-        printable(str(file)), line, printable(str(function)), str(text)
-    ), instruction
+    _numbers([line, instruction], 1 << 31)
+    code = code_of_line(printable(str(file)), line, printable(str(function)), str(text))
+    return code, instruction
 
 
-def shape_of_form(shape: Any) -> tuple[int, ...]:
-    """A shape, after seeing that it is one."""
+def _shape_of(shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, tuple) or not all(isinstance(size, int) for size in shape):
         raise TraceError(f"A shape must consist of whole numbers, not {shown(shape)}.")
-    return (
-        torch.Size(shape)
-        if all(type(size) is int and 0 <= size < 1 << 62 for size in shape)
-        else shape
-    )
+    is_known = all(type(size) is int and 0 <= size < 1 << 62 for size in shape)
+    return torch.Size(shape) if is_known else shape
+
+
+def references_of(form: Any, number: int) -> References:
+    """What a row was given: rows before it, or what is outside the log."""
+    if type(form) is list:
+        for one in form:
+            if one is not None and (type(one) is not int or not -_FAR < one < number):
+                raise TraceError(
+                    f"Row {number} refers to {shown(one)}, which does not come before it."
+                )
+        return tuple(form)
+    given = {_location_of(place): one for place, one in form["at"]}
+    _numbers(given.values(), number, -_FAR)
+    return given
+
+
+def _location_of(form: Any) -> Any:
+    place = tuple(form) if type(form) is list else form
+    hash(place)
+    return place
+
+
+def _check_counts(
+    arguments: Sequence[Any], argument_numbers: Sequence[int], references: Sequence[References]
+) -> None:
+    """Checks that no operation was given more tensors than it has arguments."""
+    given = [len(own) if type(own) is tuple else 0 for own in references]
+    for argument, count in set(zip(argument_numbers, given, strict=True)):
+        if argument >= 0 and len(arguments[argument][0]) < count:
+            raise TraceError("An operation was given more tensors than it has arguments.")
+
+
+def _check_boundaries(
+    graph: dict[str, Any], operations: Sequence[Operation], numbers: Sequence[int]
+) -> None:
+    """Checks that each input, output and buffer has a name."""
+    named = {word: {row for _, row in graph[word]} for word in _BOUNDARY_WORDS.values()}
+    words = {place: _BOUNDARY_WORDS[one] for place, one in enumerate(operations)
+             if one in _BOUNDARY_WORDS}  # fmt: skip
+    for row, place in enumerate(numbers):
+        if place in words and row not in named[words[place]]:
+            raise TraceError(f"One of the {words[place]} has no name.")
+
+
+def _module_calls(forms: Any, codes: Sequence[tuple[CodeType, int]]) -> list[ModuleCall]:
+    calls = [
+        ModuleCall(str(address), pass_num, parent, *_code_at(codes, place))
+        for address, pass_num, parent, place in forms
+    ]
+    _numbers([call.pass_num for call in calls], _FAR)
+    if not calls:
+        raise TraceError("A log must have a call of the model.")
+    _numbers([calls[0].parent], 1, -1)
+    for number, call in enumerate(calls[1:], start=1):
+        _numbers([call.parent], number)  # inside a call that came before it
+    if any(bool(call.address) != bool(number) for number, call in enumerate(calls)):
+        raise TraceError("Each module but the model itself must have an address.")
+    return calls
 
 
 def _framework(name: Any) -> str:
@@ -261,23 +287,13 @@ def _framework(name: Any) -> str:
     return str(name)
 
 
-def _check_words(words: Any) -> None:
-    if type(words) is not list or not all(type(word) is str for word in words):
-        raise TraceError("The words of a log must be text.")
-
-
 def _param_of(dtype: str, shape: Any, needs_grad: Any) -> torch.nn.Parameter:
-    sizes = _checked(shape or [], 1 << 40)
-    kind = dtype_named(dtype)
-    size = kind.itemsize
-    for one in sizes:
-        size *= max(one, 1)
-    if size >= 1 << 62:
+    sizes, kind = _numbers(shape or [], _FAR), dtype_named(dtype)
+    if prod(max(size, 1) for size in sizes) * kind.itemsize >= 1 << 62:
         raise TraceError(f"A parameter cannot have the shape {shown(shape)}.")
     can_learn = kind.is_floating_point or kind.is_complex
-    return torch.nn.Parameter(
-        torch.empty(sizes, dtype=kind, device="meta"), needs_grad is True and can_learn
-    )
+    empty = torch.empty(sizes, dtype=kind, device="meta")
+    return torch.nn.Parameter(empty, needs_grad is True and can_learn)
 
 
 def _classes(form: Any, calls: Sequence[ModuleCall]) -> dict[str, str]:
@@ -296,88 +312,151 @@ def _paths(form: Any, reader: PythonReader, count: int) -> list[tuple[Any, int]]
 
 
 def _pairs(form: Any, count: int) -> list[tuple[Any, int]]:
-    check_numbers([number for _, number in form], count)
-    return form
+    pairs = [(what, number) for what, number in form]
+    _numbers([number for _, number in pairs], count)
+    return pairs
 
 
 def _of_calls(form: Any, num_calls: int, count: int) -> list[tuple[int, list[int]]]:
-    check_numbers([call for call, _ in form], num_calls, 1)  # the model itself has no such record
-    check_numbers([number for _, numbers in form for number in numbers], count, -_FAR)
-    return [(call, numbers) for call, numbers in form]
+    _numbers([call for call, _ in form], num_calls, 1)  # the model itself has no such record
+    return [(call, _numbers(numbers, count, -_FAR)) for call, numbers in form]
 
 
 def _failure_of(
-    form: Any, operations: list[Operation], codes: list[Any], num_calls: int, count: int
-) -> Failure:
+    form: Any, operations: Sequence[Operation], codes: Sequence[Any], num_calls: int, count: int
+) -> Failure | None:
+    if form is None:
+        return None
     message, call, place, operation, arguments, references = form
-    check_numbers([call], num_calls)
+    _numbers([call], num_calls)
+    _numbers([operation], len(operations), -1)
     code, instruction = _code_at(codes, place)
-    return Failure(
-        str(message),
-        call,
-        code,
-        instruction,
-        _at(operations, operation),
-        str(arguments),
-        references_of(references, count),
-    )
-
-
-def references_of(form: Any, number: int) -> References:
-    """What a row was given: rows before it, or what is outside the log."""
-    if type(form) in (list, tuple):
-        for one in form:
-            if one is not None and (type(one) is not int or not -_FAR < one < number):
-                raise TraceError(
-                    f"Row {number} refers to {shown(one)}, which does not come before it."
-                )
-        return tuple(form)
-    given = {_place_of(place): one for place, one in form["at"]}
-    check_numbers(list(given.values()), number, -_FAR)
-    return given
-
-
-def _all_references(form: Any) -> list[References]:
-    """What each row was given; mostly a few numbers, and these are looked at all at once."""
-    lists = lists_of(form)
-    if set(map(type, lists)) <= {list, tuple} and refer_back(
-        form, lists, 1 - _FAR, may_be_none=True
-    ):
-        return list(map(tuple, lists))
-    return [references_of(own, number) for number, own in enumerate(lists)]
-
-
-def _check_counts(
-    arguments: Sequence[Any], argument_of: Sequence[int], references: Sequence[References]
-) -> None:
-    """Sees that no operation was given more tensors than it has arguments."""
-    given = [len(own) if type(own) is tuple else 0 for own in references]
-    if max(given, default=0) <= min((len(args) for args, _ in arguments), default=0):
-        return
-    pairs = set(zip(argument_of, given, strict=True))
-    if any(len(arguments[argument][0]) < count for argument, count in pairs if argument >= 0):
-        raise TraceError("An operation was given more tensors than it has arguments.")
-
-
-def _place_of(form: Any) -> Any:
-    place = tuple(form) if type(form) is list else form
-    hash(place)
-    return place
+    failed = None if operation == -1 else operations[operation]
+    given = references_of(references, count)
+    return Failure(str(message), call, code, instruction, failed, str(arguments), given)
 
 
 def _code_at(codes: Sequence[tuple[CodeType, int]], place: Any) -> tuple[CodeType | None, int]:
-    return _at(codes, place) or (None, 0)
+    (number,) = _numbers([place], len(codes), -1)
+    return (None, 0) if number == -1 else codes[number]
 
 
-def _at(things: Sequence[Any], number: Any) -> Any:
-    """The thing with a number; None for -1."""
-    if type(number) is not int or not -1 <= number < len(things):
-        raise TraceError(
-            f"There are {len(things)} things to refer to, and no number {shown(number)} among them."
-        )
-    return None if number == -1 else things[number]
+# -- one call --------------------------------------------------------------------------------------
 
 
-def _checked(numbers: Any, end: int, start: int = 0) -> list[int]:
-    check_numbers(numbers, end, start)
-    return list(numbers)
+class StoredGradients(StoredMapping, Gradients):
+    """The gradients of a loaded history."""
+
+    def __init__(self) -> None:
+        Gradients.__init__(self)
+
+
+class _Decoded(StoredValue):
+    """A value that is made of JSON when it is asked for."""
+
+    __slots__ = ("_make", "_path")
+
+    def __init__(self, path: Path, make: Callable[[], Any]) -> None:
+        self._path = path
+        self._make = make
+
+    def read(self) -> Any:
+        with damage_reported(self._path):
+            return self._make()
+
+
+def fill_recording(
+    recording: Recording,
+    document: dict[str, Any],
+    files: TensorSource,
+    reader: PythonReader,
+) -> None:
+    """Puts what one call left behind into its recording."""
+    tensor, count = partial(stored_tensor, files), len(recording.rows)
+    values = document["values"]
+    if len(values) != count:
+        raise TraceError("A call must have a value, or none, for each row of its graph.")
+
+    def value(form: Any) -> Any:
+        if type(form) is dict and "value" in form:
+            return _Decoded(files.path, partial(reader.read, form["value"]))
+        return None if form is None else tensor(form)
+
+    recording.values = list(map(value, values))
+    for row in _numbers(document["changed"], count):
+        recording.values[row] = _Decoded(files.path, lambda: None)
+        recording.versions[row] = CHANGED
+    recording.saved_args = StoredMapping({
+        row: _Decoded(files.path, partial(_call_arguments, form, reader))
+        for form, row in _pairs(map(reversed, document["arguments"]), count)
+    })  # fmt: skip
+    if document["params"] is not None:
+        stored = dict(enumerate(map(tensor, document["params"][: len(recording.params)])))
+        with_values = {n: value for n, value in stored.items() if isinstance(value, StoredValue)}
+        recording.params = StoredParams(recording.params, with_values)
+    recording.gradients = _gradients_of(document["gradients"], tensor, recording)
+    for name, time in zip(TIMES, _times([document[name] for name in TIMES], 4), strict=True):
+        setattr(recording, name, time)
+    seed = document["random_seed"]
+    recording.random_seed = seed if isinstance(seed, int) else None
+    recording.warnings = [str(message) for message in document["warnings"]]
+
+
+def _call_arguments(form: Any, reader: PythonReader) -> tuple[Any, Any]:
+    args, kwargs = reader.read(form)
+    if not isinstance(args, tuple) or not isinstance(kwargs, dict):
+        raise TraceError("The arguments of a call must be a tuple and a dictionary.")
+    return args, kwargs
+
+
+def _gradients_of(form: Any, tensor: Callable[[Any], Any], recording: Recording) -> Any:
+    count = len(recording.rows)
+
+    def numbered(pairs: Any, end: int) -> dict[int, Any]:
+        return {number: what for what, number in _pairs(map(reversed, pairs), end)}
+
+    own = {row: tensor(note) for row, note in numbered(form["own"], count).items()}
+    if "collected" not in form:
+        return StoredMapping(own)
+    rest, gradients = form["collected"], StoredGradients()
+    dict.update(gradients, own)
+    parameters = numbered(rest["parameters"], len(recording.params))
+    gradients.parameters = StoredMapping({n: tensor(note) for n, note in parameters.items()})
+    gradients.arrivals = _pairs(rest["arrivals"], count)
+    gradients.owners = dict(_pairs(rest["owners"], count))
+    gradients.uncertain, gradients.complete = set(rest["uncertain"]), set(rest["complete"])
+    gradients.has_checkpoint = bool(rest["has_checkpoint"])
+    gradients.missing = {n: str(why) for n, why in numbered(rest["missing"], count).items()}
+    gradients.outside = list(map(_run_of, rest["outside"]))
+    gradients.watch.runs = list(map(_run_of, rest["runs"]))
+    return gradients
+
+
+def _run_of(form: Any) -> NodeRun:
+    run = NodeRun(*form)
+    numbers: list[Any] = [
+        value for value in run if value is not run.name and value is not run.parameter
+    ]
+    if not isinstance(run.name, str) or not all(
+        type(number) in (int, float) and isfinite(number) for number in numbers
+    ):
+        raise TraceError(f"A run of a node must be a name and numbers, not {shown(form)}.")
+    return run
+
+
+def options_of(form: Any, random_seed: int | None, reader: PythonReader) -> CaptureOptions:
+    """The options of the log."""
+    if form is None:
+        return CaptureOptions(random_seed=random_seed)
+    transform: Any = form["transform"]
+    if isinstance(transform, dict) and "detach" in transform:
+        postfunc = reader.read(transform["postfunc"])
+        transform = Transform(bool(transform["detach"]), str(transform["device"]), postfunc)
+    elif transform is not None:
+        transform = reader.read(transform)
+    return CaptureOptions(
+        transform=transform,
+        keeps_args=bool(form["keeps_args"]),
+        keeps_gradients=bool(form["keeps_gradients"]),
+        random_seed=random_seed,
+    )

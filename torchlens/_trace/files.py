@@ -1,269 +1,231 @@
-"""The files of a trace, for reading: one safetensors file, several with an index, or what an
-unfinished one left behind.
+"""The files of a trace, for reading: one safetensors file, several with an index, or the shards of
+a recording that was not closed.
+
+A file may come from anyone. The safetensors package checks its header against its size before any
+memory is allocated; the checks here are that an index names only files beside it.
 """
 
-import glob
 import json
 import os
 import stat
-import threading
-import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchlens._text.plain_text import printable, shown
-from torchlens._trace.format import HEADER_LIMIT, Place
-from torchlens._trace.header import Header, parse_header
+from torchlens._text.wording import got
 from torchlens.errors import TraceError, ValueChangedError
 
 INDEX_SUFFIX = ".index.json"
+PARTIAL_SUFFIX = ".partial"
 _MOST_SHARDS = 100_000
+_MOST_INDEX_BYTES = 100_000_000
+_BACKEND = "pread"  # tensors in memory of their own, which does not change with the file
+# What reading inconsistent data raises, beside the errors of our own checks.
+_INCONSISTENT = (
+    KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, RecursionError,
+    RuntimeError,
+)  # fmt: skip
 
 
-class OpenFile:
-    """One file that is open for reading, at most as long as somebody holds this.
+def safetensors_package() -> Any:
+    """The package safetensors, which is an optional one."""
+    try:
+        import safetensors
+        from safetensors import TensorSpec  # noqa: F401 (since 0.8)
+    except ImportError:
+        raise ImportError(
+            "Traces need the package safetensors, 0.8 or newer: pip install 'torchlens[trace]'.",
+            name="safetensors",
+        ) from None
+    return safetensors
 
-    What is replaced by another file of the same name stays readable. What is changed while it is
-    open is an error.
+
+@contextmanager
+def damage_reported(path: Path) -> Iterator[None]:
+    """Raises whatever reading inconsistent data raises as a TraceError that names the file."""
+    where = printable(str(path))
+    try:
+        yield
+    except TraceError as error:
+        if str(error).startswith(where):
+            raise
+        raise TraceError(f"{where} is damaged: {error}") from None
+    except _INCONSISTENT as error:
+        reason = shown(f"{type(error).__name__}: {error}")
+        raise TraceError(f"{where} is damaged ({reason}).") from None
+
+
+class TraceFile:
+    """One safetensors file, open for reading.
+
+    A file that is replaced or deleted after that stays readable; reading one that was changed in
+    place raises an error.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        flags = (
-            os.O_RDONLY
-            | getattr(os, "O_NONBLOCK", 0)
-            | getattr(os, "O_CLOEXEC", 0)
-            | getattr(os, "O_BINARY", 0)
-        )
+        package = safetensors_package()
+        facts = _facts_of(path)
+        self.num_bytes = facts.st_size
+        self._facts = facts
         try:
-            self._number = os.open(path, flags)
-        except OSError as error:
-            raise _could_not_open(path, error) from None
-        weakref.finalize(self, os.close, self._number).atexit = False
-        self._state = self._look()
-        if not stat.S_ISREG(self._state[0]):
-            raise TraceError(f"{printable(str(path))} cannot be read at arbitrary positions.")
-        self._lock = threading.Lock()
-
-    @property
-    def num_bytes(self) -> int:
-        return self._state[1]
-
-    def _look(self) -> tuple[int, int, int]:
-        found = os.fstat(self._number)
-        return found.st_mode, found.st_size, found.st_mtime_ns
-
-    def read(self, start: int, end: int) -> Tensor:
-        """The bytes from `start` to `end`, in memory of their own. There must be as many."""
-        memory = torch.empty(end - start, dtype=torch.uint8)
-        rest = memoryview(memory.numpy())  # type: ignore[arg-type]
-        self._check()
-        while rest:
-            count = self._read_into(rest[: 1 << 30], start)
-            if not count:
-                raise self._changed()
-            start, rest = start + count, rest[count:]
-        self._check()
-        return memory
-
-    def _read_into(self, memory: memoryview, start: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self._number, [memory], start)
-        with self._lock:  # Windows
-            os.lseek(self._number, start, os.SEEK_SET)
-            piece = os.read(self._number, min(len(memory), 1 << 20))
-        memory[: len(piece)] = piece
-        return len(piece)
-
-    def _check(self) -> None:
-        if self._look() != self._state:
-            raise self._changed()
-
-    def _changed(self) -> ValueChangedError:
-        return ValueChangedError(
-            f"The file {printable(str(self.path))} was changed after it was opened, so what it "
-            "held is lost. Load it again."
-        )
-
-
-def _could_not_open(path: Path, error: OSError) -> Exception:
-    if isinstance(error, FileNotFoundError):
-        others = (
-            sorted(other.name for other in path.parent.glob("*.safetensors*"))[:5]
-            if path.parent.is_dir()
-            else []
-        )
-        there = f" Available: {', '.join(map(printable, others))}." if others else ""
-        return FileNotFoundError(f"There is no file {printable(str(path))}.{there}")
-    return error
-
-
-def read_header(file: OpenFile) -> Header:
-    """The header of a safetensors file."""
-    try:
-        if file.num_bytes < 10:
-            raise TraceError(f"It has {file.num_bytes} bytes, fewer than the shortest header.")
-        length = int.from_bytes(file.read(0, 8).numpy().tobytes(), "little")
-        if length > HEADER_LIMIT:
+            self._file = package.safe_open(path, "pt", backend=_BACKEND)
+        except package.SafetensorError as error:
             raise TraceError(
-                f"Its header would take {length} bytes; at most {HEADER_LIMIT} are read."
+                f"{printable(str(path))} is not a readable safetensors file: "
+                f"{printable(str(error), 300)}."
+            ) from None
+        self.names: list[str] = self._file.offset_keys()
+        self.metadata: dict[str, str] = self._file.metadata() or {}
+
+    def read(self, name: str) -> Tensor:
+        self._check_unchanged()
+        try:
+            tensor: Tensor = self._file.get_tensor(name)
+        except (safetensors_package().SafetensorError, OSError, AttributeError) as error:
+            self._check_unchanged()
+            raise TraceError(f"{shown(name)} cannot be read: {shown(str(error))}.") from None
+        self._check_unchanged()
+        return tensor
+
+    def kind(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """The dtype, as safetensors names it, and the shape of a tensor."""
+        found = self._file.get_slice(name)
+        return str(found.get_dtype()), tuple(found.get_shape())
+
+    def _check_unchanged(self) -> None:
+        try:
+            now, then = self.path.stat(), self._facts
+        except OSError:
+            return
+        is_same_file = (now.st_dev, now.st_ino) == (then.st_dev, then.st_ino)
+        if is_same_file and (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
+            raise ValueChangedError(
+                f"The file {printable(str(self.path))} was changed after it was opened, so what "
+                "it held is lost. Load it again."
             )
-        if length > file.num_bytes - 8:
-            raise TraceError(
-                f"Its header would take {length} bytes, and the file has {file.num_bytes}."
-            )
-        return parse_header(file.read(8, 8 + length).numpy().tobytes(), file.num_bytes - 8 - length)
-    except TraceError as error:
-        raise TraceError(
-            f"{printable(str(file.path))} is not a readable safetensors file. {error}"
-        ) from None
 
 
 class TraceFiles:
-    """All tensors of a trace by name, in the order in which they were written; in one file or
-    several.
-    """
+    """All tensors of a trace by name, in one file or several."""
 
-    def __init__(
-        self, path: Path, files: Sequence[tuple[OpenFile, Header]], metadata: dict[str, str]
-    ) -> None:
+    def __init__(self, path: Path, files: Sequence[TraceFile], is_closed: bool = True) -> None:
         self.path = path
-        self.metadata = metadata
-        self._files = files
-        self._file_of = (
-            {name: own for own in files for name in own[1].names} if len(files) > 1 else {}
-        )
-        # Of a trace that was not closed: what it lacks, in words, and what is known of calls that
-        # are not complete.
-        self.missing: list[str] = []
-        self.unfinished: dict[int, list[dict[str, Any]]] = {}
+        self.is_closed = is_closed
+        self.metadata = {key: value for file in files for key, value in file.metadata.items()}
+        self.num_bytes = sum(file.num_bytes for file in files)
+        self._file_of = {name: file for file in files for name in file.names}
 
     def __contains__(self, name: object) -> bool:
-        return any(name in header for _, header in self._files)
+        return name in self._file_of
 
     @property
     def names(self) -> list[str]:
-        return list(self._file_of) or [name for _, header in self._files for name in header.names]
+        return list(self._file_of)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(header.num_bytes for _, header in self._files)
+    def read(self, name: Any) -> Tensor:
+        """A tensor, in memory of its own."""
+        return self._file(name).read(name)
 
-    def place(self, name: Any) -> Place:
-        """Where a tensor lies."""
-        return self._home(name)[1].place(name)
+    def kind(self, name: str) -> tuple[str, tuple[int, ...]]:
+        return self._file(name).kind(name)
 
-    def _home(self, name: Any) -> tuple[OpenFile, Header]:
-        """The file that has a tensor."""
-        if type(name) is not str or name not in self:
+    def _file(self, name: Any) -> TraceFile:
+        if type(name) is not str or name not in self._file_of:
             raise TraceError(f"{printable(self.path.name)} has no tensor {shown(name)}.")
-        return self._file_of[name] if self._file_of else self._files[0]
+        return self._file_of[name]
 
-    def read(self, name: str, start: int = 0, end: int | None = None) -> Tensor:
-        """The bytes of a tensor, or some of them."""
-        file, header = self._home(name)
-        place, data = header.place(name), header.data
-        last = place.end if end is None else place.start + end
-        return file.read(data + place.start + start, data + last)
-
-    def text(self, name: str) -> Any:
-        """What JSON says that was written as a tensor of bytes."""
+    def json(self, name: str) -> Any:
+        """A JSON document that was written as a tensor of bytes."""
         try:
             return json.loads(self.read(name).numpy().tobytes())
         except (ValueError, RecursionError) as error:
-            raise TraceError(
-                f"{printable(self.path.name)} is damaged: {shown(name)} is no JSON "
-                f"({shown(str(error))})."
-            ) from None
+            raise TraceError(f"{shown(name)} is not JSON ({shown(str(error))}).") from None
 
 
-def partial_path(path: str | Path, number: int) -> str:
-    """Where file `number` of a trace is written."""
-    return f"{path}.partial" if number == 1 else f"{path}.{number}.partial"
-
-
-def shard_glob(path: Path, number: int) -> list[Path]:
-    """The file with this number of a trace that has its final name."""
-    stem, _, suffix = path.name.rpartition(".")
-    return sorted(path.parent.glob(f"{glob.escape(stem)}-{number:05}-of-*.{glob.escape(suffix)}"))
-
-
-def open_finished(target: Path) -> TraceFiles:
-    """Opens a file, or those of an index; reads nothing but headers."""
-    index = (
-        target
-        if target.name.endswith(INDEX_SUFFIX)
-        else target.with_name(target.name + INDEX_SUFFIX)
-    )
-    if not target.exists() and index.exists():
-        target = index
-    if target == index:
-        return _open_shards(index)
-    file = OpenFile(target)
-    header = read_header(file)
-    return TraceFiles(target, [(file, header)], header.metadata)
-
-
-def _open_shards(index: Path) -> TraceFiles:
-    file = OpenFile(index)
-    where = printable(str(index))
-    if file.num_bytes > HEADER_LIMIT:
+def open_trace(path: str | os.PathLike[str]) -> TraceFiles:
+    """Opens a trace by its name: finished, still being recorded, or left behind by a process that
+    was killed.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must name a file, such as 'trace.safetensors', got {got(path)}.")
+    target = Path(path).expanduser()
+    if target.name.endswith(PARTIAL_SUFFIX):
+        target = target.with_name(target.name.removesuffix(PARTIAL_SUFFIX))
+    if target.is_dir():
         raise TraceError(
-            f"{where} has {file.num_bytes} bytes; at most {HEADER_LIMIT} are read of an index."
+            f"{printable(str(target))} is a folder; name a file in it, such as trace.safetensors."
         )
+    folder = partial_folder(target)
+    shards = sorted(folder.glob("*.safetensors"))
+    if shards:
+        return TraceFiles(target, list(map(TraceFile, shards)), is_closed=False)
+    index = target.with_name(target.name + INDEX_SUFFIX)
+    if target.name.endswith(INDEX_SUFFIX):
+        index = target
+    if target == index or (index.exists() and not target.exists()):
+        return TraceFiles(index, _shards_of(index))
+    if folder.is_dir() and not target.exists():
+        raise TraceError(f"The trace {printable(str(target))} was begun; nothing is in it yet.")
+    return TraceFiles(target, [TraceFile(target)])
+
+
+def partial_folder(target: Path) -> Path:
+    """The folder with the shards of a trace that is being written."""
+    return target.with_name(target.name + PARTIAL_SUFFIX)
+
+
+def _facts_of(path: Path) -> os.stat_result:
     try:
-        content = json.loads(file.read(0, file.num_bytes).numpy().tobytes())
-        shards: dict[str, str] = content["weight_map"]
-        names = dict.fromkeys(shards.values())
+        facts = path.stat()
+    except FileNotFoundError:
+        beside = path.parent.glob("*.safetensors*") if path.parent.is_dir() else ()
+        others = sorted(other.name for other in beside)[:5]
+        there = f" Available: {', '.join(map(printable, others))}." if others else ""
+        raise FileNotFoundError(f"There is no file {printable(str(path))}.{there}") from None
+    if not stat.S_ISREG(facts.st_mode):
+        raise TraceError(f"{printable(str(path))} is not a regular file.")
+    return facts
+
+
+def _shards_of(index: Path) -> list[TraceFile]:
+    """The files that an index names, after checking that they are those that it was written for."""
+    where = printable(str(index))
+    if _facts_of(index).st_size > _MOST_INDEX_BYTES:
+        raise TraceError(f"{where} is larger than the {_MOST_INDEX_BYTES} bytes that are read.")
+    try:
+        shard_of: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        shards = dict.fromkeys(shard_of.values())
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise TraceError(
             f"{where} is not an index of safetensors files: {shown(str(error))}."
         ) from None
-    if len(names) > _MOST_SHARDS:
-        raise TraceError(f"{where} names {len(names)} files; at most {_MOST_SHARDS} are read.")
-    found: list[tuple[OpenFile, Header]] = []
-    num_found = 0
-    metadata: dict[str, str] = {}
-    for name in names:
-        shard = OpenFile(_shard_path(index, name))
-        header = read_header(shard)
-        metadata |= header.metadata
-        for key in header.names:
-            if shards.get(key) != name:
-                raise TraceError(
-                    f"{where} does not say that {shown(key)} is in {shown(name)}; the files do not "
-                    "belong together."
-                )
-        found.append((shard, header))
-        num_found += len(header.names)
-    if num_found != len(shards):
-        lost = next(key for key in shards if not any(key in header for _, header in found))
-        raise TraceError(
-            f"{where} names {shown(lost)}, which is in no file; the files do not belong together."
-        )
-    return TraceFiles(index, found, metadata)
+    if len(shards) > _MOST_SHARDS:
+        raise TraceError(f"{where} names {len(shards)} files; at most {_MOST_SHARDS} are read.")
+    files = [TraceFile(_path_beside(index, name)) for name in shards]
+    found = {name: file.path.name for file in files for name in file.names}
+    if found != shard_of:
+        odd = next(iter(found.items() ^ shard_of.items()))[0]
+        raise TraceError(f"{where} and its files do not agree where {shown(odd)} is.")
+    return files
 
 
-def _shard_path(index: Path, name: Any) -> Path:
+def _path_beside(index: Path, name: Any) -> Path:
     """The path of a file that an index names: one beside it, and nowhere else."""
     is_plain = (
-        type(name) is str
-        and name not in ("", ".", "..")
-        and not any(sign in name for sign in "/\\:\0")
+        type(name) is str and name not in ("", ".", "..") and not any(c in name for c in "/\\:\0")
     )
-    path = index.with_name(name) if is_plain else index
+    folders = (index.parent.resolve(), index.resolve().parent)
     try:
-        is_beside = is_plain and path.resolve().parent in (
-            index.parent.resolve(),
-            index.resolve().parent,
-        )
+        path = index.with_name(name) if is_plain else index
+        is_beside = is_plain and path.resolve().parent in folders
         is_there = is_beside and path.exists()
     except (OSError, ValueError):  # a name that no file can have
-        is_beside = is_there = False
+        is_beside = False
     if not is_beside:
         raise TraceError(
             f"An index must name files beside it; {printable(str(index))} names {shown(name)}."

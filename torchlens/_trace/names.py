@@ -1,5 +1,4 @@
-"""What tensors are called in a file: `1/features.0/conv2d` is what the first call of the model made
-in that module.
+"""The names of tensors in a file: `1/features.0/conv2d` was made in that module in the first call.
 
 `1/block:2/relu:3` is the third `relu` in the second pass of the module `block`. What the model
 itself computes, outside any module, is `1/add`. Inputs, outputs and buffers go by their address:
@@ -13,17 +12,17 @@ from torchlens._history.log import path_text
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Recording
 
-OWN_PREFIX = "torchlens/"  # what the file says about the rest
+OWN_PREFIX = "torchlens/"  # of the documents that describe the tensors
 _LONGEST = 1000
-# What would be mistaken for the parts of a name, or is no text that can be shown.
+# What separates the parts of a name, and what a terminal cannot show.
 _ODD = re.compile("[/:\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Names:
-    """The names that are taken."""
+    """The names that are taken, of one call."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, int] = {"__metadata__": 1}
+        self._taken: dict[str, int] = {}
 
     def claim(self, name: str) -> str:
         """The name, or one like it that is still free."""
@@ -40,23 +39,32 @@ class Names:
         return name
 
 
-def param_name(address: str) -> str:
-    return f"params/{_plain(address)}"
+def full_name(call: int, key: str) -> str:
+    """The name in the file of what a call has under `key`; a key that begins with a slash belongs
+    to no call.
+    """
+    return key[1:] if key.startswith("/") else f"{call}/{key}"
+
+
+def param_key(address: str) -> str:
+    return f"/params/{_plain(address)}"
 
 
 def call_of(name: str) -> int | None:
     """The call that a name belongs to."""
     number = name.partition("/")[0]
-    return int(number) if number.isdigit() and number.isascii() else None
+    return int(number) if number.isdigit() and number.isascii() and len(number) < 10 else None
 
 
 def names_of_rows(recording: Recording, call: int) -> list[str]:
-    """What the values of all rows are called; no two of them the same."""
+    """The names in the file of the values of all rows."""
     return [f"{call}/{name}" for name in names_in_call(recording)]
 
 
 def names_in_call(recording: Recording) -> list[str]:
-    """The names without the number of the call: the same for all calls that have the same graph."""
+    """The names without the number of the call, all different. Calls with the same graph have the
+    same ones.
+    """
     addresses = boundary_addresses(recording)
     modules = [_module_part(call.address, call.pass_num) for call in recording.module_calls]
     counts: dict[tuple[int, str], int] = {}
@@ -102,5 +110,5 @@ def _apart(names: Sequence[str]) -> list[str]:
 
 
 def without_own(names: Iterable[str]) -> list[str]:
-    """The names of tensors that are the user's."""
+    """The names of tensors, without those of our documents."""
     return [name for name in names if not name.startswith(OWN_PREFIX)]

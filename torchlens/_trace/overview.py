@@ -16,7 +16,7 @@ from torchlens._text.numbers import bytes_text
 from torchlens._text.plain_text import printable
 from torchlens._text.wording import check_count, did_you_mean
 from torchlens._trace.files import TraceFiles
-from torchlens._trace.load import calls_of, load_call
+from torchlens._trace.load import calls_of, load_call, missing_from
 from torchlens._trace.names import without_own
 from torchlens._trace.reading import entry_named, read_named
 from torchlens.errors import TraceError
@@ -61,9 +61,9 @@ def overview(
     inside each other.
     """
     check_count("depth", depth, 0)
-    if "torchlens" not in files.metadata:
+    calls = calls_of(files) if "torchlens" in files.metadata else []
+    if not calls:
         return _plain_overview(files, key)
-    calls = calls_of(files)
     number = calls[0] if call is None else call
     if number not in calls:
         raise TraceError(
@@ -75,7 +75,7 @@ def overview(
         f"{_title(files, log)}   {_count(len(calls), 'call')}, {_sizes(files)}   {_state(files)}"
     )
     name = printable(files.path.name)
-    hints = [f"Missing: {printable(reason)}" for reason in files.missing]
+    hints = [f"Missing: {printable(reason)}" for reason in missing_from(files)]
     if len(calls) > 1:
         hints.append(f"This is call {number} of {_span(calls)}: choose with --call N.")
     if key is None:
@@ -127,7 +127,7 @@ def _sizes(files: TraceFiles) -> str:
 
 
 def _state(files: TraceFiles) -> str:
-    return "unfinished" if files.missing else "complete"
+    return "complete" if files.is_closed else "unfinished"
 
 
 # -- lines
@@ -233,19 +233,12 @@ def _words(value: torch.Tensor) -> tuple[str, bool]:
 def _plain_overview(files: TraceFiles, key: str | None) -> Overview:
     title = f"{printable(files.path.name)}   tensors without a history   {_sizes(files)}"
     lines = []
-    for name in files.names:
+    for name in without_own(files.names):
         if key is None or key in name:
-            place = files.place(name)
+            dtype, shape = files.kind(name)
             words, is_bad = tensor_words(read_named(files, name))
-            lines.append(
-                Line(
-                    printable(name),
-                    place.dtype,
-                    "x".join(map(str, place.shape)) or "scalar",
-                    words,
-                    is_bad,
-                )
-            )
+            size = "x".join(map(str, shape)) or "scalar"
+            lines.append(Line(printable(name), dtype, size, words, is_bad))
     if not lines and key is not None:
         raise TraceError(f"There is no tensor {printable(key)!r} in {printable(files.path.name)}.")
     return Overview(title, lines, [])

@@ -1,9 +1,8 @@
-"""Python values as JSON and back: the arguments of calls, paths, whatever a history holds beside
-tensors.
+"""Python values as JSON and back: the arguments of calls, paths, anything beside tensors.
 
-Numbers, text, None and tuples are what they are in JSON; anything else is an object with one name
-that says what it is. No code runs when a file is read: a function, a class or an object of some
-class comes back as a `StandIn`, which tells what it was.
+Numbers, text, None and tuples (as lists) are themselves in JSON; anything else is an object whose
+first key says what it is. No code runs when a file is read: a function or an object of some class
+comes back as a `StandIn`, which prints as it did.
 """
 
 import base64
@@ -21,15 +20,14 @@ from torchlens._recording.functions import Reference, StandIn, reference_to
 from torchlens._recording.stored import opened
 from torchlens._recording.symbolic import SymbolicInt, inert
 from torchlens._text.plain_text import shown
-from torchlens._trace.format import dtype_named
-from torchlens._trace.tensors import Note, word_of
+from torchlens._trace.tensors import Note, dtype_named, word_of
 from torchlens.errors import TraceError
 
 _DEEPEST = 100
 _PLAIN = frozenset({bool, str, type(None)})
-_LIVE = (
-    "functions are live things, and a file holds no more than their name; ask for it in a history "
-    "of the model itself."
+_NOT_STORED = (
+    "functions are live objects, and a file holds no more than their name; ask a history of the "
+    "model itself for it."
 )
 
 
@@ -41,9 +39,7 @@ class PythonWriter:
         self._functions: dict[int, tuple[Any, Any]] = {}
 
     def write(self, value: Any, name: str = "", depth: int = 0) -> Any:
-        """What stands for `value` in the JSON. Tensors in it are called `name` and where in it they
-        are.
-        """
+        """The JSON of `value`. Tensors in it are called `name` and their place in it."""
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -53,46 +49,44 @@ class PythonWriter:
             return value if math.isfinite(value) else {"float": repr(value)}
         if depth > _DEEPEST:
             return {"object": "...", "why": f"it is nested more than {_DEEPEST} deep."}
-        if kind is tuple:
-            return self._items(value, name, depth)
-        if kind is list or kind is set or kind is frozenset:
+        if isinstance(value, tuple) and kind is not torch.Size:
+            return self._tuple(value, name, depth)
+        if kind in (list, set, frozenset):
             return {kind.__name__: self._items(value, name, depth)}
         if kind is dict:
+            pairs = value.items()
+            write, below = self.write, depth + 1
             return {
-                "dict": [
-                    (self.write(k, "", depth + 1), self.write(v, f"{name}.{k}", depth + 1))
-                    for k, v in value.items()
-                ]
+                "dict": [(write(k, "", below), write(v, f"{name}.{k}", below)) for k, v in pairs]
             }
-        simple = _simple(value, kind)
-        if simple is not None:
-            return simple
-        if isinstance(value, Tensor):
-            return {"tensor": self._add(value, name)}
         if kind is slice:
             return {"slice": self._items((value.start, value.stop, value.step), name, depth)}
-        if isinstance(value, tuple):
-            return self._named_tuple(value, name, depth)
-        if isinstance(value, np.ndarray):
-            return self._array(value, name)
-        if isinstance(value, torch.SymInt):
-            return self.write(inert(value), name, depth)
-        if isinstance(value, (StandIn, *FUNCTIONS)):
-            return self.function(value)
-        return {
-            "object": text_of(value),
-            "why": f"it is {_a_kind(value)}, and a file holds no objects.",
-        }
+        if kind in _SIMPLE:
+            return _SIMPLE[kind](value)
+        return self._object(value, name)
 
     def _items(self, values: Any, name: str, depth: int) -> list[Any]:
         return [self.write(item, f"{name}.{place}", depth + 1) for place, item in enumerate(values)]
 
-    def _named_tuple(self, value: tuple[Any, ...], name: str, depth: int) -> Any:
+    def _tuple(self, value: tuple[Any, ...], name: str, depth: int) -> Any:
         items = self._items(value, name, depth)
         fields: Any = getattr(value, "_fields", None) or getattr(value, "__match_args__", ())
-        if len(fields) != len(items):
+        if type(value) is tuple or len(fields) != len(items):
             return items
         return {"named": type(value).__name__, "fields": list(fields), "items": items}
+
+    def _object(self, value: Any, name: str) -> Any:
+        if isinstance(value, Tensor):
+            return {"tensor": self._add(value, name)}
+        if isinstance(value, np.ndarray):
+            return self._array(value, name)
+        if isinstance(value, np.generic) and not value.dtype.hasobject:
+            return {"scalar": value.dtype.str, "bytes": _base64(value.tobytes())}
+        if isinstance(value, (StandIn, *FUNCTIONS)):
+            return self.function(value)
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        why = f"it is of the class {kind}, and a file holds no objects."
+        return {"object": text_of(value), "why": why}
 
     def _array(self, value: np.ndarray[Any, Any], name: str) -> Any:
         try:
@@ -102,7 +96,7 @@ class PythonWriter:
         return {"array": self._add(tensor, name)}
 
     def function(self, func: Any) -> Any:
-        """What stands for a function: its name, and those of its arguments."""
+        """The JSON of a function: its name, and those of its arguments."""
         known = self._functions.get(id(func))
         if known is None:
             if isinstance(func, StandIn) and func._reference is None:
@@ -113,32 +107,8 @@ class PythonWriter:
         return known[1]
 
 
-def _simple(value: Any, kind: type) -> Any:
-    """What needs nothing but itself."""
-    if kind is torch.dtype:
-        return {"dtype": word_of(value)}
-    if kind is torch.Size:
-        return {"size": [_size(size) for size in value]}
-    if isinstance(value, SymbolicInt):
-        return _size(value)
-    if kind is torch.device:
-        return {"device": str(value)}
-    if kind is torch.layout or kind is torch.memory_format:
-        return {kind.__name__: word_of(value)}
-    if value is Ellipsis:
-        return {"ellipsis": True}
-    if kind is complex:
-        return {"complex": [repr(value.real), repr(value.imag)]}
-    if kind is bytes:
-        return {"bytes": base64.b64encode(value).decode("ascii")}
-    if kind is range:
-        return {"range": [value.start, value.stop, value.step]}
-    if isinstance(value, np.generic) and not value.dtype.hasobject:
-        return {
-            "scalar": value.dtype.str,
-            "bytes": base64.b64encode(value.tobytes()).decode("ascii"),
-        }
-    return None
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
 
 
 def _size(size: Any) -> Any:
@@ -148,19 +118,26 @@ def _size(size: Any) -> Any:
     return size
 
 
-def _a_kind(value: Any) -> str:
-    kind = type(value)
-    return f"of the class {kind.__module__}.{kind.__qualname__}"
+_SIMPLE: dict[type, Callable[[Any], Any]] = {
+    torch.dtype: lambda value: {"dtype": word_of(value)},
+    torch.Size: lambda value: {"size": list(map(_size, value))},
+    torch.SymInt: _size,
+    SymbolicInt: _size,
+    torch.device: lambda value: {"device": str(value)},
+    torch.layout: lambda value: {"layout": word_of(value)},
+    torch.memory_format: lambda value: {"memory_format": word_of(value)},
+    type(Ellipsis): lambda value: {"ellipsis": True},
+    complex: lambda value: {"complex": [repr(value.real), repr(value.imag)]},
+    bytes: lambda value: {"bytes": _base64(value)},
+    range: lambda value: {"range": [value.start, value.stop, value.step]},
+}
 
 
-# -- reading
-# --------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------
 
 
 class FunctionStandIn(StandIn):
-    """In place of a function of a history that was loaded. It has the function's name and its
-    arguments' names.
-    """
+    """Takes the place of a function in a loaded history, with its name and its arguments' names."""
 
     def __init__(self, text: str, reason: str, reference: Reference) -> None:
         super().__init__(text, reason, reference)
@@ -178,14 +155,14 @@ class FunctionStandIn(StandIn):
 
 
 def reference_parts(func: Any) -> list[Any]:
-    """The name of a function, to be written; `function_of` makes a stand-in of it."""
+    """The names of a function and its arguments; `function_of` makes a stand-in of them."""
     reference = reference_to(func)
     name = getattr(func, "__name__", "")
     return [reference.module, reference.path, reference.text, list(reference.argument_names), name]
 
 
 def function_of(parts: Any) -> Any:
-    """What stands for a function, or the operator itself, which does nothing until it is called."""
+    """A stand-in for a function; an operator of torch itself, which runs only when it is called."""
     module, path, text, names, name = parts
     if not all(isinstance(word, str) for word in (path, text, name, *names)) or not isinstance(
         module, str | None
@@ -195,22 +172,18 @@ def function_of(parts: Any) -> Any:
     if operator is not None:
         return operator
     known = tuple(word for word in names if word.isidentifier())
-    stand_in = FunctionStandIn(text, _LIVE, Reference(module, path, text, known))
+    stand_in = FunctionStandIn(text, _NOT_STORED, Reference(module, path, text, known))
     stand_in.__name__ = name
     return stand_in
 
 
 def _operator_at(module: str | None, path: str) -> Any:
-    """An operator of `torch.ops` that is registered here; costs are found by it. Nothing is
-    imported or made for it.
+    """An operator of `torch.ops` that is registered here, since costs are found by it. Nothing is
+    imported for it.
     """
     words = path.split(".")
-    if (
-        module != "torch"
-        or words[0] != "ops"
-        or len(words) not in (3, 4)
-        or not all(map(str.isidentifier, words))
-    ):
+    is_path = module == "torch" and words[0] == "ops" and len(words) in (3, 4)
+    if not is_path or not all(map(str.isidentifier, words)):
         return None
     if not torch._C._jit_get_schemas_for_operator(f"{words[1]}::{words[2]}"):
         return None
@@ -221,26 +194,27 @@ def _operator_at(module: str | None, path: str) -> Any:
 
 
 class PythonReader:
-    """Makes values of JSON. `tensor` takes a note and gives what stands for the tensor until it is
-    read.
-    """
+    """Makes values of JSON. `tensor` takes a note and gives the tensor, or a `StoredValue`."""
 
     def __init__(self, tensor: Callable[[Note], Any]) -> None:
         self._tensor = tensor
 
     def read(self, form: Any) -> Any:
-        """The value that the JSON stands for."""
+        """The value that the JSON describes."""
         if type(form) is list:
             return tuple(map(self.read, form))
         if type(form) is not dict:
             return form
-        for word, reading in _READINGS.items():
-            if word in form:
-                return reading(self, form)
-        raise TraceError(f"A value must be of a known kind, not {shown(form)}.")
+        reading = _READINGS.get(next(iter(form), ""))
+        if reading is None:
+            raise TraceError(f"A value must be of a known kind, not {shown(form)}.")
+        return reading(self, form)
+
+    def items(self, forms: Any) -> list[Any]:
+        return list(map(self.read, forms))
 
     def pairs(self, form: Any) -> dict[Any, Any]:
-        """A dictionary, from its pairs; a key that cannot be one is told by how it prints."""
+        """A dictionary, from its pairs; a key that has no hash becomes text."""
         found = {}
         for key, item in form:
             own = self.read(key)
@@ -256,7 +230,7 @@ class PythonReader:
 
 
 def _named(reader: PythonReader, form: Any) -> Any:
-    items = tuple(map(reader.read, form["items"]))
+    items = tuple(reader.items(form["items"]))
     try:
         return namedtuple(form["named"], form["fields"])(*items)
     except (TypeError, ValueError):  # names that no such tuple can have
@@ -268,9 +242,7 @@ def _of_torch(word: str, kind: type) -> Callable[[PythonReader, Any], Any]:
         name = form[word]
         found = getattr(torch, name, None) if isinstance(name, str) else None
         if not isinstance(found, kind):
-            raise TraceError(
-                f"There is no {word.replace('_', ' ')} {shown(name)} in torch {torch.__version__}."
-            )
+            raise TraceError(f"torch {torch.__version__} has no {word} {shown(name)}.")
         return found
 
     return read
@@ -291,28 +263,21 @@ def _scalar(reader: PythonReader, form: Any) -> Any:
 
 
 def _symbolic(reader: PythonReader, form: Any) -> SymbolicInt:
-    example = form["example"]
-    return SymbolicInt(
-        None if example is None else int(example), symbol_named(str(form["symbolic"]))
-    )
-
-
-def symbol_named(text: str) -> Any:
-    """A symbol that prints as the expression did; what is computed from it is an expression
-    again.
-    """
+    """A symbol that prints as the expression did; what is computed from it is one again."""
     import sympy
 
-    return sympy.Symbol(text, integer=True, positive=True)
+    example = form["example"]
+    symbol = sympy.Symbol(str(form["symbolic"]), integer=True, positive=True)
+    return SymbolicInt(None if example is None else int(example), symbol)
 
 
 _READINGS: dict[str, Callable[[PythonReader, Any], Any]] = {
     "tensor": lambda reader, form: reader.tensor(form["tensor"]),
     "dtype": lambda reader, form: dtype_named(form["dtype"]),
-    "list": lambda reader, form: list(map(reader.read, form["list"])),
+    "list": lambda reader, form: reader.items(form["list"]),
     "dict": lambda reader, form: reader.pairs(form["dict"]),
-    "slice": lambda reader, form: slice(*map(reader.read, form["slice"])),
-    "size": lambda reader, form: torch.Size(map(reader.read, form["size"])),
+    "slice": lambda reader, form: slice(*reader.items(form["slice"])),
+    "size": lambda reader, form: torch.Size(reader.items(form["size"])),
     "symbolic": _symbolic,
     "device": _device,
     "layout": _of_torch("layout", torch.layout),
@@ -323,8 +288,8 @@ _READINGS: dict[str, Callable[[PythonReader, Any], Any]] = {
     "object": lambda reader, form: StandIn(str(form["object"]), str(form["why"])),
     "array": lambda reader, form: reader.tensor(form["array"]).numpy(),
     "scalar": _scalar,
-    "set": lambda reader, form: set(map(reader.read, form["set"])),
-    "frozenset": lambda reader, form: frozenset(map(reader.read, form["frozenset"])),
+    "set": lambda reader, form: set(reader.items(form["set"])),
+    "frozenset": lambda reader, form: frozenset(reader.items(form["frozenset"])),
     "complex": lambda reader, form: complex(*map(float, form["complex"])),
     "bytes": lambda reader, form: base64.b64decode(form["bytes"]),
     "range": lambda reader, form: range(*form["range"]),

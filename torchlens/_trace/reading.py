@@ -1,6 +1,4 @@
-"""Finding things in a trace by name: tensors by the names they have in the file, entries by any key
-that people write.
-"""
+"""Finds things in a trace: tensors by their names in the file, entries by any key."""
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -13,15 +11,14 @@ from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.recording import Recording
 from torchlens._recording.stored import StoredParams, opened
-from torchlens._trace.damage import told_as_damage
-from torchlens._trace.files import TraceFiles
+from torchlens._trace.files import TraceFiles, damage_reported
 from torchlens._trace.load import calls_of, load_call
-from torchlens._trace.names import call_of, names_of_rows, param_name, without_own
+from torchlens._trace.names import call_of, full_name, names_of_rows, param_key, without_own
 from torchlens._trace.stored_tensors import stored_tensor
 
 
 def read_named(files: TraceFiles, name: str) -> Any:
-    """A tensor as it stands in the file, whether torchlens wrote it or not."""
+    """A tensor of the file, whether torchlens wrote it or not."""
     return opened(stored_tensor(files, name))
 
 
@@ -38,9 +35,8 @@ def entry_named(history: ModelHistory, key: str, call: int) -> int | None:
 
 
 def read_pattern(files: TraceFiles, pattern: str | None) -> Iterator[tuple[str, Any]]:
-    """Names and values in the order in which they were made, those that fit the pattern.
-
-    What is a view of another tensor, and so is no tensor of the file's own, is among them.
+    """The names that fit the pattern and their values, in the order in which they were made;
+    views of other tensors, which the file itself does not name, are among them.
     """
     given: set[str] = set()
     if "torchlens" in files.metadata:
@@ -52,7 +48,7 @@ def read_pattern(files: TraceFiles, pattern: str | None) -> Iterator[tuple[str, 
                 given.add(names[number])
                 if log.recording.values[number] is not None and _fits(names[number], pattern):
                     yield names[number], opened(log.recording.values[number])
-            with told_as_damage(files.path):
+            with damage_reported(files.path):
                 beside += _beside_rows(log.recording, call)
         for name, read in beside:
             if name not in given and _fits(name, pattern):
@@ -77,20 +73,21 @@ def _beside_rows(recording: Recording, call: int) -> Iterator[tuple[str, Callabl
         )
     of_params = gradients.parameters if isinstance(gradients, Gradients) else {}
     yield from (
-        (f"{param_name(addresses[number])}/grad", partial(of_params.__getitem__, number))
+        (
+            f"{full_name(call, param_key(addresses[number]))}/grad",
+            partial(of_params.__getitem__, number),
+        )
         for number in of_params
     )
     if isinstance(params, StoredParams):
         yield from (
-            (param_name(addresses[number]), partial(params.read, number))
+            (full_name(call, param_key(addresses[number])), partial(params.read, number))
             for number in params.numbers
         )
 
 
 def _fits(name: str, pattern: str | None) -> bool:
-    """Whether a name fits: as a whole, without its call, or as a part where there is nothing to
-    fill in.
-    """
+    """True if a name contains the pattern, or, with or without its call, matches one with `*`."""
     if pattern is None:
         return True
     if not any(sign in pattern for sign in "*?["):

@@ -1,10 +1,10 @@
-"""Tensors out of a file, when they are asked for: the way back from the notes of `tensors.py`."""
+"""Tensors of a file, read when they are asked for: the way back from the notes of `tensors.py`."""
 
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import repeat
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,42 +15,42 @@ from torchlens._recording.regions import Region
 from torchlens._recording.stored import StoredValue
 from torchlens._recording.unseen import unseen
 from torchlens._text.plain_text import shown
-from torchlens._trace.damage import told_as_damage
-from torchlens._trace.files import TraceFiles
-from torchlens._trace.format import DTYPES, dtype_named
-from torchlens._trace.tensors import QUANTIZED, Note
+from torchlens._trace.files import damage_reported
+from torchlens._trace.tensors import COMPRESSED, QUANTIZED, Note, dtype_named, is_laid_out, word_of
 from torchlens.errors import TraceError
 
-_MOST_GAPS = 4  # times the size of what is in it
-_MOST_BYTES = 1 << 62  # of what a view pretends to have: torch counts in 64 bits
+_MOST_BYTES = 1 << 62  # of an expanded tensor: torch counts in 64 bits
 
 
-def stored_tensors(files: TraceFiles, names: Sequence[str]) -> list[Any]:
-    """What stands for tensors of which no more is to be said than their names."""
-    return list(map(StoredTensor, repeat(files), names))
+class TensorSource(Protocol):
+    """The tensors of a file by key."""
+
+    path: Path
+
+    def read(self, key: str) -> Tensor: ...
 
 
-def stored_tensor(files: TraceFiles, note: Note | str) -> Any:
-    """What stands for a tensor: something to read, or, where there are no numbers, the thing
-    itself.
+def stored_tensor(files: TensorSource, note: Note | str) -> Any:
+    """A tensor to be read later, or, where there are no numbers to read, what there is of it. A
+    note that is text is the name of the tensor.
     """
     if isinstance(note, str):
-        return StoredTensor(files, note)
+        return StoredTensor(files, {"key": note})
     if "meta" in note:
-        return _flagged(_meta_tensor(note), note)
+        return _with_flags(_meta_tensor(note), note)
     if "text" in note:
         return StandIn(str(note["text"]), str(note["why"]))
     return StoredTensor(files, note)
 
 
 class StoredTensor(StoredValue):
-    """A tensor in a file. As long as somebody holds it, it is one object; a change in place is not
-    remembered.
+    """A tensor in a file. It stays one object as long as the caller holds it and does not change
+    it in place.
     """
 
     __slots__ = ("_files", "_last", "_note")
 
-    def __init__(self, files: TraceFiles, note: Note | str) -> None:
+    def __init__(self, files: TensorSource, note: Note) -> None:
         self._files = files
         self._note = note
         self._last: tuple[Callable[[], Tensor | None], int] | None = None
@@ -60,15 +60,13 @@ class StoredTensor(StoredValue):
             tensor = self._last[0]()
             if tensor is not None and tensor._version == self._last[1]:
                 return tensor
-        with unseen():
-            note = {"key": self._note} if isinstance(self._note, str) else self._note
-            with told_as_damage(self._files.path):
-                tensor = _flagged(_tensor_of(self._files, note), note)
+        with unseen(), damage_reported(self._files.path):
+            tensor = _with_flags(_tensor_of(self._files, self._note), self._note)
         self._last = (weakref.ref(tensor), tensor._version)
         return tensor
 
 
-def _flagged(tensor: Tensor, note: Note) -> Tensor:
+def _with_flags(tensor: Tensor, note: Note) -> Tensor:
     needs_grad = note.get("grad") is True and (tensor.is_floating_point() or tensor.is_complex())
     if note.get("param") is True:
         return Parameter(tensor, needs_grad)
@@ -76,225 +74,175 @@ def _flagged(tensor: Tensor, note: Note) -> Tensor:
 
 
 def _meta_tensor(note: Note) -> Tensor:
-    shape, strides = _sizes(note["shape"]), _strides(note["strides"])
-    dtype = dtype_named(note["meta"])
+    shape, strides, dtype = (
+        _sizes(note["shape"]),
+        _steps(note["strides"]),
+        dtype_named(note["meta"]),
+    )
     if len(shape) != len(strides) or Region(0, shape, strides, dtype.itemsize).end > _MOST_BYTES:
-        raise TraceError(
-            f"A tensor cannot have the shape {shown(shape)} and the strides {shown(strides)}."
-        )
+        raise _impossible(shape, strides)
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
-def _sizes(sizes: Any) -> tuple[int, ...]:
-    found = _strides(sizes)
+def _steps(numbers: Any) -> tuple[int, ...]:
+    """Strides, or an offset. How far they go is only known with a shape."""
+    if type(numbers) is not list or not all(
+        type(number) is int and 0 <= number < 1 << 62 for number in numbers
+    ):
+        raise TraceError(f"Sizes and strides must be numbers from 0 on, not {shown(numbers)}.")
+    return tuple(numbers)
+
+
+def _sizes(numbers: Any) -> tuple[int, ...]:
+    found = _steps(numbers)
     if math.prod(size for size in found if size) > _MOST_BYTES:
-        raise TraceError(f"A tensor cannot have the sizes {shown(sizes)}.")
+        raise TraceError(f"A tensor cannot have the sizes {shown(numbers)}.")
     return found
 
 
-def _strides(strides: Any) -> tuple[int, ...]:
-    """Steps through memory. Only with a shape do they say how far it goes: a side of one element
-    has any.
-    """
-    if type(strides) is not list or not all(
-        type(stride) is int and 0 <= stride < 1 << 62 for stride in strides
-    ):
-        raise TraceError(
-            f"Sizes and strides must be whole numbers from 0 on, not {shown(strides)}."
-        )
-    return tuple(strides)
-
-
-def _tensor_of(files: TraceFiles, note: Note) -> Tensor:
-    if "kind" in note:
-        return _OF_PARTS[note["kind"]](files, note)
-    key = note["key"]
-    place = files.place(key)
-    stored = DTYPES.get(place.dtype)
-    dtype = dtype_named(note["dtype"]) if "dtype" in note else stored
-    if dtype is None:
-        raise TraceError(
-            f"The tensor {shown(key)} has the dtype {place.dtype}, which torch {torch.__version__} "
-            "lacks."
-        )
-    if "view" in note:
-        return _view_of(files, note, dtype)
-    shape = (
-        place.shape
-        if stored is not None and dtype.itemsize == stored.itemsize
-        else place.shape[:-1]
+def _impossible(shape: Sequence[int], strides: Sequence[int]) -> TraceError:
+    return TraceError(
+        f"A tensor cannot have the shape {shown(tuple(shape))} and the strides "
+        f"{shown(tuple(strides))}."
     )
-    if math.prod(shape) * dtype.itemsize != place.end - place.start:
-        raise TraceError(
-            f"The tensor {shown(key)} has a different number of bytes than {dtype} takes."
-        )
-    memory, strides = _memory_of(files, note, len(shape))
-    tensor = _over(memory, dtype, 0, shape, strides)
-    if note.get("conj") is True and tensor.is_complex():
-        tensor = tensor.conj_physical_()
-        torch._C._set_conj(tensor, True)
-    if note.get("neg") is True:
-        tensor = tensor.neg_()
-        torch._C._set_neg(tensor, True)
-    if "spread" in note:
-        tensor = _spread(tensor, _strides(note["spread"]))
-    return tensor.expand(_sizes(note["expanded"])) if "expanded" in note else tensor
 
 
-def _spread(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """The tensor with gaps in memory, as it had them; they are not much larger than it."""
-    region = Region(0, tuple(tensor.shape), strides, 1)
-    if (
-        len(strides) != tensor.dim()
-        or region.overlaps_itself
-        or region.end > _MOST_GAPS * tensor.numel()
-    ):
-        raise TraceError(
-            f"A tensor cannot have the shape {shown(tuple(tensor.shape))} and the strides "
-            f"{shown(strides)}."
-        )
-    laid_out = torch.zeros(region.end, dtype=tensor.dtype)
-    return laid_out.as_strided(tensor.shape, strides).copy_(tensor)
+def _tensor_of(files: TensorSource, note: Note) -> Tensor:
+    if "kind" in note:
+        return _with_parts(files, note)
+    stored = files.read(note["key"])
+    if "view" in note:
+        tensor = _view_of(stored, note)
+    else:
+        tensor = _of_dtype(stored, dtype_named(note["dtype"])) if "dtype" in note else stored
+        if "strides" in note:
+            tensor = _laid_out(tensor, _steps(note["strides"]))
+        tensor = _marked(tensor, note, is_resolved=True)
+        if "shape" in note:
+            tensor = tensor.expand(_sizes(note["shape"]))
+    return tensor
 
 
-def _memory_of(
-    files: TraceFiles, note: Note, num_sides: int
-) -> tuple[Tensor, tuple[int, ...] | None]:
-    """The bytes of what was written, laid out as they were in memory, and its strides if those are
-    special.
+def _of_dtype(stored: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers of a dtype that safetensors lacks."""
+    if dtype.itemsize == stored.element_size():
+        return stored.view(dtype)
+    return stored.view(dtype).squeeze(-1)
+
+
+def _marked(tensor: Tensor, note: Note, is_resolved: bool) -> Tensor:
+    """The tensor with the lazy conjugation and negation that it had. `is_resolved`: its numbers
+    are those with them.
     """
-    key = note["key"]
-    numbers = files.read(key)
-    if "layout" not in note:
-        return numbers, None
-    place, strides = files.place(key), _strides(note["layout"])
-    shape = place.shape[: len(strides)]
-    count = math.prod(shape)
-    if not count and len(shape) == len(strides):  # which lies nowhere
-        return numbers, strides
-    item = (place.end - place.start) // count if count else 1
-    region = Region(0, shape, strides, item)
-    if len(shape) != len(strides) or region.overlaps_itself or region.end != len(numbers):
-        raise TraceError(
-            f"The tensor {shown(key)} cannot lie in memory with the strides {shown(strides)}."
-        )
-    laid_out = torch.empty(len(numbers), dtype=torch.uint8)
-    as_it_was = laid_out.as_strided((*shape, item), (*(stride * item for stride in strides), 1))
-    as_it_was.copy_(numbers.view(*shape, item))
-    return laid_out, strides
-
-
-def _view_of(files: TraceFiles, note: Note, dtype: torch.dtype) -> Tensor:
-    offset, shape, strides = note["view"]
-    shape, strides, (offset,) = _sizes(shape), _strides(strides), _strides([offset])
-    region = Region(offset, shape, strides, dtype.itemsize)
-    place = files.place(note["key"])
-    if len(shape) != len(strides) or region.end > place.end - place.start:
-        raise TraceError(
-            f"A view of the tensor {shown(note['key'])} looks at bytes that it does not have."
-        )
-    if "layout" in note or not region.num_elements:
-        memory = _memory_of(files, note, 0)[0]
-    else:  # no more than is looked at
-        memory, offset = files.read(note["key"], region.start, region.end), 0
-    tensor = _over(memory, dtype, offset if region.num_elements else 0, shape, strides)
     if note.get("conj") is True and tensor.is_complex():
+        tensor = tensor.conj_physical_() if is_resolved else tensor
         torch._C._set_conj(tensor, True)
     if note.get("neg") is True:
+        tensor = tensor.neg_() if is_resolved else tensor
         torch._C._set_neg(tensor, True)
     return tensor
 
 
-def _over(
-    memory: Tensor,
-    dtype: torch.dtype,
-    offset: int,
-    shape: Sequence[int],
-    strides: Sequence[int] | None,
-) -> Tensor:
-    """A tensor that looks at memory."""
-    if strides is None:
-        strides = torch.empty(shape, device="meta").stride()
-    return torch.empty(0, dtype=dtype).set_(
-        memory.untyped_storage(), offset, tuple(shape), tuple(strides)
-    )
+def _laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The tensor with other strides, and so with the gaps in memory that they have."""
+    shape = tuple(tensor.shape)
+    if len(strides) != len(shape) or not is_laid_out(shape, strides):
+        raise _impossible(shape, strides)
+    if not tensor.numel():
+        return tensor.as_strided(shape, strides)
+    region = Region(0, shape, strides, 1)
+    if region.overlaps_itself:
+        raise _impossible(shape, strides)
+    memory = torch.zeros(region.end, dtype=tensor.dtype)
+    return memory.as_strided(shape, strides).copy_(tensor)
 
 
-# -- tensors of several parts
-# ------------------------------------------------------------------------------------------
+def _view_of(stored: Tensor, note: Note) -> Tensor:
+    """A view of the memory of what was written."""
+    dtype = dtype_named(note["dtype"])
+    offset, sizes, steps = note["view"]
+    shape, strides, (start,) = _sizes(sizes), _steps(steps), _steps([offset])
+    if "strides" in note:
+        base_strides = _steps(note["strides"])
+        item = stored.shape[len(base_strides) :]  # of a dtype that is written as bytes
+        inner = [math.prod(item[place + 1 :]) for place in range(len(item))]
+        stored = _laid_out(stored, (*(stride * math.prod(item) for stride in base_strides), *inner))
+    memory = stored.untyped_storage()
+    region = Region(start, shape, strides, dtype.itemsize)
+    if len(shape) != len(strides) or region.end > memory.nbytes():
+        raise TraceError(f"A view of {shown(note['key'])} lies in bytes that it does not have.")
+    start = start if region.num_elements else 0
+    tensor = torch.empty(0, dtype=dtype).set_(memory, start, shape, strides)
+    return _marked(tensor, note, is_resolved=False)
 
 
-def _part(files: TraceFiles, note: Note, word: str) -> Tensor:
-    part = note["parts"][word]
-    if "kind" in part:
+# -- tensors of several parts ----------------------------------------------------------------------
+
+
+def _with_parts(files: TensorSource, note: Note) -> Tensor:
+    if any("kind" in part for part in note["parts"].values()):
         raise TraceError("A part of a tensor must not itself have parts.")
-    return _tensor_of(files, part)
+    parts = {word: _tensor_of(files, part) for word, part in note["parts"].items()}
+    return _MAKERS[note["kind"]](parts, note)
 
 
-def _coo(files: TraceFiles, note: Note) -> Tensor:
-    indices, values = _part(files, note, "indices"), _part(files, note, "values")
-    tensor = torch.sparse_coo_tensor(indices, values, _sizes(note["shape"]), check_invariants=True)
+def _coo(parts: dict[str, Tensor], note: Note) -> Tensor:
+    shape = _sizes(note["shape"])
+    tensor = torch.sparse_coo_tensor(
+        parts["indices"], parts["values"], shape, check_invariants=True
+    )
     return tensor._coalesced_(note["coalesced"] is True)
 
 
-def _compressed(one: str, other: str, layout: torch.layout) -> Callable[[TraceFiles, Note], Tensor]:
-    def make(files: TraceFiles, note: Note) -> Tensor:
-        outer, inner, values = (_part(files, note, word) for word in (one, other, "values"))
-        sizes = _sizes(note["shape"])
+def _compressed(layout: torch.layout) -> Callable[[dict[str, Tensor], Note], Tensor]:
+    def make(parts: dict[str, Tensor], note: Note) -> Tensor:
+        outer, inner = (parts[word] for word in COMPRESSED[layout])
         return torch.sparse_compressed_tensor(
-            outer, inner, values, sizes, layout=layout, check_invariants=True
-        )
+            outer, inner, parts["values"], _sizes(note["shape"]), layout=layout,
+            check_invariants=True,
+        )  # fmt: skip
 
     return make
 
 
-def _quantized(files: TraceFiles, note: Note) -> Tensor:
-    dtype = dtype_named(note["dtype"])
-    values = _part(files, note, "values")
+def _quantized(parts: dict[str, Tensor], note: Note) -> Tensor:
+    values, dtype = parts["values"], dtype_named(note["dtype"])
     if QUANTIZED.get(dtype) is not values.dtype:
         raise TraceError(f"A tensor of {dtype} cannot be made of {values.dtype}.")
     if "scale" in note:
-        return torch._make_per_tensor_quantized_tensor(
-            values, float(note["scale"]), int(note["zero_point"])
-        )
-    scales, zero_points = _part(files, note, "scales"), _part(files, note, "zero_points")
-    return torch._make_per_channel_quantized_tensor(values, scales, zero_points, int(note["axis"]))
-
-
-def _mkldnn(files: TraceFiles, note: Note) -> Tensor:
-    values = _part(files, note, "values")
-    can_be = torch.backends.mkldnn.is_available() and values.dtype in (
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
+        scale, zero_point = float(note["scale"]), int(note["zero_point"])
+        return torch._make_per_tensor_quantized_tensor(values, scale, zero_point)
+    return torch._make_per_channel_quantized_tensor(
+        values, parts["scales"], parts["zero_points"], int(note["axis"])
     )
+
+
+def _mkldnn(parts: dict[str, Tensor], note: Note) -> Tensor:
+    values = parts["values"]
+    able = (torch.float32, torch.bfloat16, torch.float16)
+    can_be = torch.backends.mkldnn.is_available() and values.dtype in able
     return values.to_mkldnn() if can_be else values  # on processors without it, the same numbers
 
 
-def _nested(files: TraceFiles, note: Note) -> Tensor:
-    parts = [_part(files, note, word) for word in note["parts"]]
-    return torch.nested.nested_tensor(parts, dtype=dtype_named(note["dtype"]))
+def _nested(parts: dict[str, Tensor], note: Note) -> Tensor:
+    return torch.nested.nested_tensor(list(parts.values()), dtype=dtype_named(note["dtype"]))
 
 
-def _jagged(files: TraceFiles, note: Note) -> Tensor:
-    lengths = _part(files, note, "lengths") if "lengths" in note["parts"] else None
-    values, offsets = _part(files, note, "values"), _part(files, note, "offsets")
+def _jagged(parts: dict[str, Tensor], note: Note) -> Tensor:
+    values, offsets, side = parts["values"], parts["offsets"], note["ragged"]
     ends = offsets.tolist()
-    if ends != sorted(ends) or not ends or ends[0] < 0 or not 0 < note["ragged"] <= values.dim():
+    if ends != sorted(ends) or not ends or ends[0] < 0 or not 0 < side <= values.dim():
         raise TraceError("The offsets of a nested tensor must rise.")
-    if ends[-1] > values.shape[note["ragged"] - 1]:
+    if ends[-1] > values.shape[side - 1]:
         raise TraceError("A part of a nested tensor lies beyond its values.")
     return torch.nested.nested_tensor_from_jagged(
-        values, offsets, lengths, jagged_dim=note["ragged"]
+        values, offsets, parts.get("lengths"), jagged_dim=side
     )
 
 
-_OF_PARTS: dict[str, Callable[[TraceFiles, Note], Tensor]] = {
+_MAKERS: dict[str, Callable[[dict[str, Tensor], Note], Tensor]] = {
     "sparse_coo": _coo,
-    "sparse_csr": _compressed("crow_indices", "col_indices", torch.sparse_csr),
-    "sparse_csc": _compressed("ccol_indices", "row_indices", torch.sparse_csc),
-    "sparse_bsr": _compressed("crow_indices", "col_indices", torch.sparse_bsr),
-    "sparse_bsc": _compressed("ccol_indices", "row_indices", torch.sparse_bsc),
+    **{word_of(layout): _compressed(layout) for layout in COMPRESSED},
     "mkldnn": _mkldnn,
     "quantized": _quantized,
     "nested": _nested,

@@ -1,10 +1,10 @@
-"""Tensors on their way into a file: what is written, and what is noted so that each comes out as it
-was.
+"""Tensors on their way into a file: the plain tensors that are written, and for each tensor a note
+that says how to make it of them again.
 
 The file has the numbers of a tensor in the order of its shape, so that any reader of safetensors
-gets it right. What looks at the memory of another tensor is not written again: the note says where
-in it to look. Data types that the format does not have are written as bytes, and sparse, nested and
-quantized tensors as the tensors that they consist of.
+gets them right. A view of another tensor is not written again: its note says where in that tensor
+it lies. Sparse, nested and quantized tensors are written as the tensors that they consist of, and
+data types that safetensors lacks as bytes.
 """
 
 import math
@@ -17,61 +17,36 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
 
 from torchlens._history.portable import text_of
-from torchlens._recording.process_memory import bytes_of
 from torchlens._recording.regions import Region, region_of
 from torchlens._recording.symbolic import SymbolicInt, inert_sizes
-from torchlens._recording.unseen import unseen
 from torchlens._recording.wrappers import inner_of, why_valueless
-from torchlens._trace.format import DTYPES
+from torchlens._text.plain_text import shown
+from torchlens.errors import TraceError
 
-# What stands in the JSON for a tensor; filled in when it is decided what is written.
+# What the JSON says of a tensor; complete when `settle` has decided what is written. Keys:
+#   key       the name of the written tensor
+#   dtype     where it is not that of the written tensor
+#   strides   in which the written tensor lies in memory, unless it is contiguous
+#   shape     where sides are expanded: the shape; `strides` has zeros there
+#   view      offset, shape and strides in the memory of the written tensor
+#   conj, neg, grad, param    flags
+#   kind, parts    of a tensor that consists of others, with facts of its kind
+#   meta, shape, strides    a tensor without values, and its dtype
+#   text, why    a tensor that no file can hold
 Note = dict[str, Any]
 
-_MOST_GAPS = (
-    4  # memory with gaps that is larger than this many times what is in it is not made again
+_MOST_GAPS = 4  # times the size of its elements that a tensor with gaps may take in memory
+_NAMES = (
+    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 "
+    "complex64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
 )
-_STORED_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# What a quantized tensor of each type is written as.
+_STORED = frozenset(getattr(torch, name) for name in _NAMES.split() if hasattr(torch, name))
 QUANTIZED = {torch.qint8: torch.int8, torch.quint8: torch.uint8, torch.qint32: torch.int32}
-_COMPRESSED = {
-    torch.sparse_csr: ("crow_indices", "col_indices"), torch.sparse_csc: ("ccol_indices",
-    "row_indices"),
-    torch.sparse_bsr: ("crow_indices", "col_indices"), torch.sparse_bsc: ("ccol_indices",
-    "row_indices"),
+_ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+COMPRESSED = {
+    torch.sparse_csr: _ROWS, torch.sparse_bsr: _ROWS,
+    torch.sparse_csc: _COLUMNS, torch.sparse_bsc: _COLUMNS,
 }  # fmt: skip
-
-
-class Blob(NamedTuple):
-    """Something to write: its name, what the header says of it, and bytes, or a tensor in the order
-    of its shape or not.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    content: Tensor | bytes | memoryview
-
-    @property
-    def num_bytes(self) -> int:
-        content = self.content
-        return (
-            content.numel() * content.element_size()
-            if isinstance(content, Tensor)
-            else len(content)
-        )
-
-    def numbers(self) -> memoryview:
-        """The bytes, in the order of the shape; without a copy where they lie that way.
-
-        What is conjugated or negated when it is read is written so, for others to read it right.
-        """
-        content = self.content
-        if not isinstance(content, Tensor):
-            return memoryview(content)
-        if not is_as_written(content):
-            with unseen():
-                content = content.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        return bytes_of(content)
 
 
 class _Added(NamedTuple):
@@ -80,21 +55,39 @@ class _Added(NamedTuple):
     note: Note
 
 
-class _Held(NamedTuple):
-    name: str
-    tensor: Tensor
-    note: Note
-    region: Region
-
-
 def word_of(kind: torch.dtype | torch.layout | torch.memory_format) -> str:
     """`float32` for `torch.float32`."""
     return str(kind).removeprefix("torch.")
 
 
-class Tensors:
-    """The tensors of one file. `add` gives the note of one; `settle` fills in the notes and tells
-    what is to be written.
+def dtype_named(word: Any) -> torch.dtype:
+    """The dtype that a file names: 'float32'."""
+    found = getattr(torch, word, None) if isinstance(word, str) else None
+    if not isinstance(found, torch.dtype):
+        raise TraceError(f"There is no dtype {shown(word)} in torch {torch.__version__}.")
+    return found
+
+
+def as_stored(tensor: Tensor) -> Tensor:
+    """What is written of a tensor: its numbers on the CPU, in the order of its shape, in a dtype
+    that safetensors has. To be called inside `unseen()`.
+    """
+    is_plain = type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous()
+    if not is_plain or tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    size = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    if tensor.numel() and tensor.untyped_storage().nbytes() < size:
+        raise RuntimeError("The memory of a tensor was given back; there is nothing to write.")
+    if tensor.dtype in _STORED:
+        return tensor
+    if tensor.dtype is torch.complex128:
+        return torch.view_as_real(tensor)
+    as_items = tensor if tensor.element_size() == 1 else tensor.unsqueeze(-1)
+    return as_items.view(torch.uint8)
+
+
+class TensorWriter:
+    """The tensors of one history. `add` gives the note of one; `settle` completes the notes.
 
     `claim` makes a name one that no other tensor of the file has.
     """
@@ -103,40 +96,40 @@ class Tensors:
         self._claim = claim
         self._known: dict[int, tuple[Any, Note]] = {}
         self._groups: dict[int, list[_Added]] = {}  # by storage
+        self._written: dict[str, Tensor] = {}
 
     def add(self, tensor: Tensor, name: str) -> Note:
-        """The note of a tensor, which is going to be called `name` if it is written."""
+        """The note of a tensor, which gets the name `name` if it is written."""
         known = self._known.get(id(tensor))
         if known is None:
             note: Note = {}
             known = self._known[id(tensor)] = (tensor, note)
             if _is_plain(tensor):
-                self._groups.setdefault(tensor.untyped_storage()._cdata, []).append(
-                    _Added(name, tensor, note)
-                )
-                return note
-            with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-                self._fill(tensor, name, note)
+                self._group(tensor, name, note)
+            else:
+                with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+                    self._fill(tensor, name, note)
         return known[1]
 
-    def settle(self) -> list[Blob]:
-        """Decides what is written. What was added comes with what shares its memory, and is not
-        remembered.
-        """
-        found: list[Blob] = []
-        for group in self._groups.values():
-            if len(group) == 1 and group[0].tensor.is_contiguous():  # as most are
-                found.append(self._written(group[0], group[0].tensor))
-            else:
-                found += self._settle_group(
-                    [_Held(*added, region_of(added.tensor)) for added in group]
-                )
-        self._groups.clear()
-        self._known.clear()
-        return found
+    @property
+    def is_empty(self) -> bool:
+        return not self._known
 
-    # -- one tensor
-    # ----------------------------------------------------------------------------------------------
+    def settle(self) -> dict[str, Tensor]:
+        """Decides what is written: tensors by name. `as_stored` makes each fit to be written."""
+        for group in self._groups.values():
+            first = group[0].tensor
+            is_simple = first.is_contiguous() or not region_of(first).overlaps_itself
+            if len(group) == 1 and is_simple:
+                self._write_alone(group[0])
+            else:
+                self._write_group(group)
+        return self._written
+
+    def _group(self, tensor: Tensor, name: str, note: Note) -> None:
+        self._groups.setdefault(tensor.untyped_storage()._cdata, []).append(
+            _Added(name, tensor, note)
+        )
 
     def _fill(self, tensor: Tensor, name: str, note: Note) -> None:
         if isinstance(tensor, Parameter):
@@ -146,166 +139,138 @@ class Tensors:
         while (inner := inner_of(tensor)) is not None:
             tensor = inner
         if why_valueless(tensor) is not None:
-            self._fill_valueless(tensor, note)
-        elif tensor.is_nested:
-            self._fill_nested(tensor, name, note)
-        elif tensor.layout is torch.sparse_coo:
-            parts = {"indices": tensor._indices(), "values": tensor._values()}
-            self._fill_parts("sparse_coo", parts, tensor, name, note)
-            note["coalesced"] = tensor.is_coalesced()
-        elif tensor.layout in _COMPRESSED:
-            parts = {
-                word: getattr(tensor, word)() for word in (*_COMPRESSED[tensor.layout], "values")
-            }
-            self._fill_parts(word_of(tensor.layout), parts, tensor, name, note)
-        elif tensor.dtype in QUANTIZED:
-            self._fill_quantized(tensor, name, note)
+            note.update(_without_values(tensor))
+            return
+        taken_apart = _parts_of(tensor)
+        if taken_apart is not None:
+            parts, facts = taken_apart
+            own = {word: self.add(part.detach(), f"{name}.{word}") for word, part in parts.items()}
+            note.update(parts=own, **facts)
         elif tensor.is_quantized:
-            note.update(
-                text=text_of(tensor),
-                why=f"it is of {tensor.dtype}, which has several numbers in a byte.",
-            )
-        elif tensor.layout is not torch.strided:
-            self._fill_parts(
-                word_of(tensor.layout).lstrip("_"),
-                {"values": tensor.to_dense()},
-                tensor,
-                name,
-                note,
-            )
+            why = f"it is of {tensor.dtype}, which has several numbers in a byte."
+            note.update(text=text_of(tensor), why=why)
         elif not _has_memory(tensor):
             note.update(text=text_of(tensor), why="it is of a class of its own.")
         else:
-            added = _Added(name, tensor.detach(), note)
-            self._groups.setdefault(tensor.untyped_storage()._cdata, []).append(added)
+            self._group(tensor.detach(), name, note)
 
-    def _fill_valueless(self, tensor: Tensor, note: Note) -> None:
-        sizes = (
-            inert_sizes(tensor.shape),
-            inert_sizes(tensor.stride()) if tensor.layout is torch.strided else (),
-        )
-        if any(isinstance(size, SymbolicInt) for size in (*sizes[0], *sizes[1])):
-            note.update(text=text_of(tensor.detach()), why="it is a fake tensor of symbolic sizes.")
-        else:
-            note.update(meta=word_of(tensor.dtype), shape=list(sizes[0]), strides=list(sizes[1]))
+    # -- what shares memory --------------------------------------------------------------------
 
-    def _fill_parts(
-        self, kind: str, parts: dict[str, Tensor], tensor: Tensor, name: str, note: Note
-    ) -> None:
-        own = {word: self.add(part.detach(), f"{name}.{word}") for word, part in parts.items()}
-        note.update(kind=kind, parts=own, shape=list(tensor.shape))
-
-    def _fill_nested(self, tensor: Any, name: str, note: Note) -> None:
-        if tensor.layout is torch.jagged:
-            parts = {"values": tensor.values(), "offsets": tensor.offsets()}
-            if tensor.lengths() is not None:
-                parts["lengths"] = tensor.lengths()
-            own = {word: self.add(part.detach(), f"{name}.{word}") for word, part in parts.items()}
-            note.update(kind="jagged", parts=own, ragged=getattr(tensor, "_ragged_idx", 1))
-        else:
-            own = {
-                str(number): self.add(part.detach(), f"{name}.{number}")
-                for number, part in enumerate(tensor.unbind())
-            }
-            note.update(kind="nested", parts=own, dtype=word_of(tensor.dtype))
-
-    def _fill_quantized(self, tensor: Tensor, name: str, note: Note) -> None:
-        parts = {"values": tensor.int_repr()}
-        if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-            note.update(scale=tensor.q_scale(), zero_point=tensor.q_zero_point())
-        else:
-            parts |= {
-                "scales": tensor.q_per_channel_scales(),
-                "zero_points": tensor.q_per_channel_zero_points(),
-            }
-            note.update(axis=tensor.q_per_channel_axis())
-        self._fill_parts("quantized", parts, tensor, name, note)
-        note["dtype"] = word_of(tensor.dtype)
-
-    # -- tensors that share memory
-    # ---------------------------------------------------------------------------------
-
-    def _settle_group(self, group: Sequence[_Held]) -> list[Blob]:
-        if len(group) > 1:
-            owner = _owner(group)
-            if owner is not None:
-                blob = self._written(owner, owner.tensor)
-                for held in group:
-                    if held is not owner:
-                        held.note["key"] = blob.name
-                        _note_view(held, owner.region)
-                        if "layout" in owner.note:
-                            held.note["layout"] = owner.note["layout"]
-                return [blob]
-        if len(group) > 1 or group[0].region.overlaps_itself:
-            start, end = (
-                min(held.region.start for held in group),
-                max(held.region.end for held in group),
-            )
-            if end - start <= sum(
-                {held.region: _own_bytes(held.region) for held in group}.values()
-            ):
-                return [self._written_as_memory(group, start, end)]
-        return [self._written_alone(held) for held in group]
-
-    def _written(self, held: _Added | _Held, tensor: Tensor) -> Blob:
-        """Writes a tensor that fills its memory. Its note is complete with that, and a layout if it
-        has one.
+    def _write_group(self, group: Sequence[_Added]) -> None:
+        """Writes tensors of one memory: one of them where it covers the others, the memory where
+        they overlap, or each alone.
         """
-        note, name, shape = held.note, self._claim(held.name), tuple(tensor.shape)
-        note["key"] = name
-        # What is empty has any strides, and what has a side of one element has any there.
-        may_be_odd = 0 in shape or 1 in shape or not tensor.is_contiguous()
-        if may_be_odd and tensor.stride() != _usual_strides(shape):
-            note["layout"] = list(tensor.stride())
-        _note_flags(tensor, note)
-        dtype = _STORED_NAMES.get(tensor.dtype)
-        if dtype is not None:
-            return Blob(name, dtype, shape, tensor)
-        note["dtype"] = word_of(tensor.dtype)
-        if tensor.dtype is torch.complex128:
-            return Blob(name, "F64", (*tensor.shape, 2), tensor)
-        extra = () if tensor.element_size() == 1 else (tensor.element_size(),)
-        return Blob(name, "U8", (*tensor.shape, *extra), tensor)
+        regions = [region_of(added.tensor) for added in group]
+        start, end = min(r.start for r in regions), max(r.end for r in regions)
+        owner = _owner(group, regions, start, end)
+        own_bytes = {region: _num_distinct_bytes(region) for region in regions}
+        if owner is not None:
+            self._write(owner, owner.tensor)
+            memory = owner.note
+        elif end - start <= sum(own_bytes.values()):
+            storage = group[0].tensor.untyped_storage()
+            flat = torch.empty(0, dtype=torch.uint8, device=group[0].tensor.device)
+            flat.set_(storage, start, (end - start,), (1,))
+            memory = {"key": self._claim(f"{group[0].name}.memory")}
+            self._written[memory["key"]] = flat
+        else:
+            for added in group:
+                self._write_alone(added)
+            return
+        for added, region in zip(group, regions, strict=True):
+            if added is not owner:
+                offset = (region.start - start) // region.item_bytes if region.num_elements else 0
+                added.note.update(
+                    key=memory["key"],
+                    dtype=word_of(added.tensor.dtype),
+                    view=[offset, list(region.shape), list(region.strides)],
+                )
+                if "strides" in memory:
+                    added.note["strides"] = memory["strides"]
+                _note_flags(added.tensor, added.note)
 
-    def _written_alone(self, held: _Held) -> Blob:
-        """Of a tensor with expanded sides, one slice; of one with gaps, what lies between them is
-        left out.
-        """
-        tensor, region = held.tensor, held.region
-        is_expanded = [
-            stride == 0 and size > 1
-            for size, stride in zip(region.shape, region.strides, strict=True)
-        ]
-        if not any(is_expanded) or not region.num_elements:
-            if _fills_memory(region):
-                return self._written(held, tensor)
-            blob = self._written(held, tensor.contiguous())
-            if region.end - region.start <= _MOST_GAPS * region.num_bytes:
-                held.note["spread"] = list(region.strides)
-            return blob
-        for side, expanded in enumerate(is_expanded):
-            if expanded:
+    def _write_alone(self, added: _Added) -> None:
+        """Writes a tensor that shares no memory: of expanded sides one slice, of gaps nothing."""
+        tensor = added.tensor
+        if tensor.is_contiguous() or not tensor.numel():
+            self._write(added, tensor)
+            return
+        shape = tensor.shape
+        for side, (size, stride) in enumerate(zip(shape, tensor.stride(), strict=True)):
+            if size > 1 and not stride:
                 tensor = tensor.narrow(side, 0, 1)
-        blob = self._written(
-            held, tensor if _fills_memory(region_of(tensor)) else tensor.contiguous()
-        )
-        held.note["expanded"] = list(region.shape)
-        return blob
+        self._write(added, tensor)
+        region = region_of(tensor)
+        if region.overlaps_itself or not is_laid_out(region.shape, region.strides):
+            added.note.pop("strides", None)
+        if tensor.shape != shape:
+            added.note["shape"] = list(shape)
 
-    def _written_as_memory(self, group: Sequence[_Held], start: int, end: int) -> Blob:
-        """Writes the memory as it is, where no tensor of the group fills it."""
-        flat = torch.empty(0, dtype=torch.uint8, device=group[0].tensor.device)
-        flat.set_(group[0].tensor.untyped_storage(), start, (end - start,), (1,))
-        blob = Blob(self._claim(f"{group[0].name}.memory"), "U8", (end - start,), flat)
-        for held in group:
-            held.note["key"] = blob.name
-            _note_view(held, Region(start, (end - start,), (1,), 1))
-        return blob
+    def _write(self, added: _Added, tensor: Tensor) -> None:
+        note, name = added.note, self._claim(added.name)
+        note["key"] = name
+        if tensor.stride() != _contiguous_strides(tensor.shape):
+            note["strides"] = list(tensor.stride())
+        if tensor.dtype not in _STORED:
+            note["dtype"] = word_of(tensor.dtype)
+        _note_flags(tensor, note)
+        self._written[name] = tensor
 
 
-def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Those of a tensor that lies in memory in the order of its shape."""
+def _parts_of(tensor: Any) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The plain tensors that a tensor consists of, and what else there is to say; None if it is a
+    plain one itself.
+    """
+    shape = list(tensor.shape) if not tensor.is_nested else []
+    if tensor.is_nested and tensor.layout is torch.jagged:
+        parts = {"values": tensor.values(), "offsets": tensor.offsets()}
+        if tensor.lengths() is not None:
+            parts["lengths"] = tensor.lengths()
+        return parts, {"kind": "jagged", "ragged": getattr(tensor, "_ragged_idx", 1)}
+    if tensor.is_nested:
+        parts = {str(number): part for number, part in enumerate(tensor.unbind())}
+        return parts, {"kind": "nested", "dtype": word_of(tensor.dtype)}
+    if tensor.layout is torch.sparse_coo:
+        parts = {"indices": tensor._indices(), "values": tensor._values()}
+        return parts, {"kind": "sparse_coo", "shape": shape, "coalesced": tensor.is_coalesced()}
+    if tensor.layout in COMPRESSED:
+        words = (*COMPRESSED[tensor.layout], "values")
+        facts = {"kind": word_of(tensor.layout), "shape": shape}
+        return {word: getattr(tensor, word)() for word in words}, facts
+    if tensor.dtype in QUANTIZED:
+        return _quantized_parts(tensor)
+    if tensor.layout is not torch.strided and not tensor.is_quantized:
+        return {"values": tensor.to_dense()}, {"kind": word_of(tensor.layout).lstrip("_")}
+    return None
+
+
+def _quantized_parts(tensor: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    parts, facts = {"values": tensor.int_repr()}, {"dtype": word_of(tensor.dtype)}
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        scale, zero_point = tensor.q_scale(), tensor.q_zero_point()
+        return parts, {"kind": "quantized", **facts, "scale": scale, "zero_point": zero_point}
+    parts["scales"] = tensor.q_per_channel_scales()
+    parts["zero_points"] = tensor.q_per_channel_zero_points()
+    return parts, {"kind": "quantized", **facts, "axis": tensor.q_per_channel_axis()}
+
+
+def _without_values(tensor: Tensor) -> Note:
+    """The note of a tensor that has a shape and no values."""
+    is_strided = tensor.layout is torch.strided
+    shape, strides = inert_sizes(tensor.shape), inert_sizes(tensor.stride() if is_strided else ())
+    if any(isinstance(size, SymbolicInt) for size in (*shape, *strides)):
+        why = "it is a fake tensor of symbolic sizes."
+        return {"text": text_of(tensor.detach()), "why": why}
+    return {"meta": word_of(tensor.dtype), "shape": list(shape), "strides": list(strides)}
+
+
+def is_laid_out(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor of these strides takes little more memory than its elements."""
+    end = Region(0, tuple(shape), tuple(strides), 1).end
+    return end <= _MOST_GAPS * math.prod(shape)
+
+
+def _contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -313,14 +278,8 @@ def _usual_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def is_as_written(tensor: Tensor) -> bool:
-    """Whether the bytes of a tensor lie in memory as they are to be written."""
-    is_here = type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous()
-    return is_here and not tensor.is_conj() and not tensor.is_neg()
-
-
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is a tensor like most: numbers in memory, and no more."""
+    """Whether a tensor is numbers in memory and no more, as most are."""
     is_dense = type(tensor) is Tensor and tensor.layout is torch.strided and not tensor.is_nested
     is_plain = (
         is_dense and not tensor.is_quantized and not tensor.is_meta and not tensor.requires_grad
@@ -339,36 +298,26 @@ def _has_memory(tensor: Tensor) -> bool:
     return True
 
 
-def _own_bytes(region: Region) -> int:
-    """What it takes to write a region alone."""
+def _num_distinct_bytes(region: Region) -> int:
+    """How much it takes to write a region alone."""
     sides = zip(region.shape, region.strides, strict=True)
     return math.prod(size for size, stride in sides if stride or not size) * region.item_bytes
 
 
-def _fills_memory(region: Region) -> bool:
-    """Whether each byte between its first and its last belongs to one element, and only one."""
-    return region.num_bytes == region.end - region.start and not region.overlaps_itself
-
-
-def _owner(group: Sequence[_Held]) -> _Held | None:
-    """A tensor of the group in which all others are views."""
-    start, end = min(held.region.start for held in group), max(held.region.end for held in group)
+def _owner(
+    group: Sequence[_Added], regions: Sequence[Region], start: int, end: int
+) -> _Added | None:
+    """A tensor of the group that the others are views of."""
     able = [
-        held
-        for held in group
-        if (held.region.start, held.region.end) == (start, end) and _fills_memory(held.region)
+        added
+        for added, region in zip(group, regions, strict=True)
+        if (region.start, region.end) == (start, end)
+        and region.num_bytes == end - start
+        and not region.overlaps_itself
+        and not added.tensor.is_conj()
+        and not added.tensor.is_neg()
     ]
-    able = [held for held in able if not held.tensor.is_conj() and not held.tensor.is_neg()]
-    return min(able, key=lambda held: not held.tensor.is_contiguous(), default=None)
-
-
-def _note_view(held: _Held, memory: Region) -> None:
-    """Notes where in the written memory to look, in items from its start."""
-    region, note = held.region, held.note
-    note["dtype"] = word_of(held.tensor.dtype)
-    offset = (region.start - memory.start) // region.item_bytes if region.num_elements else 0
-    note["view"] = [offset, list(region.shape), list(region.strides)]
-    _note_flags(held.tensor, note)
+    return min(able, key=lambda added: not added.tensor.is_contiguous(), default=None)
 
 
 def _note_flags(tensor: Tensor, note: Note) -> None:

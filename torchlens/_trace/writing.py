@@ -1,145 +1,177 @@
-"""Writing safetensors files: whole, or with the tensors divided among several and an index as
-Hugging Face writes it.
+"""Writing a trace: shards of bounded size, each written whole and then renamed into place.
+
+The shards lie in a folder beside the trace (`run.safetensors.partial`) until it is closed. Then one
+shard becomes the trace itself; several get an index as Hugging Face writes it.
 """
 
 import json
-import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import shutil
+import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torchlens._trace.files import INDEX_SUFFIX
-from torchlens._trace.format import Place, description, header_bytes
-from torchlens._trace.tensors import Blob
+import torch
+from torch import Tensor
 
-SHARD_BYTES = 5_000_000_000  # as Hugging Face has it
-_SMALL = 1 << 16  # bytes: smaller ones are written together
-_BUFFER = 1 << 20
-_MOST_PIECES = 512  # that one call of the system is given; Linux and macOS take 1024
+from torchlens._recording.unseen import unseen
+from torchlens._trace.files import INDEX_SUFFIX, partial_folder, safetensors_package
+from torchlens._trace.tensors import as_stored, word_of
+
+SAVE_SHARD_BYTES = 5_000_000_000  # of a history that is in memory anyway; as Hugging Face has it
+TAIL_SHARD_BYTES = 256 * 2**20  # of a recording, which holds this much in memory
 
 
-def write_files(
-    path: Path, blobs: Sequence[Blob], metadata: dict[str, str], shard_bytes: int
-) -> list[Path]:
-    """Writes the blobs to `path`, or to several files and an index beside it; returns what was
-    written.
+class _Shard(NamedTuple):
+    """A shard on disk."""
 
-    Files of that name are replaced when all is written, not before.
+    path: Path
+    names: list[str]
+    num_bytes: int  # of its tensors
+
+
+class ShardWriter:
+    """Gathers tensors, and writes them when there are enough of them for a shard.
+
+    `flush` writes the gathered tensors before that; they stay, and are written again with those
+    that follow, until the shard is full. It may run in another thread than `add`.
     """
-    shards = _divided(blobs, shard_bytes)
-    if len(shards) == 1:
-        targets = [path]
-    else:
-        targets = [
-            path.with_name(shard_name(path.name, number, len(shards)))
-            for number in range(1, len(shards) + 1)
-        ]
-    partial = [target.with_name(f"{target.name}.partial") for target in targets]
-    try:
-        for target, own in zip(partial, shards, strict=True):
-            _write_file(target, own, metadata)
-        if len(shards) > 1:
-            index = path.with_name(path.name + INDEX_SUFFIX)
-            targets.append(index)
-            partial.append(index.with_name(f"{index.name}.partial"))
-            maps = {
-                blob.name: target.name
-                for target, own in zip(targets, shards, strict=False)
-                for blob in own
-            }
-            partial[-1].write_bytes(
-                index_bytes(maps, sum(blob.num_bytes for blob in blobs), metadata)
-            )
-        for source, target in zip(partial, targets, strict=True):
-            source.replace(target)
-    except BaseException:
-        remove_all(partial)
-        raise
-    if (
-        len(shards) == 1
-    ):  # an index of an earlier trace would speak of files that are not this one's
-        remove_all([path.with_name(path.name + INDEX_SUFFIX)])
-    else:
-        remove_all([path])
-    return targets
+
+    def __init__(self, target: Path, metadata: dict[str, str], shard_bytes: int) -> None:
+        safetensors_package()
+        self.target = target
+        self.num_bytes = 0
+        self._metadata = metadata
+        self._shard_bytes = shard_bytes
+        self._folder = partial_folder(target)
+        self._shards: list[_Shard] = []  # full ones
+        self._flushed: _Shard | None = None  # what is on disk of the one that is being filled
+        self._gathered: dict[str, Tensor] = {}
+        self.gathered_bytes = 0
+        self._disk = threading.Lock()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+
+    def add(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes tensors, which must not change until they are written."""
+        for name, tensor in tensors.items():
+            size = tensor.numel() * tensor.element_size()
+            if self._gathered and self.gathered_bytes + size > self._shard_bytes:
+                self._finish_shard()
+            self._gathered[name] = tensor
+            self.gathered_bytes += size
+            self.num_bytes += size
+        if self.gathered_bytes >= self._shard_bytes:
+            self._finish_shard()
+
+    def flush(self) -> None:
+        """Writes what is gathered."""
+        with self._disk:
+            self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        tensors = dict(self._gathered)
+        if tensors:
+            path = self._folder / f"{len(self._shards) + 1:05}.safetensors"
+            _write_file(path, tensors, self._metadata)
+            num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+            self._flushed = _Shard(path, list(tensors), num_bytes)
+
+    def _finish_shard(self) -> None:
+        with self._disk:
+            self._write_gathered()
+            if self._flushed is not None:
+                self._shards.append(self._flushed)
+            self._gathered, self.gathered_bytes, self._flushed = {}, 0, None
+
+    def close(self) -> None:
+        """Writes the rest, and gives the shards their final names."""
+        self._finish_shard()
+        self._publish()
+
+    def close_with_what_is_on_disk(self) -> None:
+        """Gives the written shards their final names; for when writing failed."""
+        self._shards += [] if self._flushed is None else [self._flushed]
+        if self._shards:
+            self._publish()
+        self.abandon()
+
+    @property
+    def names_on_disk(self) -> list[str]:
+        """The names of the tensors in the shards of a trace that was closed."""
+        return [name for shard in self._shards for name in shard.names]
+
+    def abandon(self) -> None:
+        """Removes what was written."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _publish(self) -> None:
+        target, shards = self.target, self._shards
+        index = target.with_name(target.name + INDEX_SUFFIX)
+        if len(shards) == 1:
+            shards[0].path.replace(target)
+            index.unlink(missing_ok=True)
+        else:
+            maps: dict[str, str] = {}
+            for number, shard in enumerate(shards, start=1):
+                name = shard_name(target.name, number, len(shards))
+                _link(shard.path, target.with_name(name))
+                maps |= dict.fromkeys(shard.names, name)
+            total = sum(shard.num_bytes for shard in shards)
+            content = {"metadata": {"total_size": total, **self._metadata}, "weight_map": maps}
+            text = json.dumps(content, indent=2, ensure_ascii=False)
+            written = self._folder / index.name
+            written.write_text(text, encoding="utf-8")
+            written.replace(index)
+            target.unlink(missing_ok=True)
+        self.abandon()
 
 
-def _divided(blobs: Sequence[Blob], shard_bytes: int) -> list[list[Blob]]:
-    shards: list[list[Blob]] = [[]]
-    size = 0
-    for blob in blobs:
-        if shards[-1] and size + blob.num_bytes > shard_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(blob)
-        size += blob.num_bytes
-    return shards
-
-
-def _write_file(path: Path, blobs: Sequence[Blob], metadata: dict[str, str]) -> None:
-    described, end = [], 0
-    for blob in blobs:
-        described.append(
-            (blob.name, description(Place(blob.dtype, blob.shape, end, end + blob.num_bytes)))
+def _write_file(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    package = safetensors_package()
+    with unseen():
+        stored = {name: as_stored(tensor) for name, tensor in tensors.items()}
+    specs = {
+        name: package.TensorSpec(
+            dtype=word_of(tensor.dtype),
+            shape=tensor.shape,
+            data_ptr=tensor.data_ptr(),
+            data_len=tensor.numel() * tensor.element_size(),
         )
-        end += blob.num_bytes
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb", buffering=0) as file:
-        gathered = bytearray(header_bytes(described, metadata))
-        for blob in blobs:
-            numbers = blob.numbers()
-            if len(numbers) <= _SMALL:
-                gathered += numbers
-            else:
-                write_all(file, gathered)
-                gathered.clear()
-                write_all(file, numbers)
-            if len(gathered) > _BUFFER:
-                write_all(file, gathered)
-                gathered.clear()
-        write_all(file, gathered)
+        for name, tensor in stored.items()
+    }
+    temporary = path.with_suffix(".writing")
+    package.serialize_file(specs, temporary, metadata)
+    temporary.replace(path)
 
 
-def write_all(file: Any, content: bytes | bytearray | memoryview) -> None:
-    """Writes all of it: one call of the system may write less."""
-    with memoryview(content) as rest:
-        done = 0
-        while done < len(rest):
-            done += os.write(file.fileno(), rest[done : done + (1 << 30)])
-
-
-def write_pieces(file: Any, pieces: Sequence[memoryview]) -> None:
-    """Writes them one behind the other, with as few calls of the system as can be."""
-    if not hasattr(os, "writev"):  # Windows
-        for piece in pieces:
-            write_all(file, piece)
-        return
-    for first in range(0, len(pieces), _MOST_PIECES):
-        own = pieces[first : first + _MOST_PIECES]
-        rest = os.writev(file.fileno(), own) if own else 0
-        for piece in own:  # one call of the system may write less
-            if rest < len(piece):
-                write_all(file, piece[rest:])
-            rest = max(rest - len(piece), 0)
+def _link(path: Path, target: Path) -> None:
+    """Gives a file another name beside its own, so that a kill before the index is written leaves
+    the folder complete; a new name where the file system has no links.
+    """
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(path)
+    except OSError:
+        path.replace(target)
 
 
 def shard_name(name: str, number: int, count: int) -> str:
     """`trace-00001-of-00003.safetensors`."""
     stem, dot, suffix = name.rpartition(".")
-    return (
-        f"{stem}-{number:05}-of-{count:05}.{suffix}" if dot else f"{name}-{number:05}-of-{count:05}"
-    )
+    middle = f"-{number:05}-of-{count:05}"
+    return f"{stem}{middle}.{suffix}" if dot else f"{name}{middle}"
 
 
-def index_bytes(maps: dict[str, str], total: int, metadata: dict[str, str]) -> bytes:
-    """The index: which tensor is in which file."""
-    content = {"metadata": {"total_size": total, **metadata}, "weight_map": maps}
-    return json.dumps(content, indent=2, ensure_ascii=False).encode()
+def json_tensor(document: Any) -> Tensor:
+    """A JSON document as a tensor of bytes."""
+    return bytes_tensor(json_bytes(document))
 
 
-def remove_all(paths: Iterable[str | Path]) -> None:
-    """Removes those that are there."""
-    for path in paths:
-        with suppress(FileNotFoundError):
-            os.unlink(path)  # noqa: PTH108 (as short a time as a short trace takes, making a Path would be felt)
+def json_bytes(document: Any) -> bytes:
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, check_circular=False)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def bytes_tensor(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)

@@ -1,0 +1,305 @@
+"""A history as two JSON documents, apart from its tensors: the graph, which calls may share, and
+what one call left behind. `document_reading.py` is the way back.
+
+The rows of a recording are columns. What many rows have in common (operations, arguments, lines of
+code, shapes) is in a list once, and the columns have its number there.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from types import CodeType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from torchlens._capture.gradients.entry_gradients import Gradients
+from torchlens._capture.options import CaptureOptions, Transform
+from torchlens._graph.build import Graph, decided
+from torchlens._history.pickling import changed_entries
+from torchlens._recording.operations import BOUNDARIES, Operation
+from torchlens._recording.recording import Failure, Recording, References, Row
+from torchlens._recording.stored import opened, opened_params
+from torchlens._recording.user_code import line_of_code
+from torchlens._trace.names import param_key
+from torchlens._trace.python_values import PythonWriter, reference_parts
+from torchlens._trace.tensors import TensorWriter, word_of
+
+TIMES = ("seconds_forward", "seconds_total", "seconds_setup", "started_at")
+_PLAIN = frozenset({int, bool, float, str, type(None), torch.dtype, torch.device})
+
+
+class _Table:
+    """Things that occur in many rows, each once."""
+
+    def __init__(self, write: Callable[..., Any]) -> None:
+        self.forms: list[Any] = []
+        self._write = write
+        self._numbers: dict[Hashable, int] = {}
+        self._kept: list[Any] = []  # so that ids stay their own
+
+    def number(self, key: Hashable, *parts: Any) -> int:
+        """The number of the thing made of `parts`; things with one key are the same."""
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.forms)
+            self.forms.append(self._write(*parts))
+            self._kept.append(parts)
+        return found
+
+
+def graph_document(recording: Recording, graph: Graph, writer: PythonWriter) -> dict[str, Any]:
+    """Everything that is not a value, a time or an option."""
+    rows = recording.rows
+    operations = _Table(_operation_form)
+    places = _Table(lambda code, instruction: (*line_of_code(code, instruction), instruction))
+    arguments = _Table(
+        lambda args, kwargs: [writer.write(args, "arguments"), writer.write(kwargs, "arguments")]
+    )
+    shapes = _Table(lambda shape: writer.write(tuple(shape)))
+    words = _Table(lambda word: word)
+
+    def place(code: CodeType | None, instruction: int) -> int:
+        return -1 if code is None else places.number((id(code), instruction), code, instruction)
+
+    def argument(row: Row) -> int:
+        if not row.args and not row.kwargs:
+            return -1
+        return arguments.number(_key_of(row), row.args, row.kwargs)
+
+    decisions = decided(graph)
+    document = {
+        "model": recording.model_name,
+        "framework": recording.framework,
+        "rows": {
+            "operation": [operations.number(id(row.operation), row.operation) for row in rows],
+            "argument": list(map(argument, rows)),
+            "module_call": [row.module_call for row in rows],
+            "place": [place(row.code, row.instruction) for row in rows],
+            "output_index": [row.output_index for row in rows],
+            "shape": [
+                shapes.number((tuple(row.shape), *map(type, row.shape)), row.shape) for row in rows
+            ],
+            "dtype": [words.number(row.dtype, word_of(row.dtype)) for row in rows],
+            "gradfunc": [
+                -1 if row.gradfunc is None else words.number(row.gradfunc, row.gradfunc)
+                for row in rows
+            ],
+            "references": [references_form(row.references) for row in rows],
+        },
+        "storages": _renumbered(recording.storages),
+        "module_calls": [
+            (call.address, call.pass_num, call.parent, place(call.code, call.instruction))
+            for call in recording.module_calls
+        ],
+        "module_classes": recording.module_classes,
+        "module_entries": recording.module_entries,
+        "module_exits": recording.module_exits,
+        "module_params": recording.module_params,
+        "inputs": [(writer.write(path), number) for path, number in recording.inputs],
+        "outputs": [(writer.write(path), number) for path, number in recording.outputs],
+        "buffers": recording.buffers,
+        "params": [
+            (address, word_of(param.dtype), _param_shape(param), recording.is_trained(number))
+            for number, (param, address) in enumerate(
+                zip(recording.params, recording.param_addresses, strict=False)
+            )
+        ],
+        "booleans": list(recording.booleans.items()),
+        "reads": sorted(recording.reads),
+        "leaves": sorted(recording.leaves),
+        "received": sorted(recording.received),
+        "sent": sorted(recording.sent),
+        "joint_params": sorted(recording.joint_params),
+        "returns_data": recording.returns_data,
+        "branches": recording.branches,
+        "failure": _failure_form(recording.failure, operations, place),
+        "graph": {
+            "recorded": decisions.recorded,
+            "reads": decisions.reads,
+            "first_of_layer": decisions.first_of_layer,
+            "located_reads": [
+                (number, [(_location(at), read) for at, read in own])
+                for number, own in decisions.located_reads.items()
+            ],
+            "is_exact": decisions.is_exact,
+        },
+    }
+    tables = {
+        "operations": operations, "arguments": arguments, "places": places, "shapes": shapes,
+        "words": words,
+    }  # fmt: skip
+    return document | {name: table.forms for name, table in tables.items()}
+
+
+def _key_of(row: Row) -> Hashable:
+    """Equal for equal arguments: how they print, if that says all; otherwise which objects they
+    are.
+    """
+    if _prints_in_full(row.args) and _prints_in_full(row.kwargs):
+        return repr(row.args), repr(row.kwargs)
+    return id(row.args), id(row.kwargs)
+
+
+def _prints_in_full(value: Any) -> bool:
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is tuple or kind is list:
+        return all(map(_prints_in_full, value))
+    return kind is dict and all(
+        type(key) is str and _prints_in_full(item) for key, item in value.items()
+    )
+
+
+def _operation_form(operation: Operation) -> Any:
+    if BOUNDARIES.get(operation.name) is operation:
+        return operation.name
+    parts = _PARTS.get(operation)
+    if parts is None:
+        parts = _PARTS[operation] = reference_parts(operation.func)
+    return [
+        parts, operation.name, operation.layer_type, operation.kind.value, operation.written,
+        operation.argument_names, operation.writes_if, operation.has_output,
+    ]  # fmt: skip
+
+
+# How the function of an operation is found by name, which takes a while to find out.
+_PARTS: WeakKeyDictionary[Operation, list[Any]] = WeakKeyDictionary()
+
+
+def references_form(references: References) -> Any:
+    if isinstance(references, dict):
+        return {"at": [(_location(place), number) for place, number in references.items()]}
+    return references
+
+
+def _location(place: Any) -> Any:
+    return list(place) if isinstance(place, tuple) else place
+
+
+def _param_shape(param: torch.nn.Parameter) -> Any:
+    if isinstance(param, torch.nn.UninitializedParameter):
+        return None
+    return [int(size) for size in param.shape]
+
+
+def _failure_form(
+    failure: Failure | None, operations: _Table, place: Callable[[CodeType | None, int], int]
+) -> list[Any] | None:
+    if failure is None:
+        return None
+    operation = failure.operation
+    return [
+        failure.message,
+        failure.module_call,
+        place(failure.code, failure.instruction),
+        -1 if operation is None else operations.number(id(operation), operation),
+        failure.arguments,
+        references_form(failure.references),
+    ]
+
+
+def _renumbered(storages: Iterable[int]) -> list[int]:
+    """Small numbers for memory; what has none of its own keeps a negative one."""
+    numbers: dict[int, int] = {}
+    return [
+        numbers.setdefault(storage, len(numbers) if storage >= 0 else -1 - len(numbers))
+        for storage in storages
+    ]
+
+
+# -- one call --------------------------------------------------------------------------------------
+
+
+def value_forms(
+    recording: Recording, names: Sequence[str], writer: PythonWriter, tensors: TensorWriter
+) -> list[Any]:
+    """The form of each saved value: the note of a tensor, or any other value as {"value": ...}."""
+
+    def form(value: Any, name: str) -> Any:
+        if type(value) is Tensor:
+            return tensors.add(value, name)
+        value = opened(value)
+        if value is None:
+            return None
+        made = writer.write(value, name)
+        is_tensor = type(made) is dict and "tensor" in made
+        return made["tensor"] if is_tensor else {"value": made}
+
+    return list(map(form, recording.values, names))
+
+
+def call_document(
+    recording: Recording,
+    names: Sequence[str],
+    writer: PythonWriter,
+    tensors: TensorWriter,
+    params: bool,
+) -> dict[str, Any]:
+    """What one call left behind beside its values; complete once the tensors are settled."""
+    own_params = zip(opened_params(recording.params), recording.param_addresses, strict=False)
+    return {
+        "arguments": [
+            (number, writer.write(arguments, f"{names[number]}/args"))
+            for number, arguments in recording.saved_args.items()
+        ],
+        "gradients": _gradients_form(recording, names, tensors),
+        "params": [tensors.add(param, param_key(address)) for param, address in own_params]
+        if params
+        else None,
+        "seconds": [row.seconds for row in recording.rows],
+        **{name: getattr(recording, name) for name in TIMES},
+        "random_seed": recording.random_seed,
+        "warnings": recording.warnings,
+        "changed": sorted(changed_entries(recording)),
+    }
+
+
+def _gradients_form(
+    recording: Recording, names: Sequence[str], tensors: TensorWriter
+) -> dict[str, Any]:
+    gradients: Any = recording.gradients
+    own = [(row, tensors.add(value, f"{names[row]}/grad")) for row, value in gradients.items()]
+    if not isinstance(gradients, Gradients):
+        return {"own": own}
+    addresses = recording.param_addresses
+    return {
+        "own": own,
+        "collected": {
+            "parameters": [
+                (number, tensors.add(gradient, f"{param_key(addresses[number])}/grad"))
+                for number, gradient in gradients.parameters.items()
+            ],
+            "arrivals": gradients.arrivals,
+            "owners": list(gradients.owners.items()),
+            "uncertain": sorted(gradients.uncertain),
+            "complete": sorted(gradients.complete),
+            "has_checkpoint": gradients.has_checkpoint,
+            "missing": list(gradients.missing.items()),
+            "outside": gradients.outside,
+            "runs": gradients.watch.runs,
+        },
+    }
+
+
+def options_form(options: CaptureOptions | None, writer: PythonWriter) -> Any:
+    """The options of a log, as far as a finished one needs them."""
+    if options is None:
+        return None
+    transform = options.transform
+    form: Any = None
+    if isinstance(transform, Transform):
+        postfunc = transform.activation_postfunc
+        form = {
+            "detach": transform.detach_saved_tensors,
+            "device": str(transform.output_device),
+            "postfunc": None if postfunc is None else writer.function(postfunc),
+        }
+    elif transform is not None:
+        form = writer.function(transform)
+    return {
+        "keeps_args": options.keeps_args,
+        "keeps_gradients": options.keeps_gradients,
+        "transform": form,
+    }
