@@ -66,7 +66,7 @@ USES = {("_monitor", "_page"), ("_diff", "_page")}
 CALLS_UP = {
     "torchlens._history.model_history",
     "torchlens._recording.frameworks",
-    "torchlens._trace.tailing",
+    "torchlens._trace.tail",
     "torchlens.api",
 }
 
