@@ -10,8 +10,7 @@ from jax.extend.core import Primitive, primitives
 
 import torchlens as tl
 from tests.networks import Model
-from torchlens._graph.flops.free import FREE
-from torchlens._graph.flops.registry import FORMULAS, Counting, counting_of
+from torchlens._graph.flops.registry import FORMULAS, FREE, Counting, counting_of
 from torchlens._recording.operations import layer_type
 
 A, B, C = torch.rand(2, 3), torch.rand(3, 4), torch.rand(4, 5)

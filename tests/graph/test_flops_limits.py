@@ -11,8 +11,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens._graph.flops.call import Call
 from torchlens._graph.flops.registry import FORMULAS, forward_flops
+from torchlens._graph.flops.shaped_call import ShapedCall
 
 SQUARE = torch.rand(4, 4)
 KERNEL = torch.rand(
@@ -218,7 +218,7 @@ LOCATIONS = st.one_of(
 NUMBERS = st.lists(st.integers(-3, 3), max_size=3)
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(-3, 9), st.just("ij,jk->ik"), NUMBERS)
 CALLS = st.builds(
-    Call,
+    ShapedCall,
     st.dictionaries(LOCATIONS, SHAPES, max_size=6),
     SHAPES,
     st.lists(VALUES, max_size=9),
@@ -235,6 +235,6 @@ CALLS = st.builds(
     suppress_health_check=[HealthCheck.too_slow],
 )
 @given(layer_type=st.sampled_from(sorted(FORMULAS)), call=CALLS)
-def test_a_call_that_a_formula_does_not_expect_is_not_counted(layer_type: str, call: Call):
+def test_a_call_that_a_formula_does_not_expect_is_not_counted(layer_type: str, call: ShapedCall):
     count = forward_flops(layer_type, call)
     assert count is None or (type(count) is int and count >= 0)

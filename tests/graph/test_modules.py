@@ -1,6 +1,6 @@
 """Which module calls an entry went into and came out of."""
 
-from torchlens._graph.build import _by_entry
+from torchlens._graph.modules import calls_by_entry
 
 
 class Counted(int):
@@ -17,8 +17,8 @@ class Counted(int):
 
 def test_a_tensor_that_every_module_is_given_costs_no_comparison_of_calls():
     calls = [(Counted(call), [7, 7, 9]) for call in range(1000)]
-    found = _by_entry(calls, {7: 0})
+    found = calls_by_entry(calls, {7: 0})
     assert found == {0: list(range(1000))}
     Counted.num_comparisons = 0
-    _by_entry(calls, {7: 0})
+    calls_by_entry(calls, {7: 0})
     assert Counted.num_comparisons == 0

@@ -19,7 +19,7 @@ from tests.networks import Conditional, ConvNet, Model, Recurrent, Residual
 from tests.work import lines_run
 from torchlens._export import json_graph
 from torchlens._history import field
-from torchlens._history.field import Entries
+from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import COLUMNS
 from torchlens._history.tables import Cells, with_symbols
 
@@ -30,7 +30,7 @@ def check_agreement(history: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(field, "_ENTRIES_PER_PART", 3)
         pandas.testing.assert_frame_equal(history.to_pandas(), table)
-    listed_entries = Entries(history._log, history._log.visible)
+    listed_entries = ManyEntries(history._log, history._log.visible)
     for name, column in COLUMNS.items():
         own = with_symbols(column.of(listed_entries))
         pandas.testing.assert_series_equal(table[name], own, check_names=False)
@@ -52,7 +52,7 @@ def check_agreement(history: Any) -> None:
         "parent_layers",
         "modules_exited",
     ):
-        backwards = Entries(history._log, range(len(everything))[::-1])
+        backwards = ManyEntries(history._log, range(len(everything))[::-1])
         assert COLUMNS[name].of(backwards) == [getattr(entry, name) for entry in everything[::-1]]
     listed = set(history.layer_labels)
     assert history.layer_labels == [entry.layer_label for entry in history]

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from torchlens._history.entry_graph import boundary_addresses, located_parents
-from torchlens._history.field import Entries
+from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.portable import FUNCTIONS, text_of
@@ -80,7 +80,7 @@ def _model(history: Any) -> dict[str, Any]:
 
 def _node_parts(log: Log) -> Iterator[Columns]:
     """All nodes, some at a time: a million of them take gigabytes."""
-    for entries in Entries(log, range(len(log.graph.recorded))).in_parts():
+    for entries in ManyEntries(log, range(len(log.graph.recorded))).in_parts():
         yield without_collector(partial(_nodes, entries))
 
 
@@ -92,7 +92,7 @@ def _layer_parts(log: Log) -> Iterator[Columns]:
         )
 
 
-def _nodes(entries: Entries) -> Columns:
+def _nodes(entries: ManyEntries) -> Columns:
     dtypes = LayerEntry.tensor_dtype.of(entries)
     dtype_names = {dtype: str(dtype).removeprefix("torch.") for dtype in set(dtypes)}
     return {
@@ -128,7 +128,7 @@ def _nodes(entries: Entries) -> Columns:
     }
 
 
-def _params(entries: Entries) -> Lists:
+def _params(entries: ManyEntries) -> Lists:
     addresses, shapes = (
         LayerEntry.parent_param_addresses.of(entries),
         LayerEntry.parent_param_shapes.of(entries),
@@ -140,7 +140,7 @@ def _params(entries: Entries) -> Lists:
     return Lists(members, list(map(len, addresses)))
 
 
-def _parents(entries: Entries) -> Lists:
+def _parents(entries: ManyEntries) -> Lists:
     """Who is read, and as which argument: a position or keyword, then the way inside it. Positions
     come first.
     """

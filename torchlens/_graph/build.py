@@ -4,13 +4,23 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torchlens._graph.conditions import find_conditions
-from torchlens._graph.connections import ancestors_of, children_of, connected, descendants_of
-from torchlens._graph.edges import find_edges
-from torchlens._graph.labels import Layer, number_layers
+from torchlens._graph.edges import find_edges, order_of_rows
+from torchlens._graph.labels import Layer, number_layers, pass_numbers
 from torchlens._graph.loops import TAKING_A_PART, group_into_layers
-from torchlens._graph.modules import ModuleTree, call_chains, module_tree
-from torchlens._graph.order import order_of_rows
+from torchlens._graph.modules import (
+    ModuleTree,
+    call_chains,
+    calls_by_entry,
+    first_exits,
+    module_tree,
+)
+from torchlens._graph.paths import (
+    ancestors_of,
+    children_of,
+    connected,
+    descendants_of,
+    find_conditions,
+)
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Recording, Row, located
 
@@ -114,12 +124,6 @@ def assemble_graph(
     )
     types = [kind.layer_type for kind in kinds]
     layers, layer_of = number_layers(types, decisions.first_of_layer, len(inputs) + len(buffers))
-    pass_of = [1] * len(rows)
-    for layer in layers:
-        if len(layer.entries) > 1:
-            for number, entry in enumerate(layer.entries, start=1):
-                pass_of[entry] = number
-
     is_output_ancestor = ancestors_of(outputs, parents)
     booleans = {
         entry_of[number]: value
@@ -127,10 +131,9 @@ def assemble_graph(
         if number in entry_of
     }
     leads_on = is_output_ancestor
-    if recording.returns_data:  # what such data was taken from is no mere condition
-        leads_on = ancestors_of(
-            [*outputs, *(entry_of[n] for n in recording.reads if n in entry_of)], parents
-        )
+    if recording.returns_data:  # an entry that such data was read from is more than a condition
+        reads = [entry_of[number] for number in recording.reads if number in entry_of]
+        leads_on = ancestors_of([*outputs, *reads], parents)
     condition_entries, condition_edges = find_conditions(booleans, parents, leads_on)
     return Graph(
         recorded=recorded,
@@ -141,7 +144,7 @@ def assemble_graph(
         params=_params_of_all(rows, len(recording.params)) if params is None else params,
         layers=layers,
         layer_of=layer_of,
-        pass_of=pass_of,
+        pass_of=pass_numbers(layers, len(rows)),
         has_input_ancestor=descendants_of(inputs, parents),
         is_output_ancestor=is_output_ancestor,
         inputs=inputs,
@@ -152,9 +155,9 @@ def assemble_graph(
         condition_edges=condition_edges,
         module_tree=module_tree(recording.module_calls),
         module_chains=call_chains(recording.module_calls),
-        modules_entered=_by_entry(recording.module_entries, entry_of),
-        modules_exited=_by_entry(recording.module_exits, entry_of),
-        first_exit=_first_exits(recording.module_exits, entry_of),
+        modules_entered=calls_by_entry(recording.module_entries, entry_of),
+        modules_exited=calls_by_entry(recording.module_exits, entry_of),
+        first_exit=first_exits(recording.module_exits, entry_of),
         num_left_out=_num_left_out(recording.rows, entry_of),
         is_exact=decisions.is_exact,
     )
@@ -169,13 +172,13 @@ def _num_left_out(rows: Sequence[Row], entry_of: dict[int, int]) -> int:
 
 
 def _choose_entries(recording: Recording, parents: Sequence[Sequence[int]]) -> list[int]:
-    """Inputs first, then the buffers that are read, in the order they are, then operations, then
+    """Inputs first, then the buffers in the order in which they are read, then operations, then
     outputs.
 
-    Where no tensor goes in, or none comes out (text, an action), nobody can say which operations
-    have to do with that side: all stay. Where a model returns numbers or text beside tensors, what
-    it took such values from is as good as an output. What comes from another process, or goes to
-    one, counts as going in and coming out.
+    If no tensor goes in, or none comes out (text, an action), it is unknown which operations belong
+    to that side, and all stay. If a model returns numbers or text beside tensors, the entries that
+    it read them from count as outputs. Tensors received from another process count as inputs, and
+    those sent to one as outputs.
     """
     inputs = list(dict.fromkeys(number for _, number in recording.inputs))
     outputs = [number for _, number in recording.outputs]
@@ -213,18 +216,16 @@ def _group(
 ) -> list[int]:
     """The first entry of each operation's layer."""
     start = operations.start
-    keys = [key_of(recording, rows[entry], params[entry]) for entry in operations]
+    keys: list[Hashable] = []
+    steps: list[Hashable] = []
+    for entry in operations:
+        key = key_of(recording, rows[entry], params[entry])
+        is_part = rows[entry].operation.layer_type in TAKING_A_PART and not params[entry]
+        keys.append(key)
+        steps.append((*key[:2], *key[4:]) if is_part else key)
     kinds = [(rows[entry].operation.name, rows[entry].output_index) for entry in operations]
     shifted = [[parent - start for parent in reads[entry]] for entry in operations]
     has_params = [bool(params[entry]) for entry in operations]
-    takes_a_part = [
-        rows[entry].operation.layer_type in TAKING_A_PART and not params[entry]
-        for entry in operations
-    ]
-    steps: list[Hashable] = [
-        (*key[:2], *key[4:]) if is_part else key
-        for key, is_part in zip(keys, takes_a_part, strict=True)
-    ]
     numbered = group_into_layers(
         _numbered(keys), has_params, _numbered(kinds), shifted, _numbered(steps)
     )
@@ -232,9 +233,7 @@ def _group(
 
 
 def _numbered(keys: Iterable[Hashable]) -> list[int]:
-    """A number for each key, the same for the same: numbers are compared and looked up in no time,
-    and take no memory.
-    """
+    """A number for each key, the same for equal keys: numbers are fast to compare and look up."""
     numbers: dict[Hashable, int] = {}
     return [numbers.setdefault(key, len(numbers)) for key in keys]
 
@@ -263,30 +262,3 @@ def _hashable(arguments: Any) -> Hashable:
     except TypeError:  # slices and lists
         return repr(arguments)
     return arguments
-
-
-def _by_entry(
-    calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]
-) -> dict[int, list[int]]:
-    """For each entry, the module calls it is listed with."""
-    found: dict[int, list[int]] = {}
-    for call, numbers in calls:
-        for number in (
-            numbers if len(numbers) < 2 else dict.fromkeys(numbers)
-        ):  # each call is here once
-            entry = entry_of.get(number)
-            if entry is not None:
-                found.setdefault(entry, []).append(call)
-    return found
-
-
-def _first_exits(
-    calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]
-) -> dict[int, int]:
-    """For each module call, the first of the entries it returned."""
-    found = {}
-    for call, numbers in calls:
-        entries = [entry_of[number] for number in numbers if number in entry_of]
-        if entries:
-            found[call] = entries[0]
-    return found

@@ -8,9 +8,15 @@ from typing import Any
 import torch
 
 from torchlens._graph.build import Graph
-from torchlens._graph.flops.call import VARYING, Call, Location, Shape
-from torchlens._graph.flops.registered import may_be_registered, registered_flops
-from torchlens._graph.flops.registry import Counting, backward_flops, counting_of, forward_flops
+from torchlens._graph.flops.registry import (
+    Counting,
+    backward_flops,
+    counting_of,
+    forward_flops,
+    may_be_registered,
+    registered_flops,
+)
+from torchlens._graph.flops.shaped_call import VARYING, Location, Shape, ShapedCall
 from torchlens._recording.operation_kinds import MAY_RETURN_ARGUMENT
 from torchlens._recording.operations import BUFFER, INPUT, Operation
 from torchlens._recording.recording import Recording, Row, located
@@ -57,17 +63,15 @@ def _same_cost(recording: Recording, row: Row) -> Hashable | None:
     references, rows = row.references, recording.rows
     if row.kwargs or type(references) is not tuple:
         return None
+    given = [number for number in references if number is not None and number >= 0]
+    if any(recording.storages[number] < 0 for number in given):
+        return None
     shapes = [
         number if number is None or number < 0 else rows[number].shape for number in references
     ]
-    # Symbolic sizes are in tuples of another type; they are equal to the numbers that they stand
-    # for.
-    if not _PLAIN_SHAPES.issuperset(map(type, shapes)) or type(row.shape) is not torch.Size:
+    # Symbolic sizes are in tuples of another type, and equal to the numbers of their example.
+    if not _PLAIN_SHAPES.issuperset(map(type, (row.shape, *shapes))):
         return None
-    storages = recording.storages
-    for number in references:
-        if number is not None and number >= 0 and storages[number] < 0:
-            return None
     return row.operation, row.output_index, row.args, row.shape, *shapes
 
 
@@ -213,7 +217,7 @@ def _ends_custom_function(row: Row) -> bool:
     return row.gradfunc is not None and row.gradfunc.endswith("Backward")
 
 
-def _call_of(recording: Recording, row: Row) -> Call:
+def _call_of(recording: Recording, row: Row) -> ShapedCall:
     shapes: dict[Location, Shape] = {}
     for location, number in located(row.references):
         if number >= 0:
@@ -223,7 +227,7 @@ def _call_of(recording: Recording, row: Row) -> Call:
             shapes[location] = tuple(recording.rows[number].shape) if is_plain else VARYING
         elif -1 - number < len(recording.params):
             shapes[location] = tuple(recording.params[-1 - number].shape)
-    return Call(shapes, tuple(row.shape), row.args, row.kwargs)
+    return ShapedCall(shapes, tuple(row.shape), row.args, row.kwargs)
 
 
 def _is_trained_elsewhere(recording: Recording, number: int) -> bool:
@@ -242,16 +246,8 @@ def _wants_grad(recording: Recording, number: int, repeated: Collection[int] = (
     is then.
     """
     if number in repeated:
-        pending, seen = [number], {number}
-        while pending:
-            for _, source in located(recording.rows[pending.pop()].references):
-                if source not in seen:
-                    seen.add(source)
-                    if source in repeated:
-                        pending.append(source)
-                    elif _wants_grad(recording, source):
-                        return True
-        return False
+        sources = _sources_of_repeated(recording, number, repeated)
+        return any(_wants_grad(recording, source) for source in sources)
     while number >= 0:
         row = recording.rows[number]
         if row.gradfunc is not None or number in recording.leaves:
@@ -263,3 +259,18 @@ def _wants_grad(recording: Recording, number: int, repeated: Collection[int] = (
             return False
         number = given[0][1]
     return -1 - number < len(recording.params) and recording.is_trained(-1 - number)
+
+
+def _sources_of_repeated(
+    recording: Recording, number: int, repeated: Collection[int]
+) -> Iterator[int]:
+    """What the repeated calls that lead to this one read, other than each other."""
+    pending, seen = [number], {number}
+    while pending:
+        for _, source in located(recording.rows[pending.pop()].references):
+            if source not in seen:
+                seen.add(source)
+                if source in repeated:
+                    pending.append(source)
+                else:
+                    yield source

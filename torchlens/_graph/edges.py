@@ -7,11 +7,15 @@ from what it looks at, and no more.
 """
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from torchlens._graph.last_writers import Answer, Question, last_writers
+from torchlens._graph.paths import children_of
 from torchlens._recording.operations import BUFFER
-from torchlens._recording.recording import Recording, Write, located
+from torchlens._recording.recording import Recording, Row, Write, in_program_order, located
+from torchlens._recording.regions import Region
 
 
 class Edges(NamedTuple):
@@ -30,31 +34,19 @@ class Edges(NamedTuple):
 
 def find_edges(recording: Recording) -> Edges:
     """Finds whom each entry reads. A recording without writes says so itself."""
-    parents: list[tuple[int, ...]] = []
+    parents = [_entries_given(row) for row in recording.rows]
     located_reads: dict[int, list[tuple[Any, int]]] = {}
     if not recording.writes:
-        for row in recording.rows:
-            references = row.references
-            found = references.values() if isinstance(references, dict) else references
-            parents.append(tuple([entry for entry in found if entry is not None and entry >= 0]))
         return Edges(parents, located_reads)
     memory = _WrittenMemory(recording)
     unanswered: list[tuple[int, list[tuple[Any, _Read]]]] = []
     for entry, row in enumerate(recording.rows):
         given = located(row.references)
-        parents.append(tuple([argument for _, argument in given if argument >= 0]))
         if memory.may_differ(given):
-            # All results of one call were read for before the first of them was there.
+            # A call reads before it makes the first of its results.
             time = entry - (row.output_index or 0)
-            unanswered.append(
-                (
-                    entry,
-                    [
-                        (location, memory.read(argument, time, entry))
-                        for location, argument in given
-                    ],
-                )
-            )
+            reads = [(location, memory.read(own, time, entry)) for location, own in given]
+            unanswered.append((entry, reads))
     memory.answer()
     for entry, reads in unanswered:
         read = [(location, source) for location, own in reads for source in memory.sources(own)]
@@ -63,6 +55,12 @@ def find_edges(recording: Recording) -> Edges:
             parents[entry] = sources
             located_reads[entry] = read
     return Edges(parents, located_reads, memory.is_exact)
+
+
+def _entries_given(row: Row) -> tuple[int, ...]:
+    references = row.references
+    found = references.values() if isinstance(references, dict) else references
+    return tuple([entry for entry in found if entry is not None and entry >= 0])
 
 
 class _Read(NamedTuple):
@@ -74,7 +72,7 @@ class _Read(NamedTuple):
     is_view: bool
     writers: (
         Answer | tuple[int, Question] | None
-    )  # a question with the storage that it is about; None for nobody
+    )  # a question with the storage that it is about; None if nothing was written
 
 
 class _WrittenMemory:
@@ -108,17 +106,11 @@ class _WrittenMemory:
         writes = self._writes.get(storage, ())
         num_before = bisect_left(self._times[storage], time) if writes else 0
         # A buffer was there before the first operation, whenever it was met.
-        since = (
-            -1 if argument >= 0 and self._recording.rows[argument].operation is BUFFER else argument
-        )
-        if not num_before or writes[num_before - 1].entry <= since:
-            return _Read(own, True, None)
-        # An entry that was never looked at while its memory was written was not written.
-        regions = self._recording.regions
-        region = regions.get(argument)
-        if region is not None and self._is_view(reader, storage):
-            region = regions.get(reader, region)
-        if region is None or not region.num_elements:
+        is_buffer = argument >= 0 and self._recording.rows[argument].operation is BUFFER
+        since = -1 if is_buffer else argument
+        region = self._region_read(argument, reader, storage)
+        is_written = num_before > 0 and writes[num_before - 1].entry > since
+        if not is_written or region is None or not region.num_elements:
             return _Read(own, True, None)
         is_view = argument >= 0 and self._is_view(argument, storage)
         last = writes[num_before - 1]
@@ -127,6 +119,16 @@ class _WrittenMemory:
         question = Question(region, since, time)
         self._questions.setdefault(storage, {})[question] = None
         return _Read(own, is_view, (storage, question))
+
+    def _region_read(self, argument: int, reader: int, storage: int) -> Region | None:
+        """The part of an argument that is read: all, or what a view of it shows. None if it was
+        never seen while its memory was written.
+        """
+        regions = self._recording.regions
+        region = regions.get(argument)
+        if region is not None and self._is_view(reader, storage):
+            return regions.get(reader, region)
+        return region
 
     def answer(self) -> None:
         """Answers what `read` has asked."""
@@ -161,3 +163,30 @@ class _WrittenMemory:
             storage == self._storage_of(parent)
             for _, parent in located(self._recording.rows[entry].references)
         )
+
+
+# -- the order of the log
+# --------------------------------------------------------------------------------------------------
+
+
+def order_of_rows(recording: Recording, parents: Sequence[Sequence[int]]) -> list[int]:
+    """The rows in an order that is the same in every run: as if each thread had run to its end
+    where it began, except that what a row reads comes before it.
+    """
+    order = in_program_order(recording.branches, len(parents))
+    if not recording.branches:
+        return order
+    place_of = {number: place for place, number in enumerate(order)}
+    children = children_of(parents)
+    num_awaited = [len(own) for own in parents]
+    ready = [place_of[number] for number, count in enumerate(num_awaited) if not count]
+    heapify(ready)
+    found = []
+    while ready:
+        number = order[heappop(ready)]
+        found.append(number)
+        for child in children[number]:
+            num_awaited[child] -= 1
+            if not num_awaited[child]:
+                heappush(ready, place_of[child])
+    return found

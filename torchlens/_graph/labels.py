@@ -50,3 +50,13 @@ def number_layers(
             Layer(kind, type_counts[kind], total if first >= num_before else 0, tuple(entries))
         )
     return layers, layer_of
+
+
+def pass_numbers(layers: Sequence[Layer], num_entries: int) -> list[int]:
+    """For each entry, which pass of its layer it is, from 1."""
+    found = [1] * num_entries
+    for layer in layers:
+        if len(layer.entries) > 1:
+            for number, entry in enumerate(layer.entries, start=1):
+                found[entry] = number
+    return found

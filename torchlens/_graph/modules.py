@@ -40,3 +40,26 @@ def call_chains(calls: Sequence[ModuleCall]) -> list[tuple[int, ...]]:
     for number, call in enumerate(calls[1:], start=1):
         chains.append((*chains[call.parent], number))
     return chains
+
+
+def calls_by_entry(
+    calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]
+) -> dict[int, list[int]]:
+    """For each entry, the module calls it is listed with."""
+    found: dict[int, list[int]] = {}
+    for call, numbers in calls:
+        for number in dict.fromkeys(numbers):
+            entry = entry_of.get(number)
+            if entry is not None:
+                found.setdefault(entry, []).append(call)
+    return found
+
+
+def first_exits(calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]) -> dict[int, int]:
+    """For each module call, the first of the entries it returned."""
+    found = {}
+    for call, numbers in calls:
+        entries = [entry_of[number] for number in numbers if number in entry_of]
+        if entries:
+            found[call] = entries[0]
+    return found

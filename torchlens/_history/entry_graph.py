@@ -4,13 +4,13 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
-from torchlens._history.field import Entries, EntryFields, field
+from torchlens._history.field import EntryFields, ManyEntries, field
 from torchlens._history.log import picked
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import located
 
 if TYPE_CHECKING:
-    from torchlens._graph.distances import Distances
+    from torchlens._graph.paths import Distances
 
 _BOUNDARIES = (INPUT, OUTPUT, BUFFER)
 
@@ -230,7 +230,7 @@ class EntryGraph(EntryFields):
         return self._labels(child for child in children if child in branch)
 
 
-def located_parents(entries: EntryFields | Entries) -> list[list[tuple[Any, int]]]:
+def located_parents(entries: EntryFields | ManyEntries) -> list[list[tuple[Any, int]]]:
     """The entries that each entry reads, with the argument that each of them is."""
     log = entries._log
     recorded = picked(log.graph.recorded, entries._numbers)
@@ -252,7 +252,7 @@ def located_parents(entries: EntryFields | Entries) -> list[list[tuple[Any, int]
     return found
 
 
-def boundary_addresses(entries: EntryFields | Entries) -> list[str | None]:
+def boundary_addresses(entries: EntryFields | ManyEntries) -> list[str | None]:
     """The address of each input, output and buffer; None for all others."""
     addresses = entries._log.boundary_addresses
     return [addresses[entry][0] if entry in addresses else None for entry in entries._numbers]

@@ -10,7 +10,7 @@
 table of a million entries calls each method a few hundred times instead of a million. The attribute
 of the entry, the column of the table, the JSON and docs/fields.md all come from this one place.
 
-In such a method, `self` is one entry (`EntryFields`) or many (`Entries`). Both have `_log`,
+In such a method, `self` is one entry (`EntryFields`) or many (`ManyEntries`). Both have `_log`,
 `_numbers` (of the entries in the log) and `_rows` (what was recorded of them, by field). What all
 entries share is looked up before the loop, and what many of them share is computed once: half a
 microsecond per value is half a minute per table. Lists and dicts are new for every entry, because
@@ -45,7 +45,7 @@ _Value = TypeVar("_Value")
 _ENTRIES_PER_PART = 4_000
 
 
-class Entries:
+class ManyEntries:
     """Many entries of a log."""
 
     def __init__(self, log: Log, numbers: Sequence[int]) -> None:
@@ -56,12 +56,12 @@ class Entries:
     def _rows(self) -> RowFields:
         return RowFields.of(self._log.rows(self._numbers))
 
-    def in_parts(self) -> "Iterator[Entries]":
+    def in_parts(self) -> "Iterator[ManyEntries]":
         """The same entries, a few thousand at a time: what one column reads is still in the cache
         for the next.
         """
         for start in range(0, len(self._numbers), _ENTRIES_PER_PART):
-            yield Entries(self._log, self._numbers[start : start + _ENTRIES_PER_PART])
+            yield ManyEntries(self._log, self._numbers[start : start + _ENTRIES_PER_PART])
 
 
 class EntryFields:
@@ -114,7 +114,7 @@ class field(property, Generic[_Value]):  # noqa: N801 (a decorator, like propert
         self.__doc__ = compute.__doc__
         self._compute = compute
 
-    def of(self, entries: Entries | EntryFields) -> list[_Value]:
+    def of(self, entries: ManyEntries | EntryFields) -> list[_Value]:
         """The values of these entries, in their order."""
         return self._compute(entries)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from itertools import compress
 from typing import TypeVar
 
-from torchlens._history.field import Entries, field
+from torchlens._history.field import ManyEntries, field
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
@@ -29,7 +29,7 @@ class HistoryFields:
 
     def _column(self, column: field[_Value]) -> list[_Value]:
         """The values of all entries, whether listed or not."""
-        return column.of(Entries(self._log, self._everything))
+        return column.of(ManyEntries(self._log, self._everything))
 
     def _labels_where(self, fact: field[bool]) -> list[str]:
         return self._labels(compress(self._everything, self._column(fact)))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         reached_by_gradients,
         repeated_in_backward,
     )
-    from torchlens._graph.distances import Distances, distances_from_inputs, distances_to_outputs
+    from torchlens._graph.paths import Distances, distances_from_inputs, distances_to_outputs
     from torchlens._history.pickling import (
         Format,
         copied_deeply,
@@ -46,7 +46,7 @@ else:
         "repeated_in_backward",
     )
     distances_from_inputs, distances_to_outputs = lazy_functions(
-        "torchlens._graph.distances", "distances_from_inputs", "distances_to_outputs"
+        "torchlens._graph.paths", "distances_from_inputs", "distances_to_outputs"
     )
     Format, copied_deeply, packed, portable_options, unpacked = lazy_functions(
         "torchlens._history.pickling",

@@ -9,12 +9,19 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge
 
-from torchlens._capture.gradients.backward_hooks import BackwardWatch, NodeInfo, NodeRun, node_of
-from torchlens._capture.gradients.entry_gradients import Gradients, TellingWatch
-from torchlens._history.autograd_nodes import gradients_of_saved
+from torchlens._capture.gradients.backward_hooks import (
+    BackwardWatch,
+    NodeInfo,
+    NodeRun,
+    node_of,
+    sequence_of,
+)
+from torchlens._capture.gradients.entry_gradients import GradientHooks, Gradients, TellingWatch
 from torchlens._history.log import Log
 from torchlens._recording.collector import pause_collector, resume_collector
-from torchlens._recording.recording import Recording
+from torchlens._recording.operations import BUFFER, INPUT
+from torchlens._recording.recording import Recording, Row
+from torchlens._recording.view_tree import ViewTree
 from torchlens._text.wording import got
 
 
@@ -127,8 +134,7 @@ class _HiddenPasses:
         """Such a function may be in the graph."""
         if self._watch is None:
             self._watch = TellingWatch(before=self._collect)
-            with torch.enable_grad():
-                self._nodes = [p.view_as(p).grad_fn.next_functions[0][0] for p in self._params]  # type: ignore[union-attr]
+            self._nodes = list(map(accumulating_node, self._params))
             for node in self._nodes:
                 self._watch.watch_node(node)
 
@@ -221,3 +227,112 @@ def _watch_outside(
             is_inside = True
         pending.extend([below for below, _ in node.next_functions])
     return is_inside
+
+
+# -- finding the nodes of an ordinary log
+# --------------------------------------------------------------------------------------------------
+#
+# A saved value is the tensor that an entry made, or a copy taken while it still was: either leads
+# to the node. Where memory was written in place and seen through several views, it may lead to
+# another node; such entries are left out.
+
+
+def gradients_of_saved(recording: Recording) -> Gradients:
+    """Gradients of every entry whose node can be found; they are paused."""
+    hooks = GradientHooks()
+    hooks.gradients.watch.is_paused = True
+    for number, parameter in enumerate(recording.params):
+        hooks.watch_source(-1 - number, parameter)
+    for number, stand_in in recording.param_stand_ins:
+        hooks.watch_source(-1 - number, stand_in)
+    if recording.writes:
+        _add_views(recording, hooks.views)
+    _watch_entries(recording, hooks)
+    return hooks.gradients
+
+
+def _watch_entries(recording: Recording, hooks: GradientHooks) -> None:
+    slices = {part.entry: part for part in recording.slices}
+    owners, found = hooks.gradients.owners, set[int]()
+    has_gap = False  # whether an entry between the last one that was found and this one was not
+    for number, row in enumerate(recording.rows):
+        if number in recording.hidden_writes and row.output_index is not None:
+            hooks.note_written_together(number, _references(row))
+        part = slices.get(number)
+        place = _place_of(recording, number, row) if part is None else (part.node, 0)
+        if place is None:
+            if row.gradfunc is not None:
+                has_gap = True
+                if hooks.views.is_view(number):
+                    hooks.views.note_lost(number)
+            continue
+        found.add(number)
+        node, output = place
+        if row.operation in (INPUT, BUFFER):
+            hooks.watch_end(number, node, output)
+            continue
+        num_owned = len(owners)
+        if part is None:
+            hooks.watch_at(number, node, output)
+        else:
+            hooks.watch_write(part if part.before in found else part._replace(before=None))
+        if has_gap and len(owners) > num_owned + 1:
+            hooks.gradients.uncertain.add(number)
+        has_gap = False
+        if not recording.branches:  # each thread numbers its own nodes
+            hooks.owning_from = max(hooks.owning_from, sequence_of(node) + 1)
+
+
+def _place_of(recording: Recording, number: int, row: Row) -> tuple[Any, int] | None:
+    """The node that made a saved value, and which of its outputs it is."""
+    value = recording.values[number]
+    if number in recording.hidden_writes or not isinstance(value, torch.Tensor):
+        return None
+    if not value.requires_grad:
+        return None
+    node, output = node_of(value), value.output_nr
+    if node is None:
+        node, output = accumulating_node(value), 0
+    elif number in recording.copies:
+        node, output = node.next_functions[0]
+    if node is None or (sequence_of(node) >= 0 and type(node).__name__ != row.gradfunc):
+        return None
+    return node, output
+
+
+def accumulating_node(leaf: torch.Tensor) -> Any:
+    """The node that accumulates the gradient of a leaf; autograd shows it only to a reader."""
+    with torch.enable_grad():
+        return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+def _add_views(recording: Recording, views: ViewTree) -> None:
+    """Adds the entries that are views, and their reads that cannot be watched.
+
+    autograd gives a view another node when it is read after its memory was written, and that node
+    cannot be found.
+    """
+    for write in recording.writes:
+        views.note_write(write.entry, write.storage, write.region)
+    writers = {(write.entry, write.storage) for write in recording.writes}
+    # The first entry on each storage; -1 for storages that were there before.
+    first_on: dict[int, int] = dict.fromkeys(recording.outside_storages, -1)
+    unknown = [part.entry for part in recording.slices if not part.is_base_known]
+    first_on.update({recording.storages[entry]: -1 for entry in unknown})
+    for number, row in enumerate(recording.rows):
+        storage, region = recording.storages[number], recording.regions.get(number)
+        is_first = first_on.setdefault(storage, number) == number
+        is_writer = (number, storage) in writers
+        for read in _references(row):
+            # A write through the view itself is collected at its base.
+            is_collected = is_writer and recording.storages[read] == storage
+            if not is_collected and views.is_view(read) and views.is_written_between(read, number):
+                views.note_missed_read(read, number)
+        if region is not None and not is_first and not is_writer:
+            parents = (read for read in _references(row) if recording.storages[read] == storage)
+            views.add(number, next(parents, None), storage, region)
+
+
+def _references(row: Row) -> list[int]:
+    references = row.references.values() if isinstance(row.references, dict) else row.references
+    return [number for number in references if number is not None and number >= 0]

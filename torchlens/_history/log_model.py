@@ -38,11 +38,10 @@ from torchlens._text.lazy_import import lazy_function
 from torchlens.errors import DifferentGraphError
 
 if TYPE_CHECKING:
-    from torchlens._graph.edges import find_edges
-    from torchlens._graph.order import order_of_rows
+    from torchlens._graph.edges import find_edges, order_of_rows
 else:
     find_edges = lazy_function("torchlens._graph.edges", "find_edges")
-    order_of_rows = lazy_function("torchlens._graph.order", "order_of_rows")
+    order_of_rows = lazy_function("torchlens._graph.edges", "order_of_rows")
 
 
 def log_model(

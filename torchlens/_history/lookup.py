@@ -44,39 +44,29 @@ class Lookup:
         return without_collector(self._table)
 
     def _table(self) -> dict[str, list[int]]:
-        """Every key, and the entries that it means."""
-        log, table = self._log, dict[str, list[int]]()
-        visible = set(log.visible)
-        for layer in log.graph.layers:
-            passes = [
-                (number, entry)
-                for number, entry in enumerate(layer.entries, start=1)
-                if entry in visible
-            ]
-            for label in (layer.label, layer.label_short) if passes else ():
-                known = table.setdefault(label, [])
-                known += [entry for _, entry in passes if entry not in known[-1:]]
-                for number, entry in passes:
-                    found = table.setdefault(f"{label}:{number}", [entry])
-                    if found[-1] != entry:  # it is the label of another layer as well
-                        found.append(entry)
-        labels = set(table)
-        others = [
-            (key, entry)
-            for call, entry in log.graph.first_exit.items()
-            for key in (log.recording.module_calls[call].address, log.module_pass(call))
-            if key not in labels  # a label wins over a module that is called like one
-        ]
-        others += [
-            (address, entry)
-            for entry, addresses in log.boundary_addresses.items()
-            for address in addresses
-        ]
-        for key, entry in others:
-            found = table.setdefault(key, []) if entry in visible else [entry]
-            if entry not in found[-1:]:
+        """Every key, and the listed entries that it means."""
+        table: dict[str, list[int]] = {}
+        visible = set(self._log.visible)
+
+        def add(key: str, entry: int) -> None:
+            found = table.setdefault(key, [])
+            if entry in visible and entry not in found[-1:]:
                 found.append(entry)
-        return table
+
+        for layer in self._log.graph.layers:
+            for label in (layer.label, layer.label_short):
+                for number, entry in enumerate(layer.entries, start=1):
+                    add(label, entry)
+                    add(f"{label}:{number}", entry)
+        labels = {key for key, entries in table.items() if entries}
+        for call, entry in self._log.graph.first_exit.items():
+            for key in (self._log.module_call_addresses[call], self._log.module_pass(call)):
+                if key not in labels:  # a label wins over a module of the same name
+                    add(key, entry)
+        for entry, addresses in self._log.boundary_addresses.items():
+            for address in addresses:
+                add(address, entry)
+        return {key: entries for key, entries in table.items() if entries}
 
     @cached_property
     def _layers(self) -> dict[str, int]:
@@ -94,20 +84,22 @@ class Lookup:
         return found
 
     def _labelled(self, key: str) -> int | None:
-        """The entry with this label, if that is all that the key can mean."""
-        label, colon, pass_num = key.rpartition(":") if ":" in key else (key, "", "1")
+        """The entry with this label, if the key can mean nothing else."""
+        label, colon, pass_text = key.rpartition(":")
+        if not colon:
+            label, pass_text = key, "1"
         layer = self._layers.get(label)
-        if layer is None or not (
-            pass_num.isdecimal() and pass_num.isascii() and len(pass_num) < 10
-        ):
+        if layer is None:
             return None
-        number, entries = int(pass_num), self._log.graph.layers[layer].entries
-        is_one = (
-            0 < number <= len(entries)
-            and str(number) == pass_num
-            and (bool(colon) or len(entries) == 1)
-        )
-        return entries[number - 1] if is_one and entries[number - 1] in self._log.visible else None
+        entries = self._log.graph.layers[layer].entries
+        if not colon and len(entries) > 1:
+            return None
+        digits = pass_text[:9]
+        number = int(digits) if digits.isdecimal() else 0
+        if str(number) != pass_text or not 0 < number <= len(entries):
+            return None
+        entry = entries[number - 1]
+        return entry if entry in self._log.visible else None
 
     def one(self, key: int | str) -> int:
         """The entry that `key` means."""
@@ -123,23 +115,21 @@ class Lookup:
         labelled = self._labelled(key)
         if labelled is not None:
             return labelled
-        found = self._entries.get(key)
-        if found is None:
-            found = self._labels_with(key)
-        if len(found) == 1:
-            return found[0]
+        found = self._entries.get(key) or self._labels_with(key)
+        if len(found) != 1:
+            raise KeyError(self._not_one(key, found))
+        return found[0]
+
+    def _not_one(self, key: str, found: list[int]) -> str:
+        """What to say of a key that means no entry, or several."""
         if not found:
-            raise KeyError(f"No layer {key!r}. {self._closest(key)}")
-        labels = [self._log.label(entry) for entry in found]
-        layers = {self._log.graph.layer_of[entry] for entry in found}
-        if key in self._entries and (
-            len(layers) == 1 or key in self._log.graph.module_tree.num_passes
-        ):
-            names = [name for name in self._passes_of(key) if name in self._entries]
-            raise KeyError(
-                f"{key!r} has {len(found)} passes; say which: {_listed(names or labels)}."
-            )
-        raise KeyError(f"{key!r} is part of {len(found)} labels; say which: {_listed(labels)}.")
+            return f"No layer {key!r}. {self._closest(key)}"
+        labels = list(map(self._log.label, found))
+        is_one_layer = len({self._log.graph.layer_of[entry] for entry in found}) == 1
+        if key in self._entries and (is_one_layer or key in self._log.graph.module_tree.num_passes):
+            passes = [name for name in self._entries if name.startswith(f"{key}:")]
+            return f"{key!r} has {len(found)} passes; say which: {_listed(passes or labels)}."
+        return f"{key!r} is part of {len(found)} labels; say which: {_listed(labels)}."
 
     def many(self, key: int | str) -> list[int]:
         """All entries that `key` means: every pass of a bare name, every key it is a substring
@@ -169,30 +159,19 @@ class Lookup:
 
     def _labels_with(self, part: str) -> list[int]:
         """Entries with `part` in their label."""
-        return (
-            [entry for entry in self._log.visible if part in self._log.label_w_pass(entry)]
-            if part
-            else []
-        )
-
-    def _passes_of(self, key: str) -> list[str]:
-        return [name for name in self._entries if name.startswith(f"{key}:")]
+        if not part:
+            return []
+        return [entry for entry in self._log.visible if part in self._log.label_w_pass(entry)]
 
     def _closest(self, key: str) -> str:
-        names = list(
-            dict.fromkeys(
-                [*(self._log.label(entry) for entry in self._log.visible), *self._entries]
-            )
-        )
+        names = list(dict.fromkeys([*self._log.labels(self._log.visible), *self._entries]))
         holding = [name for name in names if key.lower() in name.lower()]
         close = holding or difflib.get_close_matches(key, names, n=5, cutoff=0.4)
         if close:
             return f"Closest: {_listed(close[:5])}."
-        return (
-            f"There are {len(self._log.visible)} layers, from {names[0]!r} on."
-            if names
-            else "The log is empty."
-        )
+        if not names:
+            return "The log is empty."
+        return f"There are {len(self._log.visible)} layers, from {names[0]!r} on."
 
 
 def _listed(names: Iterable[str]) -> str:

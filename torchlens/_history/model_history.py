@@ -15,7 +15,7 @@ import torch
 
 from torchlens._capture.options import CaptureOptions
 from torchlens._history.backward import BackwardPass, backward_passes, parameter_gradients
-from torchlens._history.field import ClassicAccess, Entries
+from torchlens._history.field import ClassicAccess, ManyEntries
 from torchlens._history.history_fields import HistoryFields
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
@@ -115,7 +115,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
         """A table with one row per entry and one column per field that is not a tensor."""
         from torchlens._history.tables import entries_to_pandas
 
-        return entries_to_pandas(Entries(self._log, self._log.visible))
+        return entries_to_pandas(ManyEntries(self._log, self._log.visible))
 
     def summary(
         self,

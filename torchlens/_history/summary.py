@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchlens._history.field import Entries
+from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.tables import with_symbols
@@ -185,7 +185,7 @@ def _costs(log: Log, *left_out: Operation) -> Iterator[_Cost]:
         LayerEntry.iterable_output_index, LayerEntry.func_time_elapsed,
         LayerEntry.backward_time_elapsed,
     )  # fmt: skip
-    return map(_Cost, entries, *(field.of(Entries(log, entries)) for field in fields))
+    return map(_Cost, entries, *(field.of(ManyEntries(log, entries)) for field in fields))
 
 
 def _layer_rows(log: Log) -> list[SummaryRow]:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from torchlens._history.field import Entries
+from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import COLUMNS
 from torchlens._recording.collector import without_collector
 from torchlens._recording.symbolic import SymbolicInt
@@ -26,7 +26,7 @@ _DTYPES: dict[type, Any] = {
 _NUMBERS = (int, float)
 
 
-def entries_to_pandas(entries: Entries) -> "pandas.DataFrame":
+def entries_to_pandas(entries: ManyEntries) -> "pandas.DataFrame":
     """One row per entry, one column per field that is declared with `@field`."""
     import pandas  # slow to import, so imported only for a table
 

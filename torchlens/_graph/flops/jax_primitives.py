@@ -5,11 +5,11 @@ at its product.
 from collections.abc import Iterator
 from math import prod
 
-from torchlens._graph.flops.call import Call, Formula, Product, matrix_product
 from torchlens._graph.flops.linalg import transform_flops
+from torchlens._graph.flops.shaped_call import Formula, Product, ShapedCall, matrix_product
 
 
-def _dot_general(call: Call) -> Iterator[Product]:
+def _dot_general(call: ShapedCall) -> Iterator[Product]:
     """A product of two arrays, summed over the dimensions that `dimension_numbers` names."""
     left, right = call.has(0), call.has(1)
     (summed_left, summed_right), _ = call.value(2, "dimension_numbers")
@@ -19,13 +19,13 @@ def _dot_general(call: Call) -> Iterator[Product]:
     )
 
 
-def _ragged_dot(call: Call) -> Iterator[Product]:
+def _ragged_dot(call: ShapedCall) -> Iterator[Product]:
     """Each row meets the matrix of its own group."""
     rows, matrices = call.shapes[0], call.shapes[1]
     yield matrix_product((*rows[:-1], matrices[-1]), rows[-1], (0,), (1,))
 
 
-def _convolution(call: Call) -> Iterator[Product]:
+def _convolution(call: ShapedCall) -> Iterator[Product]:
     """Padding is computed with; the zeros between the numbers of a transposed convolution's input
     are not.
     """
@@ -40,7 +40,7 @@ def _convolution(call: Call) -> Iterator[Product]:
         yield matrix_product(call.output, channels_in * of_kernel, (0,), (1,))
 
 
-def _fourier(call: Call) -> Iterator[Product]:
+def _fourier(call: ShapedCall) -> Iterator[Product]:
     lengths = call.value(1, "fft_lengths")
     kind = call.value(1, "fft_type")
     kind = getattr(kind, "name", None) or str(kind)  # of a file, it is text

@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import log2, prod
 from typing import Any
 
-from torchlens._graph.flops.call import Call, Formula, Operand, Product, Shape, named
+from torchlens._graph.flops.shaped_call import Formula, Operand, Product, Shape, ShapedCall, named
 
 _MATRIX = ("A", "input", "self", "LU", "B")
 
@@ -20,7 +20,7 @@ def _matrix(count: Callable[[int, int], Any]) -> Formula:
     last.
     """
 
-    def formula(call: Call) -> Iterator[Product]:
+    def formula(call: ShapedCall) -> Iterator[Product]:
         location = call.locate(0, *_MATRIX)
         *batch, rows, columns = call.shapes[location]
         yield Product(
@@ -35,7 +35,7 @@ def _system(factor: Callable[[int], Any], per_column: int, matrix: int = 0) -> F
     first two.
     """
 
-    def formula(call: Call) -> Iterator[Product]:
+    def formula(call: ShapedCall) -> Iterator[Product]:
         left = call.locate(matrix, *_MATRIX)
         right: Operand = ()
         if call.has(1 - matrix, "B", "b", "other", "input2"):
@@ -49,12 +49,12 @@ def _system(factor: Callable[[int], Any], per_column: int, matrix: int = 0) -> F
     return formula
 
 
-def _triangular(call: Call) -> Iterable[Product]:
+def _triangular(call: ShapedCall) -> Iterable[Product]:
     """torch's function takes the matrix second, JAX's primitive first."""
     return _system(lambda n: 0, 1, matrix=0 if "left_side" in (call.kwargs or {}) else 1)(call)
 
 
-def _least_squares(call: Call) -> Iterator[Product]:
+def _least_squares(call: ShapedCall) -> Iterator[Product]:
     left, right = call.locate(0, "input", "A", "self"), call.locate(1, "b", "B")
     *batch, rows, columns = call.shapes[left]
     sides = prod(call.shapes[right]) // max(rows, 1)
@@ -63,7 +63,7 @@ def _least_squares(call: Call) -> Iterator[Product]:
     yield Product(4 * rows * columns * sides, ((left,), (right,)))
 
 
-def _power(call: Call) -> Iterator[Product]:
+def _power(call: ShapedCall) -> Iterator[Product]:
     """By repeated squaring."""
     location = call.locate(0, "input", "A", "self")
     exponent = abs(call.value(1, "n"))
@@ -74,7 +74,7 @@ def _power(call: Call) -> Iterator[Product]:
     )
 
 
-def _matrix_norm(call: Call) -> Iterator[Product]:
+def _matrix_norm(call: ShapedCall) -> Iterator[Product]:
     """Some norms are those of the singular values; the others only add."""
     order = call.value(1, "ord", call.value(1, "p", "fro"))
     return iter(_matrix(_singular_values)(call)) if order in (2, -2, "nuc") else iter(())
@@ -107,7 +107,7 @@ def _transform(num_dims: int | None, real: str = "") -> Formula:
     of them are; `real` is the side that is real, "input", "output" or neither.
     """
 
-    def formula(call: Call) -> Iterator[Product]:
+    def formula(call: ShapedCall) -> Iterator[Product]:
         location = call.locate(0, "input", "self")
         shape = list(call.output)
         dims = _dims_of(call, num_dims)
@@ -128,7 +128,7 @@ def transform_flops(shape: Shape, num_points: int, is_real: bool) -> int:
     return int((2.5 if is_real else 5) * prod(shape) * log2(num_points)) if num_points > 1 else 0
 
 
-def _dims_of(call: Call, num_dims: int | None) -> list[int]:
+def _dims_of(call: ShapedCall, num_dims: int | None) -> list[int]:
     default = -1 if num_dims == 1 else (-2, -1) if num_dims == 2 else None
     dims = call.value(2, "dim", default)
     if dims is None:
@@ -137,7 +137,7 @@ def _dims_of(call: Call, num_dims: int | None) -> list[int]:
     return [dims] if isinstance(dims, int) else list(dims)
 
 
-def _short_time(call: Call) -> Iterator[Product]:
+def _short_time(call: ShapedCall) -> Iterator[Product]:
     """`stft`: a real transform of `n_fft` numbers for each frame."""
     location = call.locate(0, "input", "self")
     num_points = call.value(1, "n_fft")
@@ -148,7 +148,7 @@ def _short_time(call: Call) -> Iterator[Product]:
     )
 
 
-def _inverse_short_time(call: Call) -> Iterator[Product]:
+def _inverse_short_time(call: ShapedCall) -> Iterator[Product]:
     location = call.locate(0, "input", "self")
     num_points = call.value(1, "n_fft")
     *batch, _, frames = call.shapes[location]

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from torchlens._graph.flops.call import (
-    Call,
+from torchlens._graph.flops.shaped_call import (
     Formula,
     Operand,
     Product,
     Shape,
+    ShapedCall,
     matrix_product,
     named,
 )
@@ -27,7 +27,7 @@ def _product(left: Sequence[str] = _LEFT, right: Sequence[str] = _RIGHT, first: 
     The shape of one of the two is enough.
     """
 
-    def formula(call: Call) -> Iterator[Product]:
+    def formula(call: ShapedCall) -> Iterator[Product]:
         rows, columns = _given(call, first, *left), _given(call, first + 1, *right)
         summed = call.shapes[rows[0]][-1] if rows else _last_but_one(call.shapes[columns[0]])
         yield matrix_product(call.output, summed, rows, columns)
@@ -35,7 +35,7 @@ def _product(left: Sequence[str] = _LEFT, right: Sequence[str] = _RIGHT, first: 
     return formula
 
 
-def _given(call: Call, position: int, *names: str) -> Operand:
+def _given(call: ShapedCall, position: int, *names: str) -> Operand:
     """An argument as an operand; nothing where its shape was not noted."""
     return (call.locate(position, *names),) if call.has(position, *names) else ()
 
@@ -45,12 +45,12 @@ def _last_but_one(shape: Shape) -> int:
     return shape[-2] if len(shape) > 1 else shape[0]
 
 
-def _linear(call: Call) -> Iterator[Product]:
+def _linear(call: ShapedCall) -> Iterator[Product]:
     rows, weight = _given(call, 0, "input"), _given(call, 1, "weight")
     yield matrix_product(call.output, call.shapes[(rows or weight)[0]][-1], rows, weight)
 
 
-def _reversed_product(call: Call) -> Iterator[Product]:
+def _reversed_product(call: ShapedCall) -> Iterator[Product]:
     """`a.__rmatmul__(b)` is `b @ a`."""
     right = call.locate(0, "self")
     yield matrix_product(
@@ -58,14 +58,14 @@ def _reversed_product(call: Call) -> Iterator[Product]:
     )
 
 
-def _summed_batches(call: Call) -> Iterator[Product]:
+def _summed_batches(call: ShapedCall) -> Iterator[Product]:
     """`addbmm` adds up the products of all matrices of a batch."""
     left, right = call.locate(1, "batch1"), call.locate(2, "batch2")
     batch, rows, summed = call.shapes[left]
     yield matrix_product((batch, rows, call.shapes[right][-1]), summed, (left,), (right,))
 
 
-def _batched_addition(call: Call) -> Iterator[Product]:
+def _batched_addition(call: ShapedCall) -> Iterator[Product]:
     left, right = call.locate(1, "batch1"), call.locate(2, "batch2")
     yield matrix_product(call.output, call.shapes[left][-1], (left,), (right,))
 
@@ -73,14 +73,14 @@ def _batched_addition(call: Call) -> Iterator[Product]:
 def _outer(left: Sequence[str] = _LEFT, right: Sequence[str] = _RIGHT, first: int = 0) -> Formula:
     """One multiplication for each number of the result, and nothing to add."""
 
-    def formula(call: Call) -> Iterator[Product]:
+    def formula(call: ShapedCall) -> Iterator[Product]:
         rows, columns = call.locate(first, *left), call.locate(first + 1, *right)
         yield Product(prod(call.shapes[rows]) * prod(call.shapes[columns]), ((rows,), (columns,)))
 
     return formula
 
 
-def _inner(call: Call) -> Iterator[Product]:
+def _inner(call: ShapedCall) -> Iterator[Product]:
     """Both arguments are summed over their last dimension."""
     left, right = call.locate(0, *_LEFT), call.locate(1, *_RIGHT)
     yield matrix_product(
@@ -88,7 +88,7 @@ def _inner(call: Call) -> Iterator[Product]:
     )
 
 
-def _vector_products(call: Call) -> Iterator[Product]:
+def _vector_products(call: ShapedCall) -> Iterator[Product]:
     """`linalg.vecdot`: products of vectors along one dimension of two broadcast tensors."""
     left, right = call.locate(0, *_LEFT), call.locate(1, *_RIGHT)
     axis = call.value(2, "dim", -1)
@@ -97,7 +97,7 @@ def _vector_products(call: Call) -> Iterator[Product]:
     )
 
 
-def _tensordot(call: Call) -> Iterator[Product]:
+def _tensordot(call: ShapedCall) -> Iterator[Product]:
     left, right = call.locate(0, *_LEFT), call.locate(1, *_RIGHT)
     dims = call.value(2, "dims_self", call.value(2, "dims", 2))
     shape = call.shapes[left]
@@ -115,7 +115,7 @@ def _of_first(dims: Sequence[int] | Sequence[Sequence[int]]) -> Sequence[int]:
     return dims if isinstance(first, int) else first  # type: ignore[return-value]
 
 
-def _chain(call: Call) -> Iterator[Product]:
+def _chain(call: ShapedCall) -> Iterator[Product]:
     """A chain of matrices, multiplied in the cheapest order, as `linalg.multi_dot` does."""
     locations = call.inside(0, "tensors", "matrices") or sorted(call.shapes)
     shapes = [call.shapes[location] for location in locations]
@@ -158,7 +158,7 @@ def _cheapest_splits(sizes: Sequence[int]) -> dict[tuple[int, int], int]:
     return splits
 
 
-def _bilinear(call: Call) -> Iterator[Product]:
+def _bilinear(call: ShapedCall) -> Iterator[Product]:
     """The weight by one input, the result by the other."""
     first, second, weight = (
         call.locate(0, "input1"),
@@ -171,18 +171,18 @@ def _bilinear(call: Call) -> Iterator[Product]:
     yield matrix_product((num_rows, outputs), right, (first, weight), (second,))
 
 
-def _distances(call: Call) -> Iterator[Product]:
+def _distances(call: ShapedCall) -> Iterator[Product]:
     """Distances of all pairs, as the matrix product of the same shape."""
     left, right = call.locate(0, "x1", "input"), call.locate(1, "x2")
     yield matrix_product(call.output, call.shapes[left][-1], (left,), (right,))
 
 
-def _own_distances(call: Call) -> Iterator[Product]:
+def _own_distances(call: ShapedCall) -> Iterator[Product]:
     (left,) = call.shapes
     yield matrix_product(call.output, call.shapes[left][-1], (left,))
 
 
-def _covariance(call: Call) -> Iterator[Product]:
+def _covariance(call: ShapedCall) -> Iterator[Product]:
     """The product of the centred observations with themselves."""
     location = call.locate(0, "input", "self")
     variables, observations = (
@@ -191,7 +191,7 @@ def _covariance(call: Call) -> Iterator[Product]:
     yield matrix_product((variables, variables), observations, (location,), (location,))
 
 
-def _grouped(call: Call) -> Iterator[Product]:
+def _grouped(call: ShapedCall) -> Iterator[Product]:
     """`_grouped_mm`: rows are dealt out to matrices; each row meets one of them."""
     left, right = call.locate(0, *_LEFT), call.locate(1, *_RIGHT)
     if (
@@ -207,7 +207,7 @@ def _grouped(call: Call) -> Iterator[Product]:
 # --------------------------------------------------------------------------------------------------
 
 
-def _convolution(call: Call) -> Iterator[Product]:
+def _convolution(call: ShapedCall) -> Iterator[Product]:
     """Each number of the result is a sum over the kernel and the channels of its group."""
     weight = call.locate(1, "weight")
     yield matrix_product(
@@ -215,26 +215,95 @@ def _convolution(call: Call) -> Iterator[Product]:
     )
 
 
-def _transposed_convolution(call: Call) -> Iterator[Product]:
+def _transposed_convolution(call: ShapedCall) -> Iterator[Product]:
     """Each number of the input is spread over the kernel and the channels of its group."""
     image, weight = call.locate(0, "input"), call.locate(1, "weight")
     yield matrix_product(call.shapes[image], prod(call.shapes[weight][1:]), (image,), (weight,))
 
 
-def _either_convolution(call: Call) -> Iterator[Product]:
+def _either_convolution(call: ShapedCall) -> Iterator[Product]:
     """`aten::convolution` says by an argument which of the two it is."""
     is_transposed = call.value(6, "transposed", False)
     return _transposed_convolution(call) if is_transposed else _convolution(call)
 
 
-def _causal_convolution(call: Call) -> Iterator[Product]:
+def _causal_convolution(call: ShapedCall) -> Iterator[Product]:
     """`conv_tbc`: the weight is (kernel, channels in, channels out)."""
     weight = call.locate(1, "weight")
     kernel, channels, _ = call.shapes[weight]
     yield matrix_product(call.output, kernel * channels, (call.locate(0, "input"),), (weight,))
 
 
+# -- einsum
+# --------------------------------------------------------------------------------------------------
+
+_Term = tuple[str, ...]  # the index of each dimension
+
+
+def _einsum(call: ShapedCall) -> Iterator[Product]:
+    """Operands are multiplied two by two: from left to right, or along the path that torch was
+    given.
+    """
+    equation = call.value(0, "equation")
+    if not isinstance(equation, str):
+        raise TypeError(f"an equation is text, not {equation!r}")
+    locations = call.inside(1, "operands") or [
+        location for location in call.shapes if location not in (0, "equation")
+    ]
+    shapes = [call.shapes[location] for location in locations]
+    terms, result = _parse(equation, shapes)
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        for index, size in zip(term, shape, strict=True):
+            sizes[index] = max(size, sizes.get(index, 0))
+    factors: list[tuple[frozenset[str], Operand]] = [
+        (frozenset(term), (location,)) for term, location in zip(terms, locations, strict=True)
+    ]
+    path = call.value(2, "path")
+    while len(factors) > 1:
+        at = (0, 1) if not path else (path[0], path[1])
+        path = path[2:] if path else None
+        first, second = factors[at[0]], factors[at[1]]
+        others = [factor for position, factor in enumerate(factors) if position not in at]
+        kept = frozenset(result).union(*(indices for indices, _ in others))
+        joined = first[0] | second[0]
+        summed = (first[0] & second[0]) - kept
+        # An index of one factor alone that is wanted no further is summed before they are
+        # multiplied.
+        size = prod(sizes[index] for index in joined & (kept | summed))
+        has_sums = any(sizes[index] > 1 for index in summed)
+        yield Product(2 * size if has_sums else size, (first[1], second[1]))
+        made = (joined & kept, (*first[1], *second[1]))
+        factors = [*others, made] if path is not None else [made, *others]
+
+
+def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[_Term], _Term]:
+    """The indices of each operand and of the result; the dimensions of an ellipsis are numbered
+    from the end.
+    """
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    written = left.split(",")
+    terms = [_expand(term, len(shape)) for term, shape in zip(written, shapes, strict=True)]
+    if arrow:
+        num_hidden = (
+            sum(index.startswith(".") for index in set().union(*terms)) if "..." in right else 0
+        )
+        return terms, _expand(right, len(right.replace("...", "")) + num_hidden)
+    everything = [index for term in terms for index in term]
+    alone = {index for index in everything if index.startswith(".") or everything.count(index) == 1}
+    return terms, tuple(alone)
+
+
+def _expand(term: str, num_dims: int) -> _Term:
+    before, dots, after = term.partition("...")
+    num_hidden = num_dims - len(before) - len(after)
+    if num_hidden and not dots:
+        raise ValueError(f"{term} has other dimensions than its operand")
+    return (*before, *(f".{number}" for number in range(num_hidden, 0, -1)), *after)
+
+
 PRODUCTS: dict[str, Formula] = {
+    "einsum": _einsum,
     **named(
         "linear linearrelu lineardynamic linearreludynamic linearleakyrelu lineartanh", _linear
     ),

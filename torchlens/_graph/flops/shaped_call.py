@@ -15,7 +15,7 @@ Location = Any
 Operand = tuple[Location, ...]
 
 
-class Call(NamedTuple):
+class ShapedCall(NamedTuple):
     """The shapes of a call's tensor arguments and of its first result, and its other arguments."""
 
     shapes: Mapping[Location, Shape]
@@ -66,7 +66,7 @@ class Product(NamedTuple):
 
 
 # Raises LookupError, TypeError or ValueError where a call does not look as the formula expects.
-Formula = Callable[[Call], Iterable[Product]]
+Formula = Callable[[ShapedCall], Iterable[Product]]
 
 
 def named(layer_types: str, formula: Formula) -> dict[str, Formula]:

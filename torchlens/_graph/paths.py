@@ -1,0 +1,100 @@
+"""Paths through the graph: what leads where, and how far; which entries belong to the log, and
+which were computed only to decide an `if`.
+
+Entries are in the order of the log, so parents come before their children.
+"""
+
+from collections.abc import Iterable, Sequence
+
+# For each entry (shortest, longest), or None where there is no path.
+Distances = list[tuple[int, int] | None]
+
+
+def descendants_of(sources: Iterable[int], parents: Sequence[Sequence[int]]) -> list[bool]:
+    """For each entry, whether one of `sources` leads to it (each to itself)."""
+    reached = [False] * len(parents)
+    for source in sources:
+        reached[source] = True
+    for entry, own in enumerate(parents):
+        if not reached[entry]:
+            for parent in own:
+                if reached[parent]:
+                    reached[entry] = True
+                    break
+    return reached
+
+
+def ancestors_of(targets: Iterable[int], parents: Sequence[Sequence[int]]) -> list[bool]:
+    """For each entry, whether it leads to one of `targets` (each to itself)."""
+    reached = [False] * len(parents)
+    for target in targets:
+        reached[target] = True
+    for entry in range(len(parents) - 1, -1, -1):
+        if reached[entry]:
+            for parent in parents[entry]:
+                reached[parent] = True
+    return reached
+
+
+def connected(
+    inputs: Iterable[int], outputs: Iterable[int], parents: Sequence[Sequence[int]]
+) -> list[bool]:
+    """Entries that input leads to or that lead to output, and whatever those are made from."""
+    from_input = descendants_of(inputs, parents)
+    return ancestors_of(
+        [*(entry for entry, is_reached in enumerate(from_input) if is_reached), *outputs], parents
+    )
+
+
+def children_of(parents: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Edges the other way round."""
+    children: list[list[int]] = [[] for _ in parents]
+    for entry, own in enumerate(parents):
+        for parent in own:
+            children[parent].append(entry)
+    return children
+
+
+def find_conditions(
+    booleans: Iterable[int], parents: Sequence[Sequence[int]], is_output_ancestor: Sequence[bool]
+) -> tuple[set[int], list[tuple[int, int]]]:
+    """Entries that lead to a condition and not to the output, and the edges by which one gets to
+    them.
+    """
+    branch: set[int] = set()
+    pending = [entry for entry in booleans if not is_output_ancestor[entry]]
+    while pending:
+        entry = pending.pop()
+        if entry not in branch:
+            branch.add(entry)
+            pending += [parent for parent in parents[entry] if not is_output_ancestor[parent]]
+    edges = [
+        (parent, entry)
+        for entry in sorted(branch)
+        for parent in parents[entry]
+        if parent not in branch
+    ]
+    return branch, edges
+
+
+def distances_from_inputs(inputs: Iterable[int], parents: Sequence[Sequence[int]]) -> Distances:
+    return _distances(inputs, range(len(parents)), parents)
+
+
+def distances_to_outputs(outputs: Iterable[int], children: Sequence[Sequence[int]]) -> Distances:
+    return _distances(outputs, reversed(range(len(children))), children)
+
+
+def _distances(
+    ends: Iterable[int], order: Iterable[int], neighbours: Sequence[Sequence[int]]
+) -> Distances:
+    """By the shortest and the longest path to one of the ends; neighbours come first in `order`."""
+    distances: Distances = [None] * len(neighbours)
+    for entry in ends:
+        distances[entry] = (0, 0)
+    for entry in order:
+        known = [own for other in neighbours[entry] if (own := distances[other]) is not None]
+        if known and distances[entry] is None:
+            shortest, longest = zip(*known, strict=True)
+            distances[entry] = 1 + min(shortest), 1 + max(longest)
+    return distances
