@@ -19,7 +19,7 @@ from benchmarks.zoo.torch_state import (
     state_of_model,
     state_of_torch,
 )
-from torchlens._validate.validate import validate_forward_pass
+from tests.validate.proof import prove
 
 __all__ = ["Result", "check"]
 
@@ -132,9 +132,10 @@ def _check_eval(specimen: Specimen, case: Case, result: Result) -> None:
 
 
 def _validate(case: Case, result: Result) -> None:
-    """The library's own proof, dispatcher and all."""
+    """The checks of `validate_forward_pass`, and those of the bookkeeping."""
     args, kwargs = _fresh(case)
-    report = validate_forward_pass(case.model, list(args), kwargs, random_seed=SEED)
+    _seed()
+    report = prove(case.model, *args, **kwargs)
     result.validated = report.passed
     result.reasons += [f"validation: {finding}" for finding in report.findings[:_MAX_REASONS]]
     if len(report.findings) > _MAX_REASONS:

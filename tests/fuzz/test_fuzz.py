@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.fuzz.compare import HOW, check_program, program_inputs
 from tests.fuzz.machine import Program
 from tests.fuzz.programs import programs
+from tests.validate.proof import prove
 from torchlens import ValueChangedError
 from torchlens._capture.memory.saved_values import Memory
 from torchlens._graph import edges
-from torchlens.api import validate_forward_pass
 
 
 @settings(
@@ -36,7 +36,7 @@ def test_random_programs_are_logged_as_they_run(steps, how, has_grad):
 )
 @given(steps=programs)
 def test_the_logs_of_random_programs_are_proved(steps):
-    report = validate_forward_pass(Program(steps), program_inputs())
+    report = prove(Program(steps), *program_inputs())
     assert report.passed, str(report)
 
 

@@ -12,12 +12,12 @@ from torch import nn
 
 import torchlens as tl
 from tests.graph.byte_exact import bytes_of, random_view, writers_of
+from tests.validate.proof import prove
 from torchlens._graph.last_writers import Answer, Question, last_writers
 from torchlens._recording import cells
 from torchlens._recording.cells import Lattice
 from torchlens._recording.recording import Write
 from torchlens._recording.regions import Region, region_of
-from torchlens.api import validate_forward_pass
 
 SHAPES = [(12,), (6, 10), (3, 4, 8), (2, 3, 4, 6), (30, 20), (7, 5, 3)]
 
@@ -193,7 +193,7 @@ def test_random_views_read_what_they_look_at_as_byte_by_byte(start: int) -> None
                 log.graph.recorded[parent] for parent in log.graph.parents[log.graph.entry_of[view]]
             ] == expected, seed
             num_partial += len(expected) < len([write for write in writes if write.entry < view])
-        assert validate_forward_pass(Runs(run), torch.rand(shape)).findings == [], seed
+        assert prove(Runs(run), torch.rand(shape)).findings == [], seed
     assert num_partial > 50
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from tests.validate.bookkeeping import CloseWitness, check_bookkeeping
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import Session
 from torchlens._graph.build import build_graph
@@ -16,10 +17,9 @@ from torchlens._validate.calls import check_calls
 from torchlens._validate.completeness import Census, check_completeness
 from torchlens._validate.dependence import check_dependence
 from torchlens._validate.outputs import check_outputs, outcome_of
-from torchlens._validate.replay import check_replay
+from torchlens._validate.replay import check_replay, check_unwitnessed
 from torchlens._validate.report import ValidationReport
-from torchlens._validate.subject import Subject
-from torchlens._validate.witness import Witness
+from torchlens._validate.witness import Subject
 
 _COPIED = (
     "rows", "values", "storages", "writes", "inputs", "outputs", "buffers", "params",
@@ -37,11 +37,11 @@ class Proof:
         self.model, self.args, self.kwargs = model, list(args), kwargs
         self.state = State(model, (self.args, kwargs))
         self.plain = outcome_of(model(*args, **kwargs), self.state)
-        self.logged, self.recording = self._run(None)
-        self.witness = Witness(len(self.recording.params))
-        self._run(self.witness)
+        self.logged, self.unwitnessed = self._run(None)
+        num_params = len(self.unwitnessed.params)
+        self.witness, self.census = CloseWitness(num_params), Census(num_params)
+        self.witnessed, self.recording = self._run(self.witness)
         self.witness.finish()
-        self.census = Census(len(self.recording.params))
         self.steps = self._run(self.census)[1].rows
         self.state.restore()
         self.graph = build_graph(self.recording)
@@ -85,19 +85,34 @@ class Proof:
         self.recording.rows[number] = self.recording.rows[number]._replace(**fields)
         self.rebuild()
 
-    def report(self) -> ValidationReport:
-        """Makes every check; what a check raises comes out."""
+    def report(self, with_bookkeeping: bool = False) -> ValidationReport:
+        """Makes the checks of the library; what a check raises comes out."""
         report = ValidationReport("Model")
         with unseen():
-            subject = Subject(Log(self.recording, self.graph), self.witness.evidence)
-            check_outputs(subject, self.plain, self.logged, report)
-            check_calls(subject, self.model, self.args, self.kwargs, self.steps, report)
+            subject = Subject(Log(self.recording, self.graph), self.witness)
+            outcomes = (self.plain, self.logged, self.witnessed)
+            check_outputs(subject, outcomes, None, report)
+            if not self.recording.branches:
+                check_unwitnessed(subject, self.unwitnessed, report)
+            check_calls(subject, self.model, self.args, self.kwargs, report)
             check_arguments(subject, report)
             check_replay(subject, report)
             check_dependence(subject, report)
             check_completeness(subject, self.census, self.steps, report)
+            if with_bookkeeping:
+                check_bookkeeping(subject, self.witness, self.model, report)
         return report
 
-    def findings(self) -> list[tuple[str, str]]:
-        """The check and the layer of each finding."""
-        return [(finding.check, finding.layer) for finding in self.report().findings]
+    def findings(self, with_bookkeeping: bool = False) -> list[tuple[str, str]]:
+        """The check and the layer of each finding, once."""
+        found = self.report(with_bookkeeping).findings
+        return list(dict.fromkeys((finding.check, finding.layer) for finding in found))
+
+
+def prove(model: torch.nn.Module, *args: Any, **kwargs: Any) -> ValidationReport:
+    """Makes the checks of `validate_forward_pass` and those of the bookkeeping."""
+    proof = Proof(model, *args, **kwargs)
+    try:
+        return proof.report(with_bookkeeping=True)
+    finally:
+        proof.state.restore()

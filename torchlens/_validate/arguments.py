@@ -1,371 +1,321 @@
-"""Check 3, arguments: what each operation was given is the result of its parents, and has the value
-they are saved with.
+"""Check 3, arguments: every tensor that an operation was given is explained by its parents, and has
+the value that they are saved with.
 
-A parent must be the operation that made the very tensor that was given, not one with the same
-value. Where the memory of an argument was written since its tensor was made, the log names several
-parents: exactly those who were the last to write some element, and every element must be what the
-last of them left there.
+Where the memory of an argument was written since its tensor was made, it has several parents. Their
+saved values are written, in order, over a copy of that memory; the argument must equal the result.
 """
 
-from collections.abc import Container
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from torchlens._capture.memory.saved_values import has_memory
 from torchlens._capture.observer import CallKind
 from torchlens._recording.regions import Region
 from torchlens._replay.snapshots import Snapshot
 from torchlens._replay.values import brief, difference, has_elements, same
 from torchlens._validate.exemptions import CONTENDED, EARLY, LAZY
-from torchlens._validate.memory import NOBODY, Contribution, Painting, paint
 from torchlens._validate.report import Finding, NotShown, ValidationReport
-from torchlens._validate.sources import Sources
-from torchlens._validate.subject import Subject
-from torchlens._validate.witness import Call
+from torchlens._validate.witness import Subject, WitnessedCall
+
+Tensor = torch.Tensor
+# The owner of memory that no parent wrote.
+_UNWRITTEN = torch.iinfo(torch.int64).min
+# Tensors of any type begin at a multiple of this many bytes.
+_ALIGNMENT = 16
+_PATTERN = (
+    "parts of its memory were written, in a pattern or of a kind that does not tell who wrote which"
+)
 
 
 def check_arguments(subject: Subject, report: ValidationReport) -> None:
-    """Compares the arguments of every call, and every output, with what the log says of its
-    parents.
-    """
-    recording = subject.log.recording
-    checker = _Checker(subject, report)
+    """Compares the arguments of every call, and every output, with the parents in the log."""
+    check = _ArgumentsCheck(subject, report)
     for call in subject.calls:
         arguments = subject.arguments(call)
-        checker.sources.begin(call, arguments.values())
         if call.is_early:
             report.exemptions["arguments", EARLY] += len(arguments)
         else:
-            checker.check_call(call, arguments)
-        checker.sources.end(call)
-    tensors = subject.evidence.tensors
-    for _, number in recording.outputs:
-        if number in tensors:
-            arguments = {0: tensors[number]}
-            if checker.check_reads(number, number, arguments):
-                checker.check_values(number, arguments)
-    _check_graph(subject, report)
+            for number in range(call.first, call.last):
+                check.check(number, arguments, call)
+    for _, number in subject.log.recording.outputs:
+        if number in subject.witness.tensors:
+            check.check(number, {0: subject.witness.tensors[number]}, None)
+    check.check_graph()
 
 
-def contributions_of(
-    subject: Subject, number: int, location: object, as_logged: bool = False
-) -> list[Contribution]:
-    """What the parents of an argument left in memory, in the order they did: as was seen, or as the
-    log has it.
-    """
-    tensors = subject.evidence.tensors
-    found = []
-    given = subject.given(number).get(location)
-    if (
-        given is not None and given < 0 and given in tensors
-    ):  # a parameter, or a tensor from elsewhere
-        found.append(Contribution(given, tensors[given], tensors[given].value))
-    side_effects = subject.side_effects
-    for source in sorted(subject.reads(number).get(location, ())):
-        found += [
-            Contribution(source, effect, effect.value) for effect in side_effects.get(source, ())
-        ]
-        value = (
-            subject.seen(source)
-            if source in subject.unsteady and not as_logged
-            else subject.value(source)
-        )
-        if source in tensors and isinstance(value, torch.Tensor):
-            found.append(Contribution(source, tensors[source], value))
-    return found
-
-
-class _Checker:
-    """Goes through the calls in the order they were made."""
-
+class _ArgumentsCheck:
     def __init__(self, subject: Subject, report: ValidationReport) -> None:
         self._subject = subject
         self._report = report
         self._num_params = len(subject.log.recording.params)
-        self._exits = {call: set(numbers) for call, numbers in subject.log.recording.module_exits}
-        self._makers = {
-            number: call for call in subject.calls for number in range(call.first, call.last)
-        }
-        self.sources = Sources(subject.evidence)
+        # By identity of a tensor, the rows (or -1 - k) that it is the tensor of.
+        self._rows: dict[int, list[int]] = {}
+        for number, snapshot in sorted(subject.witness.tensors.items()):
+            for identity in (snapshot.identity, *snapshot.inner):
+                self._rows.setdefault(identity, []).append(number)
 
-    def check_call(self, call: Call, arguments: dict[object, Snapshot]) -> None:
-        """Each row of a call reads what the call was given; the values need be compared once, but
-        for views.
-        """
-        for number in range(call.first, call.last):
-            read = self.read_arguments(call, number, arguments)
-            is_right = self.check_reads(number, call.first, read, set(arguments) - set(read))
-            if is_right and (number == call.first or self.sources.is_view(number)):
-                self.check_values(number, read)
+    def check(
+        self, number: int, arguments: dict[Any, Snapshot], call: WitnessedCall | None
+    ) -> None:
+        """Checks what row `number` reads; an output has no call."""
+        time = number if call is None else call.first
+        checked = checked_arguments(call, self._subject.given(number), arguments)
+        if call is not None and call.contended:
+            self._report.exemptions["arguments", CONTENDED] += len(arguments) - len(checked)
+        if not self._check_parents(number, time, arguments, checked):
+            return
+        for location, sources in self._subject.reads(number).items():
+            if location in checked and all(source < number for source in sources):
+                is_view = self._subject.is_view(number, checked[location], call)
+                if number == time or is_view:  # several results of one call read the same
+                    self._check_value(number, location, checked[location], sources, is_view)
 
-    def read_arguments(
-        self, call: Call, number: int, arguments: dict[object, Snapshot]
-    ) -> dict[object, Snapshot]:
-        """What a row of a call reads.
-
-        Of a collective, which also puts results into what it is given, what the log says; and of a
-        function whose result is tied to an operation inside it, nothing else.
-        """
-        given = self._subject.given(number)
-        if call.contended:
-            self._report.exemptions["arguments", CONTENDED] += sum(
-                a.storage in call.contended for a in arguments.values()
-            )
-            arguments = {p: a for p, a in arguments.items() if a.storage not in call.contended}
-        if call.kind is CallKind.COLLECTIVE or (
-            call.kind is CallKind.AUTOGRAD and any(map(_is_captured, given))
-        ):
-            return {
-                location: argument for location, argument in arguments.items() if location in given
-            }
-        return arguments
-
-    def check_reads(
-        self,
-        number: int,
-        time: int,
-        arguments: dict[object, Snapshot],
-        unknown: Container[object] = (),
+    def _check_parents(
+        self, number: int, time: int, arguments: dict[Any, Snapshot], checked: dict[Any, Snapshot]
     ) -> bool:
-        """What the log says is read must be what was given, and all of it; of the `unknown`
-        arguments nobody can say.
-        """
-        num_before = len(self._report.findings)
-        given, reads = self._subject.given(number), self._subject.reads(number)
-        for location in dict.fromkeys([*given, *reads]):
-            if location not in arguments and location not in unknown and not _is_captured(location):
-                self._find(
-                    number, "tensors wherever something is read", f"none at argument {location}"
-                )
-        for location, argument in arguments.items():
-            self._check_argument(
-                number, time, location, argument, given.get(location), reads.get(location, [])
-            )
+        """Whether each tensor that was given has the right parent, and nothing else has one."""
+        num_before, given = len(self._report.findings), self._subject.given(number)
+        for location in {**given, **self._subject.reads(number)}:
+            if location not in arguments and not is_captured(location):
+                expected = "tensors wherever something is read"
+                self._find(number, expected, f"none at argument {location}")
+        for location, argument in checked.items():
+            rows = [row for row in self._rows.get(argument.identity, ()) if row < time]
+            if rows and not self._is_explained(given.get(location), rows):
+                expected = f"{self._what(number, location)} to be {self._maker(rows)}"
+                self._find(number, expected, self._name(given.get(location)))
         return len(self._report.findings) == num_before
 
-    def _check_argument(
-        self,
-        number: int,
-        time: int,
-        location: object,
-        argument: Snapshot,
-        given: int | None,
-        reads: list[int],
-    ) -> None:
-        rows = self.sources.rows_of(argument, time)
-        if not rows:
-            self._check_unexplained(number, time, location, argument, given)
-            return
-        param = next((row for row in rows if -self._num_params <= row < 0), None)
-        made = [row for row in rows if row >= 0]
-        is_right = given == param if param is not None else (
-            given in made and self._is_current(given, rows,
-            number) if given is not None and given >= 0
-            else any(row < 0 for row in rows)
-        )  # fmt: skip
-        if not is_right:
-            maker = self._name(param) if param is not None else f"the result of {self._names(made)}"
-            self._find(number, f"{self._what(number, location)} to be {maker}", self._name(given))
-            return
-        row = next((row for row in rows if row < 0), NOBODY) if given is None else given
-        expected, found = self.sources.read(argument, row, number), set(reads)
-        if expected is None:
-            reason = (
-                "parts of its memory were written, in a pattern or of a kind that does not tell "
-                "who wrote which"
-            )
-            self._report.not_shown.append(
-                NotShown("arguments", self._subject.label(number), location, reason)
-            )
-        elif found != expected:
-            text = f"{self._what(number, location)} to be read from {self._names(sorted(expected))}"
-            self._find(number, text, self._names(sorted(found)))
+    def check_graph(self) -> None:
+        """The parents of an entry are what it reads, and it is a child of each of them."""
+        graph, name = self._subject.log.graph, self._name
+        for entry, number in enumerate(graph.recorded):
+            read = {source for own in self._subject.reads(number).values() for source in own}
+            parents = sorted(graph.recorded[parent] for parent in graph.parents[entry])
+            if parents != sorted(read):
+                expected = f"what it reads to be its parents ({', '.join(map(name, read))})"
+                self._find(number, expected, ", ".join(map(name, parents)) or "none")
+            if any(entry not in graph.children[parent] for parent in graph.parents[entry]):
+                self._find(number, "to be a child of its parents", "not of all")
 
-    def _check_unexplained(
-        self, number: int, time: int, location: object, argument: Snapshot, given: int | None
-    ) -> None:
-        """A tensor that nobody handed out. If it stands for one that somebody did (a shard), it
-        must look at its memory.
-        """
-        if given is None or given < -self._num_params:
-            return  # whether it was there before the pass is for the check of completeness to say
-        claimed = self._subject.evidence.tensors[given]
-        if (
-            argument.region is not None
-            and claimed.region is not None
-            and argument.storage != claimed.storage
-        ):
-            others = self.sources.looked_at(argument, time)
-            mine, theirs = argument.value, claimed.value
-            # What FSDP has let go of must not be read.
-            is_shard = mine.shape != theirs.shape or not has_memory(theirs) or same(mine, theirs)
-            if (
-                given < 0 and not others and is_shard
-            ):  # FSDP has brought its shards together, in memory of its own
-                reason = (
-                    "it looks at memory that is nobody's in the log, where shards of a parameter "
-                    "may have been brought"
-                )
-                self._report.not_shown.append(
-                    NotShown("arguments", self._subject.label(number), location, reason)
-                )
-                return
-            looked_at = self._names(others)
-            self._find(
-                number,
-                f"{self._what(number, location)} to look at memory of {looked_at}",
-                self._name(given),
-            )
-
-    def _is_current(self, given: int, rows: list[int], number: int) -> bool:
-        """Whether the tensor is this row for who reads it here, and not another of the `rows` that
-        handed it out.
-
-        Operations that return what they are given (`contiguous`, a module that returns its input)
-        count while the module call that they ran in goes on; afterwards if it returned the tensor,
-        while the one around it goes on, and so forth.
-        """
-        running = self._module_calls(self._subject.log.recording.rows[number].module_call)
-        handed_back = [row for row in rows[1:] if self._is_handed_back(row)]
-        if given in handed_back and not self._counts(given, running):
-            return False
-        return not any(row > given and self._counts(row, running) for row in handed_back)
-
-    def _is_handed_back(self, row: int) -> bool:
-        """Of rows beyond the first that are one tensor: whether nothing was done to it. What was is
-        found by its memory.
-        """
-        maker = self._makers.get(row)  # none for an input
-        is_function = (
-            maker is not None and not maker.written and maker.kind is not CallKind.COLLECTIVE
-        )
-        return is_function and self.sources.is_view(row)
-
-    def _counts(self, row: int, running: set[int]) -> bool:
-        call = self._subject.log.recording.rows[row].module_call
-        while call not in running:
-            if row not in self._exits.get(call, ()):
-                return False
-            call = self._subject.log.recording.module_calls[call].parent
-        return True
-
-    def _module_calls(self, call: int) -> set[int]:
-        calls, found = self._subject.log.recording.module_calls, set()
-        while call >= 0 and call not in found:
-            found.add(call)
-            call = calls[call].parent
-        return found
-
-    def check_values(self, number: int, arguments: dict[object, Snapshot]) -> None:
-        """What was given must be what the parents are saved with."""
-        for location, sources in self._subject.reads(number).items():
-            argument = arguments.get(location)
-            if argument is not None and all(0 <= source < number for source in sources):
-                self._report.num_checked["arguments"] += 1
-                self._check_value(number, location, argument, sources)
+    def _is_explained(self, given: int | None, rows: list[int]) -> bool:
+        """Whether the parent is one of the rows that the very tensor belongs to."""
+        if any(-self._num_params <= row < 0 for row in rows) or (given is not None and given >= 0):
+            return given in rows
+        return any(row < 0 for row in rows)
 
     def _check_value(
-        self, number: int, location: object, argument: Snapshot, sources: list[int]
+        self, number: int, location: Any, argument: Snapshot, sources: list[int], is_view: bool
     ) -> None:
-        subject = self._subject
-        if any(is_lazy(subject.seen(source)) for source in sources):
+        subject, value = self._subject, self._subject.value(sources[0])
+        self._report.num_checked["arguments"] += 1
+        if any(is_lazy(subject.witness.tensors[source].value) for source in sources):
             self._report.exemptions["arguments", LAZY] += 1
             return
-        part = self.sources.part_read(argument, number)
-        if not has_elements(part.value):
+        # A view reads what it looks at itself.
+        part = subject.witness.tensors[number] if is_view else argument
+        if not has_elements(part.value) or (len(sources) == 1 and same(value, argument.value)):
             return
-        source = sources[0]
-        value = subject.seen(source) if source in subject.unsteady else subject.value(source)
-        if len(sources) == 1 and same(value, argument.value):
-            return
-        if part.region is None and len(sources) > 1:  # as above: nobody can tell
+        if part.region is None and len(sources) > 1:
+            not_shown = NotShown("arguments", subject.label(number), location, _PATTERN)
+            self._report.not_shown.append(not_shown)
             return
         painting = paint(part, contributions_of(subject, number, location))
-        may_reach_beyond = _reaches_beyond(part.region, argument.region)
-        if (
-            painting is not None
-            and same(painting.value, part.value)
-            and (may_reach_beyond or not painting.num_of_nobody)
-        ):
-            return
+        if painting is not None and same(painting.value, part.value):
+            # `as_strided` may look at memory that its parent does not
+            is_beyond = _reaches_beyond(part.region, argument.region)
+            if is_beyond or not painting.num_unwritten:
+                return
+        saved_by = " and ".join(map(self._name, sources))
         expected = (
-            f"{self._what(number, location)} ({brief(argument.value)}) to be what "
-            f"{self._names(sources)} saved"
+            f"{self._what(number, location)} ({brief(argument.value)}) to be what {saved_by} saved"
         )
         self._find(number, expected, _explanation(value, sources, part, painting))
 
     def _find(self, number: int, expected: str, found: str) -> None:
-        self._report.findings.append(
-            Finding("arguments", self._subject.label(number), expected, found)
-        )
+        label = self._subject.label(number)
+        self._report.findings.append(Finding("arguments", label, expected, found))
 
-    def _what(self, number: int, location: object) -> str:
+    def _what(self, number: int, location: Any) -> str:
         is_output = self._subject.log.recording.rows[number].operation.name == "output"
         return "the output" if is_output else f"argument {location}"
 
-    def _names(self, rows: list[int]) -> str:
-        return " and ".join(map(self._name, rows)) or "nobody in the log"
+    def _maker(self, rows: list[int]) -> str:
+        param = next((row for row in rows if -self._num_params <= row < 0), None)
+        made = " and ".join(self._name(row) for row in rows if row >= 0)
+        return self._name(param) if param is not None else f"the result of {made}"
 
     def _name(self, row: int | None) -> str:
         if row is None:
-            return "nobody in the log"
+            return "no layer of the log"
         if row >= 0:
             return self._subject.label(row)
-        addresses = self._subject.log.recording.param_addresses
-        return (
-            f"parameter {addresses[-1 - row]}"
-            if -row <= len(addresses)
-            else "a tensor from outside the model"
-        )
+        if row < -self._num_params:
+            return "a tensor from outside the model"
+        return f"parameter {self._subject.log.recording.param_addresses[-1 - row]}"
 
 
-def _is_captured(location: object) -> bool:
+def checked_arguments(
+    call: WitnessedCall | None, given: dict[Any, int], arguments: dict[Any, Snapshot]
+) -> dict[Any, Snapshot]:
+    """The arguments that a row must read, as far as that can be known.
+
+    Of memory that another thread wrote to, it cannot. A collective also writes results into its
+    arguments, and a function whose result is tied to an operation inside it reads nothing else:
+    of those, what the log says.
+    """
+    if call is None:
+        return arguments
+    is_told = call.kind is CallKind.COLLECTIVE
+    is_told |= call.kind is CallKind.AUTOGRAD and any(map(is_captured, given))
+    return {
+        location: argument
+        for location, argument in arguments.items()
+        if argument.storage not in call.contended and (location in given or not is_told)
+    }
+
+
+def is_captured(location: Any) -> bool:
+    """Whether it is the location of a tensor that a function captured in a closure."""
     return isinstance(location, tuple) and location[0] == "captured"
 
 
 def _reaches_beyond(part: Region | None, whole: Region | None) -> bool:
-    """Whether a view looks at memory that the tensor it is made from does not (`as_strided`)."""
-    return (
-        part is not None
-        and whole is not None
-        and (part.start < whole.start or part.end > whole.end)
-    )
+    if part is None or whole is None:
+        return False
+    return part.start < whole.start or part.end > whole.end
 
 
 def _explanation(
-    value: Any, sources: list[int], argument: Snapshot, painting: Painting | None
+    value: Any, sources: list[int], argument: Snapshot, painting: "Painting | None"
 ) -> str:
     if len(sources) > 1 and painting is not None:
-        if painting.num_of_nobody:
-            return (
-                f"{painting.num_of_nobody} of {argument.value.numel()} elements that none of them "
-                "wrote"
-            )
+        if painting.num_unwritten:
+            count = argument.value.numel()
+            return f"{painting.num_unwritten} of {count} elements that none of them wrote"
         return difference(painting.value, argument.value)
-    return difference(value, argument.value) if isinstance(value, torch.Tensor) else "nothing saved"
+    return difference(value, argument.value) if isinstance(value, Tensor) else "nothing saved"
 
 
-def _check_graph(subject: Subject, report: ValidationReport) -> None:
-    """The parents of an entry are what it reads, each once, and it is a child of each of them."""
-    graph = subject.log.graph
-    for entry, number in enumerate(graph.recorded):
-        read = {source for sources in subject.reads(number).values() for source in sources}
-        parents = {graph.recorded[parent] for parent in graph.parents[entry]}
-        for source in sorted(read ^ parents):
-            what = "what it reads" if source in read else "only what is read"
-            found = f"{subject.label(source)} {'missing' if source in read else 'too'}"
-            report.findings.append(
-                Finding("arguments", subject.log.label(entry), f"{what} to be its parents", found)
-            )
-    children: list[list[int]] = [[] for _ in graph.parents]
-    for entry, parents_of_entry in enumerate(graph.parents):
-        for parent in parents_of_entry:
-            children[parent].append(entry)
-    for entry, own in enumerate(children):
-        if sorted(own) != sorted(graph.children[entry]):
-            found = f"{len(graph.children[entry])}, or others"
-            report.findings.append(
-                Finding("arguments", subject.log.label(entry), f"{len(own)} children", found)
-            )
+# -- memory
+# -------------------------------------------------------------------------------------------------
+
+
+class StorageCopy:
+    """A copy of the part of one storage that some regions cover."""
+
+    def __init__(self, regions: Sequence[Region], device: torch.device) -> None:
+        self._start = min(region.start for region in regions) // _ALIGNMENT * _ALIGNMENT
+        end = max(region.end for region in regions)
+        self._bytes = torch.zeros(end - self._start, dtype=torch.uint8, device=device)
+
+    def look_at(self, snapshot: Snapshot) -> Tensor:
+        """A tensor that looks at this memory as the snapshot's tensor did at its own."""
+        region = snapshot.region
+        assert region is not None
+        tensor = torch.empty(0, dtype=snapshot.value.dtype, device=self._bytes.device)
+        offset = (region.start - self._start) // region.item_bytes
+        tensor = tensor.set_(self._bytes.untyped_storage(), offset, region.shape, region.strides)
+        if snapshot.is_conj:
+            tensor = tensor.conj()
+        return torch._neg_view(tensor) if snapshot.is_neg else tensor
+
+    def write(self, where: Snapshot, value: Tensor) -> None:
+        """Puts `value` where the snapshot looks."""
+        tensor = self.look_at(where)
+        for dim in _repeated(tensor):
+            tensor, value = tensor.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+        tensor.copy_(value)
+
+
+class Contribution(NamedTuple):
+    """Row `source` left `value` in the memory that `where` looked at."""
+
+    source: int
+    where: Snapshot
+    value: Tensor
+
+
+class Painting(NamedTuple):
+    """What a tensor looks at after the contributions were written, and who wrote it.
+
+    `sources` has one axis more than `value`: an element may consist of several places.
+    """
+
+    value: Tensor
+    sources: Tensor
+
+    @property
+    def num_unwritten(self) -> int:
+        """How many elements no contribution wrote, at least in part."""
+        return int((self.sources == _UNWRITTEN).any(-1).sum())
+
+    def part_of(self, source: int) -> Tensor:
+        """Which elements a source wrote, at least in part."""
+        return (self.sources == source).any(-1)
+
+
+def contributions_of(subject: Subject, number: int, location: object) -> list[Contribution]:
+    """What the parents of an argument left in memory, in order."""
+    tensors, found = subject.witness.tensors, []
+    given = subject.given(number).get(location)
+    if given is not None and given < 0 and given in tensors:  # a parameter, or from outside
+        found.append(Contribution(given, tensors[given], tensors[given].value))
+    for source in sorted(subject.reads(number).get(location, ())):
+        found += [Contribution(source, own, own.value) for own in subject.written.get(source, ())]
+        value = subject.value(source)
+        if source in tensors and isinstance(value, Tensor):
+            found.append(Contribution(source, tensors[source], value))
+    return found
+
+
+def paint(where: Snapshot, contributions: Sequence[Contribution]) -> Painting | None:
+    """Writes the contributions, in order, over the memory that `where` looks at.
+
+    None if the memory is unknown. What no contribution writes stays as `where` saw it.
+    """
+    region = where.region
+    own = [
+        (each, each.where.region)
+        for each in contributions
+        if each.where.storage == where.storage and each.where.region is not None
+    ]
+    fits = all(each.value.shape == each.where.value.shape for each, _ in own)
+    if region is None or where.value.is_meta or not fits:
+        return None
+    regions = [region, *(each for _, each in own)]
+    memory, owners = StorageCopy(regions, where.value.device), _Owners(regions)
+    memory.write(where, where.value)
+    for contribution, place in own:
+        memory.write(contribution.where, contribution.value)
+        owners.write(place, contribution.source)
+    return Painting(memory.look_at(where), owners.of(region).to(where.value.device))
+
+
+class _Owners:
+    """The row that wrote each place of a storage; a place is as wide as the smallest item."""
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        self._unit = min(region.item_bytes for region in regions)
+        self._start = min(region.start for region in regions)
+        end = max(region.end for region in regions)
+        self._rows = torch.full(((end - self._start) // self._unit,), _UNWRITTEN)
+
+    def of(self, region: Region) -> Tensor:
+        unit, item = self._unit, region.item_bytes
+        strides = [stride * item // unit for stride in region.strides]
+        offset = (region.start - self._start) // unit
+        return self._rows.as_strided((*region.shape, item // unit), (*strides, 1), offset)
+
+    def write(self, region: Region, row: int) -> None:
+        places = self.of(region)
+        for dim in _repeated(places):
+            places = places.narrow(dim, 0, 1)
+        places.fill_(row)
+
+
+def _repeated(tensor: Tensor) -> list[int]:
+    """The dimensions along which all elements are one (`expand`): torch does not write to those."""
+    return [d for d, stride in enumerate(tensor.stride()) if stride == 0 and tensor.size(d) > 1]

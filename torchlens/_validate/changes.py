@@ -11,214 +11,166 @@ from torchlens._replay.values import has_elements
 
 Tensor = torch.Tensor
 Number = int | float
+Recipe = Callable[[], Tensor]
 _NUM_RANDOM = 8191
-# Indices and counts may not grow far beyond what they were: a kernel of somebody's own does not
-# check the one, and a `repeat_interleave` takes all the memory for the other.
-_MAX_GROWTH = 64
 
 
 class Changes:
-    """Makes other values, always the same ones for one seed.
-
-    `is_wild` allows values of any kind; otherwise they stay within the range of those that there
-    were.
-    """
+    """Makes other values, always the same ones for one seed."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
     def of(
-        self, value: Tensor, others: Sequence[Tensor], numbers: Sequence[Number], is_wild: bool
+        self,
+        value: Tensor,
+        others: Sequence[Tensor] = (),
+        numbers: Sequence[Number] = (),
+        is_wild: bool = False,
     ) -> Iterator[Tensor]:
         """Tensors like `value`, the plainest change first; those that its kind does not allow are
         left out.
 
-        `others` and `numbers` are the arguments beside it: what it may be compared with.
+        `others` and `numbers` are the arguments beside it, which it may be compared with. Only if
+        `is_wild`, the elements may leave the range of the present ones.
         """
         if inner_of(value) is not None:  # arithmetic on a DTensor needs the other processes
-            for changed in self.of(
-                local_value(value), [local_value(other) for other in others], numbers, is_wild
-            ):
+            local = [local_value(other) for other in others]
+            for changed in self.of(local_value(value), local, numbers, is_wild):
                 yield with_inner(value, changed)
             return
         for make in self._recipes(value.detach(), others, numbers, is_wild):
             try:
                 yield make()
-            except (
-                NotImplementedError,
-                RuntimeError,
-                TypeError,
-                ValueError,
-            ):  # numbers that torch can hold but not make
-                continue
+            except (NotImplementedError, RuntimeError, TypeError, ValueError):
+                continue  # torch does not compute with elements of this type
 
-    def partner(self, value: Tensor, style: int) -> Tensor:
-        """Some other tensor, for an argument beside the one in question: one that hides little.
+    def beside(self, value: Tensor, style: int) -> Tensor:
+        """Another tensor for an argument beside the one in question: one that hides little.
 
         Finite, and not all alike; masks that let all pass, none, or some, by `style`.
         """
         if inner_of(value) is not None:
-            return with_inner(value, self.partner(local_value(value), style))
-        value = value.detach()
-        if _is_whole(value):
-            return next(self.of(value, (), (), False), value)
+            return with_inner(value, self.beside(local_value(value), style))
+        value, style = value.detach(), style % 4
+        if _is_composite(value) or (style == 0 and value.dtype is not torch.bool):
+            return next(self.of(value), value)
         if value.dtype is torch.bool:
-            return (~value, torch.ones_like(value), torch.zeros_like(value), self._coins(value))[
-                style % 4
-            ]
+            return self._recipes(value, (), (), False)[style]()
         if value.is_floating_point() or value.is_complex():
             noise = self._noise(value)
-            if style % 4 == 0:
-                return next(self.of(value, (), (), False), value)
-            return (noise.abs() if style % 4 == 2 else noise * 0.1 if style % 4 == 3 else noise).to(
-                value.dtype
-            )
-        if style % 4 == 0:
-            return next(self.of(value, (), (), False), value)
+            return (noise, noise.abs(), noise * 0.1)[style - 1].to(value.dtype)
         low, high = _range(value.long())
-        return torch.randint(low, high + 2, value.shape, generator=self._generator).to(
-            value.device, value.dtype
-        )
+        return self._integers_between(value, low, high + 1)
 
     # -- by kind
-    # ----------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
 
     def _recipes(
         self, value: Tensor, others: Sequence[Tensor], numbers: Sequence[Number], is_wild: bool
-    ) -> Iterator[Callable[[], Tensor]]:
-        if _is_whole(value):
-            yield from self._whole(value)
-        elif value.dtype is torch.bool:
-            yield lambda: ~value
-            yield lambda: torch.ones_like(value)
-            yield lambda: torch.zeros_like(value)
-            yield lambda: self._coins(value)
-        elif value.is_floating_point() or value.is_complex():
-            yield from self._floats(value, others, numbers, is_wild)
-        else:
-            yield from self._integers(value, others, numbers, is_wild)
+    ) -> list[Recipe]:
+        if _is_composite(value):
+            return self._composites(value)
+        if value.dtype is torch.bool:
+            return [
+                lambda: ~value,
+                lambda: torch.ones_like(value),
+                lambda: torch.zeros_like(value),
+                lambda: self._coins(value),
+            ]
+        compared = self._compared(value, others, numbers) if is_wild else []
+        if value.is_floating_point() or value.is_complex():
+            return [*self._floats(value, is_wild), *compared]
+        return [*self._integers(value, is_wild), *compared]
 
-    def _floats(
-        self, value: Tensor, others: Sequence[Tensor], numbers: Sequence[Number], is_wild: bool
-    ) -> Iterator[Callable[[], Tensor]]:
+    def _floats(self, value: Tensor, is_wild: bool) -> list[Recipe]:
         dtype = value.dtype
-        if dtype.itemsize == 1 or dtype is torch.complex32:  # these know no arithmetic
+        if dtype.itemsize == 1 or dtype is torch.complex32:  # torch has no arithmetic for these
             value = value.to(torch.complex64 if dtype.is_complex else torch.float32)
         spread = _spread(value)
-        yield lambda: torch.add(value, self._noise(value), alpha=spread).to(dtype)
+        noise = [lambda: torch.add(value, self._noise(value), alpha=spread).to(dtype)]
         if not is_wild:
-            yield lambda: self._shuffled(value).to(dtype)
-            yield lambda: (value * 0.5).to(dtype)
-            return
-        yield lambda: (self._noise(value) * 1000 * spread).to(dtype)
-        yield lambda: torch.full_like(value, torch.nan).to(dtype)
-        yield lambda: (-value).to(dtype)
-        yield lambda: torch.where(self._coins(value), torch.full_like(value, torch.nan), value).to(
-            dtype
-        )
-        yield lambda: torch.full_like(value, torch.inf).to(dtype)
-        yield lambda: torch.full_like(value, -torch.inf).to(dtype)
-        yield lambda: torch.zeros_like(value).to(dtype)
-        yield lambda: self._noise(value).to(dtype)  # finite, where it was not
-        for change in self._likenesses(value, others, numbers):
-            yield partial(_typed, change, dtype)
+            return [*noise, lambda: self._shuffled(value).to(dtype), lambda: (value / 2).to(dtype)]
+        constants = (torch.nan, torch.inf, -torch.inf, 0)
+        half_nan = lambda: torch.where(self._coins(value), torch.nan, value).to(dtype)  # noqa: E731
+        return [
+            *noise,
+            lambda: (self._noise(value) * 1000 * spread).to(dtype),
+            *(partial(_filled, value, constant, dtype) for constant in constants),
+            half_nan,
+            lambda: (-value).to(dtype),
+            lambda: self._noise(value).to(dtype),  # finite, where it was not
+        ]
 
-    def _integers(
-        self, value: Tensor, others: Sequence[Tensor], numbers: Sequence[Number], is_wild: bool
-    ) -> Iterator[Callable[[], Tensor]]:
-        dtype, value = value.dtype, value.long()  # unsigned types know little arithmetic
+    def _integers(self, value: Tensor, is_wild: bool) -> list[Recipe]:
+        dtype, value = value.dtype, value.long()  # unsigned types have little arithmetic
         low, high = _range(value)
-        if low == high:
-            yield lambda: (value + (1 if low == 0 else -1)).to(dtype)
-        else:
-            yield lambda: (value.max() - value + value.min()).to(dtype)
-            yield lambda: torch.randint(low, high + 1, value.shape, generator=self._generator).to(
-                value.device, dtype
-            )
-            yield lambda: torch.full_like(value, low, dtype=dtype)
-            yield lambda: torch.full_like(value, high, dtype=dtype)
-        yield lambda: self._shuffled(value).to(dtype)
+        made: list[Recipe] = [
+            lambda: (low + high - value if low < high else value + (1 if low == 0 else -1)).to(
+                dtype
+            ),
+            lambda: self._integers_between(value, low, high).to(dtype),
+            partial(_filled, value, low, dtype),
+            partial(_filled, value, high, dtype),
+            lambda: self._shuffled(value).to(dtype),
+        ]
         if low <= 0 <= high or is_wild:
-            yield lambda: torch.zeros_like(value, dtype=dtype)
-        if is_wild:
-            for change in self._likenesses(value, others, numbers):
-                yield partial(_typed, change, dtype)
-        elif (
-            value.device.type == "cpu"
-        ):  # elsewhere, an index out of range is the end of the process
-            near = [
-                n
-                for n in numbers
-                if isinstance(n, int) and low - _MAX_GROWTH <= n <= high + _MAX_GROWTH
-            ]
-            for change in self._likenesses(value, (), near):
-                yield partial(_typed, change, dtype)
-        if value.device.type == "cpu":
-            yield lambda: (value + 1).to(dtype)
-            yield lambda: (-1 - value).to(dtype)
+            made.append(partial(_filled, value, 0, dtype))
+        if value.device.type == "cpu":  # elsewhere, an index out of range ends the process
+            made += [lambda: (value + 1).to(dtype), lambda: (-1 - value).to(dtype)]
+        return made
 
-    def _likenesses(
+    def _compared(
         self, value: Tensor, others: Sequence[Tensor], numbers: Sequence[Number]
-    ) -> Iterator[Callable[[], Tensor]]:
+    ) -> list[Recipe]:
         """With some elements equal to what they may be compared with, or just beside it."""
+        found: list[Recipe] = []
         for number in numbers:
-            yield partial(self._mixed, value, number)
-            for step in (0, 1, -1):
-                yield partial(torch.full_like, value, number + step)
+            found.append(partial(self._mixed, value, number))
+            found += [partial(_filled, value, number + step, value.dtype) for step in (0, 1, -1)]
         for other in others:
-            if not has_elements(other) or _is_whole(other):
+            if not has_elements(other) or _is_composite(other):
                 continue
-            if other.dtype in (torch.int32, torch.int64) and other.dtype == value.dtype:
-                for bound in (
-                    int(other.max()) + 1,
-                    int(other.min()) - 1,
-                    int(other.reshape(-1)[0]),
-                ):
-                    yield partial(torch.full_like, value, bound)
+            if other.dtype == value.dtype in (torch.int32, torch.int64):
+                low, high = _range(other)
+                found += [partial(_filled, value, n, value.dtype) for n in (low - 1, high + 1)]
             if _is_broadcastable(other, value):
-                for step in (0, 1, -1):
-                    yield partial(self._mixed, value, other.detach().to(value) + step)
+                found += [partial(self._mixed, value, other.detach(), n) for n in (0, 1, -1)]
+        return found
 
-    def _mixed(self, value: Tensor, other: Tensor | Number) -> Tensor:
-        """Some elements of `value`, the rest of `other`."""
-        return torch.where(
-            self._coins(value),
-            torch.as_tensor(other, dtype=value.dtype, device=value.device),
-            value,
-        )
+    def _mixed(self, value: Tensor, other: Tensor | Number, step: int = 0) -> Tensor:
+        """Some elements of `value`, the rest of `other` plus `step`."""
+        other = torch.as_tensor(other, dtype=value.dtype, device=value.device) + step
+        return torch.where(self._coins(value), other, value).to(value.dtype)
 
-    def _whole(self, value: Any) -> Iterator[Callable[[], Tensor]]:
-        """For tensors that are more than their elements."""
+    def _composites(self, value: Any) -> list[Recipe]:
+        """For tensors that are not simply their elements."""
         if value.is_quantized:
-            yield lambda: _requantized(value, value.int_repr() ^ 1)
-            yield lambda: _requantized(value, self._shuffled(value.int_repr()))
-        elif hasattr(value, "__tensor_flatten__") and not value.is_nested:
-            yield lambda: self._rebuilt(value)
-        else:
-            yield lambda: value * 1.5
-            yield lambda: value * float("nan")
-            yield lambda: -value
+            elements = value.int_repr()
+            return [
+                lambda: _requantized(value, elements ^ 1),
+                lambda: _requantized(value, self._shuffled(elements)),
+            ]
+        if hasattr(value, "__tensor_flatten__") and not value.is_nested:
+            return [lambda: self._rebuilt(value)]
+        return [lambda: value * 1.5, lambda: value * float("nan"), lambda: -value]
 
     def _rebuilt(self, value: Any) -> Tensor:
-        """A tensor of somebody's own kind, made of parts of which each is changed."""
+        """A wrapper subclass, with each of its inner tensors changed."""
         names, context = value.__tensor_flatten__()
-        inner = {name: getattr(value, name) for name in names}
-        changed = {
-            name: next(self.of(part, (), (), False), part) if has_elements(part) else part
-            for name, part in inner.items()
-        }
-        rebuilt: Tensor = type(value).__tensor_unflatten__(
-            changed, context, value.size(), value.stride()
-        )
+        changed = {}
+        for name in names:
+            part = getattr(value, name)
+            changed[name] = next(self.of(part), part) if has_elements(part) else part
+        size, stride = value.size(), value.stride()
+        rebuilt: Tensor = type(value).__tensor_unflatten__(changed, context, size, stride)
         return rebuilt
 
     # -- chance
-    # ----------------------------------------------------------------------------------------------
+    # ---------------------------------------------------------------------------------------------
 
     def _noise(self, value: Tensor) -> Tensor:
-        """Noise in the shape of `value`: a few thousand numbers over and over, for making them is
-        what costs time.
-        """
+        """Noise in the shape of `value`: a few thousand numbers, repeated, to save time."""
         dtype = torch.complex64 if value.is_complex() else torch.float32
         count = value.numel()
         noise = torch.randn(min(count, _NUM_RANDOM), generator=self._generator, dtype=dtype)
@@ -233,41 +185,39 @@ class Changes:
         order = torch.randperm(value.numel(), generator=self._generator).to(value.device)
         return value.reshape(-1)[order].reshape(value.shape)
 
-
-def _typed(make: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
-    return make().to(dtype)
+    def _integers_between(self, value: Tensor, low: int, high: int) -> Tensor:
+        made = torch.randint(low, high + 1, value.shape, generator=self._generator)
+        return made.to(value.device, value.dtype)
 
 
 def numbers_in(frozen: Any) -> list[Number]:
-    """The numbers among the arguments of a call, as they were set aside."""
+    """The numbers among the copied arguments of a call."""
     if isinstance(frozen, int | float) and not isinstance(frozen, bool):
         return [frozen] if abs(frozen) < 2**31 or frozen in (torch.inf, -torch.inf) else []
     items = getattr(frozen, "items", frozen)
     if isinstance(items, dict):
         items = tuple(items.values())
-    return (
-        [number for item in items for number in numbers_in(item)]
-        if isinstance(items, list | tuple)
-        else []
-    )
+    if not isinstance(items, list | tuple):
+        return []
+    return [number for item in items for number in numbers_in(item)]
 
 
-def _is_whole(value: Tensor) -> bool:
-    is_own_kind = type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__
-    return value.is_nested or value.layout is not torch.strided or value.is_quantized or is_own_kind
+def _filled(value: Tensor, number: Number, dtype: torch.dtype) -> Tensor:
+    return torch.full_like(value, number).to(dtype)
+
+
+def _is_composite(value: Tensor) -> bool:
+    is_subclass = type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return value.is_nested or value.layout is not torch.strided or value.is_quantized or is_subclass
 
 
 def _requantized(value: Tensor, elements: Tensor) -> Tensor:
     if value.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
-        return torch._make_per_tensor_quantized_tensor(
-            elements, value.q_scale(), value.q_zero_point()
-        )
-    return torch._make_per_channel_quantized_tensor(
-        elements,
-        value.q_per_channel_scales(),
-        value.q_per_channel_zero_points(),
-        value.q_per_channel_axis(),
-    )
+        scale, zero = value.q_scale(), value.q_zero_point()
+        return torch._make_per_tensor_quantized_tensor(elements, scale, zero)
+    scales, zeros = value.q_per_channel_scales(), value.q_per_channel_zero_points()
+    axis = value.q_per_channel_axis()
+    return torch._make_per_channel_quantized_tensor(elements, scales, zeros, axis)
 
 
 def _spread(value: Tensor) -> float:

@@ -1,11 +1,11 @@
 """Check 5, dependence: changing what a parent gave changes what the operation gives.
 
-That the parents are those who made the arguments is proved elsewhere (`arguments.py`). This shows
-that the arguments count: each is changed, and the operation run again, with noise first, then in
-the ways that are hard to ignore (very large numbers, NaN, what the other arguments are compared
-with), and at last with the other arguments changed too, for they may hide it: a mask, a zero, a
-NaN. An operation that raises on the changed argument has read it. Where nothing makes an argument
-count (`x ** 0`, `argmax` of one element), that is reported apart: nothing is wrong with the log.
+`arguments.py` proves that the parents made the arguments; this shows that the arguments count. Each
+is changed, and the operation run again: first with noise, then with values that are hard to ignore
+(very large numbers, NaN, what the other arguments are compared with), finally with the other
+arguments changed, too, for they may hide it (a mask, a zero, a NaN). An operation that raises on
+the changed argument has read it. If nothing makes an argument count (`x ** 0`, `argmax` of one
+element), the report lists it as not shown: the log may still be right.
 """
 
 from collections.abc import Sequence
@@ -18,37 +18,35 @@ from torchlens._capture.observer import CallKind
 from torchlens._recording.recording import Row
 from torchlens._replay.snapshots import Snapshot
 from torchlens._replay.values import close, has_elements, same
-from torchlens._validate.arguments import contributions_of
+from torchlens._validate.arguments import Painting, contributions_of, paint
 from torchlens._validate.changes import Changes, numbers_in
 from torchlens._validate.exemptions import CAPTURED, EMPTY, MANY, PART, VIEW, dependence_exemption
-from torchlens._validate.memory import Painting, paint
 from torchlens._validate.replay import replay_exemption, run_again
 from torchlens._validate.report import NotShown, ValidationReport
-from torchlens._validate.subject import Subject
-from torchlens._validate.witness import Call
+from torchlens._validate.witness import Subject, WitnessedCall
 
 Tensor = torch.Tensor
 _SEED = 20_240_229
-# How many times the other arguments are changed too, and how many values the argument gets each
-# time.
+# How often the other arguments are changed, too, and how many values the argument gets each time.
 _NUM_STYLES = 8
 _NUM_BESIDE = 4
-# Of those that wrote parts of one argument, so many are tried.
-_MOST_WRITERS = 32
+# The most parents of one argument that are tried.
+_MAX_WRITERS = 32
+_OWN_NAMESPACES = ("aten", "prim", "prims", "quantized")
 
 
 def check_dependence(subject: Subject, report: ValidationReport) -> None:
     """Changes every parent of every operation, and looks for a change in its results."""
-    checker = _Checker(subject, report)
+    changes = Changes(_SEED)
     for call in subject.calls:
         if call.kind is not CallKind.IDENTITY:
-            checker.check(call)
+            _DependenceCheck(subject, report, changes, call).run()
 
 
 @dataclass(slots=True)
 class _Attempts:
-    """What was tried on one argument: the values it got, and how many of them with other arguments
-    changed too.
+    """How many values one argument was given: alone, and with other arguments changed, too; or why
+    it is exempt.
     """
 
     num_alone: int = 0
@@ -57,214 +55,183 @@ class _Attempts:
 
 
 @dataclass(slots=True)
-class _Case:
-    """A call that is made again and again."""
+class _DependenceCheck:
+    """Replays one call with changed arguments."""
 
-    call: Call
-    rows: Sequence[Row]
-    arguments: dict[Any, Snapshot]
-    before: list[Any]
-    numbers: list[int | float]
-    is_exact: bool  # whether it gives the very same bits each time
+    subject: Subject
+    report: ValidationReport
+    changes: Changes
+    call: WitnessedCall
+    rows: Sequence[Row] = field(init=False)
+    arguments: dict[Any, Snapshot] = field(init=False)
+    results: list[Any] = field(init=False)
     paintings: dict[tuple[int, Any], Painting | None] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        call, subject = self.call, self.subject
+        self.rows = subject.log.recording.rows[call.first : call.last]
+        self.arguments = subject.arguments(call)
+        self.results = [subject.witness.tensors[n].value for n in range(call.first, call.last)]
+
+    def run(self) -> None:
+        """Changes each parent; one that gave several arguments, at each until it shows."""
+        for parent, readers in self._parents().items():
+            attempts, locations = _Attempts(), list(readers)
+            depends = any(
+                self._depends(parent, location, readers[location], attempts)
+                for location in locations
+            )
+            if not depends and attempts.exemption is not None:
+                self.report.exemptions["dependence", attempts.exemption] += 1
+                continue
+            self.report.num_checked["dependence"] += 1
+            if not depends:
+                argument = locations[0] if len(locations) == 1 else locations
+                label, reason = self.subject.label(self.call.first), self._reason(parent, attempts)
+                self.report.not_shown.append(NotShown("dependence", label, argument, reason))
+
+    def _parents(self) -> dict[int, dict[Any, int]]:
+        """By parent and location of the argument, the first row of the call that reads it there."""
+        found: dict[int, dict[Any, int]] = {}
+        for number in range(self.call.first, self.call.last):
+            for location, sources in self.subject.reads(number).items():
+                for source in sources[:_MAX_WRITERS]:
+                    found.setdefault(source, {}).setdefault(location, number)
+                if number == self.call.first and len(sources) > _MAX_WRITERS:
+                    self.report.exemptions["dependence", MANY] += len(sources) - _MAX_WRITERS
+        return found
+
     @property
-    def name(self) -> str:
+    def _name(self) -> str:
         return self.rows[0].operation.name
 
-    def is_wild(self, value: Tensor) -> bool:
-        """Whether values out of all range may be tried: not where they may be indices or counts,
-        nor in others' kernels.
-        """
-        if _is_of_others(self.rows[0].operation.func):
-            return False
-        if value.dtype.is_floating_point or value.dtype.is_complex:
-            return True
-        return all(
-            isinstance(result, Tensor) and _is_alike(result, value) for result in self.before
-        )
-
-
-class _Checker:
-    def __init__(self, subject: Subject, report: ValidationReport) -> None:
-        self._subject = subject
-        self._report = report
-        self._changes = Changes(_SEED)
-
-    def check(self, call: Call) -> None:
-        """Changes each parent of the call; one that gave several arguments, at each until it
-        shows.
-        """
-        rows = self._subject.log.recording.rows[call.first : call.last]
-        before = [self._subject.seen(number) for number in range(call.first, call.last)]
-        numbers = numbers_in(call.args) + numbers_in(call.kwargs)
-        is_exact = call.first not in self._subject.inexact
-        case = _Case(call, rows, self._subject.arguments(call), before, numbers, is_exact)
-        places: dict[
-            int, dict[Any, int]
-        ] = {}  # by parent and location, the first row that reads it there
-        for number in range(call.first, call.last):
-            for location, sources in self._subject.reads(number).items():
-                for source in sources[:_MOST_WRITERS]:
-                    places.setdefault(source, {}).setdefault(location, number)
-                if number == call.first and len(sources) > _MOST_WRITERS:
-                    self._report.exemptions["dependence", MANY] += len(sources) - _MOST_WRITERS
-        for parent, readers in places.items():
-            attempts, locations = _Attempts(), list(readers)
-            if any(
-                self._depends(case, parent, location, readers[location], attempts)
-                for location in locations
-            ):
-                self._report.num_checked["dependence"] += 1
-            elif attempts.exemption is not None:
-                self._report.exemptions["dependence", attempts.exemption] += 1
-            else:
-                self._report.num_checked["dependence"] += 1
-                argument = locations[0] if len(locations) == 1 else locations
-                reason = self._reason(case, parent, attempts)
-                self._report.not_shown.append(
-                    NotShown("dependence", self._subject.label(call.first), argument, reason)
-                )
-
-    def _reason(self, case: _Case, parent: int, attempts: _Attempts) -> str:
+    def _reason(self, parent: int, attempts: _Attempts) -> str:
         if not attempts.num_alone:
-            return (
-                f"{case.name} could not be tried with anything else: no other value could be made"
-            )
-        beside = (
-            f", {attempts.num_beside} of them with other arguments beside it"
-            if attempts.num_beside
-            else ""
-        )
-        tried = f"{attempts.num_alone + attempts.num_beside} values tried{beside}"
-        return (
-            f"{case.name} gives {_described(case.before)} whatever {self._subject.label(parent)} "
-            f"is: {tried}"
-        )
+            return f"{self._name} could not be tried with another value: none could be made"
+        tried = f"{attempts.num_alone + attempts.num_beside} values tried"
+        if attempts.num_beside:
+            tried += f", {attempts.num_beside} of them with other arguments changed, too"
+        result = _described(self.results)
+        return f"{self._name} gives {result} whatever {self.subject.label(parent)} is: {tried}"
 
-    def _depends(
-        self, case: _Case, parent: int, location: Any, number: int, attempts: _Attempts
-    ) -> bool:
+    def _depends(self, parent: int, location: Any, number: int, attempts: _Attempts) -> bool:
         """Whether the results depend on the parent there; if not, `attempts` says why they need
         not, or what was tried.
         """
-        argument = case.arguments.get(location)
-        if argument is None:
-            attempts.exemption = CAPTURED
+        attempts.exemption = self._exemption(location)
+        if attempts.exemption is not None:
             return False
-        if not has_elements(argument.value) or not any(
-            isinstance(v, Tensor) and has_elements(v) for v in case.before
-        ):
-            attempts.exemption = EMPTY
-            return False
-        if (reason := replay_exemption(case.call, case.rows[0])) is not None:
-            attempts.exemption = dependence_exemption(case.name, location) or reason
-            return False
-        part = self._part_of(case, number, location, argument, parent)
+        part = self._part_of(number, location, parent)
         if part is not None and not bool(part.any()):
             attempts.exemption = VIEW
             return False
-        value, is_wild = argument.value, case.is_wild(argument.value)
-        others = [snapshot.value for place, snapshot in case.arguments.items() if place != location]
-        for changed in self._changes.of(value, others, case.numbers, is_wild):
+        value = self.arguments[location].value
+        for changed in self._changed(location):
             attempts.num_alone += 1
             given = (
                 changed if part is None else torch.where(part.to(changed.device), changed, value)
             )
-            if _changes_result(case, {location: given}, case.before):
+            if self._matters({location: given}, self.results):
                 return True
-            if (
-                attempts.num_alone == 1
-                and (reason := dependence_exemption(case.name, location)) is not None
-            ):
-                attempts.exemption = reason
-                return False
+            if attempts.num_alone == 1:
+                attempts.exemption = dependence_exemption(self._name, location)
+                if attempts.exemption is not None:
+                    return False
         if part is not None:
-            whole = next(self._changes.of(value, others, case.numbers, is_wild), value)
-            if _changes_result(case, {location: whole}, case.before):
+            whole = next(iter(self._changed(location)), value)
+            if self._matters({location: whole}, self.results):
                 attempts.exemption = PART
                 return False
-        return self._is_hidden(case, location, attempts)
+        return self._is_hidden(location, attempts)
 
-    def _part_of(
-        self, case: _Case, number: int, location: Any, argument: Snapshot, parent: int
-    ) -> Tensor | None:
+    def _exemption(self, location: Any) -> str | None:
+        """Why changing the argument cannot show anything."""
+        argument = self.arguments.get(location)
+        if argument is None:
+            return CAPTURED
+        results = [value for value in self.results if isinstance(value, Tensor)]
+        if not has_elements(argument.value) or not any(map(has_elements, results)):
+            return EMPTY
+        reason = replay_exemption(self.call, self.rows[0])
+        return reason and (dependence_exemption(self._name, location) or reason)
+
+    def _changed(self, location: Any) -> Any:
+        """Other values for the argument at `location`."""
+        value = self.arguments[location].value
+        others = [own.value for place, own in self.arguments.items() if place != location]
+        numbers = numbers_in(self.call.args) + numbers_in(self.call.kwargs)
+        return self.changes.of(value, others, numbers, self._may_be_wild(value))
+
+    def _may_be_wild(self, value: Tensor) -> bool:
+        """Whether values out of the range may be tried: not for indices or counts, nor in kernels
+        that are not torch's own.
+        """
+        if _is_foreign(self.rows[0].operation.func):
+            return False
+        if value.dtype.is_floating_point or value.dtype.is_complex:
+            return True
+        return all(isinstance(own, Tensor) and _is_elementwise(own, value) for own in self.results)
+
+    def _part_of(self, number: int, location: Any, parent: int) -> Tensor | None:
         """Which elements of the argument the parent wrote; None for all.
 
-        A view is all that the parent wrote of what it looks at: any change of the argument must
-        show there.
+        A view counts as all of what the parent wrote: any change of the argument must show there.
         """
-        if len(self._subject.reads(number)[location]) == 1:
+        subject, argument = self.subject, self.arguments[location]
+        if len(subject.reads(number)[location]) == 1:
             return None
-        result = self._subject.evidence.tensors[number]
-        is_view = result.region is not None and result.storage == argument.storage
-        is_view = is_view and argument.storage not in case.call.written_storages
-        if (number, location) not in case.paintings:
-            contributions = contributions_of(self._subject, number, location)
-            case.paintings[number, location] = paint(result if is_view else argument, contributions)
-        painting = case.paintings[number, location]
-        if painting is None:
-            return None
-        part = painting.part_of(parent)
-        return None if is_view and bool(part.any()) else part
+        is_view = subject.is_view(number, argument, self.call)
+        if (number, location) not in self.paintings:
+            where = subject.witness.tensors[number] if is_view else argument
+            painting = paint(where, contributions_of(subject, number, location))
+            self.paintings[number, location] = painting
+        painting = self.paintings[number, location]
+        part = None if painting is None else painting.part_of(parent)
+        return None if is_view and part is not None and bool(part.any()) else part
 
-    def _is_hidden(self, case: _Case, location: Any, attempts: _Attempts) -> bool:
+    def _is_hidden(self, location: Any, attempts: _Attempts) -> bool:
         """Whether the argument matters once the others have other values."""
         beside = {
-            p: s.value for p, s in case.arguments.items() if p != location and has_elements(s.value)
+            place: own.value
+            for place, own in self.arguments.items()
+            if place != location and has_elements(own.value)
         }
-        if not beside:
-            return False
-        value = case.arguments[location].value
-        for style in range(_NUM_STYLES):
+        value = self.arguments[location].value
+        for style in range(_NUM_STYLES) if beside else ():
+            changed = {place: self.changes.beside(own, style) for place, own in beside.items()}
+            if style >= 4:
+                changed[location] = self.changes.beside(value, style)
             try:
-                changed = {
-                    place: self._changes.partner(other, style) for place, other in beside.items()
-                }
-                if style >= 4:
-                    changed[location] = self._changes.partner(value, style)
-                before = run_again(case.call, case.rows, changed)
-            except Exception:  # these values are not to be had together
+                before = run_again(self.call, self.rows, changed)
+            except Exception:  # the operation refuses this combination of values
                 continue
             for number in range(_NUM_BESIDE):
                 attempts.num_beside += 1
-                changed = {**changed, location: self._changes.partner(value, number)}
-                if _changes_result(case, changed, before):
+                changed[location] = self.changes.beside(value, number)
+                if self._matters(changed, before):
                     return True
         return False
 
-
-def _changes_result(case: _Case, changed: dict[Any, Tensor], before: Sequence[Any]) -> bool:
-    try:
-        with torch.sparse.check_sparse_tensor_invariants(
-            True
-        ):  # a broken pattern is to raise, not to crash
-            after = run_again(case.call, case.rows, changed)
-        return len(after) != len(before) or not all(
-            map(same if case.is_exact else close, before, after)
-        )
-    except (
-        Exception
-    ):  # the arguments differ in nothing but their values: those are what it raised about
-        return True
+    def _matters(self, changed: dict[Any, Tensor], before: Sequence[Any]) -> bool:
+        """Whether the call gives other results than `before` with the changed arguments."""
+        is_equal = close if self.call.first in self.subject.inexact else same
+        try:
+            # a broken sparse pattern is to raise, not to crash
+            with torch.sparse.check_sparse_tensor_invariants(True):
+                after = run_again(self.call, self.rows, changed)
+            return len(after) != len(before) or not all(map(is_equal, before, after))
+        except Exception:  # only values have changed: the operation has read them
+            return True
 
 
-def _is_of_others(func: Any) -> bool:
-    """Whether the function is none of torch's own: its kernels may not look whether an index is in
-    range.
-    """
-    qualified = getattr(func, "_qualified_op_name", None) or getattr(func, "_schema", None)
-    if qualified is not None:
-        return str(getattr(qualified, "name", qualified)).partition("::")[0] not in (
-            "aten",
-            "prim",
-            "prims",
-            "quantized",
-        )
-    return False
+def _is_foreign(func: Any) -> bool:
+    """Whether a custom operator runs, whose kernel may not check whether an index is in range."""
+    name = getattr(func, "_qualified_op_name", None)
+    name = name or getattr(getattr(func, "_schema", None), "name", None)
+    return name is not None and str(name).partition("::")[0] not in _OWN_NAMESPACES
 
 
-def _is_alike(result: Tensor, value: Tensor) -> bool:
+def _is_elementwise(result: Tensor, value: Tensor) -> bool:
     """Whether the result has one element for each of the value: no size depends on it then."""
     try:
         return torch.broadcast_shapes(result.shape, value.shape) == result.shape
@@ -274,21 +241,12 @@ def _is_alike(result: Tensor, value: Tensor) -> bool:
 
 def _described(results: Sequence[Any]) -> str:
     """`nan everywhere`, or `the same`."""
-    first = results[0] if len(results) == 1 else None
-    if (
-        not isinstance(first, Tensor)
-        or first.layout is not torch.strided
-        or first.is_nested
-        or first.is_quantized
-    ):
-        return "the same"
+    first = results[0]
     try:
         elements = first.reshape(-1).unique()
-    except (NotImplementedError, RuntimeError):
-        return "the same"
-    is_nan = (
-        bool(elements.isnan().all()) if first.is_floating_point() or first.is_complex() else False
-    )
-    if is_nan or elements.numel() == 1:
-        return f"{elements[0].item()}{' everywhere' if first.numel() > 1 else ''}"
+        is_nan = bool(elements.numel()) and bool((elements != elements).all())
+        if len(results) == 1 and (is_nan or elements.numel() == 1):
+            return f"{elements[0].item()}{' everywhere' if first.numel() > 1 else ''}"
+    except (AttributeError, NotImplementedError, RuntimeError):  # not a plain tensor
+        pass
     return "the same"

@@ -1,4 +1,4 @@
-"""What need not hold, and why. Nothing else is exempt."""
+"""The operations and arguments that validation does not check, and why. Nothing else is exempt."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,6 @@ EARLY = "it was given memory that a collective was still writing, and that nobod
 COLLECTIVE = (
     "it needs the other processes, which would have to run it again at the same time and as often"
 )
-VARIED = "it is given other numbers each time the model runs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Check 1, outputs: the logged run returned, and left behind, what a plain run does."""
 
 import copy
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,23 +16,23 @@ from torchlens._replay.model_state import State, copy_of
 from torchlens._replay.values import brief, difference, same
 from torchlens._validate.exemptions import UNSTEADY
 from torchlens._validate.report import Finding, ValidationReport
-from torchlens._validate.subject import Subject
+from torchlens._validate.witness import Subject
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run returned, and how it left model, inputs and generators."""
+    """What a run returned (tensors; numbers, text and arrays), and how it left the model, its
+    inputs and the generators.
+    """
 
     outputs: list[tuple[Path, torch.Tensor]]
-    data: list[tuple[Path, Any]] = field(
-        default_factory=list
-    )  # numbers, text and arrays among them
+    data: list[tuple[Path, Any]] = field(default_factory=list)
     changes: dict[int, torch.Tensor] = field(default_factory=dict)
     generators: tuple[Any, ...] = ()
 
 
 def outcome_of(result: Any, state: State) -> Outcome:
-    """Takes down the outcome of a run that began at `state` and returned `result`."""
+    """The outcome of a run that began at `state` and returned `result`."""
     generators = generator_states()
     with unseen():
         outputs = [(path, copy_of(tensor)) for path, tensor in named_tensors(result)]
@@ -41,9 +41,7 @@ def outcome_of(result: Any, state: State) -> Outcome:
 
 
 def _holds_objects(value: Any) -> bool:
-    """Whether it is an array of Python objects: as with all objects, there is no telling whether
-    two are the same.
-    """
+    """Whether it is an array of Python objects, which cannot be compared reliably."""
     return isinstance(value, np.ndarray) and value.dtype.hasobject
 
 
@@ -56,8 +54,8 @@ def same_outputs(first: Outcome, second: Outcome) -> bool:
 
 
 def different_data(first: Outcome, second: Outcome) -> dict[str, tuple[Any, Any]]:
-    """Where two runs returned other numbers, text or arrays: by name, the two; None stands for what
-    only one returned.
+    """By name, the numbers, text and arrays that two runs returned differently; None is what only
+    one returned.
     """
     ours, theirs = (
         {path_text("output", path): value for path, value in outcome.data}
@@ -79,18 +77,62 @@ def _same_data(first: Any, second: Any) -> bool:
     return bool(first == second or (first != first and second != second))  # NaN is NaN
 
 
+def check_outputs(
+    subject: Subject,
+    outcomes: tuple[Outcome, Outcome, Outcome],
+    again: Outcome | None,
+    report: ValidationReport,
+) -> None:
+    """Compares a plain run with a logged one, and a witnessed one with the output layers of its
+    log.
+
+    `outcomes` are of these three runs; `again` is that of a second plain run, if there was one.
+    """
+    plain, logged, witnessed = outcomes
+
+    def find(layer: str, expected: str, found: str) -> None:
+        report.findings.append(Finding("outputs", layer, expected, found))
+
+    _check_data(plain, logged, again, report)
+    outputs = subject.log.recording.outputs
+    names = _names(plain)
+    report.num_checked["outputs"] += len(names)
+    if not (names == _names(logged) == _names(witnessed) == _path_names(outputs)):
+        found = f"{len(logged.outputs)} from the logged run, {len(outputs)} in the log, or others"
+        find("", f"the {len(names)} output tensors of a plain run", found)
+        return
+    for place, (name, (_, number)) in enumerate(zip(names, outputs, strict=True)):
+        expected, returned = plain.outputs[place][1], logged.outputs[place][1]
+        seen, saved = witnessed.outputs[place][1], subject.value(number)
+        if not same(expected, returned):
+            found = f"from the logged run {difference(expected, returned)}"
+            find(subject.label(number), f"{name} of a plain run ({brief(expected)})", found)
+        elif not same(seen, saved):
+            is_tensor = isinstance(saved, torch.Tensor)
+            found = f"saved {difference(seen, saved) if is_tensor else brief(saved)}"
+            find(subject.label(number), f"{name} of the model ({brief(seen)})", found)
+    if plain.changes.keys() != logged.changes.keys() or not all(
+        same(plain.changes[number], logged.changes[number]) for number in plain.changes
+    ):
+        expected = "the model's tensors and inputs to be left as a plain run leaves them"
+        find("", expected, "other values after the logged run")
+    if not _same_generators(plain.generators, logged.generators):
+        expected = "the generators to be left as a plain run leaves them"
+        find("", expected, "another state after the logged run")
+
+
 def _check_data(
-    plain: Outcome, logged: Outcome, report: ValidationReport, unsteady: Collection[str]
+    plain: Outcome, logged: Outcome, again: Outcome | None, report: ValidationReport
 ) -> None:
     report.num_checked["outputs"] += len(plain.data)
+    unsteady = () if again is None else different_data(plain, again)
     for name, (expected, returned) in different_data(plain, logged).items():
         if name in unsteady:
             report.exemptions["outputs", UNSTEADY] += 1
         else:
-            found = f"from the logged run {_short(returned)}"
-            report.findings.append(
-                Finding("outputs", "", f"{name} of a plain run ({_short(expected)})", found)
-            )
+            what, found = f"{name} of a plain run ({_short(expected)})", _short(returned)
+            finding = Finding("outputs", "", what, f"from the logged run {found}")
+            report.findings.append(finding)
 
 
 def _short(value: Any) -> str:
@@ -98,67 +140,19 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def check_outputs(
-    subject: Subject,
-    plain: Outcome,
-    logged: Outcome,
-    report: ValidationReport,
-    unsteady: Collection[str] = (),
-) -> None:
-    """Compares a plain run with the logged one, and the latter with the log's output layers.
-
-    `unsteady` are the names of data that differs between two plain runs, too.
-    """
-    _check_data(plain, logged, report, unsteady)
-    log, findings = subject.log, report.findings
-    names = _names(plain)
-    numbers = [number for _, number in log.recording.outputs]
-    report.num_checked["outputs"] += len(names)
-    if names != _names(logged) or names != [
-        path_text("output", path) for path, _ in log.recording.outputs
-    ]:
-        found = f"{len(logged.outputs)} from the logged run, {len(numbers)} in the log, or others"
-        findings.append(
-            Finding("outputs", "", f"the {len(names)} output tensors of a plain run", found)
-        )
-        return
-    for number, name, (_, expected), (_, returned) in zip(
-        numbers, names, plain.outputs, logged.outputs, strict=True
-    ):
-        label, saved = subject.label(number), subject.value(number)
-        if not same(expected, returned):
-            found = f"from the logged run {difference(expected, returned)}"
-            findings.append(
-                Finding("outputs", label, f"{name} of a plain run ({brief(expected)})", found)
-            )
-        elif not same(returned, saved):
-            is_tensor = isinstance(saved, torch.Tensor)
-            found = f"saved {difference(returned, saved) if is_tensor else brief(saved)}"
-            findings.append(
-                Finding("outputs", label, f"{name} of the model ({brief(returned)})", found)
-            )
-    if plain.changes.keys() != logged.changes.keys() or not all(
-        same(plain.changes[number], logged.changes[number]) for number in plain.changes
-    ):
-        expected_text = "the model's tensors and inputs to be left as a plain run leaves them"
-        findings.append(Finding("outputs", "", expected_text, "other values after the logged run"))
-    if not _same_generators(plain.generators, logged.generators):
-        expected_text = "the generators to be left as a plain run leaves them"
-        findings.append(Finding("outputs", "", expected_text, "another state after the logged run"))
-
-
 def _names(outcome: Outcome) -> list[str]:
-    return [path_text("output", path) for path, _ in outcome.outputs]
+    return _path_names(outcome.outputs)
+
+
+def _path_names(pairs: Sequence[tuple[Path, Any]]) -> list[str]:
+    return [path_text("output", path) for path, _ in pairs]
 
 
 def _same_generators(first: tuple[Any, ...], second: tuple[Any, ...]) -> bool:
     (python, numpy, cpu, devices), (python_2, numpy_2, cpu_2, devices_2) = first, second
     return (
         python == python_2
-        and all(
-            bool((a == b).all()) if hasattr(a, "all") else a == b
-            for a, b in zip(numpy, numpy_2, strict=True)
-        )
+        and all(map(np.array_equal, numpy, numpy_2))
         and torch.equal(cpu, cpu_2)
         and all(map(torch.equal, devices, devices_2))
     )

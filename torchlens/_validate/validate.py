@@ -32,10 +32,9 @@ from torchlens._validate.outputs import (
     outcome_of,
     same_outputs,
 )
-from torchlens._validate.replay import check_replay
+from torchlens._validate.replay import check_replay, check_unwitnessed
 from torchlens._validate.report import Finding, ValidationReport
-from torchlens._validate.subject import Subject
-from torchlens._validate.witness import Witness
+from torchlens._validate.witness import Subject, Witness
 
 if TYPE_CHECKING:
     from torchlens._validate.jax_checks import validate_jax
@@ -56,36 +55,72 @@ def validate(
     report = ValidationReport(type(model).__name__)
     had_compiler = _COMPILER in sys.modules
     try:
-        _validate_from_here(model, args, kwargs, random_seed, report)
+        state = State(model, (args, kwargs))
+        try:
+            _check_all(_Runs(model, args, kwargs, random_seed, state, report), report)
+        finally:
+            state.restore()
+            for problem in state.problems:
+                expected = "everything to be kept and restored"
+                report.findings.append(Finding("outputs", "", expected, problem))
     finally:
         if not had_compiler and _COMPILER in sys.modules:
-            # torch imports it under a dispatch mode, and leaves a circle that holds the frames of
-            # that time
+            # torch imports it under a dispatch mode, which leaves a reference cycle that holds
+            # frames of the model
             gc.collect()
         freed_memory().drop(lambda: None)
     return report
 
 
-def _validate_from_here(
-    model: torch.nn.Module,
-    args: list[Any],
-    kwargs: dict[str, Any],
-    random_seed: int | None,
-    report: ValidationReport,
-) -> None:
-    """Validates, and leaves everything as it is now."""
-    state = State(model, (args, kwargs))
-    try:
-        _Validation(model, args, kwargs, random_seed, state, report).run()
-    finally:
-        state.restore()
-        for problem in state.problems:
-            report.findings.append(
-                Finding("outputs", "", "everything to be kept and put back", problem)
-            )
+def _check_all(runs: "_Runs", report: ValidationReport) -> None:
+    """All runs, then all checks."""
+    num_before = num_collectives()
+    plain = runs.plain("plain run")
+    logged = None if plain is None else runs.logged("logged run", "outputs", None)
+    if plain is None or logged is None:
+        return
+    again = None
+    # Other processes might not repeat their part of a collective.
+    if num_before is not None and num_collectives() == num_before:
+        differs = not same_outputs(plain, logged[0]) or bool(different_data(plain, logged[0]))
+        again = runs.plain("second plain run") if differs else plain
+        if again is None or not same_outputs(plain, again):
+            expected = "two plain runs from one state to return the same"
+            found = "a model that does not repeat itself: nothing can be compared"
+            report.findings.append(Finding("outputs", "", expected, found))
+            return
+    num_params = len(logged[1].params)
+    witness, census = Witness(num_params), Census(num_params)
+    witness.know(runs.state.copies())
+    witnessed = runs.logged("witnessed run", "outputs", witness)
+    witness.finish()
+    counted = runs.logged("dispatched run", "completeness", census)
+    runs.state.restore()
+    freed_memory().note_use()
+    if witnessed is None:
+        return
+    recording = witnessed[1]
+    with unseen():
+        subject = Subject(Log(recording, build_graph(recording)), witness)
+    _note_valueless(subject, report)
+    steps = None if counted is None else counted[1].rows
+    # Threads take turns in another order each time.
+    if not recording.branches:
+        _check(report, "replay", lambda: check_unwitnessed(subject, logged[1], report))
+    del counted
+    outcomes = (plain, logged[0], witnessed[0])
+    _check(report, "outputs", lambda: check_outputs(subject, outcomes, again, report))
+    inputs = (runs.model, runs.args, runs.kwargs)
+    _check(report, "calls", lambda: check_calls(subject, *inputs, report))
+    _check(report, "arguments", lambda: check_arguments(subject, report))
+    _check(report, "replay", lambda: check_replay(subject, report))
+    _check(report, "dependence", lambda: check_dependence(subject, report))
+    _check(report, "completeness", lambda: check_completeness(subject, census, steps, report))
 
 
-class _Validation:
+class _Runs:
+    """Runs the model, each time from the same state."""
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -95,152 +130,79 @@ class _Validation:
         state: State,
         report: ValidationReport,
     ) -> None:
-        self._model = model
-        self._args = args
-        self._kwargs = kwargs
+        self.model = model
+        self.args = args
+        self.kwargs = kwargs
         self._random_seed = random_seed
-        self._state = state
+        self.state = state
         self._report = report
 
-    def run(self) -> None:
-        """All runs, then all checks. Evidence is released when nothing needs it any more."""
-        num_before = num_collectives()
-        plain = self._outcome("plain run", "outputs", "a plain run to return", self._run_plainly)
-        if plain is None:
-            return
-        logged = self._logged("logged run", "outputs", None)
-        if logged is None:
-            return
-        outcome, recording = logged
-        is_alone = (
-            num_before is not None and num_collectives() == num_before
-        )  # others may have nothing to explain
-        if is_alone and not same_outputs(plain, outcome) and not self._repeats_itself(plain):
-            expected = "two plain runs from one state to return the same"
-            self._find(
-                "outputs", expected, "a model that does not repeat itself: nothing can be compared"
-            )
-            return
-        unsteady = different_data(plain, outcome) if is_alone else {}
-        if unsteady:
-            again = self._outcome(
-                "second plain run", "outputs", "a plain run to return", self._run_plainly
-            )
-            unsteady = {} if again is None else different_data(plain, again)
-        num_params = len(recording.params)
-        witness = Witness(num_params)
-        witness.know(self._state.copies())
-        witnessed = self._logged("witnessed run", "outputs", witness)
-        witness.finish()
-        census = Census(num_params)
-        counted = self._logged("dispatched run", "completeness", census)
-        self._state.restore()
-        freed_memory().note_use()
-        if witnessed is None:
-            return
-        if (
-            recording.branches
-        ):  # threads take turns in another order each time: only the witnessed log can be followed
-            outcome, recording = witnessed
-        steps = None if counted is None else counted[1].rows
-        del witnessed, counted
-        with unseen():
-            subject = Subject(Log(recording, build_graph(recording)), witness.evidence)
-        report = self._report
-        _note_valueless(subject, report)
-        self._check("outputs", lambda: check_outputs(subject, plain, outcome, report, unsteady))
-        self._check(
-            "calls",
-            lambda: check_calls(subject, self._model, self._args, self._kwargs, steps, report),
-        )
-        self._check("arguments", lambda: check_arguments(subject, report))
-        self._check("replay", lambda: check_replay(subject, report))
-        self._check("dependence", lambda: check_dependence(subject, report))
-        self._check("completeness", lambda: check_completeness(subject, census, steps, report))
+    def plain(self, name: str) -> Outcome | None:
+        """A run without torchlens."""
+        call = lambda: finished(self.model(*self.args, **self.kwargs))  # noqa: E731
+        return self._run(name, "outputs", call)
 
-    # -- runs
-    # ----------------------------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        self._state.restore()
-        if self._random_seed is not None:
-            seed_generators(self._random_seed)
-
-    def _run_plainly(self) -> Any:
-        return finished(self._model(*self._args, **self._kwargs))
-
-    def _logged(
+    def logged(
         self, name: str, check: str, observer: Observer | None
     ) -> tuple[Outcome, Recording] | None:
-        """A run that is logged, exactly as a log is made where nobody observes it."""
-        session: list[Session] = []
+        """A run that is logged as `log_forward_pass` does it, beside an observer."""
+        sessions: list[Session] = []
 
         def run() -> Any:
-            session.append(Session(self._model, CaptureOptions(), observer))
-            return session[0].run(self._args, self._kwargs)
+            sessions.append(Session(self.model, CaptureOptions(), observer))
+            return sessions[0].run(self.args, self.kwargs)
 
-        outcome = self._outcome(name, check, f"the {name} to return, as a plain run does", run)
-        return None if outcome is None else (outcome, session[0].recording)
+        outcome = self._run(name, check, run)
+        return None if outcome is None else (outcome, sessions[0].recording)
 
-    def _outcome(
-        self, name: str, check: str, expected: str, run: Callable[[], Any]
-    ) -> Outcome | None:
-        """What came of a run; None, and a finding, where the model raised."""
-        with _timed(self._report, name):
-            self._begin()
+    def _run(self, name: str, check: str, run: Callable[[], Any]) -> Outcome | None:
+        """The outcome of a run; None, and a finding, if the model raised."""
+        self.state.restore()
+        if self._random_seed is not None:
+            seed_generators(self._random_seed)
+        with timed(self._report, name):
             try:
-                return outcome_of(run(), self._state)
+                return outcome_of(run(), self.state)
             except KeyboardInterrupt:
                 raise
-            except (
-                BaseException
-            ) as error:  # whatever the model raises, SystemExit too, is the finding
-                self._find(check, expected, _failure(error))
+            except BaseException as error:  # whatever the model raises, SystemExit too
+                finding = Finding(check, "", f"the {name} to return", failure_text(error))
+                self._report.findings.append(finding)
         return None
 
-    def _repeats_itself(self, plain: Outcome) -> bool:
-        again = self._outcome(
-            "second plain run", "outputs", "a plain run to return", self._run_plainly
-        )
-        return again is not None and same_outputs(plain, again)
 
-    # -- checks
-    # ----------------------------------------------------------------------------------------------
-
-    def _check(self, name: str, check: Callable[[], None]) -> None:
-        """Makes a check. One that cannot be made, on a kind of tensor nobody thought of, is a
-        finding too.
-        """
-        with _timed(self._report, name):
-            try:
-                with unseen():
-                    check()
-            except Exception as error:
-                self._find(name, f"the {name} to be looked at", _failure(error))
-
-    def _find(self, check: str, expected: str, found: str) -> None:
-        self._report.findings.append(Finding(check, "", expected, found))
+def _check(report: ValidationReport, name: str, check: Callable[[], None]) -> None:
+    """Makes a check; one that fails on an unknown kind of tensor is a finding, too."""
+    with timed(report, name):
+        try:
+            with unseen():
+                check()
+        except Exception as error:
+            finding = Finding(name, "", f"the check of {name} to be possible", failure_text(error))
+            report.findings.append(finding)
 
 
-def _failure(error: BaseException) -> str:
+def failure_text(error: BaseException) -> str:
+    """The type and the first line of an exception."""
     try:
         text = str(error).strip().partition("\n")[0]
-    except Exception:  # an exception that cannot say what it is
+    except Exception:  # its `__str__` raises
         text = "(without a message)"
     return f"{type(error).__name__}: {text}"
 
 
 @contextmanager
-def _timed(report: ValidationReport, name: str) -> Iterator[None]:
+def timed(report: ValidationReport, name: str) -> Iterator[None]:
+    """Adds the time that the block takes to the report."""
     start = perf_counter()
     try:
         yield
     finally:
-        report.seconds[name] = perf_counter() - start
+        report.seconds[name] = report.seconds.get(name, 0.0) + perf_counter() - start
 
 
 def _note_valueless(subject: Subject, report: ValidationReport) -> None:
-    """Of tensors without values, what is checked is not that the values are right."""
+    """Counts the tensors that have no values to check."""
     outputs = set(subject.log.graph.outputs)
     for entry, reason in subject.log.valueless_entries().items():
         exempt = f"values, as the tensors have none ({reason}); shapes and types are"
