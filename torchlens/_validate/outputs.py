@@ -114,11 +114,11 @@ def check_outputs(
     if plain.changes.keys() != logged.changes.keys() or not all(
         same(plain.changes[number], logged.changes[number]) for number in plain.changes
     ):
-        expected = "the model's tensors and inputs to be left as a plain run leaves them"
-        find("", expected, "other values after the logged run")
+        what = "the model's tensors and inputs to be left as a plain run leaves them"
+        find("", what, "other values after the logged run")
     if not _same_generators(plain.generators, logged.generators):
-        expected = "the generators to be left as a plain run leaves them"
-        find("", expected, "another state after the logged run")
+        what = "the generators to be left as a plain run leaves them"
+        find("", what, "another state after the logged run")
 
 
 def _check_data(
