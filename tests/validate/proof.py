@@ -94,7 +94,8 @@ class Proof:
             check_outputs(subject, outcomes, None, report)
             if not self.recording.branches:
                 check_unwitnessed(subject, self.unwitnessed, report)
-            check_calls(subject, self.model, self.args, self.kwargs, report)
+            inputs = (self.model, self.args, self.kwargs)
+            check_calls(subject, self.unwitnessed, *inputs, report)
             check_arguments(subject, report)
             check_replay(subject, report)
             check_dependence(subject, report)

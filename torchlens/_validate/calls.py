@@ -10,26 +10,28 @@ from typing import Any
 import torch
 
 from torchlens._history.log import path_text
-from torchlens._recording.recording import Row
+from torchlens._recording.recording import Recording, Row
 from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import Path, named_tensors
 from torchlens._replay.snapshots import is_same_as_frozen
 from torchlens._replay.values import brief
-from torchlens._validate.report import Finding, ValidationReport
+from torchlens._validate.report import Finding, NotShown, ValidationReport
 from torchlens._validate.witness import Subject, WitnessedCall
 
 
 def check_calls(
     subject: Subject,
+    logged: Recording,
     model: torch.nn.Module,
     args: list[Any],
     kwargs: dict[str, Any],
     report: ValidationReport,
 ) -> None:
-    """Compares each row of the log with the call it stands for; the model must be in the state it
-    began the run in.
+    """Compares each row of the log with the call it stands for.
+
+    `logged` is a recording of another run. The model must be in the state it began the runs in.
     """
-    check = _CallsCheck(subject, report)
+    check = _CallsCheck(subject, logged, report)
     check.check_tensors()
     addresses = {id(module): _address(name) for name, module in model.named_modules()}
     for call in subject.calls:
@@ -45,8 +47,9 @@ def check_calls(
 
 
 class _CallsCheck:
-    def __init__(self, subject: Subject, report: ValidationReport) -> None:
+    def __init__(self, subject: Subject, logged: Recording, report: ValidationReport) -> None:
         self._subject = subject
+        self._logged = logged
         self._report = report
         self._recording = subject.log.recording
         self._tensors = subject.witness.tensors
@@ -74,10 +77,14 @@ class _CallsCheck:
         row, name = self._recording.rows[number], call.operation.name
         if row.operation != call.operation:
             self._find(number, f"{name}, which was called", _function(row))
-        elif not is_same_as_frozen(row.args, call.args) or not is_same_as_frozen(
-            row.kwargs or {}, call.kwargs
-        ):
-            self._find(number, f"the arguments that {name} was called with", "others")
+        elif not _has_arguments_of(row, call):
+            other = self._logged.rows[number] if number < len(self._logged.rows) else row
+            if other.operation == row.operation and not _has_arguments_of(other, call):
+                label = self._subject.label(number)
+                reason = f"{name} has other arguments in each run, or changes them"
+                self._report.not_shown.append(NotShown("calls", label, "numbers", reason))
+            else:
+                self._find(number, f"the arguments that {name} was called with", "others")
 
     def check_modules(self, number: int, running: list[str]) -> None:
         """The row is in the modules that were running."""
@@ -120,6 +127,11 @@ class _CallsCheck:
             if marked not in seen.get(row, ()):
                 read = " or ".join(map(str, seen.get(row, ()))) or "none"
                 self._find(row, f"an `if` that read {marked}", read)
+
+
+def _has_arguments_of(row: Row, call: WitnessedCall) -> bool:
+    is_same = is_same_as_frozen(row.args, call.args)
+    return is_same and is_same_as_frozen(row.kwargs or {}, call.kwargs)
 
 
 def _function(row: Row) -> str:

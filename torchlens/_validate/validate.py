@@ -111,7 +111,7 @@ def _check_all(runs: "_Runs", report: ValidationReport) -> None:
     outcomes = (plain, logged[0], witnessed[0])
     _check(report, "outputs", lambda: check_outputs(subject, outcomes, again, report))
     inputs = (runs.model, runs.args, runs.kwargs)
-    _check(report, "calls", lambda: check_calls(subject, *inputs, report))
+    _check(report, "calls", lambda: check_calls(subject, logged[1], *inputs, report))
     _check(report, "arguments", lambda: check_arguments(subject, report))
     _check(report, "replay", lambda: check_replay(subject, report))
     _check(report, "dependence", lambda: check_dependence(subject, report))
