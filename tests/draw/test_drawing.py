@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from tests.networks import Model
 from tests.failures import partial_history
 from tests.networks import MLP, Conditional, ConvNet, HandingOn, Model, Recurrent, Residual, TinyGPT
 from torchlens._draw import render as render_module
@@ -305,6 +306,34 @@ def test_modules_side_by_side_are_folded_and_say_so():
     )
     scene = scene_of(model, torch.rand(2, 4), vis_fold_repeats=True)
     assert [box.title for box in scene.boxes] == ["@experts.0 … @experts.2 × 3 side by side"]
+
+
+def test_modules_side_by_side_that_are_read_in_different_ways_are_not_folded():
+    attention = {name: nn.Linear(4, 4) for name in ("q", "k", "v")}
+    heads = {"mean": nn.Linear(4, 4), "logvar": nn.Linear(4, 4)}
+
+    def attend(self, x):
+        return nn.functional.scaled_dot_product_attention(
+            self.q(x).sigmoid(), self.k(x).sigmoid(), self.v(x).sigmoid()
+        )
+
+    def sample(self, x):
+        mean, logvar = self.mean(x), self.logvar(x)
+        return mean + torch.exp(logvar), mean, logvar
+
+    for model in (Model(attend, **attention), Model(sample, **heads)):
+        titles = [
+            node.title for node in scene_of(model, torch.rand(2, 4), vis_fold_repeats=True).nodes
+        ]
+        assert sum(title.startswith("linear") for title in titles) == len(list(model.children()))
+        assert not any("side by side" in title for title in titles)
+
+
+def test_heads_that_are_joined_in_a_list_are_folded():
+    heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(5))
+    model = Model(lambda self, x: torch.cat([head(x) for head in self.heads], -1), heads=heads)
+    scene = scene_of(model, torch.rand(2, 4), vis_fold_repeats=True)
+    assert "linear_1_1 × 5 side by side" in [node.title for node in scene.nodes]
 
 
 def test_a_folded_module_can_be_one_box():

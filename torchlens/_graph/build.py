@@ -245,16 +245,16 @@ def key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> tuple[Has
         if (
             recording.framework != "torch"
         ):  # where the same primitive also computes a gradient, in another way
-            return row.operation, row.output_index, params, _hashable(row.kwargs)
+            return row.operation, row.output_index, params, hashable(row.kwargs)
         return name, row.output_index, params
     shapes = tuple(
         [recording.rows[number].shape for _, number in located(row.references) if number >= 0]
     )
     module = recording.module_calls[row.module_call].address
-    return name, row.output_index, _hashable(row.args), _hashable(row.kwargs), shapes, module
+    return name, row.output_index, hashable(row.args), hashable(row.kwargs), shapes, module
 
 
-def _hashable(arguments: Any) -> Hashable:
+def hashable(arguments: Any) -> Hashable:
     if not arguments:
         return None
     try:

@@ -8,11 +8,10 @@ from what it looks at, and no more.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from torchlens._graph.last_writers import Answer, Question, last_writers
-from torchlens._graph.paths import children_of
+from torchlens._graph.paths import children_of, topological_order
 from torchlens._recording.operations import BUFFER
 from torchlens._recording.recording import Recording, Row, Write, in_program_order, located
 from torchlens._recording.regions import Region
@@ -178,15 +177,5 @@ def order_of_rows(recording: Recording, parents: Sequence[Sequence[int]]) -> lis
         return order
     place_of = {number: place for place, number in enumerate(order)}
     children = children_of(parents)
-    num_awaited = [len(own) for own in parents]
-    ready = [place_of[number] for number, count in enumerate(num_awaited) if not count]
-    heapify(ready)
-    found = []
-    while ready:
-        number = order[heappop(ready)]
-        found.append(number)
-        for child in children[number]:
-            num_awaited[child] -= 1
-            if not num_awaited[child]:
-                heappush(ready, place_of[child])
-    return found
+    by_place = [[place_of[child] for child in children[number]] for number in order]
+    return [order[place] for place in topological_order(by_place)]

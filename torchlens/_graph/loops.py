@@ -16,10 +16,10 @@ near-linear time and joined by union-find:
 
 import sys
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from operator import itemgetter
-from typing import NamedTuple
 
+from torchlens._graph.repeats import Run, UnionFind, next_occurrences, stretches
 from torchlens._recording.operation_kinds import INDEXING
 
 # What a loop does with an index of its own in each step.
@@ -52,68 +52,35 @@ def group_into_layers(
     `x[:, t]` are the same for each `t`, so that the operations around it are passes of one layer,
     though it is not.
     """
-    groups = _UnionFind(len(keys))
+    groups = UnionFind()
     _join_repetitions(keys, keys if steps is None else steps, parents, groups)
     _join_around_parameters(keys, has_params, kinds, parents, groups)
     return [groups.find(operation) for operation in range(len(keys))]
-
-
-class _UnionFind:
-    """Sets of operations; the smallest member stands for its set."""
-
-    def __init__(self, size: int) -> None:
-        self._above = list(range(size))
-
-    def find(self, item: int) -> int:
-        above = self._above
-        while above[item] != item:
-            above[item] = above[above[item]]
-            item = above[item]
-        return item
-
-    def join(self, a: int, b: int) -> None:
-        a, b = self.find(a), self.find(b)
-        if a != b:
-            self._above[max(a, b)] = min(a, b)
 
 
 # -- repetition
 # --------------------------------------------------------------------------------------------------
 
 
-class _Run(NamedTuple):
-    """From an operation to another, the same so many operations again and again."""
-
-    start: int
-    stop: int
-    period: int
-
-
 def _join_repetitions(
     keys: Sequence[Hashable],
     steps: Sequence[int],
     parents: Sequence[Sequence[int]],
-    groups: _UnionFind,
+    groups: UnionFind,
 ) -> None:
-    known: set[_Run] = set()
-    pairs = _next_of_its_kind(enumerate(steps))
+    known: set[Run] = set()
+    pairs = next_occurrences(enumerate(steps))
     while True:
-        starts: dict[
-            int, list[int]
-        ] = {}  # period → operations whose key comes again after that many operations
+        repeating: dict[int, list[int]] = {}  # period → operations whose key comes again after it
         for before, operation in pairs:
-            starts.setdefault(operation - before, []).append(before)
-        runs: list[_Run] = []
-        for period, operations in starts.items():
-            end = -1
-            for operation in operations:
-                if operation < end:
-                    continue
-                start, end = _run_around(steps, operation, period, end)
+            repeating.setdefault(operation - before, []).append(before)
+        runs: list[Run] = []
+        for period, operations in repeating.items():
+            for start, end in stretches(steps, period, operations):
                 if end - start >= period:
                     runs += _join_run(start, end, period, keys, parents, groups)
-        # A loop around loops is not to be seen in single operations, if each of them comes several
-        # times in it; but then the loops come again, too.
+        # Where each operation comes several times in a loop around loops, that loop does not show
+        # in single operations; but then the inner loops come again, too.
         new = sorted(set(runs) - known)
         if len(new) < 2:
             return
@@ -121,22 +88,12 @@ def _join_repetitions(
         pairs = iter(sorted(set(_loops_that_come_again(new, steps))))
 
 
-def _next_of_its_kind(tokens: Iterable[tuple[int, Hashable]]) -> Iterator[tuple[int, int]]:
-    """Each operation with the next one that has the same key."""
-    last: dict[Hashable, int] = {}
-    for operation, key in tokens:
-        before = last.get(key)
-        if before is not None:
-            yield before, operation
-        last[key] = operation
-
-
-def _loops_that_come_again(runs: Sequence[_Run], steps: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _loops_that_come_again(runs: Sequence[Run], steps: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Operations at the same place of a loop and of the next loop that does the same.
 
-    What stands before or after a loop may look like a part of it, once and not the next time. So
-    its first operation is no such place; the first and the last time that it does the same from a
-    certain operation on are.
+    What comes directly before or after a loop may look like a part of it, once and not the next
+    time. So the first operation of a loop is no reliable place. The first and the last time that
+    the loop does the same from a certain operation on are.
     """
     ends: tuple[list[tuple[int, Hashable]], ...] = [], []
     for run in runs:
@@ -148,12 +105,12 @@ def _loops_that_come_again(runs: Sequence[_Run], steps: Sequence[int]) -> Iterat
         for own, place in zip(ends, (first, last), strict=True):
             own += [(place, loop), (place, (last - first, loop))]
     for own in ends:
-        yield from _next_of_its_kind(sorted(own, key=itemgetter(0)))
+        yield from next_occurrences(sorted(own, key=itemgetter(0)))
 
 
 def _least_rotation(body: Sequence[int]) -> int:
-    """From where on it reads least: the same for all that go round in the same way, wherever they
-    begin.
+    """Where the smallest rotation of a sequence begins: the same rotation for all sequences that
+    are rotations of each other.
     """
     size, one, other, same = len(body), 0, 1, 0
     while one < size and other < size and same < size:
@@ -170,30 +127,14 @@ def _least_rotation(body: Sequence[int]) -> int:
     return min(one, other)
 
 
-def _run_around(
-    keys: Sequence[Hashable], operation: int, period: int, floor: int
-) -> tuple[int, int]:
-    """The widest range around `operation`, from `floor` on, in which each key comes again after
-    `period`.
-    """
-    start = operation
-    while start - 1 >= max(floor, 0) and keys[start - 1] == keys[start - 1 + period]:
-        start -= 1
-    end = operation + 1
-    limit = len(keys) - period
-    while end < limit and keys[end] == keys[end + period]:
-        end += 1
-    return start, end
-
-
 def _join_run(
     start: int,
     end: int,
     period: int,
     keys: Sequence[Hashable],
     parents: Sequence[Sequence[int]],
-    groups: _UnionFind,
-) -> list[_Run]:
+    groups: UnionFind,
+) -> list[Run]:
     """Joins operations one period apart where what they read is one period apart, too. Returns
     where it did.
 
@@ -209,7 +150,7 @@ def _join_run(
             for operation in range(start, stop):
                 if keys[operation] == keys[operation + period]:
                     groups.join(operation, operation + period)
-            runs.append(_Run(start, stop + period, period))
+            runs.append(Run(start, stop + period, period))
 
     latest: deque[tuple[int, int]] = (
         deque()
@@ -273,8 +214,9 @@ def _join_around_parameters(
     has_params: Sequence[bool],
     kinds: Sequence[Hashable],
     parents: Sequence[Sequence[int]],
-    groups: _UnionFind,
+    groups: UnionFind,
 ) -> None:
+    """Joins operations that share parameters, and, step by step, their neighbours alike."""
     sharing: dict[Hashable, list[int]] = {}
     for operation, key in enumerate(keys):
         if has_params[operation]:
@@ -282,33 +224,34 @@ def _join_around_parameters(
     pending = [operations for operations in sharing.values() if len(operations) > 1]
     if not pending:
         return
+    children = _children_with_positions(parents)
+    grown_from: set[int] = set()
     for operations in pending:
-        for operation in operations[1:]:
-            groups.join(operations[0], operation)
-    children: list[list[tuple[int, int]]] = [[] for _ in keys]
+        groups.join_all(operations)
+    while pending:
+        operations = pending.pop()
+        neighbours = [
+            *_children_by_role(operations, children, keys).values(),
+            *_parents_by_role(operations, parents, keys).values(),
+        ]
+        for found in neighbours:
+            candidates = sorted({operation for operation in found if not has_params[operation]})
+            for alike in _split_by_origin(candidates, kinds, parents, operations):
+                groups.join_all(alike)
+                # Each growth starts from an operation that none started from yet.
+                if len(alike) > 1 and not grown_from.issuperset(alike):
+                    grown_from.update(alike)
+                    pending.append(alike)
+
+
+def _children_with_positions(parents: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
+    """For each operation, those that read it, and as which argument."""
+    children: list[list[tuple[int, int]]] = [[] for _ in parents]
     for operation, own in enumerate(parents):
         for position, parent in enumerate(own):
             if parent >= 0:
                 children[parent].append((position, operation))
-    grown_from: set[int] = set()
-    while pending:
-        operations = pending.pop()
-        for neighbours in (
-            _children_by_role(operations, children, keys),
-            _parents_by_role(operations, parents, keys),
-        ):
-            for found in neighbours.values():
-                candidates = sorted({operation for operation in found if not has_params[operation]})
-                for alike in _split_by_origin(candidates, kinds, parents, operations):
-                    if len(alike) < 2:
-                        continue
-                    for operation in alike[1:]:
-                        groups.join(alike[0], operation)
-                    if not grown_from.issuperset(
-                        alike
-                    ):  # each growth starts from an operation that none started from yet
-                        grown_from.update(alike)
-                        pending.append(alike)
+    return children
 
 
 def _children_by_role(
@@ -366,14 +309,18 @@ def _split_by_origin(
     split: dict[Hashable, list[int]] = {}
     for operation in candidates:
         split.setdefault(tuple(map(origin, parents[operation])), []).append(operation)
-    if len(split) > 1:
-        first = candidates[0]
-        alone = [signature for signature, members in split.items() if members == [first]]
-        following = [members for members in split.values() if members[0] != first]
-        if alone and following and _starts_loop(first, following[0][0], parents):
-            del split[alone[0]]
-            following[0].insert(0, first)
-    return list(split.values())
+    return _with_first_step(list(split.values()), candidates[0], parents)
+
+
+def _with_first_step(
+    split: list[list[int]], first: int, parents: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """Puts the first operation, if it is alone, to those that go on with the loop it starts."""
+    following = next((members for members in split if members[0] != first), None)
+    if [first] not in split or following is None or not _starts_loop(first, following[0], parents):
+        return split
+    following.insert(0, first)
+    return [members for members in split if members != [first]]
 
 
 def _starts_loop(first: int, second: int, parents: Sequence[Sequence[int]]) -> bool:

@@ -5,6 +5,7 @@ Entries are in the order of the log, so parents come before their children.
 """
 
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
 
 # For each entry (shortest, longest), or None where there is no path.
 Distances = list[tuple[int, int] | None]
@@ -98,3 +99,24 @@ def _distances(
             shortest, longest = zip(*known, strict=True)
             distances[entry] = 1 + min(shortest), 1 + max(longest)
     return distances
+
+
+def topological_order(children: Sequence[Iterable[int]]) -> list[int]:
+    """An order in which parents come before their children, and otherwise smaller numbers first.
+
+    What is on a circle, and what comes after it, is missing.
+    """
+    num_awaited = [0] * len(children)
+    for own in children:
+        for child in own:
+            num_awaited[child] += 1
+    ready = [number for number, count in enumerate(num_awaited) if not count]
+    heapify(ready)
+    found = []
+    while ready:
+        found.append(heappop(ready))
+        for child in children[found[-1]]:
+            num_awaited[child] -= 1
+            if not num_awaited[child]:
+                heappush(ready, child)
+    return found

@@ -1,9 +1,9 @@
 """What a rolled picture shows as one: the passes of a layer, and what each step of a loop does with
 an index of its own.
 
-`x[:, t]` in a loop is a layer of its own for each `t`, since the argument differs. Nobody would
-draw fifty slices, so those that stand in the same relation to the passes of one layer are rolled
-with it: each is read by, or reads, other passes.
+`x[:, t]` in a loop is a layer of its own for each `t`, since the argument differs. So that a
+picture does not have fifty slices, those in the same relation to the passes of one layer are
+rolled together: each reads, or is read by, other passes.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -71,39 +71,11 @@ def _join_round(
     members: dict[int, list[int]],
     candidates: set[int],
 ) -> bool:
-    """Joins groups around the groups that have several members already. Says whether any were
+    """Joins groups around the groups that have several members already. Returns whether any were
     joined.
     """
-    rank = {
-        entry: number
-        for own in members.values()
-        if len(own) > 1
-        for number, entry in enumerate(own)
-    }
-    most = max(map(len, members.values()))
-    around: dict[
-        _Role, dict[int, list[int]]
-    ] = {}  # → group → which members of the anchor it has to do with
-    for group in sorted(candidates):
-        if group not in members or 2 * len(members[group]) > most:
-            continue
-        for entry in members[group]:
-            for is_below, neighbours in (
-                (True, graph.parents[entry]),
-                (False, graph.children[entry]),
-            ):
-                for neighbour in neighbours:
-                    anchor = group_of[neighbour]
-                    if (
-                        neighbour in rank
-                        and anchor != group
-                        and len(members[anchor]) >= 2 * len(members[group])
-                    ):
-                        role = _role(
-                            recording, recording.rows[graph.recorded[entry]], anchor, is_below
-                        )
-                        around.setdefault(role, {}).setdefault(group, []).append(rank[neighbour])
     is_joined = False
+    around = _groups_around(recording, graph, group_of, members, candidates)
     for role, groups in around.items():
         found = [group for group in groups if group in members]
         fewest = 2 if role.name in TAKING_A_PART else _FEWEST_OTHERS
@@ -116,6 +88,41 @@ def _join_round(
         members[found[0]].sort()
         is_joined = True
     return is_joined
+
+
+def _groups_around(
+    recording: Recording,
+    graph: Graph,
+    group_of: list[int],
+    members: dict[int, list[int]],
+    candidates: set[int],
+) -> dict[_Role, dict[int, list[int]]]:
+    """Role → group → the numbers, among the members of the anchor, of those next to the group.
+
+    An anchor has at least twice as many members as the group.
+    """
+    rank = {
+        entry: number
+        for own in members.values()
+        if len(own) > 1
+        for number, entry in enumerate(own)
+    }
+    largest = max(map(len, members.values()))
+    around: dict[_Role, dict[int, list[int]]] = {}
+    for group in sorted(candidates & members.keys()):
+        size = len(members[group])
+        if 2 * size > largest:
+            continue
+        for entry in members[group]:
+            row = recording.rows[graph.recorded[entry]]
+            next_to = [(True, parent) for parent in graph.parents[entry]]
+            next_to += [(False, child) for child in graph.children[entry]]
+            for is_below, neighbour in next_to:
+                anchor = group_of[neighbour]
+                if neighbour in rank and anchor != group and len(members[anchor]) >= 2 * size:
+                    role = _role(recording, row, anchor, is_below)
+                    around.setdefault(role, {}).setdefault(group, []).append(rank[neighbour])
+    return around
 
 
 def _role(recording: Recording, row: Row, anchor: int, is_below: bool) -> _Role:

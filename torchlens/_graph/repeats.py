@@ -1,0 +1,110 @@
+"""Repetition in a sequence of keys: what layers, drawings and pages all read it with."""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+
+class Run(NamedTuple):
+    """The elements from `start` to `stop`, in which the first `period` come again and again."""
+
+    start: int
+    stop: int
+    period: int
+
+    @property
+    def count(self) -> int:
+        """How often the period fits in."""
+        return (self.stop - self.start) // self.period
+
+
+class UnionFind:
+    """Sets of numbers; the smallest member represents its set."""
+
+    def __init__(self) -> None:
+        self._above: dict[int, int] = {}
+
+    def find(self, item: int) -> int:
+        """The representative of the set of an item. An item not joined yet is a set of its own."""
+        above = self._above
+        while (parent := above.get(item, item)) != item:
+            above[item] = item = above.get(parent, parent)
+        return item
+
+    def join(self, a: int, b: int) -> None:
+        """Makes one set of the sets of two items."""
+        a, b = self.find(a), self.find(b)
+        if a != b:
+            self._above[max(a, b)] = min(a, b)
+
+    def join_all(self, items: Sequence[int]) -> None:
+        """Makes one set of all items."""
+        for item in items[1:]:
+            self.join(items[0], item)
+
+    def sets(self, items: Iterable[int]) -> dict[int, list[int]]:
+        """Representative → the given items in its set, in their order."""
+        found: dict[int, list[int]] = {}
+        for item in items:
+            found.setdefault(self.find(item), []).append(item)
+        return found
+
+
+def next_occurrences(keys: Iterable[tuple[int, Hashable]]) -> Iterator[tuple[int, int]]:
+    """Each place with the next place that has the same key, from (place, key)."""
+    last: dict[Hashable, int] = {}
+    for place, key in keys:
+        before = last.get(key)
+        if before is not None:
+            yield before, place
+        last[key] = place
+
+
+def stretches(
+    keys: Sequence[Hashable], period: int, places: Iterable[int]
+) -> Iterator[tuple[int, int]]:
+    """The widest ranges around some places, in order, in which each key comes again after
+    `period`. The keys at the places themselves do.
+    """
+    limit, end = len(keys) - period, 0
+    for place in places:
+        if place < end:
+            continue
+        start = place
+        while start > end and keys[start - 1] == keys[start - 1 + period]:
+            start -= 1
+        end = place + 1
+        while end < limit and keys[end] == keys[end + period]:
+            end += 1
+        yield start, end
+
+
+def find_runs(
+    keys: Sequence[Hashable], longest_period: int, fewest: Callable[[int, int], int]
+) -> list[Run]:
+    """Runs that do not overlap, from left to right: at each start the one that covers most.
+
+    `fewest(start, stop)` says how often the elements from `start` to `stop` must come in a row.
+    """
+    covering: dict[int, list[tuple[int, int, int]]] = {}  # start → (stop, start, period)
+    for period in range(1, min(longest_period, len(keys) // 2) + 1):
+        again = (at for at in range(len(keys) - period) if keys[at] == keys[at + period])
+        for start, end in stretches(keys, period, again):
+            if end - start >= period:
+                covering.setdefault(start, []).append((end, start, period))
+    found: list[Run] = []
+    open_now: list[tuple[int, int, int]] = []
+    at = 0
+    for place in range(len(keys)):
+        open_now += covering.get(place, ())
+        if place < at or not open_now:
+            continue
+        open_now = [one for one in open_now if one[0] >= place + one[2]]
+        runs = [
+            Run(place, place + (1 + (end - place) // period) * period, period)
+            for end, _, period in open_now
+        ]
+        runs = [run for run in runs if run.count >= fewest(place, place + run.period)]
+        if runs:
+            found.append(max(runs, key=lambda run: (run.stop, -run.period)))
+            at = found[-1].stop
+    return found
