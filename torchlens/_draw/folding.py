@@ -51,7 +51,8 @@ def find_repeats(log: Log, is_rolled: bool) -> Folding:
     """
     alike = AlikeCalls(log.recording, log.graph)
     below: dict[int, list[int]] = {}
-    for call in sorted(alike.spans, key=lambda call: alike.spans[call].start):
+    ran = [call for call, span in alike.spans.items() if span]
+    for call in sorted(ran, key=lambda call: alike.spans[call].start):
         below.setdefault(log.recording.module_calls[call].parent, []).append(call)
     folding = Folding([], {}, [])
     pending = [(0, 0)]

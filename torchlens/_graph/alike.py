@@ -88,10 +88,10 @@ class AlikeCalls:
         return self.number((*what, row.shape, row.dtype, shapes))
 
     def _find_spans(self) -> dict[int, range]:
-        spans: dict[int, range] = {}
+        spans = dict.fromkeys(range(1, len(self._recording.module_calls)), range(0))
         for entry, row in enumerate(self._rows):
             for call in self._graph.module_chains[row.module_call]:
-                spans[call] = range(spans[call].start if call in spans else entry, entry + 1)
+                spans[call] = range(spans[call].start if spans[call] else entry, entry + 1)
         return spans
 
     def _is_handed_on(self, entry: int) -> bool:

@@ -6,14 +6,13 @@ Two branches of different dilation do not.
 """
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
-
+from torchlens._graph.alike import AlikeCalls
+from torchlens._graph.repeats import UnionFind, find_runs
 from torchlens._history.log import Log
 from torchlens._page.parts import Outline, Part
-from torchlens._recording.operations import IDENTITY
 
 _MOST_CHILDREN = 120
 _GROUPS_PER_BOX = 24
@@ -34,23 +33,13 @@ class _Folder:
         self.has_repeats = has_repeats
         self.boundary = {*log.graph.inputs, *log.graph.outputs}
         self.edges_in = _edges_in(outline)
-        self.shapes: dict[Hashable, int] = {}
+        self.alike = AlikeCalls(log.recording, log.graph)
 
     def fold(self, box: Part) -> None:
         for part in box.children:
-            if part.kind == "operation":
-                part.shape = self._shape_of(part)
-            else:
+            if part.kind != "operation":
                 self.fold(part)
-        edges = self.edges_in.get(id(box), set())
-        if box.above is not None:
-            name = (
-                self.log.recording.module_classes.get(box.address, "")
-                if box.kind == "module"
-                else box.kind
-            )
-            box.shape = self._known((name, box.num_passes, self._shapes_of(box.children, edges)))
-        self._fold_constants(box, edges)
+        self._fold_constants(box, self.edges_in.get(id(box), set()))
         if self.has_repeats:
             self._fold_repeats(box)
         if box.above is None:
@@ -58,8 +47,8 @@ class _Folder:
         self._put_together(box)
 
     def _fold_boundary(self, box: Part) -> None:
-        """Inputs or outputs of one name (the keys and values of a cache) are one thing, if they are
-        many.
+        """Inputs or outputs of one name (the keys and values of a cache) become one part, if they
+        are many.
         """
         groups: dict[str, list[Part]] = {}
         for part in box.children:
@@ -69,161 +58,115 @@ class _Folder:
                 address = self.log.boundary_addresses[first.passes[0][0]][0]
                 groups.setdefault(".".join(address.split(".")[:2]), []).append(part)
         for own in groups.values():
-            if (
-                len(own) > 1
-                and sum(max(1, len(part.children)) for part in own) >= _FEWEST_REPEATED_MODULES
-            ):
+            count = sum(max(1, len(part.children)) for part in own)
+            if len(own) > 1 and count >= _FEWEST_REPEATED_MODULES:
                 _group(box, "range", [own])
-
-    def _shapes_of(self, parts: Sequence[Part], edges: set[tuple[Part, Part]]) -> Hashable:
-        """What makes parts, together, identical to others.
-
-        A tensor that a module hands on to the next one leaves a mark in the log, but in the last
-        module of a row, where nobody reads it: it does not make that module another one.
-        """
-        touched = {id(part) for edge in edges for part in edge}
-        parts = [part for part in parts if id(part) in touched or not self._is_handed_on(part)]
-        position = {id(part): index for index, part in enumerate(parts)}
-        return tuple([part.shape for part in parts]), tuple(
-            sorted((position[id(a)], position[id(b)]) for a, b in edges)
-        )
-
-    def _is_handed_on(self, part: Part) -> bool:
-        if (
-            part.kind != "operation"
-            or part.address
-            or part.passes[0][0] >= len(self.log.graph.recorded)
-        ):
-            return False
-        return self.log.row(part.passes[0][0]).operation is IDENTITY
 
     # -- constants
     # ----------------------------------------------------------------------------------------------
 
-    def _fold_constants(self, box: Part, edges: set[tuple[Part, Part]]) -> None:
-        """What is computed from nothing that goes into the model (masks, positions) is one thing,
-        if it hangs together.
+    def _fold_constants(self, box: Part, edges: Collection[tuple[Part, Part]]) -> None:
+        """What is computed from nothing that goes into the model (masks, positions) becomes one
+        part, if it is connected.
         """
-        position = {id(part): index for index, part in enumerate(box.children)}
-        own = {id(part): part for part in box.children if self._is_constant(part)}
-        others = (part for part in box.children if id(part) not in own)
-        if len(own) < _FEWEST_CONSTANTS or all(
-            part.kind == "operation" and self._is_boundary(part) for part in others
-        ):
-            return  # nothing would be left to be seen
-        joined = {number: number for number in own}
-
-        def find(number: int) -> int:
-            while joined[number] != number:
-                joined[number] = joined[joined[number]]
-                number = joined[number]
-            return number
-
-        for a, b in edges:
-            if id(a) in own and id(b) in own:
-                joined[find(id(a))] = find(id(b))
-        groups: dict[int, list[Part]] = {}
-        for number, part in own.items():
-            groups.setdefault(find(number), []).append(part)
-        # A group stands where its first part stood, so it must not read what comes after that.
+        place = {id(part): number for number, part in enumerate(box.children)}
+        own = {place[id(part)] for part in box.children if self._is_constant(part)}
+        others = (part for number, part in enumerate(box.children) if number not in own)
+        if len(own) < _FEWEST_CONSTANTS or all(map(self._is_boundary, others)):
+            return  # nothing else would be left to see
+        numbered = [(place[id(a)], place[id(b)]) for a, b in edges]
+        joined = UnionFind()
+        for a, b in numbered:
+            if a in own and b in own:
+                joined.join(a, b)
+        groups = joined.sets(sorted(own))
+        # A group goes where its first part was, so it must not read what comes after that.
         late = {
-            find(id(b))
-            for a, b in edges
-            if id(b) in own
-            and id(a) not in own
-            and position[id(a)] > position[id(groups[find(id(b))][0])]
+            joined.find(b) for a, b in numbered if b in own and a not in own and a > joined.find(b)
         }
-        found = [
-            members
-            for number, members in groups.items()
-            if sum(map(_num_operations, members)) >= _FEWEST_CONSTANTS
-            and number not in late
-            and len(members) > 1
+        members = [
+            [box.children[number] for number in numbers]
+            for first, numbers in groups.items()
+            if first not in late and len(numbers) > 1
         ]
-        for group, members in zip(_group(box, "constants", found), found, strict=True):
-            inner = {id(part) for part in members}
-            group.shape = self._known(
-                (
-                    "constants",
-                    self._shapes_of(
-                        members, {(a, b) for a, b in edges if id(a) in inner and id(b) in inner}
-                    ),
-                )
-            )
+        found = [own for own in members if sum(map(_num_operations, own)) >= _FEWEST_CONSTANTS]
+        _group(box, "constants", found)
 
     def _is_constant(self, part: Part) -> bool:
-        """Whether no input leads to it. Modules and what has parameters are worth being seen."""
+        """Whether no input leads to it. Modules, and what has parameters, are shown by
+        themselves.
+        """
         if part.address or part.kind not in ("operation", "loop"):
             return False
-        graph = self.log.graph
-        return all(self._is_constant(inner) for inner in part.children) and not any(
-            entry >= len(graph.recorded)
-            or entry in self.boundary
-            or graph.has_input_ancestor[entry]
-            or graph.params[entry]
-            for own in part.passes
-            for entry in own
+        if part.children:
+            return all(map(self._is_constant, part.children))
+        graph, entries = self.log.graph, [entry for own in part.passes for entry in own]
+        return not self._is_boundary(part) and not any(
+            graph.has_input_ancestor[entry] or graph.params[entry] for entry in entries
         )
-
-    def _shape_of(self, part: Part) -> Hashable:
-        entry = part.passes[0][0]
-        if entry >= len(self.log.graph.recorded):
-            return self._known(("failed", entry))
-        row = self.log.row(entry)
-        numbers = self.log.graph.params[entry]
-        params = (
-            tuple([tuple(self.log.recording.params[number].shape) for number in numbers])
-            if numbers
-            else ()
-        )
-        same = (
-            row.operation.name,
-            row.shape,
-            row.dtype,
-            params,
-            part.num_passes,
-            len(part.passes[0]),
-            len(part.buffers),
-        )
-        return self._known((same, _hashable(row.args), _hashable(row.kwargs)))
-
-    def _known(self, what: Hashable) -> int:
-        """A number for it: equal things have equal numbers."""
-        return self.shapes.setdefault(what, len(self.shapes))
 
     # -- repeats
     # ----------------------------------------------------------------------------------------------
 
     def _fold_repeats(self, box: Part) -> None:
         children = box.children
-        runs = _runs([self._pattern(part) for part in children])
-        if not runs:
-            return
-        repeats = _group(
-            box, "repeat", [children[start : start + n * count] for start, n, count in runs]
-        )
-        for repeat, (start, period, count) in zip(repeats, runs, strict=True):
-            repeat.num_passes = count
-            if period > 1:
-                _group(
-                    repeat,
-                    "step",
-                    [
-                        children[at : at + period]
-                        for at in range(start, start + period * count, period)
-                    ],
-                )
+        names = [self._name(part) for part in children]
+        keys = self._keys(children, names)
+
+        def fewest(start: int, stop: int) -> int:
+            own = [name for name in names[start:stop] if name]
+            if not all("#" in name for name in own):
+                return len(children) + 1  # modules whose names are not numbered do not fold
+            return _FEWEST_REPEATED_MODULES if own else _FEWEST_REPEATED_OPERATIONS
+
+        runs = find_runs(keys, _LONGEST_PERIOD, fewest)
+        repeats = _group(box, "repeat", [children[run.start : run.stop] for run in runs])
+        for repeat, run in zip(repeats, runs, strict=True):
+            repeat.num_passes = run.count
+            if run.period > 1:
+                starts = range(run.start, run.stop, run.period)
+                _group(repeat, "step", [children[at : at + run.period] for at in starts])
             self._put_together(repeat)
 
-    def _pattern(self, part: Part) -> tuple[str, Hashable]:
-        """What repeats of a part have in common: the address but for numbers, and the shape."""
+    def _keys(self, parts: Sequence[Part], names: Sequence[str]) -> list[int]:
+        """For each part a number, equal for parts that fold if they repeat."""
+        found: list[int] = []
+        works = [(name, self._work(part)) for name, part in zip(names, parts, strict=True)]
+        unlike = 0  # modules in a row that do the same, and are read in different ways
+        for number, part in enumerate(parts):
+            before = parts[number - 1] if number else part
+            if number and works[number - 1] == works[number] and before.calls and part.calls:
+                unlike += not self.alike.are_copies(before.calls[0], part.calls[0])
+            else:
+                unlike = 0
+            found.append(self.alike.number((*works[number], unlike)))
+        return found
+
+    def _name(self, part: Part) -> str:
+        """The address but for numbers; empty for what is not named."""
         if part.kind == "operation" and self._is_boundary(part):
             address = self.log.boundary_addresses.get(part.passes[0][0], [""])[0]
             name = re.sub(r"\d+", "#", address)
-            return (name, (name, part.shape)) if "#" in name else ("", ("boundary", id(part)))
-        return re.sub(r"\d+", "#", part.address) if part.address else "", part.shape
+            return name if "#" in name else ""
+        return re.sub(r"\d+", "#", part.address)
+
+    def _work(self, part: Part) -> int:
+        """What a part does, as a number that is equal for parts that do the same."""
+        alike = self.alike
+        if part.kind == "module":
+            return alike.number(("module", *map(alike.work, part.calls)))
+        if part.children:
+            return alike.number((part.kind, part.num_passes, *map(self._work, part.children)))
+        entry = part.passes[0][0]
+        if self._is_boundary(part) and not self._name(part):
+            return alike.number(("boundary", entry))
+        counts = part.num_passes, len(part.passes[0]), len(part.buffers)
+        return alike.number(("operation", alike.work_of_entry[entry], *counts))
 
     def _is_boundary(self, part: Part) -> bool:
+        """Whether it is an input, an output, or the call that failed."""
+        if part.kind != "operation":
+            return False
         entry = part.passes[0][0]
         return entry in self.boundary or entry >= len(self.log.graph.recorded)
 
@@ -247,11 +190,7 @@ class _Folder:
             self._put_together(span)
         if len(box.children) <= _MOST_CHILDREN:
             return
-        inner = [
-            part
-            for part in box.children
-            if not (part.kind == "operation" and self._is_boundary(part))
-        ]
+        inner = [part for part in box.children if not self._is_boundary(part)]
         if len(inner) > _GROUPS_PER_BOX:
             size = -(-len(inner) // _GROUPS_PER_BOX)
             ranges = [inner[start : start + size] for start in range(0, len(inner), size)]
@@ -289,46 +228,6 @@ def _num_operations(part: Part) -> int:
     return sum(map(_num_operations, part.children)) if part.children else 1
 
 
-def _runs(patterns: Sequence[tuple[str, Hashable]]) -> list[tuple[int, int, int]]:
-    """Where steps of some children come several times in a row: start, children per step, times."""
-    total = len(patterns)
-    if total < _FEWEST_REPEATED_MODULES:
-        return []
-    known: dict[Hashable, int] = {}
-    ids = np.array([known.setdefault(pattern, len(known)) for pattern in patterns])
-    if len(known) == total:
-        return []
-    is_named = np.array([bool(name) for name, _ in patterns])
-    is_numbered = np.array([not name or "#" in name for name, _ in patterns])
-    best, best_period = np.zeros(total, int), np.zeros(total, int)
-    window_numbered, window_named = np.ones(total, bool), np.zeros(total, bool)
-    for period in range(1, min(_LONGEST_PERIOD, total // 2) + 1):
-        shift = period - 1
-        window_numbered[: total - shift] &= is_numbered[shift:]
-        window_named[: total - shift] |= is_named[shift:]
-        is_same = ids[:-period] == ids[period:]
-        breaks = np.flatnonzero(~is_same)
-        ends = np.append(breaks, total - period)[np.searchsorted(breaks, np.arange(total - period))]
-        counts = 1 + (ends - np.arange(total - period)) // period
-        fewest = np.where(
-            window_named[: total - period], _FEWEST_REPEATED_MODULES, _FEWEST_REPEATED_OPERATIONS
-        )
-        covered = np.where(
-            (counts >= fewest) & window_numbered[: total - period], counts * period, 0
-        )
-        is_better = covered > best[: total - period]
-        best[: total - period][is_better] = covered[is_better]
-        best_period[: total - period][is_better] = period
-    found: list[tuple[int, int, int]] = []
-    end = 0
-    for start in np.flatnonzero(best).tolist():
-        if start >= end:
-            period, length = int(best_period[start]), int(best[start])
-            found.append((start, period, length // period))
-            end = start + length
-    return found
-
-
 def _edges_in(outline: Outline) -> dict[int, set[tuple[Part, Part]]]:
     """The edges between the children of each box."""
     depth = {id(outline.root): 0}
@@ -352,18 +251,3 @@ def _edges_in(outline: Outline) -> dict[int, set[tuple[Part, Part]]]:
         if a is not b:
             found.setdefault(id(a.above), set()).add((a, b))
     return found
-
-
-def _hashable(value: Any) -> Hashable:
-    """Equal for equal arguments."""
-    if value is None or isinstance(value, int | float | str):
-        return value
-    if isinstance(value, tuple | list):
-        return tuple([_hashable(one) for one in value])
-    if isinstance(value, dict):
-        return tuple([(name, _hashable(one)) for name, one in value.items()])
-    try:
-        hash(value)
-    except TypeError:  # slices, before Python 3.12
-        return repr(value)
-    return value

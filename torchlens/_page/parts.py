@@ -1,6 +1,6 @@
 """The parts of an outline: operations and boxes, and the links between them."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ class Part:
     passes: list[list[int]] = field(default_factory=list)
     buffers: Sequence[int] = ()
     above: "Part | None" = None
-    shape: Hashable = None  # what makes it identical to another
     num_each: int = 0
 
 
