@@ -1,35 +1,53 @@
-"""Loops in a sequence of steps, as a person would say them: "a, then three times (b, twice (c, d)),
-then e".
+"""Loops in a sequence of steps, as a person would describe them: "a, then three times (b, twice
+(c, d)), then e".
 
 A sequence is what one call of a module did, one symbol per operation or module. A loop is a stretch
 in which the same symbols come again and again. What comes again only by chance (a shared layer used
-at two places) is no loop: such occurrences are told apart. What comes out are units, one for each
-place of the program: occurrences of a symbol in the same loop.
+at two places) is no loop: such occurrences are kept apart. The result are units, one for each place
+of the program: occurrences of a symbol in the same loop.
 
-All sequences are read as patterns: a thousand equal iterations are looked at once.
+Equal sequences and equal iterations are parsed once.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import pairwise
+from typing import NamedTuple
 
-from torchlens._page.repetition import (
-    Pattern,
-    common_order,
-    covers_all,
-    cut_into_iterations,
-    period_of,
-    repeating_groups,
-    repeats_as_loops,
-    similar_runs,
-)
+from torchlens._graph.connections import topological_order
+from torchlens._graph.repeats import UnionFind
 
 _FEWEST_SHARE = 20  # one part in so many
 _MOST_REMAINDERS = 60  # loops in a row that share a symbol, before they are taken for one
 
-_Step = tuple[
-    int, tuple[int, ...]
-]  # the unit, and the loops of which it begins an iteration, outermost first
+Pattern = tuple[int, ...]
+_Cut = list[tuple[int, int]]  # where the iterations of a pattern begin and end
+# The unit, and the loops of which it begins an iteration, outermost first.
+_Step = tuple[int, tuple[int, ...]]
+
+
+class _Run(NamedTuple):
+    """Similar consecutive pieces of a cut, and the length of the last, which may continue
+    differently.
+    """
+
+    start: int
+    stop: int
+    last: int
+
+    def length(self, cut: _Cut) -> int:
+        return cut[self.stop - 1][0] + self.last - cut[self.start][0]
+
+
+class _Position(NamedTuple):
+    """Where patterns are: in which loop (-1: in none), and after how many loops that share a
+    symbol. If `is_fine`, the same symbol at different places counts as different.
+    """
+
+    loop: int = -1
+    is_fine: bool = False
+    depth: int = 0
 
 
 @dataclass(slots=True)
@@ -51,10 +69,7 @@ class LoopTree:
     orders: dict[int, list[int]] = field(default_factory=dict)
 
 
-class _Reader(Protocol):
-    def __call__(
-        self, patterns: Sequence[Pattern], loop: int, is_fine: bool, depth: int, /
-    ) -> list[list[_Step]]: ...
+_Reader = Callable[[Sequence[Pattern], _Position], list[list[_Step]]]
 
 
 def find_loops(sequences: Sequence[Sequence[int]], symbol_of: Sequence[int]) -> LoopTree:
@@ -66,7 +81,7 @@ def find_loops(sequences: Sequence[Sequence[int]], symbol_of: Sequence[int]) -> 
     parser = _Parser(symbol_of)
     patterns = [tuple(sequence) for sequence in sequences]
     distinct = list(dict.fromkeys(patterns))
-    found = dict(zip(distinct, parser.parse(distinct, -1, False, 0), strict=True))
+    found = dict(zip(distinct, parser.parse(distinct, _Position()), strict=True))
     tree = parser.tree
     parser.order(-1, list(found.values()))
     for pattern in patterns:
@@ -89,139 +104,92 @@ class _Parser:
         self.symbol_of = symbol_of
         self.tree = LoopTree()
 
-    def parse(
-        self, patterns: Sequence[Pattern], loop: int, is_fine: bool, depth: int
-    ) -> list[list[_Step]]:
-        """The steps of each pattern. All of them are the body of `loop`, or the same place in
-        it.
-        """
-        symbols = [self._symbols(pattern, is_fine) for pattern in patterns]
-        group_of = repeating_groups(symbols)
+    def parse(self, patterns: Sequence[Pattern], at: _Position) -> list[list[_Step]]:
+        """The steps of each pattern. All of them are at the same position."""
+        symbols = [self._symbols(pattern, at) for pattern in patterns]
+        group_of = _repeating_groups(symbols)
         unit_of: dict[int, int] = {}
         stretches: dict[int, list[tuple[int, int, int]]] = {}
         found: list[list[_Step]] = []
         for number, own in enumerate(symbols):
             steps: list[_Step] = []
-            at = 0
-            while at < len(own):
-                group = group_of.get(own[at]) if group_of else None
+            for group, start, end in _pieces_by_group(own, group_of):
                 if group is None:
-                    if own[at] not in unit_of:
-                        unit_of[own[at]] = self._unit(loop)
-                    steps.append((unit_of[own[at]], ()))
-                    at += 1
-                    continue
-                end = at + 1
-                while end < len(own) and group_of.get(own[end]) == group:
-                    end += 1
-                stretches.setdefault(group, []).append((number, at, end))
-                steps += [(-1, ())] * (end - at)
-                at = end
+                    if own[start] not in unit_of:
+                        unit_of[own[start]] = self._unit(at)
+                    steps.append((unit_of[own[start]], ()))
+                else:
+                    stretches.setdefault(group, []).append((number, start, end))
+                    steps += [(-1, ())] * (end - start)
             found.append(steps)
         for places in stretches.values():
             cut = [patterns[number][start:end] for number, start, end in places]
-            for (number, start, end), steps in zip(
-                places, self._each(self._stretch, cut, loop, is_fine, depth), strict=True
-            ):
+            parsed = self._each(self._stretch, cut, at)
+            for (number, start, end), steps in zip(places, parsed, strict=True):
                 found[number][start:end] = steps
         return found
 
-    def _symbols(self, pattern: Pattern, is_fine: bool) -> Pattern:
-        return pattern if is_fine else tuple([self.symbol_of[place] for place in pattern])
+    def _symbols(self, pattern: Pattern, at: _Position) -> Pattern:
+        return pattern if at.is_fine else tuple([self.symbol_of[place] for place in pattern])
 
-    def _unit(self, loop: int) -> int:
-        self.tree.loop_of_unit.append(loop)
+    def _unit(self, at: _Position) -> int:
+        self.tree.loop_of_unit.append(at.loop)
         return len(self.tree.loop_of_unit) - 1
 
     def _each(
-        self, reader: "_Reader", patterns: Sequence[Pattern], loop: int, is_fine: bool, depth: int
+        self, reader: _Reader, patterns: Sequence[Pattern], at: _Position
     ) -> list[list[_Step]]:
         """What a reader makes of the distinct ones of some patterns, for each of them."""
         distinct = list(dict.fromkeys(patterns))
-        found = dict(zip(distinct, reader(distinct, loop, is_fine, depth), strict=True))
+        found = dict(zip(distinct, reader(distinct, at), strict=True))
         return [found[pattern] for pattern in patterns]
 
-    def _stretch(
-        self, patterns: Sequence[Pattern], loop: int, is_fine: bool, depth: int
-    ) -> list[list[_Step]]:
+    def _stretch(self, patterns: Sequence[Pattern], at: _Position) -> list[list[_Step]]:
         """Stretches in which the same symbols come again, in different calls of the module."""
-        symbols = [self._symbols(pattern, is_fine) for pattern in patterns]
-        if len(set().union(*symbols)) == 1:
-            unit = self._unit(loop)
+        symbols = [self._symbols(pattern, at) for pattern in patterns]
+        num_symbols, num_places = _num_distinct(symbols), _num_distinct(patterns)
+        if num_symbols == 1:
+            unit = self._unit(at)
             return [[(unit, ())] * len(pattern) for pattern in patterns]
-        periods = [period_of(own) for own in symbols]
-        if all(periods) and any(
-            period < len(own) for period, own in zip(periods, symbols, strict=True)
-        ):
-            cuts = [
-                [(at, at + period) for at in range(0, len(own), period)]
-                for own, period in zip(symbols, periods, strict=True)
-            ]
-            return self._loop(patterns, cuts, loop, is_fine, depth)
-        if not is_fine and all(map(repeats_as_loops, patterns)):
-            return self.parse(
-                patterns, loop, True, depth
-            )  # the places say it plainly, what is done there does not
-        cuts = cut_into_iterations(symbols)
+        exact = _exact_cuts(symbols)
+        if exact is not None:
+            return self._loop(patterns, exact, at)
+        # The places may repeat plainly where what is done there does not.
+        if not at.is_fine and all(map(_repeats_as_loops, patterns)):
+            return self.parse(patterns, at._replace(is_fine=True))
+        cuts = _cut_into_iterations(symbols)
         runs = [
-            similar_runs([own[a:b] for a, b in cut]) for own, cut in zip(symbols, cuts, strict=True)
+            _similar_runs([own[a:b] for a, b in cut])
+            for own, cut in zip(symbols, cuts, strict=True)
         ]
-        if any(runs) and all(
-            not own if len(cut) == 1 else covers_all(cut, own)
-            for cut, own in zip(cuts, runs, strict=True)
-        ):
-            return self._loop(patterns, cuts, loop, is_fine, depth)
-        if not is_fine and len(set().union(*patterns)) > len(set().union(*symbols)):
-            return self.parse(patterns, loop, True, depth)
+        if _is_one_loop(cuts, runs):
+            return self._loop(patterns, cuts, at)
+        if not at.is_fine and num_places > num_symbols:
+            return self.parse(patterns, at._replace(is_fine=True))
         num_elements = sum(map(len, symbols))
-        covered = sum(
-            cut[stop - 1][0] + last - cut[start][0]
-            for cut, own in zip(cuts, runs, strict=True)
-            for start, stop, last in own
-        )
-        is_plain = any(own and own[0][1] - own[0][0] > 2 for own in runs) or all(
-            own and own[0][1] == len(cut) for cut, own in zip(cuts, runs, strict=True)
-        )
-        firsts = [own[0] if own else (0, 0, 0) for own in runs]
-        length = sum(
-            cut[stop - 1][0] + last - cut[start][0]
-            for cut, (start, stop, last) in zip(cuts, firsts, strict=True)
-            if stop
-        )
-        # A few that are alike by chance, among many that are not, are no loop.
-        is_much = length * _FEWEST_SHARE >= num_elements
-        if is_much and (is_plain or 2 * covered >= num_elements) and depth < _MOST_REMAINDERS:
-            return self._pieces(patterns, cuts, firsts, loop, is_fine, depth)
-        if num_elements >= 2 * len(set().union(*symbols)):
-            return self._loop(patterns, cuts, loop, is_fine, depth)
-        return self._apart(patterns, cuts, loop, is_fine, depth)
+        if at.depth < _MOST_REMAINDERS and _begins_with_loop(cuts, runs, num_elements):
+            return self._pieces(patterns, cuts, [own[0] if own else None for own in runs], at)
+        if num_elements >= 2 * num_symbols:
+            return self._loop(patterns, cuts, at)
+        return self._apart(patterns, cuts, at)
 
     def _loop(
-        self,
-        patterns: Sequence[Pattern],
-        cuts: Sequence[list[tuple[int, int]]],
-        above: int,
-        is_fine: bool,
-        depth: int,
+        self, patterns: Sequence[Pattern], cuts: Sequence[_Cut], at: _Position
     ) -> list[list[_Step]]:
         """Each pattern is iterations of one loop, from cut to cut."""
-        tree, loop = self.tree, len(self.tree.loop_above)
-        tree.loop_above.append(above)
-        bodies = list(
-            dict.fromkeys(
-                [pattern[a:b] for pattern, cut in zip(patterns, cuts, strict=True) for a, b in cut]
-            )
-        )
-        found = self.parse(bodies, loop, is_fine, depth)
+        loop = len(self.tree.loop_above)
+        self.tree.loop_above.append(at.loop)
+        cut_patterns = [
+            [pattern[a:b] for a, b in cut] for pattern, cut in zip(patterns, cuts, strict=True)
+        ]
+        bodies = list(dict.fromkeys([body for own in cut_patterns for body in own]))
+        found = self.parse(bodies, at._replace(loop=loop))
         self.order(loop, found)
         starting = {
             body: [(steps[0][0], (loop, *steps[0][1])), *steps[1:]]
             for body, steps in zip(bodies, found, strict=True)
         }
-        return [
-            [step for a, b in cut for step in starting[pattern[a:b]]]
-            for pattern, cut in zip(patterns, cuts, strict=True)
-        ]
+        return [[step for body in own for step in starting[body]] for own in cut_patterns]
 
     def order(self, loop: int, bodies: Sequence[list[_Step]]) -> None:
         """Notes the order of what is directly in a loop, if all its iterations agree on one."""
@@ -236,40 +204,36 @@ class _Parser:
                 if not keys or keys[-1] != key:
                     keys.append(key)
             sequences.append(keys)
-        found = common_order(sequences)
+        found = _common_order(sequences)
         if found is not None:
             self.tree.orders[loop] = found
 
     def _pieces(
         self,
         patterns: Sequence[Pattern],
-        cuts: Sequence[list[tuple[int, int]]],
-        runs: Sequence[tuple[int, int, int]],
-        loop: int,
-        is_fine: bool,
-        depth: int,
+        cuts: Sequence[_Cut],
+        runs: Sequence[_Run | None],
+        at: _Position,
     ) -> list[list[_Step]]:
         """Each pattern is something, then a loop, then something else."""
         before, inside, inner_cuts, after = [], [], [], []
-        for pattern, cut, (start, stop, last) in zip(patterns, cuts, runs, strict=True):
-            begin = cut[start][0] if stop else len(pattern)
-            end = cut[stop - 1][0] + last if stop else len(pattern)
+        for pattern, cut, run in zip(patterns, cuts, runs, strict=True):
+            begin, end, own = len(pattern), len(pattern), _Cut()
+            if run is not None:
+                begin, own = cut[run.start][0], cut[run.start : run.stop]
+                end = begin + run.length(cut)
             before.append(pattern[:begin])
             inside.append(pattern[begin:end])
-            inner_cuts.append([(a - begin, min(b, end) - begin) for a, b in cut[start:stop]])
+            inner_cuts.append([(a - begin, min(b, end) - begin) for a, b in own])
             after.append(pattern[end:])
-        first = self._each(self.parse, before, loop, is_fine, depth + 1)
-        middle = self._loop(inside, inner_cuts, loop, is_fine, depth)
-        last_steps = self._each(self.parse, after, loop, is_fine, depth + 1)
-        return [a + b + c for a, b, c in zip(first, middle, last_steps, strict=True)]
+        beside = at._replace(depth=at.depth + 1)
+        first = self._each(self.parse, before, beside)
+        middle = self._loop(inside, inner_cuts, at)
+        last = self._each(self.parse, after, beside)
+        return [a + b + c for a, b, c in zip(first, middle, last, strict=True)]
 
     def _apart(
-        self,
-        patterns: Sequence[Pattern],
-        cuts: Sequence[list[tuple[int, int]]],
-        loop: int,
-        is_fine: bool,
-        depth: int,
+        self, patterns: Sequence[Pattern], cuts: Sequence[_Cut], at: _Position
     ) -> list[list[_Step]]:
         """No loop: each piece between two cuts is separate from the others, although they look
         alike.
@@ -278,8 +242,235 @@ class _Parser:
         for piece in range(max(map(len, cuts))):
             own = [number for number, cut in enumerate(cuts) if piece < len(cut)]
             texts = [patterns[number][slice(*cuts[number][piece])] for number in own]
-            for number, steps in zip(
-                own, self._each(self.parse, texts, loop, is_fine, depth), strict=True
-            ):
+            for number, steps in zip(own, self._each(self.parse, texts, at), strict=True):
                 found[number] += steps
         return found
+
+
+# -- repetition in patterns
+# --------------------------------------------------------------------------------------------------
+
+
+def _num_distinct(patterns: Sequence[Pattern]) -> int:
+    return len(set().union(*patterns))
+
+
+def _repeating_groups(sequences: Sequence[Pattern]) -> dict[int, int]:
+    """Symbol → the stretch that it is in, for symbols in stretches in which something repeats.
+
+    A stretch has no gaps: what lies between its symbols, in any of the sequences, belongs to it.
+    """
+    repeated = {
+        symbol
+        for own in sequences
+        if len(set(own)) < len(own)
+        for symbol, count in Counter(own).items()
+        if count > 1
+    }
+    joined = UnionFind()
+    is_growing = bool(repeated)
+    while is_growing:
+        is_growing = False
+        for own in sequences:
+            last = {joined.find(symbol): at for at, symbol in enumerate(own) if symbol in repeated}
+            root, end = -1, -1
+            for at, symbol in enumerate(own):
+                mine = joined.find(symbol)
+                if at > end and symbol in repeated:
+                    root, end = mine, last[mine]
+                elif at <= end and mine != joined.find(root):
+                    joined.join(mine, root)
+                    repeated.add(symbol)
+                    end, is_growing = max(end, last.get(mine, at)), len(sequences) > 1
+    return {symbol: joined.find(symbol) for symbol in repeated}
+
+
+def _pieces_by_group(own: Pattern, group_of: dict[int, int]) -> list[tuple[int | None, int, int]]:
+    """The stretches in a pattern, each as (its group, start, end); an element that is in none is a
+    piece without a group.
+    """
+    found: list[tuple[int | None, int, int]] = []
+    for at, symbol in enumerate(own):
+        group = group_of.get(symbol)
+        if group is not None and found and found[-1][0] == group:
+            found[-1] = group, found[-1][1], at + 1
+        else:
+            found.append((group, at, at + 1))
+    return found
+
+
+def _common_order(sequences: Sequence[list[int]]) -> list[int] | None:
+    """An order that all sequences follow (of several, the one by first appearance); None if there
+    is none.
+    """
+    keys = list(dict.fromkeys(key for own in sequences for key in own))
+    place = {key: number for number, key in enumerate(keys)}
+    below: list[set[int]] = [set() for _ in keys]
+    for own in sequences:
+        for a, b in pairwise(own):
+            below[place[a]].add(place[b])
+    order = topological_order(below)
+    return [keys[number] for number in order] if len(order) == len(keys) else None
+
+
+def _exact_cuts(symbols: Sequence[Pattern]) -> list[_Cut] | None:
+    """Iterations of equal symbols; None if not all patterns are made of such."""
+    periods = list(map(_period_of, symbols))
+    if not all(periods) or all(map(int.__eq__, periods, map(len, symbols))):
+        return None
+    return [
+        [(at, at + period) for at in range(0, len(own), period)]
+        for own, period in zip(symbols, periods, strict=True)
+    ]
+
+
+def _is_one_loop(cuts: Sequence[_Cut], runs: Sequence[list[_Run]]) -> bool:
+    """Whether every pattern is iterations of a loop from its beginning to its end."""
+    whole = [[_Run(0, len(cut), cut[-1][1] - cut[-1][0])] for cut in cuts]
+    return any(runs) and all(
+        own == ([] if len(cut) == 1 else all_of_it)
+        for cut, own, all_of_it in zip(cuts, runs, whole, strict=True)
+    )
+
+
+def _begins_with_loop(cuts: Sequence[_Cut], runs: Sequence[list[_Run]], num_elements: int) -> bool:
+    """Whether the first runs are a loop: not a few iterations that are alike by chance, among many
+    that are not.
+    """
+    covered = sum(run.length(cut) for cut, own in zip(cuts, runs, strict=True) for run in own)
+    first = sum(own[0].length(cut) for cut, own in zip(cuts, runs, strict=True) if own)
+    is_plain = any(own and own[0].stop - own[0].start > 2 for own in runs) or all(
+        own and own[0].stop == len(cut) for cut, own in zip(cuts, runs, strict=True)
+    )
+    return first * _FEWEST_SHARE >= num_elements and (is_plain or 2 * covered >= num_elements)
+
+
+def _period_of(own: Pattern) -> int:
+    """The number of elements after which everything repeats, to the end; the length of the sequence
+    if nothing does.
+
+    0 if the elements within a period repeat in another way than as loops: then this is a
+    coincidence or a condition.
+    """
+    if len(own) == 1:
+        return 1
+    shift = [0] * len(own)  # the length of the longest prefix that also ends here
+    length = 0
+    for at in range(1, len(own)):
+        while length and own[at] != own[length]:
+            length = shift[length - 1]
+        if own[at] == own[length]:
+            length += 1
+        shift[at] = length
+    period = len(own) - shift[-1]
+    if len(own) % period:
+        period = len(own)
+    return period if _repeats_as_loops(own[:period], len(own)) else 0
+
+
+def _repeats_as_loops(own: Pattern, shorter_than: int = 0) -> bool:
+    """Whether all repetitions in it are loops, possibly nested, with nothing left over.
+
+    With `shorter_than`, the loops must be shorter than that.
+    """
+    for _, start, end in _pieces_by_group(own, _repeating_groups([own])):
+        inner = own[start:end]
+        if len(set(inner)) > 1 and (
+            len(inner) == shorter_than or not 0 < _period_of(inner) < len(inner)
+        ):
+            return False
+    return True
+
+
+def _cut_into_iterations(sequences: Sequence[Pattern]) -> list[_Cut]:
+    """Cuts each sequence into iterations that are as similar as possible.
+
+    An iteration begins with the symbol that the first one begins with: at each occurrence or, if
+    that symbol is in a loop of its own, at its first occurrence after the rarest symbol.
+    """
+    repeated = [own for own in sequences if len(set(own)) < len(own)]
+    first = next(
+        (own[0] for own in repeated if own[0] in own[1:]), max(repeated[0], key=repeated[0].count)
+    )
+    counts = Counter(symbol for own in sequences for symbol in own)
+    rarest = min(counts, key=lambda symbol: counts[symbol])
+    plain = [_cut(own, first, first) for own in sequences]
+    if counts[rarest] == counts[first]:
+        return plain
+    other = [_cut(own, first, rarest) for own in sequences]
+
+    is_cut = any(len(cut) > 1 for cut in other)
+    return (
+        other if is_cut and _num_forms(sequences, other) < _num_forms(sequences, plain) else plain
+    )
+
+
+def _num_forms(sequences: Sequence[Pattern], cuts: Sequence[_Cut]) -> int:
+    """How many different iterations there are, not counting repetitions inside them."""
+    return len(
+        {
+            tuple(dict.fromkeys(own[a:b]))
+            for own, cut in zip(sequences, cuts, strict=True)
+            for a, b in cut
+        }
+    )
+
+
+def _cut(own: Pattern, first: int, after: int) -> _Cut:
+    """Cuts before each `first` that follows an `after`; whatever comes before the first cut is a
+    piece of its own.
+    """
+    starts = [0]
+    is_due = own[0] == after
+    for at in range(1, len(own)):
+        if own[at] == first and is_due:
+            starts.append(at)
+            is_due = False
+        is_due = is_due or own[at] == after
+    return list(zip(starts, [*starts[1:], len(own)], strict=True))
+
+
+def _similar_runs(pieces: list[Pattern]) -> list[_Run]:
+    """Runs of similar consecutive iterations: start, stop, and the length of the last, which may
+    continue differently.
+    """
+    found: list[_Run] = []
+    start = 0
+    while start + 1 < len(pieces):
+        stop = start + 1
+        while stop < len(pieces) and _alike(pieces[stop - 1], pieces[stop]):
+            stop += 1
+        own = pieces[start:stop]
+        if stop < len(pieces) and (length := _as_before(own, pieces[stop])):
+            stop += 1
+            found.append(_Run(start, stop, length))
+        elif len(own) > 1:
+            length = 0 if own[-1] == own[-2] else _as_before(own[:-1], own[-1])
+            found.append(_Run(start, stop, length or len(own[-1])))
+        start = stop
+    return found
+
+
+def _alike(one: Pattern, other: Pattern) -> bool:
+    if one == other:
+        return True
+    a, b = set(one), set(other)
+    return 2 * len(a & b) > len(a | b)
+
+
+def _as_before(earlier: list[Pattern], piece: Pattern) -> int:
+    """How much of a piece is one more iteration like the earlier ones, with the end of one of them;
+    0 if nothing is.
+    """
+    bodies = set(earlier)
+    follows = {pair for body in bodies for pair in pairwise(body)}
+    ends = {body[-1] for body in bodies}
+    starts = {body[0] for body in bodies}
+    if piece[0] not in starts:
+        return 0
+    length = 1
+    while length < len(piece) and (piece[length - 1], piece[length]) in follows:
+        length += 1
+    while length and piece[length - 1] not in ends:
+        length -= 1
+    return length if 2 * length >= min(map(len, bodies)) else 0
