@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from torchlens._graph.connections import topological_order
+from torchlens._graph.paths import topological_order
 from torchlens._graph.repeats import UnionFind
 
 _FEWEST_SHARE = 20  # one part in so many
