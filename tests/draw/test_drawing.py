@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from tests.networks import Model
 from tests.failures import partial_history
 from tests.networks import MLP, Conditional, ConvNet, HandingOn, Model, Recurrent, Residual, TinyGPT
 from torchlens._draw import render as render_module
