@@ -67,11 +67,9 @@ class Entries:
         self._origin_of = memory.origins.get
 
     def number_of(self, tensor: Tensor) -> int | None:
-        """As `entry_of`, for a tensor that is an entry or a parameter itself; None if that is not
-        told at a glance.
-        """
+        """As `entry_of`, but quick; None where that takes more than two lookups."""
         number = self._entry_at(id(tensor))
-        if self.memory.may_die and number is not None:
+        if number is not None:
             origin = self._origin_of(number)
             if origin is not None and origin() is not tensor:
                 return None
@@ -79,25 +77,22 @@ class Entries:
 
     def entry_of(self, tensor: Tensor) -> int | None:
         """The entry that `tensor` is now, -1 - k for parameter k, None if it is not known."""
-        entry = self._entry_at(id(tensor))
-        memory = self.memory
-        if (
-            memory.may_die
-            and entry is not None
-            and entry >= 0
-            and not memory.is_alive(entry, tensor)
-        ):
-            entry = None
-        if entry is None and type(tensor) not in TENSORS:
+        number = self._own_number(tensor)
+        if number is None and type(tensor) not in TENSORS:
             inner = inner_of(tensor)
             return None if inner is None else self.entry_of(inner)
-        return entry
+        return number
+
+    def _own_number(self, tensor: Tensor) -> int | None:
+        """As `entry_of`, for `tensor` itself and not for the tensor that it stands for."""
+        number = self._entry_at(id(tensor))
+        if number is not None and number >= 0 and not self.memory.is_alive(number, tensor):
+            return None  # the id belonged to a tensor that is gone
+        return number
 
     def has_own_entry(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is an entry or a parameter itself, and not only the tensor that it
-        stands for.
-        """
-        return self._entry_at(id(tensor)) is not None and self.entry_of(tensor) is not None
+        """Whether `tensor` itself is an entry or a parameter."""
+        return self._own_number(tensor) is not None
 
     def meet(self, tensor: Tensor) -> int | None:
         """As `entry_of`; but a tensor that the log has not seen before may become an entry now."""
@@ -119,6 +114,18 @@ class Entries:
             self.param_stand_ins.append((-1 - number, tensor))
             if self.gradients is not None:
                 self.gradients.watch_source(number, tensor)
+
+    def _become(self, entry: int, tensor: Tensor, is_written: bool) -> None:
+        """From now on `tensor` is `entry`, unless it is a parameter: those stay what they are."""
+        before = self._own_number(tensor)
+        if before is not None and before < 0:
+            return
+        self._entry_of_id[id(tensor)] = entry
+        self._note_inner(entry, tensor)
+        if before is not None and is_written:
+            self._twins.add(id(tensor))
+        elif before is not None:
+            self._hand_back(tensor, entry, before)
 
     def _note_inner(self, number: int, tensor: Tensor) -> None:
         if type(tensor) not in TENSORS:

@@ -28,9 +28,9 @@ from torchlens._capture.arguments import (
     written_by,
 )
 from torchlens._capture.gradients.entry_gradients import GradientHooks
-from torchlens._capture.memory.saved_values import Memory, is_sole_owner
+from torchlens._capture.memory.saved_values import Memory
 from torchlens._capture.observer import CallKind, ObservedCall, Observer
-from torchlens._capture.patches.mode_stack import run_overridden, without_mode
+from torchlens._capture.patches.mode_stack import push_mode, run_overridden, without_mode
 from torchlens._capture.rows import Rows
 from torchlens._recording.operations import KNOWN_OPERATIONS, Kind, Operation, operation_of
 from torchlens._recording.recording import Failure, References, make_call
@@ -38,14 +38,14 @@ from torchlens._recording.trees import plain_tensors
 from torchlens._recording.user_code import KNOWN_CODE
 
 Tensor = torch.Tensor
-_OPERATION, _READ = Kind.OPERATION, Kind.READ
-_known_operation = KNOWN_OPERATIONS.get
+_OPERATION = Kind.OPERATION
+_UNKNOWN = 1 << 62  # no entry has this number
 _known_code = KNOWN_CODE.get
+_known_operation = KNOWN_OPERATIONS.get
 _stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 _is_disabled = torch._C._is_torch_function_all_disabled
-_UNKNOWN = 1 << 62  # no entry has this number
-_SEVERAL, _ONLY_TENSORS = (tuple, list), frozenset({Tensor})
-_ASIDE: dict[int, None] = {}  # stands in `collected` for: not even that
+# The value of `collected` while calls leave no trace at all.
+_IGNORED: dict[int, None] = {}
 
 
 class Look(Protocol):
@@ -132,7 +132,6 @@ class Recorder(Rows, TorchFunctionMode):
         self._look: Callable[[Sequence[Tensor]], float] = lambda outside: math.inf
 
     # -- calls that make tensors
-    # -----------------------------------------------------------------------------------
 
     def __torch_function__(
         self,
@@ -142,80 +141,37 @@ class Recorder(Rows, TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         operation = _known_operation(func) or operation_of(func)
-        if self.collected is not None or operation.kind is not _OPERATION:
-            # `x.shape` and its like are as frequent as operations in some models.
-            if operation.kind is _READ and self.collected is None and self.observer is None:
-                return func(*args, **kwargs) if kwargs else func(*args)
+        if operation.kind is not _OPERATION or self.collected is not None:
             return self.pass_through(operation, func, args, kwargs)
         if self.operator is not None:
             operation, self.operator = self.operator, None
-        # All that can be done before the call is: after it, the caches hold the operation's data
-        # and not ours.
+        # All that can be done before the call is: after it, the processor's caches hold the
+        # operation's data and not ours.
         frame = sys._getframe(1)
         code: CodeType | None = frame.f_code
         instruction = frame.f_lasti
         known = _known_code(id(code))
         if known is None or not known[0]:
             code, instruction = self.user_code(frame)
-        is_short = self._is_short
-        shallow = None
-        if (not PLAIN_TYPES.issuperset(map(type, args)) and not are_plain(args)) or (
-            kwargs and not PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
-        ):
-            if is_short and (shallow := shallow_arguments(args, kwargs)) is not None:
-                references: References = {
-                    path: self._reference_to(tensor) for path, tensor in shallow.tensors.items()
-                }
-            else:
-                if types and not all(issubclass(kind, Tensor) for kind in types):
-                    return run_overridden(self, func, types, args, kwargs)
-                references = self.references_to(args, kwargs)
-                is_short = False
-        elif self.memory.may_die:
-            at, origin_of = self._entry_at, self._origin_of
-            references = tuple([
-                None if type(arg) not in TENSORS
-                else number if (number := at(id(arg),
-                _UNKNOWN)) < 0 or ((origin := origin_of(number)) and origin() is arg)
-                else self._reference_to(arg)
-                for arg in args
-            ])  # fmt: skip
+        flat = self._read_flat(args, kwargs)
+        if flat is not None:
+            references, kept, kept_kwargs = flat
+        elif _are_foreign(types):
+            return run_overridden(self, func, types, args, kwargs)
         else:
-            references = tuple(
-                [
-                    self._entry_at(id(arg), _UNKNOWN) if type(arg) in TENSORS else None
-                    for arg in args
-                ]
-            )
-            if _UNKNOWN in references:
-                references = tuple(
-                    [self._reference_to(arg) if type(arg) in TENSORS else None for arg in args]
-                )
+            references, kept, kept_kwargs = self.references_to(args, kwargs), args, kwargs
         written: Sequence[Tensor] = ()
-        if operation.written or (kwargs and "out" in kwargs):
+        if operation.written or flat is None:  # which may have `out=`
             written = written_by(operation, args, kwargs)
-            if written:
-                is_short = (
-                    is_short
-                    and operation.is_inplace
-                    and len(written) == 1
-                    and self._keep_before(written[0])
-                )
-        observed = (
-            None
-            if is_short
-            else self.prepare(
+        is_short = self._is_short and flat is not None
+        if written and is_short:
+            is_short = self._keep_before(operation, written)
+        observed = None
+        if not is_short:
+            kept, kept_kwargs = args, kwargs
+            observed = self.prepare(
                 CallKind.FUNCTION, operation, args, kwargs, references, written, (code, instruction)
             )
-        )
-        if shallow is not None:
-            kept, kept_kwargs = shallow.args, shallow.kwargs
-        else:
-            kept, kept_kwargs = args, kwargs
-            if is_short and None in references:
-                kept = tuple([None if type(arg) in TENSORS else arg for arg in args])
-            elif is_short:  # there are nothing but tensors
-                kept = (None,) * len(args)
         start = perf_counter()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -223,104 +179,75 @@ class Recorder(Rows, TorchFunctionMode):
             self.fail(error, operation, args, kwargs, references, sys._getframe(1), observed)
             raise
         end = perf_counter()
-        seconds = end - start
+        fields = (
+            operation, kept, kept_kwargs, references, self.module_call, code, instruction,
+            end - start, None,
+        )  # fmt: skip
         if is_short and type(result) is Tensor and (not written or result is written[0]):
-            if not self.saves_all:
-                call = (
-                    operation,
-                    kept,
-                    kept_kwargs,
-                    references,
-                    self.module_call,
-                    code,
-                    instruction,
-                    seconds,
-                )
-                self.append_unsaved(call, result, None, bool(written))
-                return result
-            # What `append` does, as far as it cannot wait: `complete` does the rest.
-            entry = len(self.rows)
-            before = self._entry_of_id.setdefault(id(result), entry)
-            if before != entry:
-                self._entry_of_id[id(result)] = entry
-                if not written:
-                    self._hand_back(result, entry, before)
-            try:
-                version = result._version
-            except RuntimeError:  # as in `version_of`
-                version = -1
-            self.rows.append(
-                (
-                    operation,
-                    kept,
-                    kept_kwargs,
-                    references,
-                    self.module_call,
-                    code,
-                    instruction,
-                    seconds,
-                    None,
-                )
-            )
-            self.memory.values.append(result)
-            self.memory.versions.append(version)
-        elif (
-            is_short
-            and not written
-            and isinstance(result, _SEVERAL)
-            and _ONLY_TENSORS.issuperset(map(type, result))
-        ):
-            call = (
-                operation,
-                kept,
-                kept_kwargs,
-                references,
-                self.module_call,
-                code,
-                instruction,
-                seconds,
-            )
-            self.append_several(call, result)
-        elif result is not NotImplemented:
-            call = make_call(
-                (operation, args, kwargs, references, self.module_call, code, instruction, seconds)
-            )
-            self.append_results(call, result, written)
-            if observed is not None:
-                self.end_observed(observed, result)
-        elif observed is not None and self.observer is not None:
-            self.observer.abandon(observed)
+            self.append_short(fields, result, bool(written))
+        elif not is_short or not self.append_several(fields, result, written):
+            self._append_others(fields, (args, kwargs), result, written, observed)
         if end > self._look_at:
             self._look_at = self._look(self.outside)
         return result
 
-    def _keep_before(self, target: Tensor) -> bool:
-        """Replaces the saved value of a tensor that is going to be written by a copy, if nothing
-        else looks at its memory.
+    def _append_others(
+        self,
+        fields: tuple[Any, ...],
+        arguments: tuple[Any, Any],
+        result: Any,
+        written: Sequence[Tensor],
+        observed: ObservedCall | None,
+    ) -> None:
+        """The rows of a call that does not go the short way."""
+        if result is NotImplemented:
+            self.abandon_observed(observed)
+            return
+        self.append_results(make_call((fields[0], *arguments, *fields[3:8])), result, written)
+        self.end_observed(observed, result)
 
-        False if more may have to be done than that.
+    def _read_flat(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> tuple[References, tuple[Any, ...], dict[str, Any] | None] | None:
+        """The entries that a call reads, and its arguments with None in place of tensors.
+
+        None if there may be tensors deeper than in one list.
         """
-        entry = self.number_of(target)
-        if (
-            entry is None
-            or entry < 0
-            or id(target) in self._twins
-            or type(target) is not Tensor
-            or target.requires_grad
+        if (PLAIN_TYPES.issuperset(map(type, args)) or are_plain(args)) and (
+            not kwargs or PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
         ):
+            references: References = ()
+            if not self.memory.may_die:
+                at = self._entry_at
+                references = tuple(
+                    [at(id(arg), _UNKNOWN) if type(arg) in TENSORS else None for arg in args]
+                )
+            if not references or _UNKNOWN in references:
+                reference_to = self._reference_to
+                references = tuple(
+                    [reference_to(arg) if type(arg) in TENSORS else None for arg in args]
+                )
+            kept = tuple([None if type(arg) in TENSORS else arg for arg in args])
+            return references, kept, kwargs
+        shallow = shallow_arguments(args, kwargs)
+        if shallow is None:
+            return None
+        references = {path: self._reference_to(tensor) for path, tensor in shallow.tensors.items()}
+        return references, shallow.args, shallow.kwargs
+
+    def _keep_before(self, operation: Operation, written: Sequence[Tensor]) -> bool:
+        """Replaces the saved value of a tensor that is going to be written by a copy, if no other
+        tensor shares its memory. False if the write needs `prepare`.
+        """
+        target = written[0]
+        entry = self.number_of(target)
+        if entry is None or entry < 0 or id(target) in self._twins:
             return False
-        if self.unfinished:
+        if not operation.is_inplace or len(written) > 1 or self.unfinished:
             return False
-        memory = self.memory
-        if not self.saves_all:
-            return not self._saves and memory.may_overwrite(entry, target)
-        if memory.values[entry] is not target or not is_sole_owner(target):
-            return False
-        before = target.clone()
-        if type(before) is not Tensor:  # a fake one, of a tensor that has values
-            return False
-        memory.replace(entry, before)
-        return True
+        if self.saves_all:
+            return self.memory.keep_copy(entry, target)
+        return not self._saves and self.memory.may_overwrite(entry, target)
 
     def prepare(
         self,
@@ -344,35 +271,50 @@ class Recorder(Rows, TorchFunctionMode):
         return observed
 
     def _before_write(self, targets: Sequence[Tensor]) -> None:
-        if self.unfinished:  # who writes there now has waited for what was being written
+        if self.unfinished:  # the code that writes there now has waited for what was being written
             for target in targets:
                 self.finish_entries(self.memory.writers_of(target))
         self.memory.before_write(targets)
 
     # -- calls that leave no row
-    # -----------------------------------------------------------------------------------
 
     def pass_through(
         self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> Any:
         """Makes a call that is no operation, or is not to be recorded, and notes what it reads."""
+        kind = operation.kind
         if self.collected is not None:
-            if self.collected is not _ASIDE:
-                for _, tensor in plain_tensors((args, kwargs)):
-                    entry = self.entry_of(tensor)
-                    if entry is not None:
-                        self.collected[entry] = None
-            return func(*args, **(kwargs or {}))
-        if operation.kind is Kind.COLLECTIVE and self.on_collective is not None:
+            self._collect(args, kwargs)
+        elif kind is Kind.COLLECTIVE and self.on_collective is not None:
             return self.on_collective(self, operation, func, args, kwargs)
-        if operation.kind is Kind.INLINE:
-            self.is_inlining = True
-            torch._C._push_on_torch_function_stack(self)
-            try:
-                return func(*args, **(kwargs or {}))
-            finally:
-                self.is_inlining = False
-                torch._C._pop_torch_function_stack()
+        elif kind is Kind.INLINE:
+            return self._inline(func, args, kwargs)
+        elif kind is not Kind.READ or self.observer is not None:
+            return self._read(operation, func, args, kwargs)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _collect(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Notes which entries are read inside an opaque call."""
+        if self.collected is not None and self.collected is not _IGNORED:
+            for _, tensor in plain_tensors((args, kwargs)):
+                entry = self.entry_of(tensor)
+                if entry is not None:
+                    self.collected[entry] = None
+
+    def _inline(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+        """Calls a Python method of Tensor whose own operations are recorded instead of it."""
+        self.is_inlining = True
+        push_mode(self)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.is_inlining = False
+            torch._C._pop_torch_function_stack()
+
+    def _read(
+        self, operation: Operation, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> Any:
+        """Makes a call that tells something about a tensor, and notes what the log must know."""
         observed = self.begin_observed(CallKind.READ, operation, args, kwargs, (), (), (None, 0))
         if operation.kind is Kind.EXPOSURE:
             self.complete()
@@ -382,25 +324,25 @@ class Recorder(Rows, TorchFunctionMode):
         try:
             result = func(*args, **(kwargs or {}))
         except BaseException:
-            if observed is not None and self.observer is not None:
-                self.observer.abandon(observed)
+            self.abandon_observed(observed)
             raise
         self.end_observed(observed, result)
-        if operation.kind is Kind.LEAF and args[0].is_leaf:
+        if operation.kind is Kind.LEAF:
             self._note_leaf(args[0])
-        if operation.kind is Kind.BOOLEAN:
-            read = self.entry_of(args[0])
-            if read is not None and read >= 0:
-                self.booleans[read] = result
+        elif operation.kind is Kind.BOOLEAN:
+            self.booleans.update(dict.fromkeys(self._entries_in(args[:1]), result))
         elif operation.kind in (Kind.VALUE, Kind.EXPOSURE):
-            entries = [self.entry_of(tensor) for _, tensor in plain_tensors(args)]
-            self.reads.update(entry for entry in entries if entry is not None and entry >= 0)
+            self.reads.update(self._entries_in(args))
         return result
 
+    def _entries_in(self, args: tuple[Any, ...]) -> list[int]:
+        entries = [self.entry_of(tensor) for _, tensor in plain_tensors(args)]
+        return [entry for entry in entries if entry is not None and entry >= 0]
+
     def _note_leaf(self, tensor: torch.Tensor) -> None:
-        """The model's code has said whether it wants gradients of a leaf."""
+        """The model's code has set whether a leaf requires gradients."""
         number = self.entry_of(tensor)
-        if number is None:
+        if number is None or not tensor.is_leaf:
             return
         noted = self.leaves if number >= 0 else self.trained
         if tensor.requires_grad:
@@ -409,7 +351,6 @@ class Recorder(Rows, TorchFunctionMode):
             noted.discard(number)
 
     # -- the observer
-    # ----------------------------------------------------------------------------------------------
 
     def begin_observed(
         self,
@@ -459,8 +400,12 @@ class Recorder(Rows, TorchFunctionMode):
             call.last = len(self.rows)
             self.observer.end(call, result)
 
+    def abandon_observed(self, call: ObservedCall | None) -> None:
+        """Tells the observer that the call raised or declined."""
+        if call is not None and self.observer is not None:
+            self.observer.abandon(call)
+
     # -- failures
-    # ----------------------------------------------------------------------------------------------
 
     def fail(
         self,
@@ -473,14 +418,12 @@ class Recorder(Rows, TorchFunctionMode):
         observed: ObservedCall | None = None,
     ) -> None:
         """Notes that the model raised here."""
-        if observed is not None and self.observer is not None:
-            self.observer.abandon(observed)
+        self.abandon_observed(observed)
         self.failures.note(
             error, self.module_call, self.user_code(frame), operation, args, kwargs, references
         )
 
     # -- on and off
-    # ----------------------------------------------------------------------------------------------
 
     def is_on(self) -> bool:
         """Whether calls are being reported; inside one that is, they are not, nor are those inside
@@ -496,7 +439,7 @@ class Recorder(Rows, TorchFunctionMode):
     @contextmanager
     def aside(self) -> Iterator[None]:
         """While it lasts, calls leave no trace."""
-        before, self.collected = self.collected, _ASIDE
+        before, self.collected = self.collected, _IGNORED
         try:
             yield
         finally:
@@ -543,3 +486,8 @@ class Recorder(Rows, TorchFunctionMode):
         own.thread_code, own.thread_place = code, self.user_code(started_by)
         own.observer = None if self.observer is None else self.observer.for_thread()
         return own
+
+
+def _are_foreign(types: Sequence[type]) -> bool:
+    """Whether one of the argument types that override torch functions is no tensor."""
+    return not all(issubclass(kind, Tensor) for kind in types)

@@ -8,6 +8,7 @@ import torch
 
 from torchlens._capture.arguments import TENSORS, Kept, unwrap, without_tensors
 from torchlens._capture.entries import Entries
+from torchlens._capture.gradients.backward_hooks import node_of
 from torchlens._capture.gradients.entry_gradients import GradientHooks, slice_written
 from torchlens._capture.memory.saved_values import Memory, version_of
 from torchlens._capture.observer import Observer
@@ -18,8 +19,8 @@ from torchlens._recording.trees import plain_tensors, same_with
 from torchlens._recording.view_tree import Slice
 
 Tensor = torch.Tensor
-_ref = weakref.ref
 _DEEP = 5_000  # entries
+_SEVERAL, _ONLY_TENSORS = (tuple, list), frozenset({Tensor})
 
 
 class Rows(Entries):
@@ -76,7 +77,6 @@ class Rows(Entries):
         self._deep_nodes: list[Any] = []
 
     # -- what no operation made
-    # ------------------------------------------------------------------------------------
 
     def add_source(self, operation: Operation, tensor: Tensor) -> int:
         """An entry that no operation made: an input or a buffer."""
@@ -108,7 +108,7 @@ class Rows(Entries):
             self.memory.versions.append(version_of(tensor))
             return entry
         self.complete()
-        self.memory.add(tensor, self.saves_all or self._is_saved(entry))
+        self.memory.add(tensor, self._is_saved(entry))
         shape, dtype, gradfunc = shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor)
         self.rows.append(
             make_row(
@@ -139,7 +139,6 @@ class Rows(Entries):
         return number
 
     # -- what operations make
-    # --------------------------------------------------------------------------------------
 
     def append(
         self,
@@ -150,56 +149,33 @@ class Rows(Entries):
         is_finished: bool = True,
         is_end: bool = False,
     ) -> None:
-        """A row for `tensor`: its value is to come if not `is_finished`; it goes on as what it was
-        if the call `is_end`.
+        """A row for `tensor`: its value is to come if not `is_finished`; it stays what it was if
+        the call `is_end`.
         """
         self.complete()
-        operation, args, kwargs, references, *where = call
-        rows, memory = self.rows, self.memory
-        entry = len(rows)
-        saves = self.saves_all or self._is_saved(entry)
+        entry = len(self.rows)
+        saves = self._is_saved(entry)
         if self._keeps_args and saves:
-            self.saved_args[entry] = self._kept_args or self._keep_args(args, kwargs)
-        # Nothing must be kept alive, nor a list that the model may yet change.
-        if type(references) is dict:
+            self.saved_args[entry] = self._kept_args or self._keep_args(call.args, call.kwargs)
+        # No tensor must be kept alive, nor a list that the model may yet change.
+        args, kwargs = call.args, call.kwargs
+        if type(call.references) is dict:
             args, kwargs = without_tensors(args), without_tensors(kwargs)
         else:
             args = tuple([None if type(arg) in TENSORS else arg for arg in args])
-        memory.add(tensor, saves, is_finished)
-        rows.append(make_row((
-            operation, args, kwargs, references, *where, output_index, shape_of(tensor),
-            tensor.dtype,
-            self._gradfunc_of(tensor),
-        )))  # fmt: skip
-        if not is_finished and not references:
+        self.memory.add(tensor, saves, is_finished)
+        result = (output_index, shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor))
+        self.rows.append(make_row((call.operation, args, kwargs, *call[3:], *result)))
+        if not is_finished and not call.references:
             self.received.add(entry)
-        known = self._entry_at(id(tensor))
-        if (
-            memory.may_die
-            and known is not None
-            and known >= 0
-            and not memory.is_alive(known, tensor)
-        ):
-            known = None  # another tensor, which is gone, had this id
         if is_end:
             self.sent.add(entry)
             self._twins.add(id(tensor))
-        elif (
-            known is None or known >= 0
-        ):  # a parameter that an operation hands back stays a parameter
-            self._entry_of_id[id(tensor)] = entry
-            self._note_inner(entry, tensor)
-            if known is not None and is_written:
-                self._twins.add(id(tensor))
-            elif known is not None:
-                self._hand_back(tensor, entry, known)
-        if (
-            self.gradients is not None
-            and tensor.requires_grad
-            and not (is_written and tensor._is_view())
-        ):
+        else:
+            self._become(entry, tensor, is_written)
+        if self.gradients is not None and not (is_written and tensor._is_view()):
             self.gradients.watch(entry, tensor)
-            self._note_view(entry, tensor, references)
+            self._note_view(entry, tensor, call.references)
         if self.observer is not None:
             self.observer.add(entry, tensor)
 
@@ -242,92 +218,85 @@ class Rows(Entries):
             self._note_writes(first, written)
         self._kept_args = None
 
-    def append_several(self, call: tuple[Any, ...], results: Sequence[Tensor]) -> None:
-        """Rows for the results of a call that goes the short way, as for one; `call` is the fields
-        of a MadeCall.
-        """
-        memory = self.memory
-        for index, tensor in enumerate(results):
-            if not self.saves_all:
-                self.append_unsaved(call, tensor, index, is_written=False)
-                continue
-            entry = len(self.rows)
-            before = self._entry_of_id.setdefault(id(tensor), entry)
-            if before != entry:
-                self._entry_of_id[id(tensor)] = entry
-                self._hand_back(tensor, entry, before)
-            self.rows.append((*call, index))
-            memory.values.append(tensor)
-            memory.versions.append(version_of(tensor))
+    def append_short(self, fields: tuple[Any, ...], tensor: Tensor, is_written: bool) -> None:
+        """As `append`, for a plain tensor that a call made which goes the short way.
 
-    def append_unsaved(
-        self, call: tuple[Any, ...], tensor: Tensor, index: int | None, is_written: bool
-    ) -> None:
-        """As `append_several`, for one result where not all are saved. The tensor may die: its row
-        is complete at once.
+        `fields` are the first nine of its row. If all is saved, the others can wait.
         """
+        if not self.saves_all:
+            self._append_unsaved(fields, tensor, is_written)
+            return
+        rows, memory = self.rows, self.memory
+        entry = len(rows)
+        before = self._entry_of_id.setdefault(id(tensor), entry)
+        if before != entry:
+            self._entry_of_id[id(tensor)] = entry
+            if not is_written:
+                self._hand_back(tensor, entry, before)
+        rows.append(fields)
+        memory.values.append(tensor)
+        memory.versions.append(version_of(tensor))
+
+    def append_several(
+        self, fields: tuple[Any, ...], results: Any, written: Sequence[Tensor]
+    ) -> bool:
+        """`append_short` for each of several results; False if they are not plain tensors."""
+        if written or not isinstance(results, _SEVERAL):
+            return False
+        if not _ONLY_TENSORS.issuperset(map(type, results)):
+            return False
+        for index, tensor in enumerate(results):
+            self.append_short((*fields[:8], index), tensor, is_written=False)
+        return True
+
+    def _append_unsaved(self, fields: tuple[Any, ...], tensor: Tensor, is_written: bool) -> None:
+        """As `append_short`; but the tensor may die, so its row is complete at once."""
         rows = self.rows
         entry = len(rows)
         if self._saves and self._is_saved(entry):
-            self.append(make_call(call), tensor, index, is_written)
+            self.append(make_call(fields[:8]), tensor, fields[8], is_written)
             return
-        known = self._entry_of_id.setdefault(id(tensor), entry)
-        if known != entry:
-            origin = self._origin_of(known)
-            if origin is not None and origin() is not tensor:  # it has the id of one that is gone
+        before = self._entry_of_id.setdefault(id(tensor), entry)
+        if before != entry:
+            origin = self._origin_of(before)
+            is_other = origin is not None and origin() is not tensor  # which is gone, with its id
+            if is_other or before >= 0:  # a parameter stays one
                 self._entry_of_id[id(tensor)] = entry
-            elif known >= 0:  # a parameter stays one
-                self._entry_of_id[id(tensor)] = entry
-                if not is_written:
-                    self._hand_back(tensor, entry, known)
-        shape: tuple[int, ...]
+            if before >= 0 and not is_other and not is_written:
+                self._hand_back(tensor, entry, before)
         try:
             shape, storage = tensor.shape, tensor.untyped_storage()._cdata
         except (NotImplementedError, RuntimeError):  # as in `complete`
             shape, storage = shape_of(tensor), storage_of(tensor)
         name = self._gradfunc_of(tensor) if tensor.requires_grad else None
-        rows.append(make_row((*call, index, shape, tensor.dtype, name)))
-        memory = self.memory
-        memory.storages.append(storage)
-        memory.values.append(None)
-        memory.versions.append(-1)
-        memory.origins[entry] = _ref(tensor)
-        if storage in memory.last_writes:
-            memory.regions[entry] = region_of(tensor)
+        rows.append(make_row((*fields, shape, tensor.dtype, name)))
+        self.memory.add_unsaved(entry, tensor, storage)
 
     def complete(self) -> None:
-        """Writes down what the short way left for later: until something is written to, it is all
-        still to be seen.
+        """Completes the rows that the short way left unfinished.
+
+        Until something is written to, all that they lack can still be read from the tensors.
         """
         rows, values, storages = self.rows, self.memory.values, self.memory.storages
         for entry in range(len(storages), len(rows)):
             tensor = values[entry]
             try:
-                gradfunc = tensor.grad_fn
+                node = tensor.grad_fn
                 shape, storage = tensor.shape, tensor.untyped_storage()._cdata
-                name = None if gradfunc is None else type(gradfunc).__name__
+                name = None if node is None else type(node).__name__
             except (NotImplementedError, RuntimeError):  # a kind of tensor that lacks one of these
-                shape, storage, name = (
-                    shape_of(tensor),
-                    storage_of(tensor),
-                    self._gradfunc_of(tensor),
-                )
+                shape, storage, name = shape_of(tensor), storage_of(tensor), _node_name(tensor)
             rows[entry] = make_row((*rows[entry], shape, tensor.dtype, name))
             storages.append(storage)
 
     def _gradfunc_of(self, tensor: Tensor) -> str | None:
         if self._max_nodes is not None and len(self.rows) >= self._max_nodes:
             return "Backward" if tensor.requires_grad else None
-        try:
-            gradfunc = tensor.grad_fn
-        except RuntimeError:  # one of several views whose base was written behind autograd's back
-            return None
-        if len(self.rows) > _DEEP:
-            self._deep_nodes.append(gradfunc)
-        return None if gradfunc is None else type(gradfunc).__name__
+        if len(self.rows) > _DEEP and (node := node_of(tensor)) is not None:
+            self._deep_nodes.append(node)
+        return _node_name(tensor)
 
     # -- what they write
-    # -------------------------------------------------------------------------------------------
 
     def _note_view(self, entry: int, tensor: Tensor, references: References) -> None:
         """Tells the gradients of an entry that is a view, and which of the entries it was given it
@@ -383,7 +352,6 @@ class Rows(Entries):
                 self.gradients.views.note_write(entry, storage_of(tensor), region_of(tensor))
 
     # -- arguments
-    # ----------------------------------------------------------------------------------------------
 
     def references_to(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[Any, int]:
         """Which of the arguments, nested and named ones too, are entries or parameters."""
@@ -430,7 +398,6 @@ class Rows(Entries):
         return same_with(args, keep), same_with(kwargs or {}, keep)
 
     # -- what comes late
-    # -------------------------------------------------------------------------------------------
 
     def finish_entries(self, entries: Sequence[int]) -> None:
         """What the entries were waiting for is there."""
@@ -455,6 +422,14 @@ class Rows(Entries):
             self.saved_args[holder] = unwrap(self.saved_args[holder])
         self._entry_of_id.clear()
         self._held.clear()
+
+
+def _node_name(tensor: Tensor) -> str | None:
+    try:
+        node = tensor.grad_fn
+    except RuntimeError:  # one of several views whose base was written behind autograd's back
+        return None
+    return None if node is None else type(node).__name__
 
 
 def _changed_entry(call: MadeCall) -> int | None:

@@ -46,8 +46,10 @@ def version_of(tensor: torch.Tensor) -> int:
         return -1
 
 
-def is_sole_owner(tensor: torch.Tensor) -> bool:
-    """Whether nothing but `tensor` itself looks at its memory, for all that torch knows."""
+def _is_alone(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor without gradients is the only one that looks at its memory."""
+    if type(tensor) is not torch.Tensor or tensor.requires_grad:
+        return False
     try:
         return _num_owners(tensor) == _ALONE
     except (NotImplementedError, RuntimeError):  # no storage of its own
@@ -209,28 +211,42 @@ class Memory:
             self.values[entry] = value
             self.versions[entry] = -1
 
+    def add_unsaved(self, entry: int, tensor: torch.Tensor, storage: int) -> None:
+        """As `add`, for the tensor of an operation that is not saved; `storage` is its own."""
+        self.storages.append(storage)
+        self.values.append(None)
+        self.versions.append(-1)
+        self.origins[entry] = weakref.ref(tensor)
+        if storage in self.last_writes:
+            self.regions[entry] = region_of(tensor)
+
     def may_overwrite(self, entry: int, tensor: torch.Tensor) -> bool:
-        """Whether the tensor of an entry can be written to without further ado: nothing is saved,
-        nor looks at its memory.
+        """Whether the tensor of an unsaved entry can be written to without further ado.
 
         If so, the entry shares its memory with no later one, as if it had been saved and replaced
         by a copy.
         """
-        if self.values[entry] is not None or self._keeps_undo or not is_sole_owner(tensor):
+        if self.values[entry] is not None or self._keeps_undo or not _is_alone(tensor):
             return False
         self.storages[entry] = 2 * entry + 1  # no address is odd
         return True
 
-    def replace(self, entry: int, copy: torch.Tensor) -> None:
-        """Saves a copy of the entry's tensor instead, which is going to be written and whose memory
-        is only its own.
+    def keep_copy(self, entry: int, tensor: torch.Tensor) -> bool:
+        """Saves a copy of the entry's tensor, which is going to be written, if no other tensor
+        shares its memory; returns whether it did.
         """
-        self._replaced.append(self.values[entry])
+        if self.values[entry] is not tensor or not _is_alone(tensor):
+            return False
+        copy = tensor.clone()
+        if type(copy) is not torch.Tensor:  # a fake one, of a tensor that has values
+            return False
+        self._replaced.append(tensor)
         self.values[entry] = copy
         self.versions[entry] = version_of(copy)
         self.copies.add(entry)
         if entry < len(self.storages):
             self.storages[entry] = storage_of(copy)
+        return True
 
     def is_written_since(self, entry: int) -> bool:
         """Whether the memory of an entry was written after the entry was made."""
