@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchlens._monitor.record import stacks
+from torchlens._monitor.record import statistics
 from torchlens._monitor.record.samples import SAMPLE_SIZE, Sample, Sampler
 from torchlens._monitor.record.statistics import summarized
 from torchlens._monitor.store.bins import ZERO, bins_of, narrowed
@@ -239,7 +239,7 @@ def test_the_work_for_a_step_does_not_grow_with_the_number_of_its_tensors(
         return own(*args, **more)
 
     for name in ("_quantiles", "_bins", "_sums"):
-        monkeypatch.setattr(stacks, name, partial(counted, name, getattr(stacks, name)))
+        monkeypatch.setattr(statistics, name, partial(counted, name, getattr(statistics, name)))
     sampler = Sampler()
     samples = [sampler.take(torch.randn(size)) for size in (5, 64, 300, 900, 5000) * 20]
     summarized(

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import torchlens as tl
-from torchlens._monitor.sinks.step_record import STATISTICS, gapless
+from torchlens._monitor.sinks.sink import STATISTICS, gapless
 from torchlens._monitor.store.bins import MINUS_INF, NAN, PLUS_INF, ZERO, bins_of
 
 

@@ -32,9 +32,9 @@ from torchlens._monitor.films.film_process import (
 from torchlens._monitor.read.joining import Joined
 from torchlens._monitor.read.views import ModuleView, Scalars, Series, SeriesMap
 from torchlens._monitor.serve.run_page import explore_runs
-from torchlens._monitor.sinks.export import send
+from torchlens._monitor.sinks.feed import send
 from torchlens._monitor.sinks.sink import Sink
-from torchlens._monitor.sinks.tensorboard_sink import TensorBoard
+from torchlens._monitor.sinks.trackers import TensorBoard
 from torchlens._monitor.store.columns import SeriesKey, Step
 from torchlens._monitor.store.folder import (
     GRAPH_FILE,

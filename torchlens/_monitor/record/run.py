@@ -36,8 +36,7 @@ from torchlens._monitor.record.stepping import Steps
 from torchlens._monitor.record.watcher import ModuleWatcher
 from torchlens._monitor.record.writer import Writer
 from torchlens._monitor.sinks.feed import SinkFeed
-from torchlens._monitor.sinks.sink import Sink
-from torchlens._monitor.sinks.step_record import RecordedStep
+from torchlens._monitor.sinks.sink import RecordedStep, Sink
 from torchlens._monitor.store.folder import GRAPH_FILE, RUN_FILE, is_run, write_json_file
 from torchlens._monitor.store.rank_contents import Counts
 from torchlens._recording.unseen import call_unseen

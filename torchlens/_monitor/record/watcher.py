@@ -22,7 +22,7 @@ from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.graph import GraphMaker
 from torchlens._monitor.record.options import MonitorOptions
 from torchlens._monitor.record.samples import PLAIN_TYPES
-from torchlens._monitor.record.units import Units, unit_axis
+from torchlens._monitor.record.series import Units, unit_axis
 from torchlens._recording.trees import named_tensors, plain_tensors
 from torchlens._recording.unseen import call_unseen, is_seen
 

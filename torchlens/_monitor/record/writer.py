@@ -17,10 +17,9 @@ from torchlens._health.thresholds import THRESHOLDS
 from torchlens._monitor.record.options import MonitorOptions
 from torchlens._monitor.record.run_health import RunHealth
 from torchlens._monitor.record.samples import value_of
-from torchlens._monitor.record.series import SeriesNames
+from torchlens._monitor.record.series import SeriesNames, UnitActivity
 from torchlens._monitor.record.statistics import Observation, summarized
-from torchlens._monitor.record.units import UnitActivity
-from torchlens._monitor.sinks.step_record import RecordedStep
+from torchlens._monitor.sinks.sink import RecordedStep
 from torchlens._monitor.store.columns import Columns, Step, merged
 from torchlens._monitor.store.lines import ScalarRow, line_of, step_line
 from torchlens._monitor.store.rank_contents import Counts

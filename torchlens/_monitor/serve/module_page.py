@@ -1,19 +1,18 @@
-"""The graph of a run as the viewer's page takes it: operations where they were logged, else who
-called whom.
+"""The graph of a run as the viewer's page takes it: operations if they were logged, else modules
+and their calls.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchlens._page.names import KINDS, PARTS, SIDES
+from torchlens._text.numbers import shape_text
 
-_MOST_CALLS = 20_000
-_MOST_DEEP = 200
+_MAX_CALLS = 20_000
+_MAX_DEPTH = 200
 
 
 def graph_page(graph: dict[str, Any]) -> dict[str, Any]:
-    """{"page", "note"}: the page's data, or None and why there is none. What a file says is not
-    trusted.
-    """
+    """{"page", "note"}: the page's data, or None and the reason. The file may be a stranger's."""
     page, note = graph.get("page"), str(graph.get("note", ""))
     if isinstance(page, dict):
         return {"page": page, "note": note}
@@ -34,48 +33,26 @@ class _Strings:
         return self.found.setdefault(str(text), len(self.found))
 
 
+class _Part(NamedTuple):
+    """A module where it was called: its address, the part around it, and its calls."""
+
+    address: str
+    around: int
+    calls: list[int]
+
+
 def _modules(graph: dict[str, Any]) -> dict[str, Any] | None:
-    """Modules as parts, each where it was called; one that calls no other is an operation, with an
+    """Modules as parts, each where it was called. One that calls no other is an operation, with an
     entry for each call.
     """
-    calls = graph["calls"][:_MOST_CALLS]
-    if not calls:
-        return None
-    strings = _Strings()
-    rows = {str(row["address"]): row for row in graph["modules"]}
-    depths: list[int] = []
-    children: dict[int, list[int]] = {}
-    for number, call in enumerate(calls):
-        above = int(call["parent"])
-        if not -1 <= above < number:
-            raise ValueError("a call inside one that came later")
-        depths.append(0 if above < 0 else depths[above] + 1)
-        if depths[-1] > _MOST_DEEP:
-            raise ValueError("calls that are nested too deeply")
-        children.setdefault(above, []).append(number)
-    order: list[tuple[str, int, list[int]]] = [
-        (str(graph["model"]), -1, [])
-    ]  # address, part around, calls: parts in order
-    part_of: dict[int, int] = {}
-
-    def add(around: int, own: list[int]) -> None:
-        groups: dict[str, list[int]] = {}
-        for number in own:
-            groups.setdefault(str(calls[number]["module"]), []).append(number)
-        for address, numbers in groups.items():
-            part = len(order)
-            order.append((address, around, numbers))
-            part_of.update(dict.fromkeys(numbers, part))
-            add(part, [inner for number in numbers for inner in children.get(number, [])])
-
-    # The model itself is the page; what is called inside it is shown.
-    roots = [number for number in children.get(-1, []) if str(calls[number]["module"]) == ""]
-    others = [number for number in children.get(-1, []) if number not in roots]
-    add(0, [*(inner for number in roots for inner in children.get(number, [])), *others])
-    leaves = [number for number in sorted(part_of) if not children.get(number)]
+    calls = graph["calls"][:_MAX_CALLS]
+    children = _children(calls)
+    parts = _parts(calls, children, str(graph["model"]))
+    part_of = {call: number for number, part in enumerate(parts) for call in part.calls}
+    leaves = [call for call in sorted(part_of) if call not in children]
     if not leaves:
         return None
-    entry_of = {number: place for place, number in enumerate(leaves)}
+    entry_of = {call: place for place, call in enumerate(leaves)}
     parents: list[list[int]] = [[] for _ in leaves]
     links: dict[tuple[int, int], None] = {}
     for source, target in graph["edges"]:
@@ -84,76 +61,128 @@ def _modules(graph: dict[str, Any]) -> dict[str, Any] | None:
             parents[entry_of[target]].append(entry_of[last])
             if part_of[last] != part_of[target]:
                 links[part_of[last], part_of[target]] = None
-    count = len(leaves)
-    shapes = [
-        strings("×".join(map(str, (calls[number]["outputs"] or [[]])[0]))) for number in leaves
-    ]
-    columns: dict[str, list[Any]] = {
-        "label": [strings(f"{calls[n]['module']}:{int(calls[n]['pass'])}") for n in leaves],
-        "shape": shapes,
-        "dtype": [0] * count, "bytes": [0] * count, "micros": [0] * count, "flops": [0] * count,
-        "place": [-1] * count,
-        "stat": [-1] * count, "grad": [-1] * count, "args": [0] * count, "parents": parents,
-        "backward": [None] * count,
-        "gradnorm": [None] * count,
-    }  # fmt: skip
-    parts: dict[str, list[Any]] = {
-        name: []
-        for name in (
-            "part", "parent", "title", "path", "type", "kind", "isModule", "side", "passes",
-            "entries", "buffers", "params",
-            "place",
-        )
-    }  # fmt: skip
-    numbers_of_parameters: list[int] = []
-    addresses: list[int] = []
-    for part, (address, around, numbers) in enumerate(order):
-        is_leaf = part > 0 and all(number in entry_of for number in numbers)
-        row = rows.get(address, {}) if part else {}
-        own = int(row.get("parameters", 0))
-        values = {
-            "part": PARTS.index("operation" if is_leaf else "module"),
-            "parent": around,
-            "title": strings(address),
-            "path": strings(address if part else ""),
-            "type": strings(row.get("type", graph["model"] if not part else "")),
-            "kind": KINDS.index(
-                "weights" if is_leaf and own else "compute" if is_leaf else "module"
-            ),
-            "isModule": int(part > 0),
-            "side": SIDES.index(""),
-            "passes": max(1, len(numbers)),
-            "entries": [[entry_of[number]] for number in numbers] if is_leaf else [],
-            "buffers": [],
-            "params": [len(addresses)] if own else [],
-            "place": -1,
-        }
-        for name, value in values.items():
-            parts[name].append(value)
-        if own:
-            numbers_of_parameters.append(own)
-            addresses.append(strings(f"{address}.*"))
-    num_parameters = len(addresses)
+    strings = _Strings()
+    entries = _entry_columns([calls[call] for call in leaves], parents, strings)
+    rows = {str(row["address"]): row for row in graph["modules"]}
+    columns, parameters = _part_columns(parts, entry_of, rows, str(graph["model"]), strings)
     return {
-        "title": str(graph["model"]), "model": str(graph["model"]), "tensors": count, "bytes": 0,
-        "params": sum(numbers_of_parameters), "paramBytes": 0, "seconds": 0, "valueless": "",
-        "note": "", "leftOut": None,
-        "failure": None, "entries": columns, "parts": parts,
+        "title": str(graph["model"]), "model": str(graph["model"]), "tensors": len(leaves),
+        "bytes": 0, "params": sum(parameters["count"]), "paramBytes": 0, "seconds": 0,
+        "valueless": "", "note": "", "leftOut": None, "failure": None,
+        "entries": entries, "parts": columns, "parameters": parameters,
         "links": {
-            "from": [a for a, _ in links], "to": [b for _, b in links], "around": [-1] * len(links),
-            "residual": [0] * len(links),
+            "from": [source for source, _ in links], "to": [target for _, target in links],
+            "around": [-1] * len(links), "residual": [0] * len(links),
         },
-        "conditions": {"edges": [], "read": []}, "idle": [],
-        "parameters": {
-            "address": addresses, "shape": [0] * num_parameters, "dtype": [0] * num_parameters,
-            "count": numbers_of_parameters, "bytes": [0] * num_parameters,
-            "stat": [-1] * num_parameters,
-            "grad": [-1] * num_parameters, "trained": [1] * num_parameters,
-        },
-        "places": [], "overlays": [], "kinds": list(KINDS), "partKinds": list(PARTS),
-        "sides": list(SIDES),
+        "conditions": {"edges": [], "read": []}, "idle": [], "places": [], "overlays": [],
+        "kinds": list(KINDS), "partKinds": list(PARTS), "sides": list(SIDES),
         "statistics": _NO_STATISTICS, "strings": list(strings.found),
     }  # fmt: skip
+
+
+def _children(calls: list[dict[str, Any]]) -> dict[int, list[int]]:
+    """The calls inside each call; -1 has those that no other is around."""
+    depths: list[int] = []
+    children: dict[int, list[int]] = {}
+    for number, call in enumerate(calls):
+        above = int(call["parent"])
+        if not -1 <= above < number:
+            raise ValueError("a call inside a later one")
+        depths.append(0 if above < 0 else depths[above] + 1)
+        if depths[-1] > _MAX_DEPTH:
+            raise ValueError("calls that are nested too deeply")
+        children.setdefault(above, []).append(number)
+    return children
+
+
+def _parts(calls: list[dict[str, Any]], children: dict[int, list[int]], model: str) -> list[_Part]:
+    """The parts in order, each before those inside it. The first is the page: the model itself."""
+    found = [_Part(model, -1, [])]
+
+    def add(around: int, inside: list[int]) -> None:
+        groups: dict[str, list[int]] = {}
+        for call in inside:
+            groups.setdefault(str(calls[call]["module"]), []).append(call)
+        for address, own in groups.items():
+            found.append(_Part(address, around, own))
+            add(len(found) - 1, _inside(own, children))
+
+    outermost = children.get(-1, [])
+    of_model = [call for call in outermost if str(calls[call]["module"]) == ""]
+    add(0, [*_inside(of_model, children), *(call for call in outermost if call not in of_model)])
+    return found
+
+
+def _inside(calls: list[int], children: dict[int, list[int]]) -> list[int]:
+    return [inner for call in calls for inner in children.get(call, ())]
+
+
+def _last_leaf(call: int, children: dict[int, list[int]]) -> int:
+    """What made the result of a call: the last call inside it."""
+    while call in children:
+        call = children[call][-1]
+    return call
+
+
+def _entry_columns(
+    calls: list[dict[str, Any]], parents: list[list[int]], strings: _Strings
+) -> dict[str, list[Any]]:
+    shapes = [shape_text(map(int, call["outputs"][0])) if call["outputs"] else "" for call in calls]
+    count = len(calls)
+    return {
+        "label": [strings(f"{call['module']}:{int(call['pass'])}") for call in calls],
+        "shape": [strings(shape) for shape in shapes],
+        "parents": parents,
+        **{name: [0] * count for name in ("dtype", "bytes", "micros", "flops", "args")},
+        **{name: [-1] * count for name in ("place", "stat", "grad")},
+        **{name: [None] * count for name in ("backward", "gradnorm")},
+    }
+
+
+def _part_columns(
+    parts: list[_Part],
+    entry_of: dict[int, int],
+    rows: dict[str, dict[str, Any]],
+    model: str,
+    strings: _Strings,
+) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """(columns of the parts, columns of the parameters: one row for all of a module)."""
+    found = []
+    addresses: list[int] = []
+    counts: list[int] = []
+    for number, part in enumerate(parts):
+        is_page = number == 0
+        row = {"type": model} if is_page else rows.get(part.address, {})
+        is_leaf = not is_page and all(call in entry_of for call in part.calls)
+        num_own = int(row.get("parameters", 0))
+        kind = "module" if not is_leaf else "weights" if num_own else "compute"
+        found.append(
+            {
+                "part": PARTS.index("operation" if is_leaf else "module"),
+                "parent": part.around,
+                "title": strings(part.address),
+                "path": strings("" if is_page else part.address),
+                "type": strings(row.get("type", "")),
+                "kind": KINDS.index(kind),
+                "isModule": int(not is_page),
+                "side": SIDES.index(""),
+                "passes": max(1, len(part.calls)),
+                "entries": [[entry_of[call]] for call in part.calls] if is_leaf else [],
+                "buffers": [],
+                "params": [len(addresses)] if num_own else [],
+                "place": -1,
+            }
+        )
+        if num_own:
+            addresses.append(strings(f"{part.address}.*"))
+            counts.append(num_own)
+    nothing = [0] * len(counts)
+    none = [-1] * len(counts)
+    parameters = {
+        "address": addresses, "shape": nothing, "dtype": nothing, "count": counts,
+        "bytes": nothing, "stat": none, "grad": none, "trained": [1] * len(counts),
+    }  # fmt: skip
+    return {name: [each[name] for each in found] for name in found[0]}, parameters
 
 
 _NO_STATISTICS = {
@@ -162,10 +191,3 @@ _NO_STATISTICS = {
     "nonfinite", "nan")},
     **{name: [] for name in ("sample", "heatlow", "heathigh")},
 }  # fmt: skip
-
-
-def _last_leaf(number: int, children: dict[int, list[int]]) -> int:
-    """What made the result of a call: the last call inside it."""
-    while children.get(number):
-        number = children[number][-1]
-    return number

@@ -1,26 +1,27 @@
-"""Feeds a sink, in a thread of its own: a server that does not answer holds up neither training nor
-the run's folder.
-"""
+"""Sends a run to a sink: while it is recorded, in a thread of its own, or later from its folder."""
 
 import threading
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from time import time
 from typing import Any
 
-from torchlens._monitor.sinks.sink import Sink
-from torchlens._monitor.sinks.step_record import RecordedStep, StepRecord, step_records
+from torchlens._health.finding import RunFinding
+from torchlens._monitor.read.views import Scalars
+from torchlens._monitor.sinks.sink import RecordedStep, Sink, StepRecord, step_records
+from torchlens._monitor.store.columns import Step
 from torchlens._text.problems import Problems
 
-# So many steps may wait; a step of a large model is some hundred kilobytes.
+# The steps that may wait. One of a large model takes some hundred kilobytes.
 MOST_WAITING = 64
-# For so long (in seconds) the end of a run waits for a sink.
+# Seconds that the end of a run waits for a sink.
 _PATIENCE = 120.0
 
 
 class SinkFeed:
-    """Hands recorded steps to one sink. `key_of` tells module, kind and name of a series by its
-    number.
+    """Hands recorded steps to one sink. A slow server holds up neither training nor the files.
+    `key_of` gives the module, kind and name of a series by its number.
     """
 
     def __init__(self, sink: Sink, key_of: Callable[[int], Any], problems: Problems) -> None:
@@ -88,3 +89,34 @@ def record_of(recorded: RecordedStep, key_of: Callable[[int], Any]) -> StepRecor
     return StepRecord(
         step.last, step.time, list(step_records(step, key_of)), recorded.scalars, recorded.findings
     )
+
+
+def send(
+    sink: Sink,
+    info: Mapping[str, Any],
+    steps: Sequence[Step],
+    key_of: Callable[[int], Any],
+    scalars: Mapping[str, Scalars],
+    findings: Sequence[RunFinding],
+) -> None:
+    """Opens the sink, sends all of it in the order of steps, and closes it. What fails is
+    raised.
+    """
+    ends = [step.last for step in steps]
+    batches = [
+        RecordedStep(None if place % sink.every else step, [], [])
+        for place, step in enumerate(steps)
+    ]
+    batches.append(RecordedStep(None, [], []))  # what came after the last step
+    for name, own in scalars.items():
+        for step, value in zip(own.steps.tolist(), own.values.tolist(), strict=True):
+            batches[bisect_left(ends, step)].scalars.append((name, step, value))
+    for finding in findings:
+        batches[bisect_left(ends, finding.step)].findings.append(finding)
+    sink.begin(info)
+    try:
+        for batch in batches:
+            if batch.step is not None or batch.scalars or batch.findings:
+                sink.write(record_of(batch, key_of))
+    finally:
+        sink.close()
