@@ -309,3 +309,62 @@ def test_two_biases_are_found_where_the_other_model_has_their_sum(has_gates: boo
     back = tl.diff(candidate, reference)
     assert back.ok
     assert f"{3 + 3 * has_gates} of {3 + 3 * has_gates} found" in str(back)
+
+
+class Recurrent(nn.Module):
+    """A GRU, or its cell written out with the update gate the wrong way round."""
+
+    def __init__(self, is_written_out: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gru, self.is_written_out = nn.GRU(8, 8, batch_first=True), is_written_out
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not self.is_written_out:
+            return self.gru(x)[0]
+        w_i, w_h, b_i, b_h = self.gru.parameters()
+        h, states = torch.zeros(x.shape[0], 8), []
+        for step in x.unbind(1):
+            r_i, z_i, n_i = (step @ w_i.T + b_i).chunk(3, -1)
+            r_h, z_h, n_h = (h @ w_h.T + b_h).chunk(3, -1)
+            z, n = torch.sigmoid(z_i + z_h), torch.tanh(n_i + torch.sigmoid(r_i + r_h) * n_h)
+            h = z * n + (1 - z) * h
+            states.append(h)
+        return torch.stack(states, 1)
+
+
+def test_what_the_budget_for_experiments_does_not_allow_is_said() -> None:
+    x = torch.linspace(-1, 1, 2 * 21 * 8).sin().reshape(2, 21, 8)
+    histories = [tl.log_forward_pass(Recurrent(is_cell), x) for is_cell in (False, True)]
+    (culprit,) = tl.diff(*histories).culprits
+    assert culprit.reasons[-1].startswith("not tried, as it takes long: ")
+
+
+def test_training_mode_is_not_taken_for_a_layer_too_many() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    evaluated = tl.log_forward_pass(model.eval(), X)
+    (culprit,) = tl.diff(evaluated, tl.log_forward_pass(model.train(), X)).culprits
+    assert culprit.reason.startswith("training False in the reference, True in the candidate")
+
+
+def test_what_ran_under_autocast_runs_again_under_autocast() -> None:
+    def body(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.linear(F.layer_norm(F.linear(y, y[:, :8]), (4,)), y[:, :4])
+
+    diff = tl.diff(logged(body), logged(body), isolate=True)
+    assert diff.ok
+    assert diff.largest_own == 0
+
+
+def test_names_in_a_diff_do_not_steer_the_terminal() -> None:
+    histories = []
+    for bias in (0.0, 1.0):
+        model = nn.Sequential()
+        model.add_module("evil\033[31m", nn.Linear(8, 8))
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, bias)
+        histories.append(tl.log_forward_pass(model, X))
+    text = tl.diff(*histories).text(200)
+    assert "\033" not in text
+    assert "evil\\x1b[31m" in text

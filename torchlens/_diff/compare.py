@@ -12,12 +12,13 @@ from torchlens._diff.divergence import (
     Analysis,
     Origin,
     analyse,
+    distinct,
     grouped,
     origins_at_outputs,
     output_errors,
 )
 from torchlens._diff.evidence import Evidence
-from torchlens._diff.isolation import distinct, isolate
+from torchlens._diff.isolation import isolate
 from torchlens._diff.known_pairs import (
     PairedOutputs,
     output_path,

@@ -285,6 +285,11 @@ def _section_of_output(pairing: Pairing, side: int, entry: int) -> Section:
     return Section(tuple(ends), tuple(passed))
 
 
+def distinct(at_outputs: Sequence[tuple[Matched, Origin]]) -> list[Origin]:
+    """The origins of outputs, one for all outputs that show the same values."""
+    return list({(o.pair.reference, o.pair.candidate): o for _, o in at_outputs}.values())
+
+
 # -- one computation
 # --------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Constant:
         """True if both mean the same: dividing by a number is multiplying by its inverse."""
         first, second = self.value, other.value
         if isinstance(first, bool) or isinstance(second, bool):
-            return first is second
+            return first is second and self.name == other.name
         if isinstance(first, float | int) and isinstance(second, float | int):
             near = abs(first - second) <= 1e-5 * max(abs(first), abs(second))
             return near or (first * second != 0 and abs(first * second - 1) <= 1e-5)

@@ -11,6 +11,7 @@ from torchlens._diff.divergence import (
     Analysis,
     Origin,
     analyse,
+    distinct,
     grouped,
     origins_at_outputs,
     section_of,
@@ -85,11 +86,6 @@ def isolate(
         substitution.own_units,
         _output_error(pairing, outputs, mended),
     )
-
-
-def distinct(at_outputs: Sequence[tuple[Matched, Origin]]) -> list[Origin]:
-    """The origins of outputs, one for all outputs that show the same values."""
-    return list({(o.pair.reference, o.pair.candidate): o for _, o in at_outputs}.values())
 
 
 def _trust(

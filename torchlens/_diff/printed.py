@@ -5,8 +5,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchlens._diff.weights import listed
+from torchlens._recording.relative_error import epsilon_of
 from torchlens._text.grid import Column, laid_out
 from torchlens._text.numbers import shape_text
+from torchlens._text.plain_text import printable
 
 if TYPE_CHECKING:
     from torchlens._diff.result import Diff, Divergence
@@ -31,7 +34,8 @@ def diff_text(diff: "Diff", width: int | None = None, color: bool = False) -> st
         lines += _first(diff, width)
     for note in diff.notes:
         lines += ["", *_wrapped(note, "", "", width)]
-    text = "\n".join(line.rstrip() for line in lines)
+    # Names come from files of others: nothing in them may steer the terminal.
+    text = "\n".join(printable(line.rstrip()) for line in lines)
     return _colored(text) if color else text
 
 
@@ -67,7 +71,7 @@ def _output(diff: "Diff") -> str:
     """The outputs that both return, and which only one does."""
     outputs = diff.outputs
     only = [
-        f"{_listed(paths)} only in the {whose}"
+        f"{listed(paths)} only in the {whose}"
         for paths, whose in ((outputs.missing, "reference"), (outputs.extra, "candidate"))
         if paths
     ]
@@ -77,28 +81,25 @@ def _output(diff: "Diff") -> str:
     return f"differs: {'; '.join(only)}{others}"
 
 
-def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-
-
 def _error(diff: "Diff") -> str:
     outputs = diff.outputs
     if outputs.error != outputs.error:
         return "not saved"
     if outputs.units == 0:
         return "the same"
-    eps = outputs.error / outputs.units if outputs.units < float("inf") else 0.0
-    if outputs.agree and not any(_has_both(culprit) for culprit in diff.culprits):
-        return (
-            f"agrees: relative error {outputs.error:.1e} ({units_text(outputs.units, diff.unit)})"
-        )
-    rounding = (
-        f"   (rounding would explain {diff.tolerance * eps:.0e})"
-        if eps and outputs.units > diff.tolerance
-        else ""
-    )
-    verb = "differs" if not outputs.agree else "differs little"
-    return f"{verb}: relative error {outputs.error:.1e}{rounding}"
+    text = f"relative error {outputs.error:.1e}"
+    if outputs.agree and not any(map(_has_both, diff.culprits)):
+        return f"agrees: {text} ({units_text(outputs.units, diff.unit)})"
+    if diff.tolerance < outputs.units < float("inf"):
+        text += f"   (rounding would explain {diff.tolerance * _epsilon(diff):.0e})"
+    return f"differs{' little' * outputs.agree}: {text}"
+
+
+def _epsilon(diff: "Diff") -> float:
+    """The unit of rounding of the outputs."""
+    outputs = diff.outputs
+    is_known = 0 < outputs.units < float("inf")
+    return outputs.error / outputs.units if is_known else epsilon_of()
 
 
 def _agreement(diff: "Diff") -> str:
@@ -137,63 +138,54 @@ def _block(culprit: "Divergence", title: str, width: int, unit: str) -> list[str
     theirs = culprit.candidate_module or culprit.candidate or "nothing"
     lines = _wrapped(f"{title}  {ours}  <->  {theirs}", "  ", "      ", width)
     sides = [
-        (f"{label} ({shape_text(shape)})", line, steps)
-        for label, shape, line, steps in (
-            (
-                culprit.reference,
-                culprit.reference_shape,
-                culprit.reference_line,
-                culprit.reference_operations,
-            ),
-            (
-                culprit.candidate,
-                culprit.candidate_shape,
-                culprit.candidate_line,
-                culprit.candidate_operations,
-            ),
-        )
-        if label
-    ]
-    longest = max(len(name) for name, _, _ in sides)
-    for name, line, steps in sides:
-        count = f", {len(steps)} operations" if len(steps) > 1 else ""
-        lines += _wrapped(
-            f"{name:<{longest}}   {line}{count}".rstrip(), "      ", "          ", width
-        )
-    agree = "exactly" if culprit.input_units == 0 else f"to {units_text(culprit.input_units, unit)}"
-    apart = (
-        f"outputs differ by {culprit.error:.1e} = {units_text(culprit.units, unit)} (tolerance "
-        f"{culprit.tolerance:g})"
-    )
-    if culprit.tolerance == 0:
-        apart = f"outputs differ by {culprit.error:.1e} (whole numbers are exact)"
-    if culprit.reference_shape != culprit.candidate_shape and culprit.error == float("inf"):
-        apart = "outputs differ in shape"
+        (culprit.reference, culprit.reference_shape, culprit.reference_line,
+         culprit.reference_operations),
+        (culprit.candidate, culprit.candidate_shape, culprit.candidate_line,
+         culprit.candidate_operations),
+    ]  # fmt: skip
+    names = [f"{label} ({shape_text(shape)})" if label else "" for label, shape, _, _ in sides]
+    for name, (_, _, line, steps) in zip(names, sides, strict=True):
+        if name:
+            count = f", {len(steps)} operations" if len(steps) > 1 else ""
+            text = f"{name:<{max(map(len, names))}}   {line}{count}"
+            lines += _wrapped(text.rstrip(), "      ", "          ", width)
     if _has_both(culprit):
-        lines += _wrapped(f"inputs agree {agree}; {apart}", "      ", "      ", width)
+        agree = f"to {units_text(culprit.input_units, unit)}" if culprit.input_units else "exactly"
+        text = f"inputs agree {agree}; {_how_far(culprit, unit)}"
+        lines += _wrapped(text, "      ", "      ", width)
     lines += _numbers(culprit, width)
-    for number, reason in enumerate(culprit.reasons):
-        lines += _wrapped(reason, "      -> " if not number else "       - ", "         ", width)
+    lines += _reasons(culprit.reasons, width)
     if culprit.also:
         lines += _wrapped(f"with it: {', '.join(culprit.also)}", "      ", "      ", width)
     return lines
 
 
+def _how_far(culprit: "Divergence", unit: str) -> str:
+    if culprit.reference_shape != culprit.candidate_shape and culprit.error == float("inf"):
+        return "outputs differ in shape"
+    if culprit.tolerance == 0:
+        return f"outputs differ by {culprit.error:.1e} (whole numbers are exact)"
+    units = units_text(culprit.units, unit)
+    return f"outputs differ by {culprit.error:.1e} = {units} (tolerance {culprit.tolerance:g})"
+
+
+def _reasons(reasons: Sequence[str], width: int) -> list[str]:
+    lines = []
+    for number, reason in enumerate(reasons):
+        lines += _wrapped(reason, "       - " if number else "      -> ", "         ", width)
+    return lines
+
+
 def _has_both(culprit: "Divergence") -> bool:
-    """Whether it is something that both compute, not an output that only one returns."""
+    """True if both compute it; False for an output that only one returns."""
     return bool(culprit.reference and culprit.candidate)
 
 
 def _numbers(culprit: "Divergence", width: int) -> list[str]:
-    ours, theirs = culprit.constants
-    if not ours and not theirs:
-        return []
-    said = [
-        f"{whose} {', '.join(own[:4])}"
-        for whose, own in (("reference", ours), ("candidate", theirs))
-        if own
-    ]
-    return _wrapped(f"numbers only in one of them: {'; '.join(said)}", "      ", "      ", width)
+    ours, theirs = (", ".join(own[:4]) for own in culprit.constants)
+    said = [f"reference {ours}"] * bool(ours) + [f"candidate {theirs}"] * bool(theirs)
+    text = f"numbers only in one of them: {'; '.join(said)}"
+    return _wrapped(text, "      ", "      ", width) if said else []
 
 
 # -- each by itself
@@ -202,51 +194,45 @@ def _numbers(culprit: "Divergence", width: int) -> list[str]:
 
 def _isolated(diff: "Diff", width: int) -> list[str]:
     culprits = diff.culprits
-    agreeing = sum(pair.agrees for pair in diff.pairs)
     wrong = sum(map(_has_both, culprits))
-    one = wrong == 1
-    head = (
-        f"{wrong} layer{'s' * (not one)} compute{'s' * one} something else; the others"
-        if wrong
-        else "All layers"
-    )
-    head += (
-        f" agree to {units_text(diff.largest_own, diff.unit)} when given the reference's inputs."
-    )
-    lines = [*_wrapped(head, "", "", width), ""] if agreeing or culprits else []
+    head = "All layers"
+    if wrong:
+        verb = "layer computes" if wrong == 1 else "layers compute"
+        head = f"{wrong} {verb} something else; the others"
+    own = units_text(diff.largest_own, diff.unit)
+    lines = [
+        *_wrapped(f"{head} agree to {own} when given the reference's inputs.", "", "", width),
+        "",
+    ]
     shown = culprits[:_MOST_SHOWN]
+    ours = [_layer(c.reference_module, c.reference, c.reference_type) for c in shown]
     columns = [
         Column("own error", [_own_error(c, diff.unit) for c in shown]),
-        Column(
-            "reference",
-            [_layer(c.reference_module, c.reference, c.reference_type) for c in shown],
-            is_number=False,
-        ),
+        Column("reference", ours, is_number=False),
         Column("candidate", [_steps(c) for c in shown], is_number=False),
     ]
-    table = laid_out(columns, width - 2)
-    for number, line in enumerate(table):
-        lines.append(f"  {line}")
-        if number >= 2:
-            lines += _why(shown[number - 2], width)
+    header, rule, *rows = laid_out(columns, width - 2)
+    lines += [f"  {header}", f"  {rule}"]
+    for row, culprit in zip(rows, shown, strict=True):
+        lines += [f"  {row}", *_reasons(culprit.reasons[:2], width)]
+        if culprit.candidate_line:
+            lines += _wrapped(culprit.candidate_line, "         at ", "            ", width)
     if len(culprits) > len(shown):
         lines.append(f"  and {len(culprits) - len(shown)} more: diff.culprits")
     if diff.outputs.mended is not None and wrong:
-        eps = (
-            diff.outputs.error / diff.outputs.units
-            if 0 < diff.outputs.units < float("inf")
-            else 2.0**-23
-        )
-        units = diff.outputs.mended / eps
-        word = "agrees" if units <= diff.tolerance * 8 else "still differs"
-        which = "this" if one else f"these {wrong}"
-        what = "what both return" if diff.outputs.missing or diff.outputs.extra else "the output"
-        said = (
-            f"With {which} put right, {what} {word}: {diff.outputs.mended:.1e} "
-            f"({units_text(units, diff.unit)})."
-        )
-        lines += ["", *_wrapped(said, "  ", "  ", width)]
+        lines += ["", *_wrapped(_mended(diff, diff.outputs.mended, wrong), "  ", "  ", width)]
     return lines
+
+
+def _mended(diff: "Diff", error: float, wrong: int) -> str:
+    """`With these 3 put right, the output agrees: 1.7e-07 (1.4 eps).`"""
+    units = error / _epsilon(diff)
+    verb = "agrees" if units <= diff.tolerance * 8 else "still differs"
+    which = "this" if wrong == 1 else f"these {wrong}"
+    is_part = diff.outputs.missing or diff.outputs.extra
+    what = "what both return" if is_part else "the output"
+    units_left = units_text(units, diff.unit)
+    return f"With {which} put right, {what} {verb}: {error:.1e} ({units_left})."
 
 
 def _own_error(culprit: "Divergence", unit: str) -> str:
@@ -263,15 +249,6 @@ def _steps(culprit: "Divergence") -> str:
     count = len(culprit.candidate_operations)
     what = culprit.candidate_module or culprit.candidate or "nothing"
     return f"{what}  {count} ops" if count > 1 else f"{what}  {culprit.candidate_type}"
-
-
-def _why(culprit: "Divergence", width: int) -> list[str]:
-    lines = []
-    for number, reason in enumerate(culprit.reasons[:2]):
-        lines += _wrapped(reason, "      -> " if not number else "       - ", "         ", width)
-    if culprit.candidate_line:
-        lines += _wrapped(culprit.candidate_line, "         at ", "            ", width)
-    return lines
 
 
 def _colored(text: str) -> str:

@@ -41,10 +41,11 @@ def dense(value: Any) -> Tensor | None:
 
     Complex numbers become pairs in a last axis; of a DTensor, it is the part of this process.
     """
-    value = local_value(value)
-    if not isinstance(value, Tensor) or why_valueless(value) is not None:
-        return None
-    if value.is_nested or holds_others(value):
+    if type(value) is not Tensor:
+        value = local_value(value)
+        if not isinstance(value, Tensor) or holds_others(value):
+            return None
+    if value.is_meta or value.is_nested or why_valueless(value) is not None:
         return None
     value = value.detach()
     if value.layout is not torch.strided:
