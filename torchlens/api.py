@@ -386,9 +386,8 @@ def profile(
         are measured, and the rest are not.
     thresholds: the limits beyond which something is a finding, by name.
     """
-    from torchlens._profile.profile import Profile
+    from torchlens._profile.profile import Profile, run_trial
     from torchlens._profile.profile_options import ProfileOptions
-    from torchlens._profile.trial import run_trial
 
     options = ProfileOptions(
         level=level, check=check, stop=stop, memory=memory, backward=backward, warmup=warmup,

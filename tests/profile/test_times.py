@@ -15,8 +15,9 @@ from tests.networks import Model
 from torchlens._capture import current
 from torchlens._capture.gradients import backward_hooks as backward
 from torchlens._capture.gradients.backward_hooks import NodeRun
+from torchlens._health.checking import Checking
 from torchlens._health.tensor_statistics import has_nonfinite
-from torchlens._profile import charging, checks, ledger, model_watcher
+from torchlens._profile import allocators, charging, checks, ledger, model_watcher
 from torchlens._profile.profile_options import ProfileOptions
 from torchlens._profile.steps import StepRecord, TypicalSteps
 from torchlens._recording import trees
@@ -86,7 +87,7 @@ def test_hooks_of_the_profile_are_in_no_time_of_a_light_step(clock, monkeypatch,
     note = ledger.TensorFacts.note
     monkeypatch.setattr(ledger.TensorFacts, "note", clock.slow(note, 100.0))
     monkeypatch.setattr(model_watcher, "named_tensors", clock.slow(trees.named_tensors, 50.0))
-    storages = model_watcher.saved_storages
+    storages = allocators.saved_storages
     monkeypatch.setattr(model_watcher, "saved_storages", clock.slow(storages, 30.0))
     monkeypatch.setattr(checks.Checks, "_show", clock.slow(checks.Checks._show, 20.0))
     with tl.profile(model, **options) as p:
@@ -156,7 +157,7 @@ def test_backward_times_leave_out_what_looking_takes(clock, monkeypatch):
 
 
 def call_of(index):
-    step = ledger.MeasuredStep(1, (True, True, ()), False, 1, False, checks.Checking.NOTHING)
+    step = ledger.MeasuredStep(1, (True, True, ()), False, 1, False, Checking.NOTHING)
     return ledger.MeasuredCall(index, step, f"m{index}", "Module", None)
 
 

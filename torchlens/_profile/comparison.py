@@ -4,6 +4,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torchlens._profile.quantities import (
@@ -100,30 +101,29 @@ class Comparison:
         )
 
     def __str__(self) -> str:
-        quantity = QUANTITIES[self.quantity]
         room = shutil.get_terminal_size((100, 24)).columns if self._width is None else self._width
-        shown = self.changes if self._limit is None else self.changes[: self._limit]
-        columns = [
-            Column(
-                "module", [change.address or "(the model)" for change in shown], is_number=False
-            ),
-            Column("type", [change.module_type for change in shown], 1, is_number=False),
-            Column("before", [_text(quantity, change.before) for change in shown]),
-            Column("after", [_text(quantity, change.after) for change in shown]),
-            Column(
-                "change", [_text(quantity, change.difference, has_sign=True) for change in shown]
-            ),
-            Column(
-                "ratio",
-                ["-" if change.ratio is None else f"{change.ratio:.2f}x" for change in shown],
-            ),
-        ]
-        lines = [*textwrap.wrap(self._headline, max(room, 40)), "", *laid_out(columns, room)]
+        shown = self.changes[: self._limit]
+        lines = [*textwrap.wrap(self._headline, max(room, 40)), ""]
+        lines += laid_out(self._columns(shown), room)
         if len(shown) < len(self.changes):
             lines += ["", f"The first {len(shown)} of {len(self.changes)} modules."]
         if self.unlike is not None:
             lines += ["", *textwrap.wrap(self.unlike, max(room, 40))]
         return "\n".join(line.rstrip() for line in lines)
+
+    def _columns(self, shown: list[Change]) -> list[Column]:
+        text = partial(_text, QUANTITIES[self.quantity])
+        ratios = ["-" if change.ratio is None else f"{change.ratio:.2f}x" for change in shown]
+        names = [change.address or "(the model)" for change in shown]
+        types = [change.module_type for change in shown]
+        return [
+            Column("module", names, is_number=False),
+            Column("type", types, 1, is_number=False),
+            Column("before", [text(change.before) for change in shown]),
+            Column("after", [text(change.after) for change in shown]),
+            Column("change", [text(change.difference, has_sign=True) for change in shown]),
+            Column("ratio", ratios),
+        ]
 
     __repr__ = __str__
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from torchlens._profile.quantities import QUANTITIES, module_value
+from torchlens._profile.quantities import QUANTITIES, Quantity, module_value
 from torchlens._profile.records import (
     CallRecord,
     Measurements,
@@ -93,15 +93,23 @@ def _module_row(record: ModuleRecord, root: ModuleRecord) -> dict[str, Any]:
         **{name: getattr(record, name) for name in _COUNTS},
     }
     for quantity in QUANTITIES.values():
-        value = module_value(record, quantity)
-        is_counted = bool(quantity.module) and value is not None
-        row[quantity.column] = int(value or 0) if is_counted else value
-        if quantity.json and quantity.unit == "seconds":
-            phase = quantity.call.removesuffix("_seconds")
-            row |= {f"{phase}_{n}": s for n, s in _statistics(record, quantity.call).items()}
+        row |= _cells(record, quantity)
     for name in _FLAGS.values():
         row[name] = _any_known(getattr(call, name) for call in record.calls)
     return row
+
+
+def _cells(record: ModuleRecord, quantity: Quantity) -> dict[str, Any]:
+    """The columns of a quantity: its number and, for times, statistics."""
+    value = module_value(record, quantity)
+    if quantity.module and value is not None:  # a count
+        return {quantity.column: int(value)}
+    cells: dict[str, Any] = {quantity.column: value}
+    if quantity.unit == "seconds" and not quantity.parts:
+        phase = quantity.call.removesuffix("_seconds")
+        for name, number in _statistics(record, quantity.call).items():
+            cells[f"{phase}_{name}"] = number
+    return cells
 
 
 # -- JSON
@@ -177,13 +185,18 @@ def _info(record: ModuleRecord, in_all_steps: ModuleRecord) -> dict[str, Any]:
         info[json] = _any_known(getattr(call, name) for call in in_all_steps.calls)
     for quantity in QUANTITIES.values():
         if quantity.json:
-            value = module_value(record, quantity)
-            is_whole = value is not None and quantity.unit != "seconds" and value == int(value)
-            info[quantity.json] = int(value or 0) if is_whole else value
+            info[quantity.json] = _json_number(module_value(record, quantity), quantity.unit)
     for phase in ("forward", "backward"):
         for name, value in _statistics(record, f"{phase}_seconds").items():
             info[f"{phase}_latency_{name}"] = value
     return info
+
+
+def _json_number(value: float | None, unit: str) -> float | None:
+    """Bytes and counts without a decimal point, unless they are a median between two."""
+    if value is None or unit == "seconds" or value != int(value):
+        return value
+    return int(value)
 
 
 # -- shared

@@ -60,6 +60,7 @@ def make_measurements(ledger: Ledger, model_name: str) -> Measurements:
 def _step(ledger: Ledger, step: MeasuredStep, calls: list[CallRecord]) -> StepRecord:
     outermost = [calls[call.index] for call in step.outermost_calls]
     is_training, has_grad, input_shapes = step.signature
+    peak, added = step.memory or (None, None)
     begin = ledger.start_ns
     backward = [call.backward_seconds or 0.0 for call in outermost]
     own = sum(call.own_seconds for call in outermost)
@@ -84,8 +85,8 @@ def _step(ledger: Ledger, step: MeasuredStep, calls: list[CallRecord]) -> StepRe
         backward_seconds=sum(backward) if step.backward_tasks else None,
         num_backward_passes=len(step.backward_tasks),
         own_seconds=own + step.around_ns / 1e9,
-        peak_bytes=None if step.memory is None else step.memory.peak,
-        added_bytes=None if step.memory is None else step.memory.added,
+        peak_bytes=peak,
+        added_bytes=added,
         raised=next((call.raised for call in outermost if call.raised), None),
     )
 
@@ -125,11 +126,9 @@ def _call(
     backward = backward_self + sum(record.backward_seconds or 0.0 for record in inside)
     # Gradients pass a module without nodes of its own in no time.
     passing = 0.0 if has_backward else None
-    forward_memory, backward_memory, start = (
-        call.forward_memory,
-        call.backward_memory,
-        ledger.start_ns,
-    )
+    peak, added = call.forward_memory or (None, None)
+    backward_peak, backward_added = call.backward_memory or (None, None)
+    start = ledger.start_ns
     return CallRecord(
         index=call.index,
         step=call.step.number,
@@ -164,10 +163,10 @@ def _call(
             [record.flops_backward for record in inside],
         ),
         saved_bytes=saved_bytes if CAN_TELL else None,
-        peak_bytes=None if forward_memory is None else forward_memory.peak,
-        added_bytes=None if forward_memory is None else forward_memory.added,
-        peak_bytes_backward=None if backward_memory is None else backward_memory.peak,
-        added_bytes_backward=None if backward_memory is None else backward_memory.added,
+        peak_bytes=peak,
+        added_bytes=added,
+        peak_bytes_backward=backward_peak,
+        added_bytes_backward=backward_added,
         forward_nonfinite=call.forward_nonfinite,
         grad_in_nonfinite=call.grad_in_nonfinite,
         grad_out_nonfinite=call.grad_out_nonfinite,
@@ -284,6 +283,7 @@ def _operation(
     flops: _Flops,
 ) -> OperationRecord:
     forward, backward = flops[operation.first]
+    peak, added = operation.memory or (None, None)
     return OperationRecord(
         step=step.number,
         entry=operation.first,
@@ -299,8 +299,8 @@ def _operation(
         backward_seconds=operation.backward_seconds,
         flops=forward,
         flops_backward=ledger.backward_flops(operation, backward),
-        peak_bytes=None if operation.memory is None else operation.memory.peak,
-        added_bytes=None if operation.memory is None else operation.memory.added,
+        peak_bytes=peak,
+        added_bytes=added,
     )
 
 

@@ -84,6 +84,9 @@ class ProfileOptions:
                 "skip, measure and every are for a loop of your own; with inputs, use warmup and "
                 "repeats."
             )
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
         if not self.has_inputs and (self.backward is not None or self.repeats != _REPEATS):
             raise ValueError(
                 "repeats and backward need inputs: profile(model, x, repeats=3). Your own loop "

@@ -366,9 +366,13 @@ def _operation_rows(
             "share": _share_text(found["total_time"].get(label), whole),
         }
         row = _Row(label, texts)
-        row.add_values(columns, lambda name, label=label: found[name].get(label))
+        row.add_values(columns, partial(_of_label, found, label))
         rows.append(row)
     return rows
+
+
+def _of_label(found: dict[str, dict[str, float]], label: str, name: str) -> float | None:
+    return found[name].get(label)
 
 
 _ROWS = {"module": _module_rows, "type": _type_rows, "operation": _operation_rows}
