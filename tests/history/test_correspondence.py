@@ -10,7 +10,7 @@ from torch import nn
 import torchlens as tl
 from tests.networks import Model
 from tests.page.viewer_models import GPT2, Recurrent, ResidualBlock, ResNet18
-from torchlens._history.alignment import Item, _best, _worth
+from torchlens._history.align_items import Item, _best, _worth
 from torchlens._history.correspondence import match
 from torchlens._history.model_history import ModelHistory
 

@@ -1,6 +1,4 @@
-"""The arguments of an operation as a reader says them: `kernel 3×3, stride 2, padding 1`, `dim
-−1`.
-"""
+"""The arguments of an operation as text: `kernel 3×3, stride 2, padding 1`, `dim −1`."""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -17,7 +15,7 @@ _SHORT_NAMES = {
     "negative_slope": "slope",
     "split_size_or_sections": "split_size", "dropout_p": "dropout", "is_causal": "causal",
 }  # fmt: skip
-# What is the operation's subject rather than a setting of it: the value says enough.
+# The subject of the operation rather than a setting of it: the value alone says enough.
 _NAMELESS = {"self", "other", "exponent", "key", "equation", "input", "value", "tensors", "start"}
 _SAME_EACH_WAY = {"stride", "padding", "dilation", "output_padding"}
 _SIZES = {
@@ -38,14 +36,16 @@ _NOISE = {
     "inplace",
     "requires_grad",
 }
-# Where torch has these among a convolution's arguments without saying that they are the usual ones.
+_WRITTEN_AS_REPR = (
+    int, float, str, bool, torch.SymFloat, torch.SymBool, torch.dtype, torch.device,
+)  # fmt: skip
+_MANY_SIZES = ("size", "shape", "dims", "repeats")  # may be given one by one
+# Defaults of a convolution, which torch's schema does not always state.
 _USUAL = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "output_padding": 0}
 
 
 def argument_words(recording: Recording, row: Row) -> str:
-    """What a call was given besides tensors, by name; what is left out is what everybody knows to
-    be the default.
-    """
+    """The arguments of a call other than tensors, by name, without those that have the default."""
     if (
         not row.kwargs
         and row.args.count(None) == len(row.args)
@@ -80,35 +80,38 @@ def _kernel(recording: Recording, row: Row) -> Iterator[str]:
 
 def _named(row: Row) -> Iterator[str]:
     names, defaults = _signature(row.operation.func)
-    args = list(row.args)
-    if names and names[-1] in ("size", "shape", "dims", "repeats") and len(args) > len(names):
-        args[len(names) - 1 :] = [tuple(args[len(names) - 1 :])]  # x.view(2, 3) is x.view((2, 3))
-    elif (
-        len(names) > 1 and names[1] in ("size", "shape", "dims", "repeats") and _all_sizes(args[1:])
-    ):
-        args[1:] = [tuple(args[1:])]
-    elif names and names[0] in ("size", "shape") and _all_sizes(args):
-        args = [tuple(args)]
+    args = _with_sizes_together(names, list(row.args))
     given = [(names[at] if at < len(names) else "", value) for at, value in enumerate(args)]
     for name, value in [*given, *(row.kwargs or {}).items()]:
-        shown_name = _name_of(name, value)
         if name in _NOISE or not _says_something(value) or _is_default(name, value, defaults):
             continue
-        text = (
-            _size_text(_alone(value) if name in _SAME_EACH_WAY else value)
-            if name in _SIZES
-            else plain_argument(value)
-        )
-        if value is True:
-            yield shown_name or text
-        else:
-            yield f"{shown_name} {text}" if shown_name and name not in _NAMELESS else text
+        yield _words_of(name, value)
 
 
-def _name_of(name: str, value: Any) -> str:
-    if isinstance(value, torch.dtype):
-        return ""
-    return _SHORT_NAMES.get(name, name).replace("_", " ").strip()
+def _with_sizes_together(names: tuple[str, ...], args: list[Any]) -> list[Any]:
+    """The arguments of `x.view(2, 3)` as those of `x.view((2, 3))`."""
+    if names and names[-1] in _MANY_SIZES and len(args) > len(names):
+        start = len(names) - 1
+    elif len(names) > 1 and names[1] in _MANY_SIZES and _all_sizes(args[1:]):
+        start = 1
+    elif names and names[0] in ("size", "shape") and _all_sizes(args):
+        start = 0
+    else:
+        return args
+    return [*args[:start], tuple(args[start:])]
+
+
+def _words_of(name: str, value: Any) -> str:
+    """An argument with its name, where the value alone does not say enough."""
+    shown_name = "" if isinstance(value, torch.dtype) else _SHORT_NAMES.get(name, name)
+    shown_name = shown_name.replace("_", " ").strip()
+    if name in _SIZES:
+        text = _size_text(_alone(value) if name in _SAME_EACH_WAY else value)
+    else:
+        text = plain_argument(value)
+    if value is True:
+        return shown_name or text
+    return f"{shown_name} {text}" if shown_name and name not in _NAMELESS else text
 
 
 def _all_sizes(values: list[Any]) -> bool:
@@ -138,9 +141,7 @@ def _alone(value: Any) -> Any:
 
 
 def _plain(values: Any) -> bool:
-    """Whether these are numbers, none of them symbolic: looking whether those are equal would be
-    noted as a decision.
-    """
+    """Whether these are plain numbers: comparing symbolic ones would add a guard."""
     return all(type(value) in (int, float) for value in values)
 
 
@@ -167,22 +168,20 @@ def plain_argument(value: Any) -> str:
     """An argument as one would write it; tensors, which the log has as None, as a dot."""
     if value is None:
         return "·"
+    if value is Ellipsis:
+        return "…"
     if isinstance(value, slice):
-        ends = [
-            "" if end is None else plain_argument(end)
-            for end in (value.start, value.stop, value.step)
-        ]
-        return ":".join(ends[:2] if not ends[2] else ends)
+        return _slice_text(value)
     if isinstance(value, tuple | list):
         inner = ", ".join(map(plain_argument, value))
         return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
-    if value is Ellipsis:
-        return "…"
     if type(value) in (int, float) and value < 0:
         return f"−{-value!r}"
-    if isinstance(
-        value,
-        int | float | str | bool | torch.SymFloat | torch.SymBool | torch.dtype | torch.device,
-    ):
+    if isinstance(value, _WRITTEN_AS_REPR):
         return repr(value).removeprefix("torch.")
     return value.__name__ if hasattr(value, "__name__") else type(value).__name__
+
+
+def _slice_text(value: slice) -> str:
+    parts = [value.start, value.stop, *([] if value.step is None else [value.step])]
+    return ":".join("" if part is None else plain_argument(part) for part in parts)

@@ -88,7 +88,7 @@ NOT_HERE = {
 
 
 def classic_field(owner: Any, name: str) -> Any:
-    """What `name` is in the classic; otherwise the error that says what to write instead."""
+    """The value of a classic field; AttributeError says what to write instead of an unknown one."""
     kind = type(owner)
     if hasattr(kind, name):
         return object.__getattribute__(owner, name)  # raises again what reading the field raised
@@ -99,20 +99,17 @@ def classic_field(owner: Any, name: str) -> Any:
     if is_entry and name in ENTRY_METHODS:
         return MethodType(ENTRY_METHODS[name], owner)
     # Without `obj`, or Python would add a guess of its own to the hint.
+    raise AttributeError(_no_field(kind, name, is_entry), name=name)
+
+
+def _no_field(kind: type, name: str, is_entry: bool) -> str:
     if name in NOT_HERE:
-        raise AttributeError(
-            f"{kind.__name__!r} has no field {name!r}, unlike the classic: {NOT_HERE[name]}.",
-            name=name,
-        )
+        return f"{kind.__name__!r} has no field {name!r}, unlike the classic: {NOT_HERE[name]}."
     foreign = ENTRY_NAMES if is_entry else HISTORY_NAMES
-    listing = f"help(torchlens.{'LayerEntry' if is_entry else 'ModelHistory'}) lists them."
-    if not is_entry and name not in foreign and (hasattr(LayerEntry, name) or name in ENTRY_FIELDS):
+    is_of_entry = hasattr(LayerEntry, name) or name in ENTRY_FIELDS
+    if not is_entry and name not in foreign and is_of_entry:
         each = f"history[0].{name}, or [entry.{name} for entry in history]"
-        raise AttributeError(
-            f"{kind.__name__!r} has no field {name!r}, but each of its entries has. Use {each}.",
-            name=name,
-        )
-    own = [*dir(kind), *fields]
-    raise AttributeError(
-        no_such_name(repr(kind.__name__), "field", name, foreign, own, listing), name=name
-    )
+        return f"{kind.__name__!r} has no field {name!r}, but each of its entries has. Use {each}."
+    own = [*dir(kind), *(ENTRY_FIELDS if is_entry else HISTORY_FIELDS)]
+    listing = f"help(torchlens.{'LayerEntry' if is_entry else 'ModelHistory'}) lists them."
+    return no_such_name(repr(kind.__name__), "field", name, foreign, own, listing)

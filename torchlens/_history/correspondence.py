@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 import torch
 
-from torchlens._history.alignment import Item, align
+from torchlens._history.align_items import Item, align
 from torchlens._history.argument_words import argument_words
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.recording import Row
 from torchlens._recording.wrappers import holds_others, local_value, why_valueless
 
-# Their class says nothing of what they do.
+# Classes that say nothing about what a module does.
 _CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
 _OPERATION, _CALL = 1, 2
 _OPENED_SHARE = 0.75  # of the largest module that is left over: those above it are opened together
@@ -82,26 +82,29 @@ class _Side:
         self.traces = [_trace(param) for param in log.recording.params]
         begun = {0}
         for entry in range(len(graph.recorded)):
-            if entry in aside:
-                continue
-            row = log.row(entry)
-            item = self._operation(entry, row, numbers)
-            chain = (0, *graph.module_chains[row.module_call])
-            for above, call in pairwise(chain):
-                if call not in begun:
-                    begun.add(call)
-                    self.steps[above].append(_Step(_CALL, call))
-            step = _Step(_OPERATION, entry)
-            self.steps[row.module_call].append(step)
-            self.items[step] = item
-            for call in chain:
-                self.entries[call].append(entry)
-                self.inside[call].append(item.sort)
-                self.exact[call].append(item.exact)
-                if item.same:
-                    self.weights[call].append(item.same)
+            if entry not in aside:
+                self._add(entry, begun, numbers)
         for call in begun - {0}:
             self.items[_Step(_CALL, call)] = self._call(call, numbers)
+
+    def _add(self, entry: int, begun: set[int], numbers: _Numbers) -> None:
+        """Adds an operation to the calls that it ran in, and the calls that begin with it."""
+        row = self.log.row(entry)
+        item = self._operation(entry, row, numbers)
+        chain = (0, *self.log.graph.module_chains[row.module_call])
+        for above, call in pairwise(chain):
+            if call not in begun:
+                begun.add(call)
+                self.steps[above].append(_Step(_CALL, call))
+        step = _Step(_OPERATION, entry)
+        self.steps[row.module_call].append(step)
+        self.items[step] = item
+        for call in chain:
+            self.entries[call].append(entry)
+            self.inside[call].append(item.sort)
+            self.exact[call].append(item.exact)
+            if item.same:
+                self.weights[call].append(item.same)
 
     def _operation(self, entry: int, row: Row, numbers: _Numbers) -> Item:
         recording, params = self.log.recording, self.log.graph.params[entry]

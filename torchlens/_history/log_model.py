@@ -308,28 +308,25 @@ def explain(error: BaseException, recording: Recording, options: CaptureOptions)
         return
 
 
-# What torch says when values are wanted of a tensor that has none, or when some tensors have values
-# and others none.
+# torch's messages if an operation needs values of a tensor that has none, and if tensors with
+# values meet tensors without.
 _WANTS_VALUES = re.compile(
     r"\bmeta\b|register_meta|FakeTensor|DataDependent|DynamicOutputShape", re.IGNORECASE
 )
+_MIXES = re.compile("expected device|same device|convert all Tensors to FakeTensors")
 
 
 def _hint(error: BaseException, recording: Recording) -> str:
-    """What to do about a tensor without values, if that is what the model failed at."""
+    """What to do about a tensor without values, if the model failed because of one."""
     text = f"{type(error).__name__} {error}"
     is_said = any("output_device" in note for note in getattr(error, "__notes__", ()))
     if not isinstance(error, Exception) or is_said or not _WANTS_VALUES.search(text):
         return ""
-    sources = [number for _, number in (*recording.inputs, *recording.buffers)]
-    tensors = [*recording.params, *(recording.values[number] for number in sources)]
-    reasons = [why_valueless(tensor) for tensor in tensors if tensor is not None]
-    known = list(dict.fromkeys(reason for reason in reasons if reason is not None))
+    reasons = _reasons_without_values(recording)
+    known = [reason for reason in reasons if reason is not None]
     if not known:
         return ""
-    if None in reasons or re.search(
-        "expected device|same device|convert all Tensors to FakeTensors", text
-    ):
+    if None in reasons or _MIXES.search(text):
         return (
             "some of the tensors that came together here, the model's or its inputs, have values, "
             f"and others have none: they are {', '.join(known)}. Make all alike: model.to('meta') "
@@ -340,6 +337,13 @@ def _hint(error: BaseException, recording: Recording) -> str:
         "(item(), an if, nonzero, a mask as an index), it can be logged up to there; "
         "partial_history has that."
     )
+
+
+def _reasons_without_values(recording: Recording) -> dict[str | None, None]:
+    """Why parameters, inputs and buffers have no values; None among them if some have values."""
+    sources = [number for _, number in (*recording.inputs, *recording.buffers)]
+    tensors = [*recording.params, *(recording.values[number] for number in sources)]
+    return dict.fromkeys(why_valueless(tensor) for tensor in tensors if tensor is not None)
 
 
 def _note(recording: Recording, num_entries: int) -> str:

@@ -35,7 +35,7 @@ class Overlay(dict[str, float]):
 
 
 class Marks:
-    """What a mapping of keys to numbers says of the entries and module calls of one log.
+    """The numbers that a mapping of keys gives to the entries and module calls of one log.
 
     `find` gives the entries of a key that is neither a label nor a module, or raises. `number`
     makes a number of a value, or None of one that means nothing.
@@ -54,23 +54,24 @@ class Marks:
         self._of_call: dict[int, float] = {}
         self._own_of_call: dict[int, float] = {}
         labels, calls = _labels(log), _module_calls(log)
-        num_unknown = 0
+        unknown = []
         for key, given in values.items():
             value = number(given, key)
-            known: Iterable[int] | None = labels.get(key)
-            if known is None and key in calls:
+            if key in labels:
+                self._mark(self._of_entry, labels[key], value)
+            elif key in calls:
                 self._mark(self._of_call, calls[key], value)
-                continue
-            if known is None and isinstance(values, Overlay):
-                num_unknown += 1
-                continue
-            self._mark(self._of_entry, find(key) if known is None else known, value)
-        if num_unknown and num_unknown == len(values):
+            elif isinstance(values, Overlay):
+                unknown.append(key)
+            else:
+                self._mark(self._of_entry, find(key), value)
+        if unknown and len(unknown) == len(values):
             raise ValueError(
-                f"None of the {num_unknown} layers and modules of this overlay is in this history, "
-                f"for instance {next(iter(values))!r}. Was it made from another model?"
+                f"None of the {len(unknown)} layers and modules of this overlay is in this "
+                f"history, for instance {unknown[0]!r}. Was it made from another model?"
             )
-        for key, given in values.own.items() if isinstance(values, Overlay) else ():
+        own = values.own if isinstance(values, Overlay) else {}
+        for key, given in own.items():
             self._mark(self._own_of_call, calls.get(key, ()), number(given, key))
 
     @staticmethod

@@ -259,25 +259,8 @@ def _text(
 ) -> str:
     log = history._log
     room = shutil.get_terminal_size((100, 24)).columns if width is None else width
-    has_repeats = any(row.calls > 1 for row in rows)
-    has_backward = any(row.backward_time is not None for row in rows)
-    columns = [
-        Column(kind, [row.shown or row.name for row in rows], is_number=False),
-        Column("type", [row.type for row in rows], 3, is_number=False)
-        if kind == "module"
-        else Column("module", [row.module or "" for row in rows], 3, is_number=False),
-        Column(
-            "output",
-            [shape_text(row.output_shape) if row.output_shape is not None else "" for row in rows],
-            2,
-        ),
-        *([Column("calls", [str(row.calls) for row in rows], 6)] if has_repeats else []),
-        Column("params", [_or_dash(_num_params(log, row.params)) for row in rows], 1),
-        Column("FLOPs", [_flops_text(row) for row in rows], 1),
-        Column("time", [seconds_text(row.time) if row.time else "-" for row in rows], 1),
-        *([Column("backward", [_backward_text(row) for row in rows], 4)] if has_backward else []),
-        Column("memory", [bytes_text(row.memory) for row in rows], 5),
-    ]
+    columns = _module_columns(rows) if kind == "module" else _layer_columns(rows)
+    columns += _number_columns(log, rows)
     failed = "" if log.recording.failure is None else " (the pass failed)"
     lines = [f"{history.model_name}{failed}", "", *laid_out(columns, room)]
     if num_cut:
@@ -286,6 +269,42 @@ def _text(
     for title, text in _totals(history):
         lines += textwrap.wrap(f"{title:<13}{text}", max(room, 40), subsequent_indent=" " * 13)
     return "\n".join(lines)
+
+
+def _module_columns(rows: list[SummaryRow]) -> list[Column]:
+    return [
+        Column("module", [row.shown or row.name for row in rows], is_number=False),
+        Column("type", [row.type for row in rows], 3, is_number=False),
+    ]
+
+
+def _layer_columns(rows: list[SummaryRow]) -> list[Column]:
+    return [
+        Column("layer", [row.name for row in rows], is_number=False),
+        Column("module", [row.module or "" for row in rows], 3, is_number=False),
+    ]
+
+
+def _number_columns(log: Log, rows: list[SummaryRow]) -> list[Column]:
+    columns = [
+        Column("output", [_output_text(row) for row in rows], 2),
+        Column("calls", [str(row.calls) for row in rows], 6),
+        Column("params", [_or_dash(_num_params(log, row.params)) for row in rows], 1),
+        Column("FLOPs", [_flops_text(row) for row in rows], 1),
+        Column("time", [seconds_text(row.time) if row.time else "-" for row in rows], 1),
+        Column("backward", [_backward_text(row) for row in rows], 4),
+        Column("memory", [bytes_text(row.memory) for row in rows], 5),
+    ]
+    left_out = set()
+    if all(row.calls <= 1 for row in rows):
+        left_out.add("calls")
+    if all(row.backward_time is None for row in rows):
+        left_out.add("backward")
+    return [column for column in columns if column.heading not in left_out]
+
+
+def _output_text(row: SummaryRow) -> str:
+    return "" if row.output_shape is None else shape_text(row.output_shape)
 
 
 def _or_dash(count: int) -> str:

@@ -54,7 +54,7 @@ def history_text(log: Log, name: str) -> str:
 
 
 def valueless_text(log: Log) -> str:
-    """That saved tensors have no values, if that is so: `, without values (on the meta device)`."""
+    """`, without values (on the meta device)` if saved tensors have none; empty otherwise."""
     reasons = log.valueless_entries()
     if not reasons:
         return ""
@@ -64,30 +64,31 @@ def valueless_text(log: Log) -> str:
 
 
 def _boundary_lines(log: Log) -> list[str]:
-    """What there is to say where input or output hold no tensor, or where something is not listed;
-    mostly nothing.
-    """
-    graph, recording = log.graph, log.recording
-    lines = []
-    returns_none = not graph.outputs and recording.failure is None
-    sides = [
-        verb
-        for verb, is_empty in (("goes in", not graph.inputs), ("comes out", returns_none))
-        if is_empty
-    ]
+    """That no tensor goes in or comes out, or that entries are left out; usually nothing."""
+    graph, lines = log.graph, []
+    returns_none = not graph.outputs and log.recording.failure is None
+    sides = (["goes in"] if not graph.inputs else []) + (["comes out"] if returns_none else [])
     if sides:
-        numbers = {*recording.reads, *recording.booleans} if returns_none else set()
-        entries = sorted(graph.entry_of[number] for number in numbers if number in graph.entry_of)
-        read = list(dict.fromkeys(map(log.label_no_pass, entries)))
-        more = f" and {len(read) - _MAX_READ} more" if len(read) > _MAX_READ else ""
-        taken = f"; Python reads the values of {', '.join(read[:_MAX_READ])}{more}" if read else ""
-        lines.append(f"\tNo tensor {' or '.join(sides)}{taken}.")
+        read = _values_read(log) if returns_none else ""
+        lines.append(f"\tNo tensor {' or '.join(sides)}{read}.")
     if graph.num_left_out:
         lines.append(
             f"\t{graph.num_left_out} tensors that have to do with neither input nor output are "
             "left out."
         )
     return lines
+
+
+def _values_read(log: Log) -> str:
+    """The layers whose values Python reads, as text; empty if it reads none."""
+    numbers = {*log.recording.reads, *log.recording.booleans}
+    entry_of = log.graph.entry_of
+    entries = sorted(entry_of[number] for number in numbers if number in entry_of)
+    read = list(dict.fromkeys(map(log.label_no_pass, entries)))
+    if not read:
+        return ""
+    more = f" and {len(read) - _MAX_READ} more" if len(read) > _MAX_READ else ""
+    return f"; Python reads the values of {', '.join(read[:_MAX_READ])}{more}"
 
 
 def _structure(log: Log) -> str:
@@ -150,50 +151,43 @@ def entry_text(log: Log, entry: int) -> str:
     passes = log.num_passes(entry)
     note = f" ({graph.pass_of[entry]}/{passes} passes)" if passes > 1 else ""
     size = bytes_text(log.num_bytes(entry))
-    chain = log.module_chain(entry)
-    exited = graph.modules_exited.get(entry, [])
-    bottom = [
-        call
-        for call in exited
-        if not graph.module_tree.children[log.recording.module_calls[call].address]
-    ]
+    chain, exited = log.module_chain(entry), graph.modules_exited.get(entry, [])
+    children, addresses = graph.module_tree.children, log.module_call_addresses
+    bottom = [call for call in exited if not children[addresses[call]]]
+    inside = _modules(log, chain[-1:]) or "not computed inside a module"
     lines = [
         f"Layer {log.label(entry)}{note}, operation {entry + 1}/{len(graph.recorded)}:",
         f"\tOutput tensor: shape={tuple(row.shape)}, dtype={row.dtype}, size={size}",
         *_saved_lines(log, entry),
-    ]
-    gradient = log.gradient(entry)
-    if gradient is not None:
-        lines += [
-            f"\tGradient: shape={tuple(shape_of(gradient))}, dtype={gradient.dtype}",
-            *_value_lines(gradient),
-        ]
-    elif (reason := log.missing_gradient(entry)) is not None:
-        lines.append(f"\tGradient: none, because {reason}")
-    lines += [
+        *_gradient_lines(log, entry),
         f"\tParams: {_params_text(log, entry)}",
         f"\tParent Layers: {_labels(log, graph.parents[entry])}",
         f"\tChild Layers: {_labels(log, graph.children[entry])}",
         f"\tFunction: {row.operation.name} (gradfunc={row.gradfunc})",
-        (
-            "\tComputed inside module: "
-            f"{_modules(log, chain[-1:]) if chain else 'not computed inside a module'}"
-        ),
+        f"\tComputed inside module: {inside}",
         f"\tTime elapsed: {row.seconds: .3E}s{_backward_text(log, entry)}",
         f"\tOutput of modules: {_modules(log, exited) or 'none'}",
         f"\tOutput of bottom-level module: {_modules(log, bottom[:1]) or 'none'}",
+        *(f"\tCalled at: {line}" for line in log.call_stack(entry)[:1]),
+        f"\tLookup keys: {_keys_text(log, entry)}",
     ]
-    stack = log.call_stack(entry)
-    if stack:
-        lines.append(f"\tCalled at: {stack[0]}")
-    short = graph.layers[graph.layer_of[entry]].label_short
-    keys = [
-        key
-        for key in lookup_keys(log, entry)
-        if key not in (short, f"{short}:{graph.pass_of[entry]}")
-    ]
-    lines.append(f"\tLookup keys: {', '.join(map(str, keys))}")
     return "\n".join(lines)
+
+
+def _gradient_lines(log: Log, entry: int) -> list[str]:
+    gradient, reason = log.gradient(entry), log.missing_gradient(entry)
+    if gradient is not None:
+        shape = tuple(shape_of(gradient))
+        return [f"\tGradient: shape={shape}, dtype={gradient.dtype}", *_value_lines(gradient)]
+    return [] if reason is None else [f"\tGradient: none, because {reason}"]
+
+
+def _keys_text(log: Log, entry: int) -> str:
+    """The lookup keys, without the short label, which can be seen from the long one."""
+    graph = log.graph
+    short = graph.layers[graph.layer_of[entry]].label_short
+    hidden = (short, f"{short}:{graph.pass_of[entry]}")
+    return ", ".join(str(key) for key in lookup_keys(log, entry) if key not in hidden)
 
 
 def _saved_lines(log: Log, entry: int) -> list[str]:
@@ -209,7 +203,7 @@ def _value_lines(value: Any) -> list[str]:
         return ["\t\t(not saved)"]
     if not isinstance(value, torch.Tensor):
         return [f"\t\t{value!r}"]
-    # Looking at anything else of a tensor that is spread over processes would need them all.
+    # Of a tensor that is spread over processes, only the part on this rank can be read here.
     part = [] if inner_of(value) is None else [_part_text(value)]
     reason = why_valueless(value)
     if reason is not None:
@@ -224,10 +218,8 @@ def _corner_lines(value: torch.Tensor) -> list[str]:
         return [f"\t\t{type(value).__name__} of layout {corner.layout} on {corner.device}"]
     if holds_others(value):
         text = repr(value).splitlines()
-        return [
-            *(f"\t\t{line}" for line in text[:_PREVIEW]),
-            *(["\t\t..."] if len(text) > _PREVIEW else []),
-        ]
+        shown = text if len(text) <= _PREVIEW else [*text[:_PREVIEW], "..."]
+        return [f"\t\t{line}" for line in shown]
     while corner.dim() > 2 and corner.shape[0]:
         corner = corner[0]
     corner = corner[tuple(slice(_PREVIEW) for _ in range(corner.dim()))].cpu()

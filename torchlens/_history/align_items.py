@@ -1,13 +1,12 @@
-"""Aligns two sequences in order: which items of one are which of the other, such that the matches
-are worth the most.
-"""
+"""Aligns two sequences in order: pairs their items such that the pairs are worth the most."""
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-_MOST_CELLS = 8_000_000  # of the table; beyond it only what lies near the diagonal is looked at
+_MOST_CELLS = 8_000_000  # of the table; a larger one is computed near its diagonal only
 _LEAST_MARGIN = 64
 
 
@@ -44,23 +43,29 @@ _WORTH = {
     "same": 6.0,
 }
 _PLACE_WORTH = 0.1
+# Where the best worth of a cell comes from: the cell at its left, a match, or the cell above.
+_LEFT, _MATCHED, _ABOVE = 0, 1, 2
 
 
 def align(first: Sequence[Item], second: Sequence[Item]) -> list[tuple[int, int]]:
     """The matches as pairs of positions, both rising."""
-    start = 0
     shorter = min(len(first), len(second))
-    while start < shorter and _is_same(first[start], second[start]):
-        start += 1
-    end = 0
-    while end < shorter - start and _is_same(first[-1 - end], second[-1 - end]):
-        end += 1
+    start = _num_same(first, second, shorter)
+    end = _num_same(first[::-1], second[::-1], shorter - start)
     found = [(k, k) for k in range(start)]
     left, right = _matchable(first, second, start, end), _matchable(second, first, start, end)
     if left and right:
         inner = _best([first[k] for k in left], [second[k] for k in right])
         found += [(left[a], right[b]) for a, b in inner]
     return found + [(len(first) - k, len(second) - k) for k in range(end, 0, -1)]
+
+
+def _num_same(first: Sequence[Item], second: Sequence[Item], most: int) -> int:
+    """How many items at the beginning are the same, up to `most`."""
+    for number, (one, other) in enumerate(islice(zip(first, second, strict=False), most)):
+        if not _is_same(one, other):
+            return number
+    return most
 
 
 def _is_same(one: Item, other: Item) -> bool:
@@ -103,22 +108,29 @@ def _best(first: Sequence[Item], second: Sequence[Item]) -> list[tuple[int, int]
         row = before.copy()
         row[low + 1 : high + 1] = np.maximum(row[low + 1 : high + 1], matched)
         row = np.maximum.accumulate(row)
-        # 1: matched; 2: the best of the row above; 0: the best so far in this row.
         is_above = row[low + 1 : high + 1] == before[low + 1 : high + 1]
         is_matched = (row[low + 1 : high + 1] == matched) & ~is_above
-        choices.append(np.where(is_matched, 1, np.where(is_above, 2, 0)).astype(np.uint8))
+        choices.append(
+            np.where(is_matched, _MATCHED, np.where(is_above, _ABOVE, _LEFT)).astype(np.uint8)
+        )
         starts.append(low)
         before = row
+    return _way_back(starts, choices, num_columns)
+
+
+def _way_back(
+    starts: list[int], choices: list[np.ndarray], num_columns: int
+) -> list[tuple[int, int]]:
+    """The pairs that were matched on the best way through the table, from its end."""
     found = []
-    a, b = num_rows, num_columns
+    a, b = len(starts), num_columns
     while a and b:
-        low, choice = starts[a - 1], choices[a - 1]
-        at = b - 1 - low
-        step = 2 if at < 0 else 0 if at >= len(choice) else int(choice[at])
-        if step == 1:
+        choice, at = choices[a - 1], b - 1 - starts[a - 1]
+        step = _ABOVE if at < 0 else _LEFT if at >= len(choice) else int(choice[at])
+        if step == _MATCHED:
             found.append((a - 1, b - 1))
             a, b = a - 1, b - 1
-        elif step == 2:
+        elif step == _ABOVE:
             a -= 1
         else:
             b -= 1
