@@ -259,7 +259,7 @@ def test_the_system_sees_memory_come_back() -> None:
     assert len(found) == 9
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @needs_glibc
 def test_a_validation_leaves_no_memory_behind() -> None:
     code = (
@@ -296,7 +296,7 @@ LOGS_OF_100_MB = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @needs_glibc
 def test_a_small_log_writes_to_the_memory_of_the_last() -> None:
     """Counts the pages that a log got from the system, of the 25,600 that it wrote to."""
@@ -320,7 +320,7 @@ THRESHOLDS = """
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @needs_glibc
 def test_the_allocator_adapts_to_the_program_as_it_does_without_a_log() -> None:
     """Told any of its thresholds, glibc stops to adapt them: that cannot be taken back."""

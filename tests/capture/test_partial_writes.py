@@ -13,6 +13,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.graph.byte_exact import bytes_of, random_view
+from tests.sampling import first
 from torchlens._capture.memory import aliases
 from torchlens._capture.memory.aliases import Aliases
 from torchlens._recording.regions import region_of
@@ -273,7 +274,9 @@ def assigned(y: torch.Tensor, number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [rows, columns, overlapping, assigned])
 @pytest.mark.parametrize(
-    "options", [{}, {"layers_to_save": "none"}, {"save_function_args": True}], ids=str
+    "options",
+    first(1, [{}, {"layers_to_save": "none"}, {"save_function_args": True}]),
+    ids=str,
 )
 def test_the_work_grows_with_the_number_of_writes(
     write: Callable[..., None], options: dict[str, Any]
