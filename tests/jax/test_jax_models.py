@@ -17,7 +17,7 @@ from flax import linen, nnx
 
 import torchlens as tl
 from tests.jax.models import Net, X, blocks, dense, layers
-from torchlens._jax.trees import array_leaves
+from torchlens._jax.pytrees import array_leaves
 
 
 def weights_of(history: tl.ModelHistory) -> dict[str, Any]:

@@ -1,17 +1,20 @@
-"""What a JAX callable is made of: what runs, what it is called, and where its weights may be."""
+"""What a JAX callable is made of: what runs, its name and arguments, where its weights may be, and
+the attributes of its objects, which validation restores.
+"""
 
 import functools
 import inspect
 import sys
 from collections.abc import Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import jax
 
+from torchlens._jax.arrays import is_array
 from torchlens._jax.internals import is_pmapped
+from torchlens._jax.pytrees import parts_of
 from torchlens._jax.recorder import CURRENT
-from torchlens._jax.trees import parts_of
 from torchlens._recording.trees import Path
 
 _MAX_CLOSURES = 6
@@ -62,7 +65,7 @@ def called(model: Any) -> Any:
 
 
 def unjitted(model: Any) -> Any:
-    """What a jitted function (JAX's, Equinox's) compiles; the same object where nobody jits it."""
+    """The function that a jitted one (JAX's, Equinox's) compiles; any other object as it is."""
     while hasattr(model, "lower") and hasattr(model, "__wrapped__") and not is_pmapped(model):
         model = model.__wrapped__
     return model
@@ -90,7 +93,7 @@ def linen_module(model: Any) -> Any:
 
 
 def name_of(model: Any) -> str:
-    """The name of the class or function, as a person would say it."""
+    """The name of the class or function."""
     model = _core(model)
     if isinstance(model, functools.partial):
         return name_of(model.func)
@@ -134,9 +137,7 @@ def signature_of(model: Any) -> inspect.Signature | None:
 
 
 def _is_object(model: Any) -> bool:
-    """Whether it is an instance of a class of somebody's with `__call__`, and says nothing of what
-    it takes itself.
-    """
+    """Whether it is an instance of a class with `__call__`, without a signature of its own."""
     return (
         not hasattr(model, "__wrapped__")
         and not isinstance(model, functools.partial)
@@ -192,7 +193,7 @@ def _holders(model: Any, name: str, seen: set[int], depth: int) -> list[Holder]:
 
 
 def _function_holders(function: Any, seen: set[int], depth: int) -> list[Holder]:
-    """What the variables of a function name that are not its own."""
+    """The values of the closure variables, globals and defaults that a function uses."""
     code = getattr(function, "__code__", None)
     if code is None or _is_library(function):
         return []
@@ -239,3 +240,66 @@ def _is_library(function: Any) -> bool:
         "functools",
         "torchlens",
     )
+
+
+# -- what a call may change
+# -------------------------------------------------------------------------------------------------
+
+
+class KeptState:
+    """The attributes of every object that a callable and its arguments hold, to be put back:
+    counters, statistics.
+    """
+
+    def __init__(self, model: Any, arguments: Any) -> None:
+        self._objects: dict[int, tuple[Any, Any, list[tuple[Any, Any]]]] = {}
+        for tree in (*(holder.tree for holder in holders_in(model)), arguments):
+            for part in parts_of(tree):
+                for value in (part.value, part.variable):
+                    self._keep(value)
+
+    def _keep(self, value: Any) -> None:
+        if id(value) in self._objects or value is None or is_array(value) or _is_frozen(value):
+            return
+        if isinstance(value, dict | list):
+            self._objects[id(value)] = (value, value.copy(), [])
+        else:
+            self._objects[id(value)] = (
+                value,
+                dict(getattr(value, "__dict__", {})),
+                _slots_of(value),
+            )
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for value, before, slots in self._objects.values():
+            if isinstance(value, list):
+                value[:] = before
+                continue
+            own = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+            own.clear()
+            own.update(before)
+            for slot, content in slots:
+                slot.__set__(value, content)
+
+
+def _slots_of(value: Any) -> list[tuple[Any, Any]]:
+    """The attributes that are no items of a dict, as the descriptors that set them, and their
+    values.
+    """
+    found = []
+    for kind in type(value).__mro__:
+        if "__slots__" not in vars(kind):  # written in C: what it has of its own cannot be set
+            continue
+        for slot in vars(kind).values():
+            if isinstance(slot, MemberDescriptorType):
+                try:
+                    found.append((slot, slot.__get__(value)))
+                except AttributeError:  # not set yet
+                    continue
+    return found
+
+
+def _is_frozen(value: Any) -> bool:
+    parameters: Any = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and bool(parameters.frozen)

@@ -5,6 +5,7 @@ The function is traced as jit traces it, once for each kind of argument. The pro
 recording without values, and is compiled anew with the values that are wanted as further results.
 """
 
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,21 +18,72 @@ from jax.extend.core import Var
 
 from torchlens._capture.options import CaptureOptions
 from torchlens._jax.arrays import as_known_type, is_array, shape_and_dtype, to_torch
-from torchlens._jax.call_trees import CallTrees, trees_of
 from torchlens._jax.callables import unjitted
 from torchlens._jax.internals import concrete
-from torchlens._jax.jaxprs import walk_program
-from torchlens._jax.module_calls import fill_in, order_of_leaving, settled_calls, unused_calls
-from torchlens._jax.modules import ModuleTracker
+from torchlens._jax.modules import (
+    ModuleTracker,
+    fill_in,
+    order_of_leaving,
+    settled_calls,
+    unused_calls,
+)
+from torchlens._jax.programs import tapped, walk_program
+from torchlens._jax.pytrees import key_word
 from torchlens._jax.session import JaxSession
-from torchlens._jax.taps import tapped
 from torchlens._jax.traced_rows import Number, Source, TracedRows
-from torchlens._jax.trees import key_word
 from torchlens._recording.operations import OUTPUT
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.trees import Path
 
 Choice = Callable[[Recording], Iterable[int]]
+
+
+class CallTrees:
+    """As `jax.jit` takes arguments apart. What a function does to an object that it is given is
+    lost.
+    """
+
+    def flatten(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+        return jax.tree_util.tree_flatten((args, kwargs))
+
+    def rebuild(self, tree: Any, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
+        return args, kwargs
+
+    def state_of(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """A tree of what the call may have changed."""
+        return ()
+
+    def update(self, args: list[Any], kwargs: dict[str, Any], state: Any) -> None:
+        """Changes the caller's objects as the call changed its own."""
+
+
+class NnxTrees(CallTrees):
+    """As `nnx.jit` does it: modules and optimizers are updated, and what is the same object stays
+    one.
+    """
+
+    def __init__(self) -> None:
+        self._nnx = sys.modules["flax.nnx"]
+
+    def flatten(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+        return jax.tree_util.tree_flatten(self._nnx.split((args, kwargs)))
+
+    def rebuild(self, tree: Any, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        args, kwargs = self._nnx.merge(*jax.tree_util.tree_unflatten(tree, leaves))
+        return args, kwargs
+
+    def state_of(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        _, variables, _ = self._nnx.split((args, kwargs), self._nnx.Variable, ...)
+        return variables
+
+    def update(self, args: list[Any], kwargs: dict[str, Any], state: Any) -> None:
+        self._nnx.update((args, kwargs), state)
+
+
+def trees_of(model: Any) -> CallTrees:
+    """How the arguments of this jitted function are taken apart."""
+    return NnxTrees() if type(model).__module__.startswith("flax.nnx.") else CallTrees()
 
 
 class CompiledRun:

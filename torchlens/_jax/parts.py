@@ -13,7 +13,7 @@ import numpy as np
 
 from torchlens._jax.arrays import is_array
 from torchlens._jax.callables import argument_paths, holders_in, linen_module
-from torchlens._jax.trees import Part, parts_of
+from torchlens._jax.pytrees import Part, parts_of
 from torchlens._recording.trees import Path
 
 # What people call the tree of a model's weights.

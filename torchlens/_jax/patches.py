@@ -1,4 +1,6 @@
-"""What is replaced in JAX, and in the classes of modules, while somebody logs."""
+"""The methods of JAX, and of module classes, that are replaced while a function is logged or
+validated.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,8 +12,9 @@ import jax
 import numpy as np
 from jax._src.array import ArrayImpl
 
-from torchlens._jax.internals import SCAN_CELL, EvalTrace
+from torchlens._jax.internals import SCAN_CELL, EvalTrace, Primitive, ShardMapPrimitive
 from torchlens._jax.modules import call_owners, watched_call
+from torchlens._jax.programs import INLINED
 from torchlens._jax.recorder import CURRENT
 
 
@@ -156,3 +159,58 @@ def _watched_read(original: Any) -> Any:
         return original(self, *args, **kwargs)
 
     return read
+
+
+# -- the witness of validation
+# -------------------------------------------------------------------------------------------------
+
+
+class SeenCall(NamedTuple):
+    """One primitive that ran: its name, what it was given, what it returned."""
+
+    primitive: Any
+    args: list[Any]
+    params: dict[str, Any]
+    results: list[Any]
+
+
+@contextmanager
+def witnessed() -> Iterator[list[SeenCall]]:
+    """Collects the outermost primitives that run in this thread while it logs. What runs a program
+    is looked into.
+    """
+    seen: list[SeenCall] = []
+    own_thread = threading.get_ident()
+    is_inside = False
+
+    def watched(original: Any) -> Any:
+        def bind_with_trace(self: Any, trace: Any, args: Any, *rest: Any) -> Any:
+            nonlocal is_inside
+            is_logging = threading.get_ident() == own_thread and CURRENT.recorder is not None
+            if is_inside or not is_logging or type(trace) is not EvalTrace or self in INLINED:
+                return original(self, trace, args, *rest)
+            is_inside = True
+            try:
+                result = original(self, trace, args, *rest)
+            finally:
+                is_inside = False
+            seen.append(
+                SeenCall(
+                    self,
+                    list(args),
+                    dict(rest[-1]),
+                    list(result) if self.multiple_results else [result],
+                )
+            )
+            return result
+
+        return bind_with_trace
+
+    originals = [(owner, owner.bind_with_trace) for owner in (Primitive, ShardMapPrimitive)]
+    try:
+        for owner, original in originals:
+            owner.bind_with_trace = watched(original)
+        yield seen
+    finally:
+        for owner, original in originals:
+            owner.bind_with_trace = original

@@ -9,7 +9,6 @@ from jax.extend import core as extended_core
 from jax.extend.core import primitives as known_primitives
 
 from torchlens._jax.arrays import to_jax, to_torch
-from torchlens._jax.slices import compiled_once
 from torchlens._recording.operations import Operation, layer_type
 
 
@@ -125,3 +124,13 @@ def _dtype_named(word: str) -> Any:
 
 
 PRIMITIVES = _Primitives()
+
+
+def compiled_once(primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
+    """Parameters by which a primitive does the same, and is not compiled for each place that it
+    begins at.
+    """
+    is_slice = primitive is known_primitives.slice_p
+    return (
+        params | {"strides": None} if is_slice and set(params["strides"] or ()) == {1} else params
+    )

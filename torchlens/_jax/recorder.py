@@ -1,4 +1,4 @@
-"""Sees every primitive that runs, and writes down one row for each array that it makes."""
+"""Records every primitive that runs: one row for each array that it makes."""
 
 import sys
 import threading
@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from torchlens._jax.arrays import is_array, number_of, shape_and_dtype, to_torch
-from torchlens._jax.inlining import INLINED
 from torchlens._jax.internals import concrete, current_context, scopes_of
-from torchlens._jax.places import Place, Places
-from torchlens._jax.primitives import operation_of
-from torchlens._jax.slices import compiled_once
+from torchlens._jax.primitives import compiled_once, operation_of
+from torchlens._jax.programs import INLINED
+from torchlens._jax.user_lines import Place, Places
 from torchlens._recording.operations import BUFFER, OUTPUT, Operation
 from torchlens._recording.recording import Failure, ModuleCall, Row, make_row
 
@@ -51,9 +50,7 @@ class Recorder:
         self.module_calls = [ModuleCall("", 1, 0, None, 0)]
         self.booleans: dict[int, bool] = {}
         self.reads: set[int] = set()
-        self.constants: list[
-            tuple[str, int]
-        ] = []  # address and entry of arrays that nobody announced
+        self.constants: list[tuple[str, int]] = []  # address and entry of arrays from elsewhere
         self.failure: Failure | None = None
         self.num_seen = 0
         self.places = Places()
@@ -106,8 +103,8 @@ class Recorder:
         return self._saves if isinstance(self._saves, bool) else entry in self._saves
 
     def find(self, value: Any) -> int | None:
-        """The entry or parameter that an array is, tracers taken off; an array that nobody
-        announced becomes one.
+        """The entry or parameter of an array (behind its tracers); an unknown array becomes a
+        buffer.
         """
         array = concrete(value)
         number = self._entry_of_id.get(id(array))

@@ -1,6 +1,4 @@
-"""One call of a JAX function under the recorder: set up, run, tear down, whatever happens in
-between.
-"""
+"""A JAX callable as the public functions take it, and one logged call of it."""
 
 import sys
 from contextlib import ExitStack
@@ -15,14 +13,14 @@ from torchlens._capture.memory.freed_memory import freed_memory
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import seed_generators
 from torchlens._jax.arrays import to_torch, with_jax_arrays
-from torchlens._jax.callables import is_jitted
+from torchlens._jax.callables import called, is_jitted, name_of
 from torchlens._jax.internals import check_internals
-from torchlens._jax.module_calls import fill_in, settled_calls, unused_calls
-from torchlens._jax.modules import ModuleTracker
+from torchlens._jax.modules import ModuleTracker, fill_in, settled_calls, unused_calls
 from torchlens._jax.parts import parts_of_call
 from torchlens._jax.patches import apply_patches, undo_patches, without_jit
+from torchlens._jax.pytrees import array_leaves
 from torchlens._jax.recorder import CURRENT, Recorder
-from torchlens._jax.trees import array_leaves
+from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.operations import BUFFER, INPUT
 from torchlens._recording.recording import Failure, Recording
 from torchlens._recording.trees import Path
@@ -90,13 +88,13 @@ class JaxSession:
     def prepare(
         self, args: list[Any], kwargs: dict[str, Any], modules: type[ModuleTracker] = ModuleTracker
     ) -> None:
-        """Learns what goes in: inputs, weights, buffers and modules."""
+        """Registers inputs, weights, buffers and modules."""
         self.parts = parts_of_call(self.model, self._name, args, kwargs)
         self.tracker = modules(self.parts, self.recorder)
         self._add_sources()
 
     def watch_modules(self, around: ExitStack) -> None:
-        """Has the calls of modules told to the tracker until `around` is left."""
+        """Reports the calls of modules to the tracker until `around` is left."""
         around.callback(self._leave)
         self._intercept_linen(around)
         apply_patches(self, self.parts.modules)
@@ -107,7 +105,7 @@ class JaxSession:
         short one, not both.
         """
         _torchlens_log_began = (
-            True  # frames above this one are no part of the model (see `places.py`)
+            True  # frames above this one are no part of the model (see `user_lines.py`)
         )
         recorder = self.recorder
         try:
@@ -135,7 +133,7 @@ class JaxSession:
         undo_patches(self)
 
     def _intercept_linen(self, around: ExitStack) -> None:
-        """flax linen tells of the calls of its modules itself."""
+        """Uses the interceptor that flax linen offers for the calls of its modules."""
         linen = sys.modules.get("flax.linen")
         if linen is None:
             return
@@ -175,9 +173,7 @@ class JaxSession:
         )
 
     def _settle_traced_calls(self) -> None:
-        """flax traces the body of a loop once more than it runs: that is no pass of the modules in
-        it.
-        """
+        """Removes the module calls of the extra trace that flax makes of a loop body."""
         recorder, tracker = self.recorder, self.tracker
         if not tracker.traced:
             return
@@ -244,3 +240,22 @@ def _end_of(error: BaseException, recorder: Recorder) -> tuple[Any, int]:
             found = own[0], place.tb_lasti
         place = place.tb_next
     return found
+
+
+class JaxModel(OtherModel):
+    """A function, a jitted one, a module of Equinox or nnx, the `apply` of a linen module, a dict
+    of layers.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.forward = called(model)
+        self.name = name_of(self.forward)
+
+    def run_plainly(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """What the callable returns without a log, with jit off as in a log."""
+        with without_jit(object()):
+            return jax.block_until_ready(self.forward(*args, **kwargs))
+
+    def session(self, options: CaptureOptions) -> JaxSession:
+        return JaxSession(self.forward, self.name, options)

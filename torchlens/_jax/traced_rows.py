@@ -1,8 +1,8 @@
-"""The rows of a program that is traced and not run: one for each result of each step, and where its
+"""The rows of a program that is traced, not run: one for each result of each step, and where its
 value will be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,15 +11,15 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import primitives as known_primitives
 
 from torchlens._jax.arrays import is_array, number_of, shape_and_dtype
-from torchlens._jax.jaxprs import Body, Path, loop_parts
-from torchlens._jax.places import Place
+from torchlens._jax.modules import Turns
 from torchlens._jax.primitives import operation_of
+from torchlens._jax.programs import Body, Path, Tap, loop_parts
 from torchlens._jax.recorder import Recorder
-from torchlens._jax.taps import Tap
-from torchlens._jax.turns import Turns
-from torchlens._jax.views import View, view_made_by
+from torchlens._jax.user_lines import Place
 from torchlens._recording.recording import make_row
 
+# Makes the value of a step from that of its argument, in the same memory if possible.
+View = Callable[[torch.Tensor], torch.Tensor]
 _DEEPEST = 8  # views of views of one array
 # How to come from a whole to a part of it, step by step.
 Part = tuple[int | slice | View, ...]
@@ -327,3 +327,53 @@ def _passed_on(equation: Any, given: list[Any]) -> Any:
 def _holds_program(value: Any) -> bool:
     items = value if isinstance(value, tuple | list) else (value,)
     return any(isinstance(item, Jaxpr | ClosedJaxpr) or callable(item) for item in items)
+
+
+# -- steps that only give their argument another shape
+# --------------------------------------------------------------------------------------------------
+
+# What gives each of its arguments as it is.
+_SAME = frozenset({"copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient"})
+
+
+def view_made_by(equation: Any, place: int) -> tuple[int, View] | None:
+    """Which argument the result at `place` looks at, and how; None where a step makes numbers of
+    its own.
+    """
+    name, params = equation.primitive.name, equation.params
+    if not all(
+        isinstance(atom.aval.dtype, np.dtype)
+        for atom in equation.invars
+        if hasattr(atom.aval, "dtype")
+    ):
+        return None  # a random key has sides that its shape does not tell
+    if name in _SAME:
+        return place, lambda tensor: tensor
+    if len(equation.invars) != 1:
+        return None  # a side of a size that is computed
+    shape = tuple(equation.outvars[place].aval.shape)
+    if name == "reshape" and params["dimensions"] is None:
+        return 0, lambda tensor: tensor.reshape(shape)
+    if name == "transpose":
+        return 0, lambda tensor: tensor.permute(tuple(params["permutation"]))
+    if name == "squeeze":
+        return 0, lambda tensor: tensor.squeeze(tuple(params["dimensions"]))
+    if name == "broadcast_in_dim":
+        return 0, lambda tensor: _broadcast(tensor, shape, params["broadcast_dimensions"])
+    if name == "slice":
+        starts, ends = params["start_indices"], params["limit_indices"]
+        index = tuple(map(slice, starts, ends, params["strides"] or [1] * len(starts)))
+        return 0, lambda tensor: tensor[index]
+    if name == "split":
+        axis, sizes = params["axis"], params["sizes"]
+        return 0, lambda tensor: tensor.narrow(axis, sum(sizes[:place]), sizes[place])
+    return None
+
+
+def _broadcast(
+    tensor: torch.Tensor, shape: tuple[int, ...], sides: tuple[int, ...]
+) -> torch.Tensor:
+    for side in range(len(shape)):
+        if side not in sides:
+            tensor = tensor.unsqueeze(side)
+    return tensor.expand(shape)

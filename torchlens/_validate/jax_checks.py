@@ -15,9 +15,9 @@ from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import seed_generators
 from torchlens._history.log import Log
 from torchlens._jax.arrays import is_array, to_torch
-from torchlens._jax.kept_state import KeptState
-from torchlens._jax.trees import array_leaves
-from torchlens._jax.witness import SeenCall, witnessed
+from torchlens._jax.callables import KeptState
+from torchlens._jax.patches import SeenCall, witnessed
+from torchlens._jax.pytrees import array_leaves
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Recording, Row, located
 from torchlens._replay.values import brief, difference, same

@@ -51,9 +51,7 @@ def _look(code: CodeType) -> _Kind:
 
 
 class Places:
-    """Finds the innermost line of the user's code; what was told of a piece of code once is
-    remembered.
-    """
+    """Finds the innermost line of the user's code; remembers the answer for each code object."""
 
     def __init__(self) -> None:
         self._traced: dict[int, tuple[Any, Place]] = {}
