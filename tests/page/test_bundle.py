@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import torchlens._page
-from torchlens._page.bundle import bundle
+from torchlens._page.page import bundle
 
 PAGE = Path(torchlens._page.__file__).parent / "js"
 SCRIPTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(PAGE.glob("*.js"))}

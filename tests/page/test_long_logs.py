@@ -10,7 +10,7 @@ import torchlens as tl
 from tests.failures import partial_history
 from tests.page.viewer_models import history_of
 from tests.work import lines_run
-from torchlens._page import selection
+from torchlens._page import parts as parts_of_pages
 from torchlens._page.data import page_data
 from torchlens._page.page import explore
 
@@ -18,9 +18,9 @@ from torchlens._page.page import explore
 @pytest.fixture
 def short(monkeypatch):
     """Logs are long from a thousand operations on, and pages small."""
-    monkeypatch.setattr(selection, "MOST_OPERATIONS", 1000)
-    monkeypatch.setattr(selection, "_MOST_PARTS", 60)
-    monkeypatch.setattr(selection, "_MOST_CARRIED", 60)
+    monkeypatch.setattr(parts_of_pages, "MOST_OPERATIONS", 1000)
+    monkeypatch.setattr(parts_of_pages, "_MOST_PARTS", 60)
+    monkeypatch.setattr(parts_of_pages, "_MOST_CARRIED", 60)
 
 
 class Repeats(nn.Module):
@@ -43,7 +43,7 @@ def test_counts_sizes_and_times_of_a_long_log_are_those_of_all(short, monkeypatc
     num_carried = sum(len(own) for own in parts["entries"])
     assert num_carried + sum(left["passes"]) == len(history)
     assert sum(entries["bytes"]) + sum(left["bytes"]) == data["bytes"] == history.tensor_fsize_total
-    monkeypatch.setattr(selection, "MOST_OPERATIONS", 10**6)
+    monkeypatch.setattr(parts_of_pages, "MOST_OPERATIONS", 10**6)
     whole = page_data(history, {}, None)
     assert sum(entries["flops"]) + sum(left["flops"]) == sum(whole["entries"]["flops"])
     assert sum(entries["micros"]) + sum(left["micros"]) == pytest.approx(

@@ -447,11 +447,11 @@ def test_given_pairs_say_what_belongs_together(together):
 def test_wrong_calls_say_what_is_accepted(tmp_path):
     history = log(reference(), torch.randn(2, 4))
     with pytest.raises(TypeError, match="b must be the result of log_forward_pass, got None"):
-        explore_together(history, cast("Any", None), tmp_path / "two.html")
+        tl.explore_together(history, cast("Any", None), tmp_path / "two.html")
     with pytest.raises(ValueError, match="no layer has that name"):
         explore_together(history, history, None, pairs=[ShownPair("ln", "nowhere")])
-    with pytest.raises(TypeError, match=r"torchlens\.viewer\.Pair"):
-        explore_together(history, history, None, pairs=cast("Any", [("ln", "ln")]))
+    with pytest.raises(TypeError, match=r"tuples \(a, b\) or dicts"):
+        explore_together(history, history, None, pairs=cast("Any", ["ln"]))
     with pytest.raises(ValueError, match="at least one of the two"):
         explore_together(history, history, None, pairs=[ShownPair(None, None)])
     with pytest.raises(ValueError, match="two names"):

@@ -15,13 +15,12 @@ from torchlens._draw.colors import (
     Shading,
     shade,
 )
-from torchlens._draw.crowding import thin_out
 from torchlens._draw.folding import find_repeats
 from torchlens._draw.items import Choices, Grouping, Item, ItemKind
 from torchlens._draw.links import Link, argument_text, closing_loops, find_links
 from torchlens._draw.options import DrawOptions
 from torchlens._draw.scene import Box, Edge, EdgeKind, Node, NodeShape, Scene
-from torchlens._draw.simplify import group_within
+from torchlens._draw.simplify import group_within, thin_out
 from torchlens._history.argument_words import argument_words
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
@@ -131,35 +130,23 @@ class _Builder:
     def node(self, number: int, shading: Shading | None) -> Node:
         """The node of one item."""
         item = self.grouping.items[number]
-        if item.kind is ItemKind.MODULE:
-            title, lines, shape = self._module_text(item)
-            fill = (
-                PARAMS_FILL
-                if any(self.log.graph.params[entry] for entry in item.entries)
-                else PLAIN_FILL
-            )
-            overrides = self.options.vis_nested_node_overrides
-        elif item.kind is ItemKind.RUN:
-            title, lines, shape = self._run_text(item)
-            fill = (
-                PARAMS_FILL
-                if any(self.log.graph.params[entry] for entry in item.entries)
-                else PLAIN_FILL
-            )
-            overrides = self.options.vis_nested_node_overrides
-        else:
-            is_one = item.kind is ItemKind.OPERATION
-            title, lines, shape = self._operation_text(item) if is_one else self._bundle_text(item)
-            fill = self._fill(item)
-            overrides = self.options.vis_node_overrides
-        has_light_text = False
-        shaded = None if shading is None else shading.of_item[number]
-        if shaded is not None:
-            fill, has_light_text, words = shaded
-            lines = [*lines, words]
-        elif shading is not None:
-            fill = PLAIN_FILL
+        texts = {
+            ItemKind.MODULE: self._module_text,
+            ItemKind.RUN: self._run_text,
+            ItemKind.BUNDLE: self._bundle_text,
+            ItemKind.OPERATION: self._operation_text,
+        }
+        title, lines, shape = texts[item.kind](item)
+        is_nested = item.kind in (ItemKind.MODULE, ItemKind.RUN)
+        overrides = (
+            self.options.vis_nested_node_overrides if is_nested else self.options.vis_node_overrides
+        )
+        fill, has_light_text = self._fill(item), False
+        if shading is not None:
+            fill, has_light_text, words = shading.of_item[number] or (PLAIN_FILL, False, "")
+            lines = [*lines, words] if words else lines
         entry = self._result_of(item)
+        about = None if overrides is None else LayerEntry(self.log, entry)
         return Node(
             name=title.replace("\n", " "),
             title=title,
@@ -169,9 +156,7 @@ class _Builder:
             box=self._box(item.path),
             is_dashed=not any(self.log.graph.has_input_ancestor[entry] for entry in item.entries),
             has_light_text=has_light_text,
-            attributes=_resolved(overrides, self.history, LayerEntry(self.log, entry))
-            if overrides is not None
-            else {},
+            attributes=_resolved(overrides, self.history, about),
         )
 
     def _result_of(self, item: Item) -> int:
@@ -180,42 +165,15 @@ class _Builder:
             return self.log.graph.first_exit.get(item.call, item.entries[-1])
         return item.entries[-1] if item.kind is ItemKind.RUN else item.entries[0]
 
-    def _arguments_text(self, entry: int) -> str:
-        """What the operation was given besides tensors, by name."""
-        is_boundary = entry in self.log.boundary_addresses
-        return "" if is_boundary else argument_words(self.log.recording, self.log.row(entry))
-
     def _operation_text(self, item: Item) -> tuple[str, list[str], NodeShape]:
         log, entry = self.log, item.entries[0]
-        title = log.label_no_pass(entry) if self.is_rolled else log.label(entry)
-        last = log.label_no_pass(item.entries[-1])
-        if (
-            self.is_rolled and last != title
-        ):  # layers that a loop does with an index of its own in each step
-            title += f" … {last}"
-        if self.is_rolled and len(item.passes) > 1:
-            title += f" (x{len(item.passes)})"
-        if item.call is not None and (copies := self._copies(item.call)):
-            title += f" {copies}"
-        lines = [self._tensor_text(entry)]
-        params = [log.recording.params[number] for number in log.graph.params[entry]]
-        if self.options.vis_arguments and (given := self._arguments_text(entry)):
-            lines += _wrapped(given)
-        if params and self.options.vis_arguments:
-            addresses = [
-                log.recording.param_addresses[number].rpartition(".")[2]
-                for number in log.graph.params[entry]
-            ]
-            named = zip(addresses, params, strict=True)
-            lines.append(
-                f"params: {', '.join(f'{name} {shape_text(param.shape)}' for name, param in named)}"
-            )
-        elif params:
-            lines.append(
-                f"params: {', '.join(shape_text(parameter.shape) for parameter in params)}"
-            )
-        if entry in log.graph.booleans:
-            values = {log.graph.booleans[one] for one in item.entries if one in log.graph.booleans}
+        lines = [
+            self._tensor_text(entry),
+            *self._arguments_lines(entry),
+            *self._params_lines(entry),
+        ]
+        values = {log.graph.booleans[one] for one in item.entries if one in log.graph.booleans}
+        if values:
             lines.append(f"is {' or '.join(map(str, sorted(values, reverse=True)))}")
         children = log.graph.module_tree.children
         exited = log.graph.modules_exited.get(entry, ())
@@ -224,7 +182,34 @@ class _Builder:
             lines.append(self._module_name(bottom[0]))
         elif entry in log.boundary_addresses:
             lines.append(f"@{log.boundary_addresses[entry][0]}")
-        return title, lines, NodeShape.MODULE_OUTPUT if bottom else NodeShape.OPERATION
+        shape = NodeShape.MODULE_OUTPUT if bottom else NodeShape.OPERATION
+        return self._operation_title(item), lines, shape
+
+    def _operation_title(self, item: Item) -> str:
+        log, entry = self.log, item.entries[0]
+        title = log.label(entry)
+        if self.is_rolled:
+            title, last = log.label_no_pass(entry), log.label_no_pass(item.entries[-1])
+            if last != title:  # layers that a loop makes with an index of its own in each step
+                title += f" … {last}"
+            if len(item.passes) > 1:
+                title += f" (x{len(item.passes)})"
+        copies = "" if item.call is None else self._copies(item.call)
+        return f"{title} {copies}" if copies else title
+
+    def _arguments_lines(self, entry: int) -> list[str]:
+        """What the operation was given besides tensors, by name, if that is wanted."""
+        if not self.options.vis_arguments or entry in self.log.boundary_addresses:
+            return []
+        return _wrapped(argument_words(self.log.recording, self.log.row(entry)))
+
+    def _params_lines(self, entry: int) -> list[str]:
+        recording, numbers = self.log.recording, self.log.graph.params[entry]
+        words = [shape_text(recording.params[number].shape) for number in numbers]
+        if self.options.vis_arguments:
+            names = [recording.param_addresses[number].rpartition(".")[2] for number in numbers]
+            words = [f"{name} {shape}" for name, shape in zip(names, words, strict=True)]
+        return [f"params: {', '.join(words)}"] if words else []
 
     def _bundle_text(self, item: Item) -> tuple[str, list[str], NodeShape]:
         log, entries = self.log, item.entries
@@ -240,13 +225,14 @@ class _Builder:
         )
 
     def _fill(self, item: Item) -> str:
-        log = self.log
-        operation = log.row(item.entries[0]).operation
-        if any(entry in log.graph.booleans for entry in item.entries):
+        graph = self.log.graph
+        if item.kind in (ItemKind.MODULE, ItemKind.RUN):
+            return PARAMS_FILL if any(graph.params[entry] for entry in item.entries) else PLAIN_FILL
+        if any(entry in graph.booleans for entry in item.entries):
             return CONDITION_FILL
-        if operation in (INPUT, OUTPUT, BUFFER):
-            return {INPUT: INPUT_FILL, OUTPUT: OUTPUT_FILL, BUFFER: BUFFER_FILL}[operation]
-        return PARAMS_FILL if log.graph.params[item.entries[0]] else PLAIN_FILL
+        plain = PARAMS_FILL if graph.params[item.entries[0]] else PLAIN_FILL
+        fills = {INPUT: INPUT_FILL, OUTPUT: OUTPUT_FILL, BUFFER: BUFFER_FILL}
+        return fills.get(self.log.row(item.entries[0]).operation, plain)
 
     def _module_text(self, item: Item) -> tuple[str, list[str], NodeShape]:
         assert item.call is not None

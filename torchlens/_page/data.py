@@ -9,15 +9,20 @@ from torchlens._history.backward import parameter_gradients
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.overlay import Marks, Overlay
-from torchlens._page.entry_columns import EntryColumns, finite_number
+from torchlens._page.entry_columns import (
+    EntryColumns,
+    Places,
+    Strings,
+    finite_number,
+    place_text,
+    shape_text,
+)
 from torchlens._page.folding import fold
 from torchlens._page.names import KINDS, PARTS, SIDES
 from torchlens._page.outline import outline
-from torchlens._page.page_text import Places, Strings, place_text, shape_text
 from torchlens._page.part_columns import PartColumns, link_columns, part_of_entries
-from torchlens._page.parts import FailedCall, Part
+from torchlens._page.parts import FailedCall, Part, select
 from torchlens._page.residuals import residual_links
-from torchlens._page.selection import select
 from torchlens._page.statistics import Statistics
 from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.recording import Failure, References

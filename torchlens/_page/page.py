@@ -3,19 +3,22 @@
 import html
 import json
 import os
+import re
 import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchlens._history.model_history import ModelHistory
-from torchlens._page.bundle import bundle
 from torchlens._page.data import page_data
 from torchlens._recording.unseen import unseen
 from torchlens._text.wording import checked_file, got
 
 PAGE = Path(__file__).parent / "js"
 _FRAME_HEIGHT = 720
+
+_IMPORT = re.compile(r'^import \{[^}]*\} from "((?:\./|\.\./)[\w/-]+\.js)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class)\b)", re.MULTILINE)
 
 
 class Exploration:
@@ -149,3 +152,29 @@ def _safe_json(data: Any) -> str:
         text = text.replace(char, f"\\u{ord(char):04x}")
     # A lone surrogate (a name taken from undecodable bytes) cannot be written as UTF-8.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+# -- scripts
+# --------------------------------------------------------------------------------------------------
+
+
+def bundle(folder: Path, start: str) -> str:
+    """The script `start` and what it imports, in the order in which a browser would run them, as
+    the body of one function.
+
+    They share one scope there: no two files define the same name. Whoever calls the function twice
+    has two of everything.
+    """
+    scripts: dict[Path, str] = {}
+    _add((folder / start).resolve(), scripts, set())
+    return "given => {\n" + "\n".join(scripts.values()) + "}"
+
+
+def _add(path: Path, scripts: dict[Path, str], begun: set[Path]) -> None:
+    begun.add(path)
+    text = path.read_text(encoding="utf-8")
+    for imported in _IMPORT.findall(text):
+        other = (path.parent / imported).resolve()
+        if other not in begun:
+            _add(other, scripts, begun)
+    scripts[path] = _EXPORT.sub("", _IMPORT.sub("", text))

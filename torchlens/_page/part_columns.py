@@ -5,11 +5,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torchlens._history.log import Log
-from torchlens._page.entry_columns import EntryColumns
+from torchlens._page.entry_columns import EntryColumns, Places, Strings
 from torchlens._page.names import KINDS, PARTS, SIDES, Names
-from torchlens._page.page_text import Places, Strings
-from torchlens._page.parts import Outline, Part
-from torchlens._page.selection import Selection
+from torchlens._page.parts import Outline, Part, Selection
 
 
 class PartColumns:

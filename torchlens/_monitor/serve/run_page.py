@@ -17,8 +17,7 @@ from torchlens._monitor.read.tables import (
     stride_for,
 )
 from torchlens._monitor.serve.module_page import graph_page
-from torchlens._page.bundle import bundle
-from torchlens._page.page import PAGE, Exploration, filled_template, write_page
+from torchlens._page.page import PAGE, Exploration, bundle, filled_template, write_page
 
 if TYPE_CHECKING:
     from torchlens._monitor.read.reader import RunReader
