@@ -12,7 +12,7 @@ class Run(NamedTuple):
     period: int
 
     @property
-    def count(self) -> int:
+    def times(self) -> int:
         """How often the period fits in."""
         return (self.stop - self.start) // self.period
 
@@ -103,7 +103,7 @@ def find_runs(
             Run(place, place + (1 + (end - place) // period) * period, period)
             for end, _, period in open_now
         ]
-        runs = [run for run in runs if run.count >= fewest(place, place + run.period)]
+        runs = [run for run in runs if run.times >= fewest(place, place + run.period)]
         if runs:
             found.append(max(runs, key=lambda run: (run.stop, -run.period)))
             at = found[-1].stop

@@ -122,7 +122,7 @@ class _Folder:
         runs = find_runs(keys, _LONGEST_PERIOD, fewest)
         repeats = _group(box, "repeat", [children[run.start : run.stop] for run in runs])
         for repeat, run in zip(repeats, runs, strict=True):
-            repeat.num_passes = run.count
+            repeat.num_passes = run.times
             if run.period > 1:
                 starts = range(run.start, run.stop, run.period)
                 _group(repeat, "step", [children[at : at + run.period] for at in starts])
