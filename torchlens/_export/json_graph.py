@@ -15,7 +15,7 @@ from torchlens._history.portable import FUNCTIONS, text_of
 from torchlens._recording.collector import without_collector
 from torchlens._recording.functions import reference_to
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
-from torchlens._text.json_text import Columns, Lists, records_of, write_json
+from torchlens._text.json_text import write_json
 
 if TYPE_CHECKING:
     from torchlens._graph.labels import Layer
@@ -27,6 +27,7 @@ _LAYERS_PER_PART = 10_000
 _KINDS = {INPUT: "input", OUTPUT: "output", BUFFER: "buffer"}
 _ITSELF = frozenset({int, bool, str, type(None)})
 _IS_INT = frozenset({int})
+_Record = dict[str, Any]
 
 
 def to_json(
@@ -44,9 +45,8 @@ def to_json(
 def graph_data(history: Any) -> dict[str, Any]:
     """The graph as dicts, lists, strings and numbers. No tensor is in it."""
     log: Log = history._log
-    parts = (_node_parts(log), _layer_parts(log))
-    nodes, layers = ([record for part in own for record in records_of(part)] for own in parts)
-    return _graph_data(history, nodes, layers)
+    nodes, layers = chain.from_iterable(_node_parts(log)), chain.from_iterable(_layer_parts(log))
+    return _graph_data(history, list(nodes), list(layers))
 
 
 def _graph_data(history: Any, nodes: Any, layers: Any) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def _model(history: Any) -> dict[str, Any]:
     }
 
 
-def _node_parts(log: Log) -> Iterator[Columns]:
+def _node_parts(log: Log) -> Iterator[list[_Record]]:
     """All nodes, some at a time: a million of them take gigabytes."""
     for entries in ManyEntries(log, range(len(log.graph.recorded))).in_parts():
         yield without_collector(partial(_nodes, entries))
 
 
-def _layer_parts(log: Log) -> Iterator[Columns]:
+def _layer_parts(log: Log) -> Iterator[list[_Record]]:
     """The same of the layers."""
     for start in range(0, len(log.graph.layers), _LAYERS_PER_PART):
         yield without_collector(
@@ -92,10 +92,10 @@ def _layer_parts(log: Log) -> Iterator[Columns]:
         )
 
 
-def _nodes(entries: ManyEntries) -> Columns:
+def _nodes(entries: ManyEntries) -> list[_Record]:
     dtypes = LayerEntry.tensor_dtype.of(entries)
     dtype_names = {dtype: str(dtype).removeprefix("torch.") for dtype in set(dtypes)}
-    return {
+    fields: dict[str, Sequence[Any]] = {
         "label": LayerEntry.layer_label_w_pass.of(entries),
         "layer": LayerEntry.layer_label_no_pass.of(entries),
         "pass": LayerEntry.pass_num.of(entries),
@@ -126,47 +126,50 @@ def _nodes(entries: ManyEntries) -> Columns:
         "is_saved": LayerEntry.has_saved_activations.of(entries),
         "source": LayerEntry.source.of(entries),
     }
+    return [dict(zip(fields, own, strict=True)) for own in zip(*fields.values(), strict=True)]
 
 
-def _params(entries: ManyEntries) -> Lists:
-    addresses, shapes = (
-        LayerEntry.parent_param_addresses.of(entries),
-        LayerEntry.parent_param_shapes.of(entries),
-    )
-    members: Columns = {
-        "address": list(chain.from_iterable(addresses)),
-        "shape": _plain_lists(list(chain.from_iterable(shapes))),
-    }
-    return Lists(members, list(map(len, addresses)))
+def _params(entries: ManyEntries) -> list[list[_Record]]:
+    addresses = LayerEntry.parent_param_addresses.of(entries)
+    shapes = LayerEntry.parent_param_shapes.of(entries)
+    return [
+        [
+            {"address": address, "shape": _plain(tuple(shape))}
+            for address, shape in zip(*own, strict=True)
+        ]
+        for own in zip(addresses, shapes, strict=True)
+    ]
 
 
-def _parents(entries: ManyEntries) -> Lists:
-    """Who is read, and as which argument: a position or keyword, then the way inside it. Positions
-    come first.
+def _parents(entries: ManyEntries) -> list[list[_Record]]:
+    """The entries that are read, and as which argument: a position or keyword, then the path
+    inside it. Positions come first.
     """
     reads = located_parents(entries)
-    flat = list(chain.from_iterable(reads))
-    if not _IS_INT.issuperset([type(location) for location, _ in flat]):
-        for own in reads:
-            if len(own) > 1 and not _IS_INT.issuperset([type(location) for location, _ in own]):
-                own.sort(key=lambda read: isinstance(_way(read[0])[0], str))
-        flat = list(chain.from_iterable(reads))
-    labels = entries._log.labels_w_pass([parent for _, parent in flat])
-    ways = [[location] if type(location) is int else _way(location) for location, _ in flat]
-    return Lists({"label": labels, "argument": ways}, list(map(len, reads)))
+    for own in reads:
+        if len(own) > 1 and not _IS_INT.issuperset([type(location) for location, _ in own]):
+            own.sort(key=lambda read: isinstance(_way(read[0])[0], str))
+    labels = iter(entries._log.labels_w_pass([parent for own in reads for _, parent in own]))
+    return [
+        [{"label": next(labels), "argument": _way(location)} for location, _ in own]
+        for own in reads
+    ]
 
 
 def _way(location: Any) -> list[Any]:
     return list(map(_plain, location)) if isinstance(location, tuple) else [location]
 
 
-def _layers(log: Log, layers: "Sequence[Layer]") -> Columns:
+def _layers(log: Log, layers: "Sequence[Layer]") -> list[_Record]:
     labels = iter(log.labels_w_pass([entry for layer in layers for entry in layer.entries]))
-    return {
-        "label": [layer.label for layer in layers],
-        "type": [layer.type for layer in layers],
-        "passes": [list(islice(labels, len(layer.entries))) for layer in layers],
-    }
+    return [
+        {
+            "label": layer.label,
+            "type": layer.type,
+            "passes": list(islice(labels, len(layer.entries))),
+        }
+        for layer in layers
+    ]
 
 
 def _modules(history: Any) -> list[dict[str, Any]]:
