@@ -29,7 +29,7 @@ from tests.page.conftest import _FLAGS, chromium
 from torchlens._monitor.record.run import Run
 from torchlens._monitor.record.samples import Plan, Sample
 from torchlens._monitor.record.statistics import Observation
-from torchlens._monitor.record.writer import Part
+from torchlens._monitor.record.writer import StepPart
 
 __all__ = ["make_run", "measure"]
 
@@ -86,7 +86,7 @@ def make_run(
     first: list[tuple[int, np.ndarray, Plan]] = []
     own = writer.offer
 
-    def offer(part: Part) -> bool:
+    def offer(part: StepPart) -> bool:
         first.extend(
             (number, sample.values.copy(), sample.plan) for number, sample, _ in part.observations
         )
@@ -109,7 +109,7 @@ def make_run(
         ]
         while run.counts.pending > 10_000:
             time.sleep(0.01)
-        writer.offer(Part(step[0], observations, [("loss", step[0], 1 / step[0])]))
+        writer.offer(StepPart(step[0], observations, [("loss", step[0], 1 / step[0])]))
 
     while step[0] < num_steps:
         add()

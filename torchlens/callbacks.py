@@ -189,7 +189,7 @@ class Lightning(_Callback):
         self._end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Whatever happened."""
+        """Lightning calls this last, after any failure too."""
         self._end()
 
 
@@ -224,7 +224,7 @@ class HuggingFace(_Callback):
         self._log(logs or {}, self._offset + int(state.global_step) - 1)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The training is over. After an exception nobody is called: the run ends with the model,
+        """The training is over. After an exception there is no call: the run ends with the model,
         or with the process.
         """
         self._end()

@@ -255,7 +255,7 @@ class RunTables:
     def scalar(
         self, name: str, start: int = 0, known_stride: int = 0, most: int = 2 * MOST_COLUMNS
     ) -> bytes:
-        """What was logged under a name, from its so-manieth row on."""
+        """The numbers logged under a name, from a row on."""
         scalars = self.reader.scalars[name]
         rows = np.stack(
             [scalars.steps.astype(np.float64), scalars.values, scalars.low, scalars.high]

@@ -55,29 +55,34 @@ class StepClock:
         """
         if has_computed:
             self._in_a_row.clear()
+        partners = self._partners_of(optimizer)
         for other in list(self._in_a_row):
             if other is not optimizer:
-                self._partners_of(optimizer).add(other)
+                partners.add(other)
                 self._partners_of(other).add(optimizer)
-        partners = self._partners_of(optimizer)
         is_after_partner = has_computed and any(
             other in partners for other in list(self._stepped or self._last)
         )
-        is_new = (
-            self._has_ended_one
-            and optimizer not in self._known
-            and not self._stepped
-            and not is_after_partner
-        )
-        if is_new and optimizer not in self._replaced:
-            own = _parameters_of(optimizer)
-            for other in list(self._known):
-                if not own.isdisjoint(_parameters_of(other)):
-                    self._known.discard(other)
-                    self._replaced.add(other)  # unless it comes again: then both are at work
-                    is_new = False
-        self.is_late = is_new and len(self._known) > 0
+        self.is_late = not is_after_partner and self._joins_late(optimizer)
         return optimizer in self._stepped or (self.is_waiting and is_after_partner)
+
+    def _joins_late(self, optimizer: Any) -> bool:
+        """Whether an optimizer that steps for the first time belongs to the step that the others
+        have just ended. Not if it replaces one of them, which holds some of the same parameters.
+        """
+        if not self._has_ended_one or optimizer in self._known or self._stepped:
+            return False
+        if optimizer not in self._replaced:
+            own = _parameters_of(optimizer)
+            replaced = [
+                other for other in list(self._known) if not own.isdisjoint(_parameters_of(other))
+            ]
+            for other in replaced:
+                self._known.discard(other)
+                self._replaced.add(other)  # unless it comes again: then both are at work
+            if replaced:
+                return False
+        return len(self._known) > 0
 
     def has_stepped(self, optimizer: Any, is_in_backward: bool) -> bool:
         """An optimizer has stepped. Whether the step is over with that.

@@ -189,5 +189,5 @@ class GradientHook:
                 collector.on_gradient(self, gradient)
             else:
                 call_unseen(collector.on_gradient, self, gradient)
-        except Exception as error:  # whoever looks must not break the backward pass
+        except Exception as error:  # must not break the backward pass
             collector.problems.add_failure(error, "A gradient was not recorded")

@@ -34,7 +34,7 @@ class _Known:
         self.module, self.name, self.is_wanted = module, name, is_wanted
         self.reference = weakref.ref(
             parameter
-        )  # weakly: a run that nobody finishes does not keep the model
+        )  # weakly: a run that is never finished does not keep the model
         self.number = self.gradient_number = self.update_number = -1
         self.before: Sample | None = None  # as it was before the optimizer's step
 

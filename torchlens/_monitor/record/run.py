@@ -122,7 +122,7 @@ class Run:
             return self
         try:
             self._begin(model)
-        except BaseException:  # Ctrl-C among them: nobody has the run yet who could end it
+        except BaseException:  # even Ctrl-C: the caller has no run yet that could be finished
             self.finish()
             raise
         return self

@@ -42,7 +42,7 @@ class RunHealth:
         series = step.columns.series
         if self._layout is None or not np.array_equal(self._layout.series, series):
             self._layout = _Layout(series, self._names.rows)
-        rows = _Rows(step, self._layout)
+        rows = _StepRows(step, self._layout)
         findings = [
             *rows.nonfinite("non-finite values", ("parameters", "outputs", "watched")),
             *rows.nonfinite("non-finite gradients", ("gradients", "parameter_gradients")),
@@ -104,7 +104,7 @@ def _is_matrix(name: SeriesKey) -> bool:
     return sum(size > 1 for size in name.shape) > 1
 
 
-class _Rows:
+class _StepRows:
     """The rows of a step, as the rules take them."""
 
     def __init__(self, step: Step, layout: _Layout) -> None:

@@ -67,11 +67,8 @@ class Plan:
     units: dict[int, tuple[np.ndarray, np.ndarray]] | None = None
 
     def units_of_sample(self, axis: int | None = None) -> tuple[np.ndarray, np.ndarray] | None:
-        """The unit that each element of a sample belongs to, and how many elements each has:
-        channels, or features.
-
-        If nobody says along which axis they lie, it is the second of four or more, otherwise the
-        last.
+        """The unit (channel or feature) of each element of a sample, and the number of elements of
+        each unit. Without an axis, units lie along the second of four or more, otherwise the last.
         """
         num_axes = len(self.shape)
         if num_axes < 2:
@@ -121,9 +118,7 @@ class Sampler:
         self._plans: dict[Any, Plan | None] = {}
 
     def take(self, tensor: torch.Tensor, wants_range: bool = True) -> Sample | None:
-        """A sample; None if there are no numbers to look at. Nobody must be listening: see
-        quiet.py.
-        """
+        """A sample; None if the tensor has no numbers. Call it under `call_unseen`."""
         if (
             type(tensor) not in PLAIN_TYPES
             or tensor.layout is not _STRIDED
@@ -327,9 +322,7 @@ class _Arriving:
 
 
 def to_host(samples: list[Sample], every_device: bool = False) -> None:
-    """Has the samples that lie on another device copied to this one: one copy for each device, and
-    nobody waits for it.
-    """
+    """Copies samples from other devices to this one: one copy for each device, without waiting."""
     by_device: dict[torch.device, list[tuple[Sample, str, torch.Tensor]]] = {}
     for sample in samples:
         values = sample.values

@@ -127,9 +127,9 @@ class UnitActivity:
         """(place, series that made the input, axis of the units) of each observation whose units
         are counted.
 
-        The class of a module says the axis, or else whoever made its input if it has the same
-        shape, or whoever reads what it returns: an activation has the axis of the convolution
-        before it, or after it.
+        The class of a module decides the axis. If it does not, the axis is that of the module
+        before, if it has the same shape, or of the module after: an activation has the axis of the
+        convolution beside it.
         """
         last: dict[int, Sample] = {}  # by series: a module is given something before it returns
         makers: dict[

@@ -214,7 +214,7 @@ def summarized(
     )
 
 
-class _Rows(NamedTuple):
+class _SampleRows(NamedTuple):
     """Statistics of samples, in the order in which those came."""
 
     stacks: list[Stack]
@@ -248,7 +248,7 @@ class _Rows(NamedTuple):
         return found
 
 
-def _rows(sources: list[Observation]) -> _Rows:
+def _rows(sources: list[Observation]) -> _SampleRows:
     count = len(sources)
     values = [_array(sample) for _, sample, _ in sources]
     stacks = stacked(
@@ -264,7 +264,7 @@ def _rows(sources: list[Observation]) -> _Rows:
     sizes = np.empty((count, 2), np.int64)
     sizes[:, 0] = [sample.plan.num_elements for _, sample, _ in sources]
     sizes[order, 1] = np.concatenate([stack.lengths for stack in stacks])
-    rows = _Rows(
+    rows = _SampleRows(
         stacks=stacks,
         groups=np.repeat(np.arange(len(stacks)), [len(stack.members) for stack in stacks])[
             place_of
@@ -298,7 +298,7 @@ def _array(sample: Sample) -> np.ndarray:
     return found
 
 
-def _add_ranges(found: _Rows, sources: list[Observation]) -> None:
+def _add_ranges(found: _SampleRows, sources: list[Observation]) -> None:
     """The ranges of all elements, where they are known."""
     known = [
         (row, sample)
@@ -336,7 +336,7 @@ def _numbers(parts: list[Any]) -> np.ndarray:
 def _fanned_out(
     observations: Sequence[Observation],
     place: np.ndarray,
-    rows: _Rows,
+    rows: _SampleRows,
     limits: Mapping[int, tuple[float, float]],
     activity: UnitActivity | None,
 ) -> Columns:

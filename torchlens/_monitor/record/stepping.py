@@ -36,7 +36,7 @@ from torchlens._monitor.record.samples import to_host
 from torchlens._monitor.record.scalars import PendingScalars
 from torchlens._monitor.record.statistics import Observation
 from torchlens._monitor.record.watcher import ModuleWatcher, hide_from_compiler
-from torchlens._monitor.record.writer import Part, Writer
+from torchlens._monitor.record.writer import StepPart, Writer
 from torchlens._monitor.store.folder import GRAPH_FILE, write_json_file
 from torchlens._recording.unseen import call_unseen
 
@@ -75,7 +75,7 @@ class Steps:
         self.is_on = True
         self.is_finished = False
         self.when_gone: Callable[[], None] = self.take_away  # what is done when the model is
-        # Weakly: a run that nobody finishes does not keep the model.
+        # Weakly: a run that is never finished does not keep the model.
         self.model = weakref.ref(model, lambda _: self._give_up())
         self.pid = os.getpid()
         self._folder = folder
@@ -329,7 +329,7 @@ class Steps:
         self._last_offer = now
         scalars, self.scalars = self.scalars, PendingScalars()
         call_unseen(_start_copies, observations, scalars)
-        if not self.writer.offer(Part(step, observations, scalars, is_end)):
+        if not self.writer.offer(StepPart(step, observations, scalars, is_end)):
             self.scalars[:0] = scalars  # they are small, and wait for the next step
 
     def _hand_over_part(self) -> None:

@@ -1,9 +1,8 @@
-"""Sees the calls of a model's modules during a recorded step, on the same chain as the log and the
-profile.
+"""Watches the calls of a model's modules during a recorded step.
 
-The model gets no hook and no attribute: `nn.Module._call_impl` tells (see
-_capture/module_tracker.py), for as long as a step is recorded. What the modules are given and
-return is sampled then and there, before anything can be written over it.
+The model gets no hook and no attribute: `nn.Module._call_impl` is patched while a step is recorded
+(see _capture/module_tracker.py). Inputs and outputs are sampled at once, before anything can be
+written over them.
 """
 
 import itertools
@@ -18,6 +17,7 @@ from torchlens._capture.current import CURRENT, WatcherGroup
 from torchlens._capture.model_parts import named_modules
 from torchlens._capture.module_tracker import patched_call_impl
 from torchlens._capture.patches.patching import is_inside_compiled, keep_from_compiler
+from torchlens._health.activations import BOUNDED, activation_kind
 from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.graph import GraphMaker
 from torchlens._monitor.record.options import MonitorOptions
@@ -26,21 +26,12 @@ from torchlens._monitor.record.series import Units, unit_axis
 from torchlens._recording.trees import named_tensors, plain_tensors
 from torchlens._recording.unseen import call_unseen, is_seen
 
-# Of so many tensors that a module is given or returns, samples are taken: a cache of keys and
-# values is not looked through.
-_MOST_TENSORS = 8
+# Of the tensors that a module is given or returns, the first are sampled.
+_MAX_TENSORS = 8
 _Tensor = torch.Tensor
-# How much is recorded of a call: all, nothing, or gradients alone: a checkpoint runs its part again
-# for the backward pass.
+# What is recorded of a call. A checkpoint runs its part again in the backward pass: gradients.
 _NOTHING, _GRADIENTS, _ALL = 0, 1, 2
 _COMPILED = "OptimizedModule"  # the class of what `torch.compile` makes of a module
-# The limits of activations that have some, with the margin within which a value lies at one.
-_LIMITS = {
-    "Sigmoid": (0.0, 1.0),
-    "Hardsigmoid": (0.0, 1.0),
-    "Tanh": (-1.0, 1.0),
-    "Hardtanh": (-1.0, 1.0),
-}
 
 
 class ModuleInfo:
@@ -85,7 +76,7 @@ class ModuleWatcher:
         self.infos: dict[int, ModuleInfo] = {}
         self.num_calls = 0  # in this step
         self.thread: int | None = (
-            None  # the one whose calls are recorded in this step; None: nobody has called yet
+            None  # whose calls are recorded in this step; None before the first call
         )
         self.graph = graph
         self._options = options
@@ -96,7 +87,7 @@ class ModuleWatcher:
         self._has_looked = False  # for unknown ones, in this step
         self._strangers: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._known: dict[tuple[str, str], ModuleInfo] = {}
-        # Weakly: a run that nobody finishes does not keep the model.
+        # Weakly: a run that is never finished does not keep the model.
         self._modules: list[weakref.ref[torch.nn.Module]] = []
         self._has_inputs, self._has_outputs = "inputs" in options.log, "outputs" in options.log
         self._has_gradients = "gradients" in options.log
@@ -178,30 +169,30 @@ class ModuleWatcher:
         if type(module).__name__ == _COMPILED:
             call.source = module._orig_mod
         if call.takes == _NOTHING and self.thread is None:
-            return None  # evaluation beside the training does not say which thread trains
+            return None  # an evaluation does not say which thread trains
         self.thread = thread
         self._current = call
         self.num_calls += 1
         if call.takes == _ALL:
             try:
-                if self.graph is not None:
-                    self.graph.enter(call, args, kwargs)
-                if self._has_inputs and info.is_wanted:
-                    if (
-                        info.input_number >= 0
-                        and len(args) == 1
-                        and not kwargs
-                        and type(args[0]) in PLAIN_TYPES
-                        and not is_seen()
-                    ):
-                        collector.note_again(info.input_number, args[0])
-                    else:
-                        call_unseen(self._note_inputs, info, args, kwargs)
+                self._note_call(call, args, kwargs)
             except Exception as error:  # the training must not notice
                 collector.problems.add_failure(
                     error, f"What {info.address or 'the model'!r} was given was not recorded"
                 )
         return call
+
+    def _note_call(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        info = call.info
+        if self.graph is not None:
+            self.graph.enter(call, args, kwargs)
+        if not (self._has_inputs and info.is_wanted):
+            return
+        is_plain = len(args) == 1 and not kwargs and type(args[0]) in PLAIN_TYPES
+        if is_plain and info.input_number >= 0 and not is_seen():
+            self.collector.note_again(info.input_number, args[0])
+        else:
+            call_unseen(self._note_inputs, info, args, kwargs)
 
     def _unknown(self, module: Any) -> ModuleInfo | None:
         """A module that is not in the list: one that `torch.compile` made, one that is new in the
@@ -278,30 +269,33 @@ class ModuleWatcher:
             else:
                 collector.note_again(info.input_number, args[0])
             return
-        for name, tensor in itertools.islice(_named(args, kwargs), _MOST_TENSORS):
+        for name, tensor in itertools.islice(_named(args, kwargs), _MAX_TENSORS):
             collector.note(info.address, "inputs", name, tensor)
 
     def _note_outputs(self, info: ModuleInfo, takes: int, result: Any) -> None:
-        collector, address = self.collector, info.address
-        followed = collector.tracks.outputs
-        if takes == _ALL and address in followed:
-            for _, tensor in itertools.islice(_named_results(result), 1):
-                collector.tracks.capture(followed, address, tensor)
-        if isinstance(result, _Tensor):
-            if self._has_outputs and takes == _ALL:
-                if info.output_number < 0:
-                    info.output_number = number = collector.note(address, "outputs", "", result)
+        if takes == _ALL and info.address in self.collector.tracks.outputs:
+            self._film(info.address, result)
+        has_outputs = self._has_outputs and takes == _ALL
+        if not isinstance(result, _Tensor):
+            for name, tensor in itertools.islice(_named_results(result), _MAX_TENSORS):
+                if has_outputs:
+                    number = self.collector.note(info.address, "outputs", name, tensor)
                     self._describe(number, info)
-                else:
-                    collector.note_again(info.output_number, result)
-            if self._has_gradients:
-                collector.follow_gradient(address, "", result)
+                if self._has_gradients:
+                    self.collector.follow_gradient(info.address, name, tensor)
             return
-        for name, tensor in itertools.islice(_named_results(result), _MOST_TENSORS):
-            if self._has_outputs and takes == _ALL:
-                self._describe(collector.note(address, "outputs", name, tensor), info)
-            if self._has_gradients:
-                collector.follow_gradient(address, name, tensor)
+        if has_outputs and info.output_number >= 0:
+            self.collector.note_again(info.output_number, result)
+        elif has_outputs:
+            info.output_number = self.collector.note(info.address, "outputs", "", result)
+            self._describe(info.output_number, info)
+        if self._has_gradients:
+            self.collector.follow_gradient(info.address, "", result)
+
+    def _film(self, address: str, result: Any) -> None:
+        tracks = self.collector.tracks
+        for _, tensor in itertools.islice(_named_results(result), 1):
+            tracks.capture(tracks.outputs, address, tensor)
 
     def _describe(self, number: int, info: ModuleInfo) -> None:
         """Tells the statistics what to look for in a series."""
@@ -309,16 +303,15 @@ class ModuleWatcher:
             return
         names = self.collector.names
         names.units[number] = Units(info.input_number, unit_axis(info.kind))
-        if info.kind in _LIMITS:
-            low, high = _LIMITS[info.kind]
+        kind = activation_kind(info.kind)
+        if kind in BOUNDED and kind != "softmax":  # one takes all: no limit of each element
+            low, high = BOUNDED[kind]
             margin = self._margin * (high - low)
             names.limits[number] = low + margin, high - margin
 
 
 def hide_from_compiler(is_hidden: bool) -> None:
-    """Has `torch.compile` pass by what sees the calls: it compiles the model as if nobody looked,
-    and once.
-    """
+    """Makes `torch.compile` skip our patches: it compiles the model once, as if unwatched."""
     keep_from_compiler(patched_call_impl.__code__, is_hidden, with_calls=False)
     for watcher in (ModuleWatcher, WatcherGroup):
         for method in (

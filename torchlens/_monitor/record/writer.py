@@ -32,7 +32,7 @@ MOST_OBSERVATIONS = 20_000
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class StepPart:
     """What was seen of a step, or of a part of one. `scalars` are (name, step, value)."""
 
     step: int
@@ -64,7 +64,7 @@ class Writer:
         self._session = session
         self._files = RankFiles(folder, rank, options.budget, options.every)
         self._earlier = Counts(0, 0, 0)  # of the sessions before
-        self._queue: SimpleQueue[Part | Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[StepPart | Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()  # held for the time of an addition
         self._offered = self._recorded = self._dropped = 0
         self._num_waiting_parts = 0
@@ -93,7 +93,7 @@ class Writer:
     # -- for the training thread
     # ---------------------------------------------------------------------------------------
 
-    def offer(self, part: Part) -> bool:
+    def offer(self, part: StepPart) -> bool:
         """Hands over what was seen; False if it is refused, and counted as dropped."""
         size = len(part.observations)
         with self._lock:
@@ -126,7 +126,7 @@ class Writer:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             try:
-                if isinstance(item, Part):
+                if isinstance(item, StepPart):
                     self._take(item)
                 else:
                     item()
@@ -166,7 +166,7 @@ class Writer:
         except OSError as error:  # what was recorded is as it was
             self.problems.add_failure(error, "The files take more than their budget (budget=)")
 
-    def _take(self, part: Part) -> None:
+    def _take(self, part: StepPart) -> None:
         size = len(part.observations)
         try:
             if size:

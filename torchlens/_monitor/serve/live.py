@@ -1,6 +1,4 @@
-"""The runs below a folder, read again and again while somebody looks: which there are, and what in
-them has changed.
-"""
+"""The runs below a folder, read on while a page is open: which there are, and what has changed."""
 
 import os
 import threading
@@ -105,7 +103,7 @@ class LiveRun:
 
 
 class LiveRuns:
-    """All runs of a folder. Files are looked at only while somebody waits for changes, or asks."""
+    """All runs of a folder. Files are read only while a page waits for changes, or asks."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -118,7 +116,7 @@ class LiveRuns:
         self.look()
 
     def look(self) -> None:
-        """Looks for changes, unless somebody has just done so."""
+        """Reads on, unless another thread has just done so."""
         with self._looking:
             now = monotonic()
             if now - self._looked_at < _EVERY:

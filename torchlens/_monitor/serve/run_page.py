@@ -99,9 +99,7 @@ class _Contents:
         self._kinds = dict.fromkeys(key.kind for key in tables.keys)
 
     def pieces(self, detail: tuple[int, int, int], every: int = 1) -> Iterator[tuple[str, bytes]]:
-        """Tables and histograms, each with what it is; of every so-manieth series, to see how large
-        they become.
-        """
+        """Tables and histograms, each with its key; of every n-th series, to estimate sizes."""
         first, others, most_histograms = detail
         for kind in self._kinds:
             numbers = self.tables.numbers(kind)[::every]

@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise AttributeError(name)
 
     def _refuse_method(self) -> None:
-        self.close_connection = True  # there may be a body, which nobody reads
+        self.close_connection = True  # the body, if there is one, is not read
         self._send(
             HTTPStatus.METHOD_NOT_ALLOWED,
             b"This server only reads: GET.",
@@ -178,9 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _events(self, has_body: bool) -> None:
-        """Tells the revisions of the runs, now and whenever one changes, until nobody listens any
-        more.
-        """
+        """Sends the revisions of the runs, now and at each change, until the page is closed."""
         if not self.server.listeners.acquire(blocking=False):
             raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "Too many pages listen already.")
         try:
