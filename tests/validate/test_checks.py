@@ -276,7 +276,7 @@ def test_an_operation_that_writes_to_a_tensor_it_was_not_given_is_found():
 
 def test_values_that_are_not_copied_before_a_write_are_found(monkeypatch):
     monkeypatch.setattr(Memory, "before_write", lambda self, targets: None)
-    monkeypatch.setattr(Memory, "replace", lambda self, entry, copy: None)
+    monkeypatch.setattr(Memory, "keep_copy", lambda self, entry, tensor: False)
     found = proof_of(lambda _, x: torch.sin(x).add_(1) * 2).findings()
     assert ("replay", "sin_1_1") in found
     assert {layer for _, layer in found} <= {"sin_1_1", "add_1_2"}
