@@ -141,18 +141,20 @@ class ModuleTracker:
         recorder.module_calls.append(
             _module_call((address, pass_num, recorder.module_call, code, instruction))
         )
-        if len(args) == 1 and not kwargs and type(args[0]) is _Tensor:
-            entry = recorder.number_of(args[0])
-            if entry is None:
-                entry = recorder.meet(args[0])
-            self.entries.append((call, [entry] if entry is not None and entry >= 0 else []))
-        elif not kwargs and _ONLY_TENSORS.issuperset(map(type, args)):
-            self.entries.append((call, self._entries_of(args)))
-        else:
-            self.entries.append((call, self._entries_of(_tensors_in((args, kwargs)))))
+        self.entries.append((call, self._given(args, kwargs)))
         self._rows_before.append(len(recorder.rows))
         recorder.module_call = call
         return call
+
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        """The entries among the arguments of a module."""
+        if len(args) == 1 and not kwargs and type(args[0]) is _Tensor:
+            entry = self.recorder.number_of(args[0])
+            if entry is None:
+                entry = self.recorder.meet(args[0])
+            return [entry] if entry is not None and entry >= 0 else []
+        is_plain = not kwargs and _ONLY_TENSORS.issuperset(map(type, args))
+        return self._entries_of(args if is_plain else _tensors_in((args, kwargs)))
 
     def _enter_outside_module(self, module: Any) -> int | None:
         """A module that is not the model's leaves no record; but one that was compiled as the model
@@ -169,46 +171,52 @@ class ModuleTracker:
         if not call:
             return
         recorder = self.recorder
-        address, pass_num, parent, _, _ = recorder.module_calls[call]
-        num_before = self._rows_before[call]
-        memory = recorder.memory
-        is_short = not self._saved_addresses or (
-            recorder.saves_all and not memory.writes and not memory.may_die
-        )
-        if type(result) is _Tensor and is_short:
-            made = recorder.number_of(result)
-            if made is not None and made >= num_before:
-                self.exits.append((call, [made]))
-                if self._saved_addresses and self._is_saved(address, pass_num):
-                    self.saved.add(made)
-                recorder.module_call = parent
-                if call in recorder.handed_back:
-                    recorder.undo_handing_back(call, (result,))
-                return
-        returned = []
         tensors = (
             (result,)
             if type(result) is _Tensor
             else [tensor for _, tensor in named_tensors(result)]
         )
         try:
-            for tensor in tensors:
-                entry = recorder.entry_of(tensor)
-                is_older = entry is not None and 0 <= entry < num_before
-                if entry is None:
-                    entry = recorder.meet(tensor)
-                    is_older = entry is not None
-                if is_older:
-                    entry = record_identity(recorder, tensor)
-                if entry is not None and entry >= 0:
-                    returned.append(entry)
-                    if self._saved_addresses:
-                        self._save_output(address, pass_num, entry, tensor)
-            self.exits.append((call, returned))
+            made = self._made_inside(call, result)
+            self.exits.append((call, self._returned(call, tensors) if made is None else [made]))
         finally:
-            recorder.module_call = parent
+            recorder.module_call = recorder.module_calls[call].parent
             if call in recorder.handed_back:
                 recorder.undo_handing_back(call, tensors)
+
+    def _made_inside(self, call: int, result: Any) -> int | None:
+        """The entry of a plain result that the call made; None if that takes a closer look."""
+        if type(result) is not _Tensor:
+            return None
+        recorder, memory = self.recorder, self.recorder.memory
+        if self._saved_addresses and (
+            not recorder.saves_all or memory.writes or memory.may_die
+        ):  # the value to save may be another one
+            return None
+        made = recorder.number_of(result)
+        if made is None or made < self._rows_before[call]:
+            return None
+        if self._saved_addresses and self._is_saved(call):
+            self.saved.add(made)
+        return made
+
+    def _returned(self, call: int, tensors: Iterable[torch.Tensor]) -> list[int]:
+        """The entries that a call returned. What it was given and hands back becomes a new one."""
+        recorder = self.recorder
+        returned = []
+        for tensor in tensors:
+            entry = recorder.entry_of(tensor)
+            is_older = entry is not None and 0 <= entry < self._rows_before[call]
+            if entry is None:
+                entry = recorder.meet(tensor)
+                is_older = entry is not None
+            if is_older:
+                entry = record_identity(recorder, tensor)
+            if entry is not None and entry >= 0:
+                returned.append(entry)
+                if self._saved_addresses and self._is_saved(call):
+                    self._save_output(entry, tensor)
+        return returned
 
     def fail(self, call: int, error: BaseException) -> None:
         """The module raised: where something other than an operation did, the place is where the
@@ -237,17 +245,17 @@ class ModuleTracker:
             self.recorder, name, module, lambda: original(module, *args, **kwargs), arguments
         )
 
-    def _save_output(self, address: str, pass_num: int, entry: int, tensor: torch.Tensor) -> None:
-        if self._is_saved(address, pass_num):
-            memory = self.recorder.memory
-            with torch._C.DisableTorchFunction():
-                self.recorder.complete()
-                is_written = memory.is_written_since(entry)
-                memory.save(entry, tensor, is_written and entry not in self.saved)
-            self.saved.add(entry)
-            self.is_uncertain |= is_written
+    def _save_output(self, entry: int, tensor: torch.Tensor) -> None:
+        memory = self.recorder.memory
+        with torch._C.DisableTorchFunction():
+            self.recorder.complete()
+            is_written = memory.is_written_since(entry)
+            memory.save(entry, tensor, is_written and entry not in self.saved)
+        self.saved.add(entry)
+        self.is_uncertain |= is_written
 
-    def _is_saved(self, address: str, pass_num: int) -> bool:
+    def _is_saved(self, call: int) -> bool:
+        address, pass_num, *_ = self.recorder.module_calls[call]
         return address in self._saved_addresses or f"{address}:{pass_num}" in self._saved_addresses
 
     def _entries_of(self, tensors: Iterable[torch.Tensor]) -> list[int]:

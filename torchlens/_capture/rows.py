@@ -233,9 +233,13 @@ class Rows(Entries):
             self._entry_of_id[id(tensor)] = entry
             if not is_written:
                 self._hand_back(tensor, entry, before)
+        try:
+            version = tensor._version
+        except RuntimeError:  # as in `version_of`
+            version = -1
         rows.append(fields)
         memory.values.append(tensor)
-        memory.versions.append(version_of(tensor))
+        memory.versions.append(version)
 
     def append_several(
         self, fields: tuple[Any, ...], results: Any, written: Sequence[Tensor]

@@ -417,6 +417,8 @@ class Memory:
         return self.regions.get(entry) if origin is None else None
 
     def _replace_by_copies(self, taken: Sequence[Held]) -> None:
+        if not taken:
+            return
         values = {id(value): value for value in map(self._value_of, taken)}
         copies = dict(zip(values, copies_of(list(values.values())), strict=True))
         for held in taken:
