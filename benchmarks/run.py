@@ -23,7 +23,7 @@ PEERS = {
     "newest": ["torchlens==2.36.1"],
     "clouseau": ["clouseau==0.2", "jax"],
 }
-OWN = ["numpy", "pandas", "graphviz"]
+OWN = ["numpy", "pandas", "graphviz", "safetensors"]
 # environment → what is installed there for our own runs
 ENVIRONMENTS = {"jax": [*OWN, "jax>=0.10,<0.11", "equinox"]}
 # Peers of the monitor, which need no models: see `benchmarks/watchers.py`. torchexplorer also needs
