@@ -14,8 +14,7 @@ def saved(history: tl.ModelHistory) -> list[str]:
     return history.layers_with_saved_activations
 
 
-# -- layers_to_save
-# --------------------------------------------------------------------------------------------------
+# -- layers_to_save --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,8 +87,7 @@ def test_keep_unsaved_layers() -> None:
     assert history.input_layers == ["input_1_0"]
 
 
-# -- what is done to saved tensors
-# -------------------------------------------------------------------------------------
+# -- what is done to saved tensors -----------------------------------------------------------------
 
 
 def test_output_device() -> None:
@@ -147,8 +145,7 @@ def test_get_model_metadata_is_the_same_without_tensors() -> None:
     assert named.layer_labels == history.layer_labels
 
 
-# -- refusals
-# --------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

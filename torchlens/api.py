@@ -176,8 +176,7 @@ def _drawing_options(
         if name in forward_names(model):
             raise TypeError(
                 f"{function} has no option {name!r}. It is an argument of {title_of(model)}: give "
-                "it as "
-                f"input_kwargs={{{name!r}: ...}}."
+                f"it as input_kwargs={{{name!r}: ...}}."
             )
         if function == "show_model_graph()" and OPTION_NAMES.get(name, name) in own:
             raise TypeError(

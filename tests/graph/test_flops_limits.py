@@ -24,8 +24,7 @@ def log_of(function: Any, *args: Any, **attributes: Any) -> tl.ModelHistory:
     return tl.get_model_metadata(Model(function, **attributes), list(args))
 
 
-# -- not counted
-# --------------------------------------------------------------------------------------------------
+# -- not counted -----------------------------------------------------------------------------------
 
 
 def test_what_is_free_by_convention_costs_nothing_and_is_not_reported():
@@ -124,8 +123,7 @@ def test_a_formula_that_was_registered_with_torch_is_used(function: Any):
     assert history.flops_not_counted == {}
 
 
-# -- backward
-# --------------------------------------------------------------------------------------------------
+# -- backward --------------------------------------------------------------------------------------
 
 
 def test_backward_costs_a_product_for_each_factor_that_wants_a_gradient():
@@ -206,8 +204,7 @@ def test_gradients_come_past_a_custom_function():
     assert history.total_flops_backward == 128
 
 
-# -- calls that look otherwise
-# -----------------------------------------------------------------------------------------
+# -- calls that look otherwise ---------------------------------------------------------------------
 
 SHAPES = st.lists(st.integers(0, 3), max_size=5).map(tuple)
 LOCATIONS = st.one_of(

@@ -15,8 +15,7 @@ from benchmarks.zoo import SPECIMENS
 from benchmarks.zoo.libraries import import_torchvision, import_transformers
 from tests.networks import MLP, TinyGPT
 
-# -- written out: two operations for each multiplication and the addition that follows it
-# ------------------------------
+# -- written out: two operations for each multiplication and the addition that follows it ----------
 
 
 def of_resnet50() -> int:
@@ -96,8 +95,7 @@ def test_a_model_costs_what_was_worked_out_by_hand(make):
     assert history.total_flops == expected
 
 
-# -- against torch
-# --------------------------------------------------------------------------------------------------
+# -- against torch ---------------------------------------------------------------------------------
 
 
 def by_torch(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[int, int]:

@@ -149,8 +149,7 @@ def test_the_suffix_stands_only_where_there_are_several_passes() -> None:
     assert history.layer_labels_w_pass[1] == "linear_1_1:1"
 
 
-# -- what is an entry
-# --------------------------------------------------------------------------------------------------
+# -- what is an entry ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

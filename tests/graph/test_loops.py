@@ -166,8 +166,7 @@ def test_layers_do_not_depend_on_what_is_saved(saved: str) -> None:
     assert operations(history) == passes("linear_1_1", "add_1_2", "mul_1_3", last=4)
 
 
-# -- recurrent
-# --------------------------------------------------------------------------------------------------
+# -- recurrent -------------------------------------------------------------------------------------
 
 
 def test_a_residual_step_repeated_is_one_layer_each() -> None:
@@ -267,8 +266,7 @@ def test_a_tied_parameter_in_different_functions_is_two_layers() -> None:
     assert history["head"].layer_type == "linear"
 
 
-# -- feedforward
-# --------------------------------------------------------------------------------------------------
+# -- feedforward -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_training", [False, True])
@@ -294,8 +292,7 @@ def test_chunks_of_one_tensor_are_no_loop() -> None:
     assert not tl.log_forward_pass(Model(forward), torch.randn(4, 4)).model_is_recurrent
 
 
-# -- cost
-# --------------------------------------------------------------------------------------------------
+# -- cost ------------------------------------------------------------------------------------------
 
 
 def plain_loop(self: Model, x: torch.Tensor) -> torch.Tensor:

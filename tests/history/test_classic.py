@@ -57,8 +57,7 @@ def buffers() -> tl.ModelHistory:
     )
 
 
-# -- calls
-# --------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------
 
 
 def test_options_by_position(tmp_path: Path):
@@ -165,8 +164,7 @@ def test_the_types_have_their_classic_names(recurrent: tl.ModelHistory):
     assert "TensorLogEntry" not in dir(tl)
 
 
-# -- fields of a history
-# -----------------------------------------------------------------------------------------------
+# -- fields of a history ---------------------------------------------------------------------------
 
 
 def test_options_are_fields():
@@ -284,8 +282,7 @@ def test_gradients():
     assert history["input_1"].grad_fsize == 0
 
 
-# -- fields of an entry
-# ------------------------------------------------------------------------------------------------
+# -- fields of an entry ----------------------------------------------------------------------------
 
 
 def test_arguments(branching: tl.ModelHistory):
@@ -424,8 +421,7 @@ def test_printing_all_fields_of_an_entry(
     assert "\ntensor_shape: (2, 4)\n" in printed
 
 
-# -- layers with all their passes
-# --------------------------------------------------------------------------------------
+# -- layers with all their passes ------------------------------------------------------------------
 
 
 def test_rolled_layers(recurrent: tl.ModelHistory):
@@ -468,8 +464,7 @@ def test_rolled_layers(recurrent: tl.ModelHistory):
         linear.activation  # noqa: B018
 
 
-# -- out of the way
-# --------------------------------------------------------------------------------------------------
+# -- out of the way --------------------------------------------------------------------------------
 
 
 def test_classic_fields_stay_out_of_the_main_interface(recurrent: tl.ModelHistory):

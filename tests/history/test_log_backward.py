@@ -35,8 +35,7 @@ def loop(self: Model, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-# -- hooks, passes, options
-# --------------------------------------------------------------------------------------------
+# -- hooks, passes, options ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("saves", [False, True])
@@ -280,8 +279,7 @@ def test_partly_saved_logs_hear_what_is_saved() -> None:
     assert any(entry.has_saved_grad and entry.backward_time_elapsed is None for entry in saved)
 
 
-# -- clear words
-# --------------------------------------------------------------------------------------------------
+# -- clear words -----------------------------------------------------------------------------------
 
 
 def test_a_loss_that_is_no_tensor_is_told() -> None:
@@ -346,8 +344,7 @@ def test_after_cleanup_there_is_nothing_to_follow() -> None:
         history.log_backward(loss)
 
 
-# -- what it leaves behind
-# ---------------------------------------------------------------------------------------------
+# -- what it leaves behind -------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -240,8 +240,7 @@ def test_what_is_left_of_a_view_is_what_a_gradient_would_find():
         assert share.is_any_left() == bool(share.cut(torch.ones(read.shape)).any()), share
 
 
-# -- when values are needed
-# --------------------------------------------------------------------------------------------
+# -- when values are needed ------------------------------------------------------------------------
 
 
 def needs_number(self, x):
@@ -314,8 +313,7 @@ def test_validation_says_what_it_could_not_look_at():
         assert isinstance(tl.validate_forward_pass(MLP(), torch.rand(2, 4)), tl.ValidationReport)
 
 
-# -- fake tensors
-# --------------------------------------------------------------------------------------------------
+# -- fake tensors ----------------------------------------------------------------------------------
 
 
 def test_real_weights_and_a_fake_input_inside_and_outside_the_mode():

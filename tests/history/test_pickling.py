@@ -383,8 +383,7 @@ def test_histories_and_failures_come_out_of_worker_processes():
     assert "which the exception holds as partial_history" in failed.__notes__[0]
 
 
-# -- size
-# --------------------------------------------------------------------------------------------------
+# -- size ------------------------------------------------------------------------------------------
 
 
 def pieces(self, x):
@@ -443,8 +442,7 @@ def test_memory_seen_as_several_types_can_be_saved_by_torch():
         assert differences(facts_of(by_torch(history)), facts_of(history)) == {}
 
 
-# -- parameters
-# --------------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -498,8 +496,7 @@ def test_the_weights_can_be_left_behind():
     assert not model[0].weight.is_meta
 
 
-# -- what can be done with a copy
-# --------------------------------------------------------------------------------------
+# -- what can be done with a copy ------------------------------------------------------------------
 
 
 @way_of
@@ -571,8 +568,7 @@ def test_what_hangs_on_a_history_can_be_pickled_too():
     )
 
 
-# -- other versions
-# --------------------------------------------------------------------------------------------------
+# -- other versions --------------------------------------------------------------------------------
 
 
 def test_a_pickle_of_another_version_is_refused_before_anything_is_made_of_it(

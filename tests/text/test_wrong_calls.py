@@ -47,8 +47,7 @@ def history() -> tl.ModelHistory:
     return tl.log_forward_pass(MLP(), X)
 
 
-# -- inputs
-# --------------------------------------------------------------------------------------------------
+# -- inputs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -160,8 +159,7 @@ def test_a_mapping_that_was_taken_for_one_argument_is_told_when_the_model_raises
         assert caught.value.__notes__[-1].endswith("To give its items by name: input_kwargs=...")
 
 
-# -- options
-# --------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -283,8 +281,7 @@ def test_a_folder_is_no_file(history: tl.ModelHistory, tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-# -- names
-# --------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -439,8 +436,7 @@ def test_every_hint_for_an_option_names_one():
             tl.log_forward_pass(MLP(), X, **{foreign: None})
 
 
-# -- warnings
-# --------------------------------------------------------------------------------------------------
+# -- warnings --------------------------------------------------------------------------------------
 
 
 def test_warnings_point_at_the_line_that_called(tmp_path: Path):
@@ -468,8 +464,7 @@ def test_warnings_point_at_the_line_that_called(tmp_path: Path):
         ]
 
 
-# -- what is written and read
-# ------------------------------------------------------------------------------------------
+# -- what is written and read ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

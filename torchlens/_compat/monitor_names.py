@@ -26,16 +26,15 @@ MONITOR_OPTIONS = {
     # torchexplorer.watch
     "backend": "leave it out: a run is always written to its folder; "
     "sinks=[torchlens.sinks.Wandb()] sends it on",
-    "bins": "leave it out: bins are two an octave, so that histograms of all steps and runs can "
-    "be added; "
-    "open_run(folder)[address].outputs.histogram().linear(20) has 20 of equal width",
+    "bins": "leave it out: bins are two an octave, so that histograms of all steps and runs can be "
+    "added; open_run(folder)[address].outputs.histogram().linear(20) has 20 of equal width",
     "sample_n": "leave it out: 1,024 elements of each tensor are sampled, and its range is exact",
     "reject_outlier_proportion": "leave it out: nothing is rejected; .quantiles leave outliers "
     "aside",
     "delay_log_multibackward": "leave it out: several forward passes before a backward pass are "
     "recorded as they come",
-    "disable_inplace": "leave it out: in-place layers are recorded as they are, and nothing in "
-    "the model is changed",
+    "disable_inplace": "leave it out: in-place layers are recorded as they are, and nothing in the "
+    "model is changed",
     "ignore_io_grad_classes": "leave it out: in-place operations are no obstacle to gradients; "
     "modules= chooses modules",
     "time_log": "leave it out: time is counted in steps of the optimizer; run.step() ends one "

@@ -164,8 +164,7 @@ class _WrittenMemory:
         )
 
 
-# -- the order of the log
-# --------------------------------------------------------------------------------------------------
+# -- the order of the log --------------------------------------------------------------------------
 
 
 def order_of_rows(recording: Recording, parents: Sequence[Sequence[int]]) -> list[int]:

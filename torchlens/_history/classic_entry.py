@@ -12,8 +12,7 @@ from torchlens._history.model_history import ModelHistory
 from torchlens._recording.recording import Row
 from torchlens._text.numbers import bytes_text
 
-# -- the operation
-# --------------------------------------------------------------------------------------------------
+# -- the operation ---------------------------------------------------------------------------------
 
 
 def func_all_args_non_tensor(entry: LayerEntry) -> list[Any]:
@@ -77,8 +76,7 @@ def parent_param_passes(entry: LayerEntry) -> dict[str, int]:
     }
 
 
-# -- the tensor
-# --------------------------------------------------------------------------------------------------
+# -- the tensor ------------------------------------------------------------------------------------
 
 
 def grad_fsize(entry: LayerEntry) -> int:
@@ -128,8 +126,7 @@ def children_tensor_versions(entry: LayerEntry) -> dict[str, torch.Tensor]:
     return found
 
 
-# -- the graph around it
-# -----------------------------------------------------------------------------------------------
+# -- the graph around it ---------------------------------------------------------------------------
 
 
 def internally_initialized_ancestors(entry: LayerEntry) -> set[str]:
@@ -218,8 +215,7 @@ def print_all_fields(entry: LayerEntry) -> None:
 METHODS = (copy, get_child_layers, get_parent_layers, print_all_fields)
 
 
-# -- helpers
-# --------------------------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------
 
 
 def _row(entry: LayerEntry) -> Row:

@@ -138,8 +138,7 @@ def _remembered(field: Callable[[ModelHistory], _Value]) -> Callable[[ModelHisto
     return read
 
 
-# -- lists and dicts
-# --------------------------------------------------------------------------------------------------
+# -- lists and dicts -------------------------------------------------------------------------------
 
 
 @_remembered
@@ -227,8 +226,7 @@ def func_argnames(history: ModelHistory) -> dict[str, tuple[str, ...]]:
     return {operation.name: argument_names(operation.func) for operation in operations}
 
 
-# -- modules
-# --------------------------------------------------------------------------------------------------
+# -- modules ---------------------------------------------------------------------------------------
 
 
 def module_num_tensors(history: ModelHistory) -> dict[str, int]:
@@ -273,8 +271,7 @@ def top_level_module_passes(history: ModelHistory) -> list[str]:
     ]
 
 
-# -- time
-# --------------------------------------------------------------------------------------------------
+# -- time ------------------------------------------------------------------------------------------
 
 
 def pass_start_time(history: ModelHistory) -> float:

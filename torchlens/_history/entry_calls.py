@@ -29,8 +29,7 @@ class EntryCalls(EntryFields):
 
     __slots__ = ()
 
-    # -- the operation
-    # ---------------------------------------------------------------------------------------------
+    # -- the operation -----------------------------------------------------------------------------
 
     @property
     def _is_boundary(self) -> bool:
@@ -148,8 +147,7 @@ class EntryCalls(EntryFields):
         saved = self._log.recording.saved_args.get(self._log.graph.recorded[self._entry])
         return None if saved is None else saved[1]
 
-    # -- parameters
-    # ----------------------------------------------------------------------------------------------
+    # -- parameters --------------------------------------------------------------------------------
 
     @property
     def parent_params(self) -> list[torch.nn.Parameter]:

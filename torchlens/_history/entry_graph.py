@@ -20,8 +20,7 @@ class EntryGraph(EntryFields):
 
     __slots__ = ()
 
-    # -- the graph around it
-    # ---------------------------------------------------------------------------------------
+    # -- the graph around it -----------------------------------------------------------------------
 
     @field
     def parent_layers(self) -> list[list[str]]:
@@ -155,8 +154,7 @@ class EntryGraph(EntryFields):
         """
         return _distances(self, self._log.to_output, 1)
 
-    # -- where it begins and ends
-    # ----------------------------------------------------------------------------------
+    # -- where it begins and ends ------------------------------------------------------------------
 
     @field
     def is_input_layer(self) -> list[bool]:
@@ -203,8 +201,7 @@ class EntryGraph(EntryFields):
             for own, operation in zip(children, self._rows.operation, strict=True)
         ]
 
-    # -- conditions
-    # ----------------------------------------------------------------------------------------------
+    # -- conditions --------------------------------------------------------------------------------
 
     @field
     def is_terminal_bool_layer(self) -> list[bool]:

@@ -44,8 +44,7 @@ class EntryTensors(EntryFields):
         """The size of the tensor as text: `253.5 KB`."""
         return size_texts(self._log.sizes(self._numbers))
 
-    # -- its gradient
-    # --------------------------------------------------------------------------------------------
+    # -- its gradient ------------------------------------------------------------------------------
 
     @property
     def grad_contents(self) -> torch.Tensor | None:

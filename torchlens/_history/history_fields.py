@@ -34,8 +34,7 @@ class HistoryFields:
     def _labels_where(self, fact: field[bool]) -> list[str]:
         return self._labels(compress(self._everything, self._column(fact)))
 
-    # -- the model
-    # ----------------------------------------------------------------------------------------------
+    # -- the model ---------------------------------------------------------------------------------
 
     @property
     def model_name(self) -> str:
@@ -62,8 +61,7 @@ class HistoryFields:
         """Whether an `if` (or `while`, `and`, `not`) read a tensor."""
         return bool(self._log.graph.booleans)
 
-    # -- the layers
-    # ----------------------------------------------------------------------------------------------
+    # -- the layers --------------------------------------------------------------------------------
 
     @property
     def layer_labels(self) -> list[str]:
@@ -141,8 +139,7 @@ class HistoryFields:
         listed = set(self._log.visible)
         return self._labels(entry for entry in self._everything if entry not in listed)
 
-    # -- counts and sizes
-    # ------------------------------------------------------------------------------------------
+    # -- counts and sizes --------------------------------------------------------------------------
 
     @property
     def num_operations(self) -> int:
@@ -229,8 +226,7 @@ class HistoryFields:
         """Size of all parameters as text."""
         return bytes_text(self.total_params_fsize)
 
-    # -- floating-point operations
-    # ---------------------------------------------------------------------------------
+    # -- floating-point operations -----------------------------------------------------------------
 
     @property
     def total_flops(self) -> int:
@@ -252,8 +248,7 @@ class HistoryFields:
             Counter(kind for kind, flops in zip(types, costs, strict=True) if flops is None)
         )
 
-    # -- random numbers and time
-    # -----------------------------------------------------------------------------------
+    # -- random numbers and time -------------------------------------------------------------------
 
     @property
     def random_seed_used(self) -> int | None:
@@ -281,8 +276,7 @@ class HistoryFields:
         """Seconds of the total outside torch functions: the logging, and the model's own Python."""
         return max(0.0, self.elapsed_time_total - self.elapsed_time_function_calls)
 
-    # -- the modules
-    # ----------------------------------------------------------------------------------------------
+    # -- the modules -------------------------------------------------------------------------------
 
     @property
     def module_addresses(self) -> list[str]:

@@ -207,8 +207,7 @@ class Log:
     def rows(self, entries: Sequence[int]) -> list[Row]:
         return picked(self.recording.rows, picked(self.graph.recorded, entries))
 
-    # -- labels
-    # ----------------------------------------------------------------------------------------------
+    # -- labels ------------------------------------------------------------------------------------
 
     def label_no_pass(self, entry: int) -> str:
         return self.layer_labels[self.graph.layer_of[entry]]
@@ -247,8 +246,7 @@ class Log:
         """Whether each layer has several passes."""
         return [len(layer.entries) > 1 for layer in self.graph.layers]
 
-    # -- values
-    # ----------------------------------------------------------------------------------------------
+    # -- values ------------------------------------------------------------------------------------
 
     def is_saved(self, entry: int) -> bool:
         return self.recording.values[self.graph.recorded[entry]] is not None
@@ -325,8 +323,7 @@ class Log:
         held = value.values() if value.layout is torch.jagged else value
         return held.numel() * value.element_size()
 
-    # -- modules
-    # ----------------------------------------------------------------------------------------------
+    # -- modules -----------------------------------------------------------------------------------
 
     def module_pass(self, call: int) -> str:
         return self.module_names[call]
@@ -348,8 +345,7 @@ class Log:
     def module_chain(self, entry: int) -> tuple[int, ...]:
         return self.graph.module_chains[self.row(entry).module_call]
 
-    # -- source code
-    # ----------------------------------------------------------------------------------------------
+    # -- source code -------------------------------------------------------------------------------
 
     def call_stack(self, entry: int) -> list[SourceLine]:
         """Where the user's code called the operation, then where it called the modules around it,
@@ -379,8 +375,7 @@ class Log:
         ]
         return ((code, instruction) for code, instruction in places if code is not None)
 
-    # -- addresses
-    # ----------------------------------------------------------------------------------------------
+    # -- addresses ---------------------------------------------------------------------------------
 
     @cached_property
     def boundary_addresses(self) -> dict[int, list[str]]:

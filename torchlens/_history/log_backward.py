@@ -167,8 +167,8 @@ def _check_loss(loss: Any, log: Log) -> None:
     if not any(row.gradfunc is not None for row in log.recording.rows):
         raise ValueError(
             "Nothing in this log has a gradient: the forward pass ran under torch.no_grad() or "
-            "torch.inference_mode(), or neither the model's parameters nor its inputs require "
-            "one. Log it again with gradients enabled."
+            "torch.inference_mode(), or neither the model's parameters nor its inputs require one. "
+            "Log it again with gradients enabled."
         )
     if not loss.requires_grad:
         raise ValueError(
@@ -229,8 +229,7 @@ def _watch_outside(
     return is_inside
 
 
-# -- finding the nodes of an ordinary log
-# --------------------------------------------------------------------------------------------------
+# -- finding the nodes of an ordinary log ----------------------------------------------------------
 #
 # A saved value is the tensor that an entry made, or a copy taken while it still was: either leads
 # to the node. Where memory was written in place and seen through several views, it may lead to

@@ -158,8 +158,7 @@ def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:
     return frozenset(names) if len(names) == len(keys) else frozenset()
 
 
-# -- running it again
-# --------------------------------------------------------------------------------------------------
+# -- running it again ------------------------------------------------------------------------------
 
 
 def select_numbers(
@@ -290,8 +289,7 @@ def _step(recording: Recording, row: Row) -> str:
     return f"{row.operation.name}{inside}{place}"
 
 
-# -- if the model raises
-# --------------------------------------------------------------------------------------------------
+# -- if the model raises ---------------------------------------------------------------------------
 
 
 def explain(error: BaseException, recording: Recording, options: CaptureOptions) -> None:

@@ -73,8 +73,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
     def __deepcopy__(self, memo: dict[int, Any]) -> "ModelHistory":
         return _history_of(copy.deepcopy(self._log, memo))
 
-    # -- looking things up
-    # -----------------------------------------------------------------------------------------
+    # -- looking things up -------------------------------------------------------------------------
 
     @cached_property
     def _lookup(self) -> Lookup:
@@ -144,8 +143,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
             if not callable(value):
                 print(f"{name}: {value}")  # noqa: T201 (printing is what it is for)
 
-    # -- doing it again
-    # --------------------------------------------------------------------------------------------
+    # -- doing it again ----------------------------------------------------------------------------
 
     def save_new_activations(
         self,
@@ -187,8 +185,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
             for param in recording.params
         ]
 
-    # -- backward passes
-    # -------------------------------------------------------------------------------------------
+    # -- backward passes ---------------------------------------------------------------------------
 
     def log_backward(
         self,
@@ -250,7 +247,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
         with unseen():
             return first_nonfinite(self._log, include_constants)
 
-    # -- drawing, exporting, saving ------------------------------------------------------------
+    # -- drawing, exporting, saving ----------------------------------------------------------------
 
     def render_graph(
         self,

@@ -168,8 +168,7 @@ def _num_params(log: Log, numbers: Iterable[int]) -> int:
     return sum(log.recording.params[number].numel() for number in numbers)
 
 
-# -- rows
-# --------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------
 
 
 def _costs(log: Log, *left_out: Operation) -> Iterator[_Cost]:
@@ -250,8 +249,7 @@ def _module_rows(history: "ModelHistory", depth: int) -> list[SummaryRow]:
     return list(rows.values())
 
 
-# -- text
-# --------------------------------------------------------------------------------------------------
+# -- text ------------------------------------------------------------------------------------------
 
 
 def _text(

@@ -96,8 +96,7 @@ def _cholesky(size: int) -> Fraction:
     return Fraction(1, 3) * size**3
 
 
-# -- Fourier transforms
-# ------------------------------------------------------------------------------------------------
+# -- Fourier transforms ----------------------------------------------------------------------------
 
 
 def _transform(num_dims: int | None, real: str = "") -> Formula:

@@ -67,8 +67,7 @@ def _encoder_layer(call: ShapedCall) -> Iterator[Product]:
     yield matrix_product((batch, length, width), hidden, (*seen, first), (second,))
 
 
-# -- recurrent: each weight matrix multiplies each step of each sequence once
-# --------------------------------------------------------------------------------------------------
+# -- recurrent: each weight matrix multiplies each step of each sequence once ----------------------
 
 
 def _recurrent(call: ShapedCall) -> Iterator[Product]:

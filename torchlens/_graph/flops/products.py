@@ -203,8 +203,7 @@ def _grouped(call: ShapedCall) -> Iterator[Product]:
         yield matrix_product(call.output, call.shapes[left][-1], (left,), (right,))
 
 
-# -- convolutions
-# --------------------------------------------------------------------------------------------------
+# -- convolutions ----------------------------------------------------------------------------------
 
 
 def _convolution(call: ShapedCall) -> Iterator[Product]:
@@ -234,8 +233,7 @@ def _causal_convolution(call: ShapedCall) -> Iterator[Product]:
     yield matrix_product(call.output, kernel * channels, (call.locate(0, "input"),), (weight,))
 
 
-# -- einsum
-# --------------------------------------------------------------------------------------------------
+# -- einsum ----------------------------------------------------------------------------------------
 
 _Term = tuple[str, ...]  # the index of each dimension
 

@@ -105,8 +105,7 @@ def backward_flops(
     )
 
 
-# -- formulas that the user gave to torch: `torch.utils.flop_counter.register_flop_formula`
-# --------------------------------------------------------------------------------------------------
+# -- formulas that the user gave to torch: `torch.utils.flop_counter.register_flop_formula` --------
 
 
 def may_be_registered(func: Callable[..., Any]) -> bool:
