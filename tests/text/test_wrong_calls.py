@@ -408,7 +408,7 @@ def test_an_attribute_error_inside_a_field_is_not_taken_for_a_missing_field(
             return None.upper()  # type: ignore[attr-defined]
 
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'upper'"):
-        Hollow(history._log, history._options)[0]
+        Hollow(history._log)[0]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class Proof:
         """Makes the checks of the library; what a check raises comes out."""
         report = ValidationReport("Model")
         with unseen():
-            subject = Subject(Log(self.recording, self.graph), self.witness)
+            subject = Subject(Log(self.recording, graph=self.graph), self.witness)
             outcomes = (self.plain, self.logged, self.witnessed)
             check_outputs(subject, outcomes, None, report)
             if not self.recording.branches:

@@ -27,10 +27,10 @@ def _option(name: str, owner: Any) -> Any:
     if name == "mark_input_output_distances":
         return log.marks_distances
     if name == "save_function_args":
-        return getattr(log.options, "keeps_args", False)
+        return log.options.keeps_args
     if name == "save_gradients":
-        return getattr(log.options, "keeps_gradients", False)
-    transform = getattr(log.options, "transform", None)
+        return log.options.keeps_gradients
+    transform = log.options.transform
     return getattr(transform if isinstance(transform, Transform) else Transform(), name)
 
 

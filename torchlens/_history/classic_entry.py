@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 
-from torchlens._capture.options import CaptureOptions
 from torchlens._graph.build import key_of
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
@@ -184,11 +183,7 @@ def buffer_parent(entry: LayerEntry) -> None:
 
 def source_model_history(entry: LayerEntry) -> ModelHistory:
     """The history that it belongs to."""
-    log = entry._log
-    history: ModelHistory | None = log.history()
-    if history is not None:
-        return history
-    return ModelHistory(log, log.options or CaptureOptions(), log.keeps_unsaved)
+    return entry._log.history() or ModelHistory(entry._log)
 
 
 def get_child_layers(entry: LayerEntry) -> list[LayerEntry]:

@@ -1,4 +1,4 @@
-"""The data behind a history and its entries, shared by them; it points back to neither."""
+"""The data that a history and its entries share."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
@@ -13,6 +13,7 @@ import torch
 
 from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._capture.memory.freed_memory import finalize, freed_memory
+from torchlens._capture.options import CaptureOptions
 from torchlens._recording.collector import without_collector
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.stored import StoredParams, opened
@@ -62,35 +63,36 @@ _Value = TypeVar("_Value")
 
 
 class Log:
-    """A recording, the graph made of it at the first look, and what is derived from the two on
-    demand.
+    """A recording, the options it was made with, its graph (built at first use), and what is
+    derived from them on demand.
     """
 
     def __init__(
         self,
         recording: Recording,
+        options: CaptureOptions | None = None,
+        *,
         graph: "Graph | None" = None,
         marks_distances: bool = False,
         keeps_unsaved: bool = True,
-        options: Any = None,
         make_graph: "Callable[[Recording], Graph]" = build_graph,
     ) -> None:
         self.recording = recording
+        self.options = options or CaptureOptions(saves=False)
         self.marks_distances = marks_distances
         self.keeps_unsaved = keeps_unsaved
-        self.options = options
         self._graph = graph
         self._make_graph = make_graph
         self._visible: Sequence[int] | None = None
-        # The history that holds this log, if it is alive: an entry finds it here.
+        # The history of this log. The reference is weak: a circle would delay freeing the tensors.
         self.history: Callable[[], Any] = lambda: None
-        # What was last computed from the backward passes, and from how many of their records.
+        # Cache of `backward.backward_times`: the state it was computed from, and the result.
         self.backward_times: tuple[Any, Any] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        graph = self.graph  # made first, because it depends on what packing leaves out
-        kept = (self.marks_distances, self.keeps_unsaved, portable_options(self.options))
-        return _unpickled_log, (Format(), packed(self.recording), graph, *kept)
+        graph = self.graph  # built first, because it depends on what packing leaves out
+        kept = (portable_options(self.options), graph, self.marks_distances, self.keeps_unsaved)
+        return _unpickled_log, (Format(), packed(self.recording), *kept)
 
     def __copy__(self) -> "Log":
         """Another log of the same tensors: the lists that hold them are its own."""
@@ -107,33 +109,32 @@ class Log:
     def _with(self, recording: Recording, graph: "Graph | None") -> "Log":
         return Log(
             recording,
-            graph,
-            self.marks_distances,
-            self.keeps_unsaved,
             self.options,
-            self._make_graph,
+            graph=graph,
+            marks_distances=self.marks_distances,
+            keeps_unsaved=self.keeps_unsaved,
+            make_graph=self._make_graph,
         )
 
     def __del__(self) -> None:
-        """Frees the tensors, then looks how much memory lies free."""
+        """Frees the tensors, and returns free memory to the system if there is much of it."""
         finalize(self._free)
 
     def _free(self) -> None:
         freed_memory().drop(self.__dict__.clear)
 
     def take(self, recording: Recording) -> None:
-        """Takes the recording of another run that did the same, and frees the old values.
-
-        Where threads took turns, its rows have other numbers.
+        """Replaces the recording by that of another run of the same operations, and frees the old
+        values.
         """
-        if recording.branches or self.recording.branches:
+        if recording.branches or self.recording.branches:  # threads: rows may have other numbers
             self._graph, self._make_graph = None, build_graph
             for known in ("module_names", "module_call_addresses"):
                 self.__dict__.pop(known, None)
         freed_memory().drop(partial(setattr, self, "recording", recording))
 
     def free_values(self) -> None:
-        """Lets go of all saved tensors, gradients and arguments."""
+        """Releases all saved tensors, gradients and arguments."""
 
         def free() -> None:
             recording.values[:] = [None] * len(recording.values)
@@ -167,8 +168,8 @@ class Log:
             )
         return self._visible
 
-    def show_anew(self) -> None:
-        """What is saved has changed."""
+    def note_values_changed(self) -> None:
+        """Forgets what was derived from the saved values."""
         self._visible = None
         for known in ("reached_by_gradients", "_is_anything_reached"):
             self.__dict__.pop(known, None)
@@ -219,7 +220,7 @@ class Log:
         return self.labels((entry,))[0]
 
     def labels(self, entries: Sequence[int]) -> list[str]:
-        """With the pass where the layer has several."""
+        """The labels of entries, with the pass if the layer has several."""
         layers, passes = picked(self.graph.layer_of, entries), picked(self.graph.pass_of, entries)
         names, repeats = self.layer_labels, self.repeats
         return [
@@ -256,7 +257,7 @@ class Log:
         return [value is not None for value in values]
 
     def value(self, entry: int) -> Any:
-        """The saved value, if there is one and it has not been changed since."""
+        """The saved value, or None; raises if it was changed in place after the pass."""
         number = self.graph.recorded[entry]
         value = self.recording.values[number]
         version = self.recording.versions[number]
@@ -269,8 +270,8 @@ class Log:
         return opened(value)
 
     def parameter(self, number: int) -> torch.nn.Parameter:
-        """A parameter with its values, where they are known; `recording.params` may hold no more
-        than shapes.
+        """A parameter with its values, if they are known; those of `recording.params` may be on the
+        meta device.
         """
         params = self.recording.params
         return params.read(number) if isinstance(params, StoredParams) else params[number]
@@ -316,7 +317,7 @@ class Log:
         return [self._held_bytes(entry) if size is None else size for entry, size in found]
 
     def _held_bytes(self, entry: int) -> int:
-        """Of a nested tensor of varying sizes, which only the value knows."""
+        """The bytes of a nested tensor whose sizes vary: they are known only from its value."""
         value = opened(self.recording.values[self.graph.recorded[entry]])
         if not isinstance(value, torch.Tensor):
             return 0
@@ -333,9 +334,7 @@ class Log:
 
     @cached_property
     def module_names(self) -> list[str]:
-        """The names with the pass of all module calls: one stands in many columns, and for many
-        entries.
-        """
+        """`address:pass` of every module call."""
         return [f"{record.address}:{record.pass_num}" for record in self.recording.module_calls]
 
     @cached_property
@@ -348,7 +347,7 @@ class Log:
     # -- source code -------------------------------------------------------------------------------
 
     def call_stack(self, entry: int) -> list[SourceLine]:
-        """Where the user's code called the operation, then where it called the modules around it,
+        """The source line that called the operation, then those that called the modules around it,
         innermost first.
         """
         return list(
@@ -359,9 +358,7 @@ class Log:
         )
 
     def innermost_place(self, row: Row) -> tuple[CodeType | None, int]:
-        """The first of the call stack, before it is looked up in the file; None where there is no
-        code.
-        """
+        """The code and instruction of the innermost line, not yet looked up; None without code."""
         return next(self._places(row), (None, 0))
 
     def _places(self, row: Row) -> Iterator[tuple[CodeType, int]]:
@@ -393,7 +390,7 @@ class Log:
 
 
 class _Sizes(dict[tuple[Any, torch.dtype], int | None]):
-    """Bytes by shape and type, computed at the first lookup; a long log has few shapes. None where
+    """Bytes by shape and dtype, computed at the first lookup: a long log has few shapes. None if
     the sizes vary.
     """
 
@@ -405,12 +402,25 @@ class _Sizes(dict[tuple[Any, torch.dtype], int | None]):
         return size
 
 
-def _unpickled_log(_: None, parts: dict[str, Any], *kept: Any) -> Log:
-    return Log(unpacked(parts), *kept)
+def _unpickled_log(
+    _: None,
+    parts: dict[str, Any],
+    options: CaptureOptions,
+    graph: "Graph",
+    marks_distances: bool,
+    keeps_unsaved: bool,
+) -> Log:
+    return Log(
+        unpacked(parts),
+        options,
+        graph=graph,
+        marks_distances=marks_distances,
+        keeps_unsaved=keeps_unsaved,
+    )
 
 
 def picked(values: Sequence[_Value], places: Sequence[int]) -> list[_Value]:
-    """The values at these places, none of which is counted from the end."""
+    """The values at these places, which are not negative."""
     if len(places) == 1:
         return [values[places[0]]]
     if isinstance(places, range) and places.step == 1:

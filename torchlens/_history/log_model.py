@@ -25,6 +25,7 @@ from torchlens._capture.session import (
     restore_generators,
     session_of,
 )
+from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.lookup import Lookup
 from torchlens._history.model_history import ModelHistory
@@ -61,7 +62,7 @@ def log_model(
         pause_collector(user)
         if options.layers_to_save in ("all", "none"):
             saves = options.layers_to_save == "all"
-            log = _log_of(_run(model, args, kwargs, replace(capture, saves=saves)), options)
+            log = Log(_run(model, args, kwargs, replace(capture, saves=saves)), capture)
         else:
             log = _run_selecting(model, args, kwargs, options, capture)
     except Exception as error:
@@ -76,11 +77,10 @@ def log_model(
             resume_collector(user)
     for message in log.recording.warnings:
         warn_caller(f"torchlens: {message}.")
-    return ModelHistory(log, capture, options.keep_unsaved_layers)
-
-
-def _log_of(recording: Recording, options: LogOptions) -> Log:
-    return Log(recording, marks_distances=options.mark_input_output_distances)
+    log.marks_distances = options.mark_input_output_distances
+    log.keeps_unsaved = options.keep_unsaved_layers
+    log.note_values_changed()
+    return ModelHistory(log)
 
 
 def _run(model: Any, args: list[Any], kwargs: dict[str, Any], capture: CaptureOptions) -> Recording:
@@ -112,10 +112,8 @@ def _run_selecting(
     is saved, and what was not named is released.
     """
     if isinstance(model, OtherModel):
-        log = _log_of(_run(model, args, kwargs, replace(capture, saves=True)), options)
-        chosen = select_numbers(
-            log, Lookup(log), options.layers_to_save, ModelHistory(log, capture).layer_list
-        )
+        log = Log(_run(model, args, kwargs, replace(capture, saves=True)), capture)
+        chosen = select_numbers(log, Lookup(log), options.layers_to_save)
         if not isinstance(chosen, bool):
             keep_only(chosen, log.recording)
         return log
@@ -132,10 +130,9 @@ def _run_selecting(
         first = replace(first, keeps_gradients=capture.keeps_gradients)
     session = Session(model, first)
     _run_session(session, args, kwargs, first)
-    log = _log_of(session.recording, options)
-    history = ModelHistory(log, first)
+    log = Log(session.recording, capture, marks_distances=options.mark_input_output_distances)
     try:
-        saves = select_numbers(log, Lookup(log), options.layers_to_save, history.layer_list)
+        saves = select_numbers(log, Lookup(log), options.layers_to_save)
     except BaseException:
         session.restore_memory()
         restore_generators(states)
@@ -161,17 +158,15 @@ def _named_modules(model: torch.nn.Module, layers: Any) -> frozenset[str]:
 # -- running it again ------------------------------------------------------------------------------
 
 
-def select_numbers(
-    log: Log, lookup: Lookup, layers_to_save: Any, entries: list[Any]
-) -> bool | frozenset[int]:
-    """Which entries of the recording `layers_to_save` means: all (True), none (False), or their
+def select_numbers(log: Log, lookup: Lookup, layers_to_save: Any) -> bool | frozenset[int]:
+    """The rows of the recording that `layers_to_save` means: all (True), none (False), or their
     numbers.
     """
     layers_to_save = checked_layers(layers_to_save)
     if layers_to_save in ("all", "none"):
         return bool(layers_to_save == "all")
     if isinstance(layers_to_save, Callable):  # type: ignore[arg-type]
-        chosen = [entry._entry for entry in entries if layers_to_save(entry)]
+        chosen = [entry for entry in log.visible if layers_to_save(LayerEntry(log, entry))]
     else:
         keys = (
             layers_to_save
@@ -296,7 +291,7 @@ def explain(error: BaseException, recording: Recording, options: CaptureOptions)
     """Adds a note that names module, operation, argument shapes and source line; hangs the log so
     far on the exception.
     """
-    history = ModelHistory(Log(recording), options)
+    history = ModelHistory(Log(recording, options))
     try:
         error.add_note(_note(recording, len(history)))
         if hint := _hint(error, recording):

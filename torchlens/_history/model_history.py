@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, overload
 
 import torch
 
-from torchlens._capture.options import CaptureOptions
 from torchlens._history.backward import BackwardPass, backward_passes, parameter_gradients
 from torchlens._history.field import ClassicAccess, ManyEntries
 from torchlens._history.history_fields import HistoryFields
@@ -49,29 +48,25 @@ class ModelHistory(HistoryFields, ClassicAccess):
     >>> history['features.6'], history[7], history[-17]
     """
 
-    def __init__(self, log: Log, options: CaptureOptions, keeps_unsaved: bool = True) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
-        self._options = options
-        log.history, log.options = weakref.ref(self), options
-        log.keeps_unsaved = keeps_unsaved
-        log.show_anew()
+        log.history = weakref.ref(self)
 
-    def _show_anew(self) -> None:
-        """Updates the lists after the saved values have changed."""
-        self._log.show_anew()
+    def _note_values_changed(self) -> None:
+        self._log.note_values_changed()
         self.__dict__.pop("_lookup", None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _history_of, (self._log,)
+        return ModelHistory, (self._log,)
 
     def __copy__(self) -> "ModelHistory":
         """Another history of the same tensors; saving or releasing values in one does not affect
         the other.
         """
-        return _history_of(copy.copy(self._log))
+        return ModelHistory(copy.copy(self._log))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ModelHistory":
-        return _history_of(copy.deepcopy(self._log, memo))
+        return ModelHistory(copy.deepcopy(self._log, memo))
 
     # -- looking things up -------------------------------------------------------------------------
 
@@ -160,19 +155,19 @@ class ModelHistory(HistoryFields, ClassicAccess):
         """
         from torchlens._history.log_model import rerun, select_numbers
 
-        numbers = select_numbers(self._log, self._lookup, layers_to_save, self.layer_list)
-        options = self._options
+        numbers = select_numbers(self._log, self._lookup, layers_to_save)
+        options = self._log.options
         self._log.take(
             rerun(self._log, options, model, input_args, input_kwargs, numbers, random_seed)
         )
-        self._show_anew()
+        self._note_values_changed()
 
     def cleanup(self) -> None:
         """Releases all saved tensors, gradients and arguments, even of entries that something still
         holds.
         """
         self._log.free_values()
-        self._show_anew()
+        self._note_values_changed()
 
     def clear_params(self) -> None:
         """Releases the values of the model's parameters; their shapes, sizes and addresses stay.
@@ -206,7 +201,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
         """
         from torchlens._history.log_backward import log_backward
 
-        has_transform = self._options.transform is not None
+        has_transform = self._log.options.transform is not None
         log_backward(self._log, loss, gradient, retain_graph, create_graph, inputs, has_transform)
 
     def clear_gradients(self) -> None:
@@ -320,8 +315,3 @@ class ModelHistory(HistoryFields, ClassicAccess):
         from torchlens._draw.drawing import notebook_svg
 
         return notebook_svg(self)
-
-
-def _history_of(log: Log) -> ModelHistory:
-    """A history of a copied log."""
-    return ModelHistory(log, log.options, log.keeps_unsaved)

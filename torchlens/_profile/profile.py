@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import finished
 from torchlens._health.checker import make_checker
 from torchlens._health.checking import Checker
@@ -119,7 +118,7 @@ class Profile:
             watcher.logged.last = None
             self._measurements = make_measurements(watcher.ledger, self._model_name)
         if watcher.logged.last is not None:
-            self._history = ModelHistory(Log(watcher.logged.last), CaptureOptions(saves=False))
+            self._history = ModelHistory(Log(watcher.logged.last))
         watcher.let_go()
 
     def __enter__(self) -> "Profile":

@@ -116,6 +116,11 @@ def load_call(files: TraceFiles, number: int) -> ModelHistory:
         with damage_reported(files.path):
             return assemble_graph(recording, decisions)
 
-    marks_distances = bool(listing["marks_distances"])
-    log = Log(recording, marks_distances=marks_distances, make_graph=make_graph)
-    return ModelHistory(log, options, bool(listing["keeps_unsaved"]))
+    log = Log(
+        recording,
+        options,
+        marks_distances=bool(listing["marks_distances"]),
+        keeps_unsaved=bool(listing["keeps_unsaved"]),
+        make_graph=make_graph,
+    )
+    return ModelHistory(log)

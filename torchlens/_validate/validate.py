@@ -101,7 +101,7 @@ def _check_all(runs: "_Runs", report: ValidationReport) -> None:
         return
     recording = witnessed[1]
     with unseen():
-        subject = Subject(Log(recording, build_graph(recording)), witness)
+        subject = Subject(Log(recording, graph=build_graph(recording)), witness)
     _note_valueless(subject, report)
     steps = None if counted is None else counted[1].rows
     # Threads take turns in another order each time.

@@ -147,7 +147,7 @@ class GraphMaker:
             if recording is not None:
                 try:
                     page = page_data(
-                        ModelHistory(Log(recording), CaptureOptions(saves=False)),
+                        ModelHistory(Log(recording)),
                         {},
                         None,
                         has_repeats=False,
