@@ -28,4 +28,4 @@ def test_what_else_is_said_is_said_of_operations_of_some_kind():
 
 
 def test_the_activations_that_are_looked_at_are_activations():
-    assert activations._ZEROING | activations._BOUNDED.keys() <= kinds.ACTIVATIONS
+    assert activations.ZEROING | activations.BOUNDED.keys() <= kinds.ACTIVATIONS

@@ -268,6 +268,7 @@ class Rows(Entries):
                 self._entry_of_id[id(tensor)] = entry
             if before >= 0 and not is_other and not is_written:
                 self._hand_back(tensor, entry, before)
+        shape: tuple[int, ...]
         try:
             shape, storage = tensor.shape, tensor.untyped_storage()._cdata
         except (NotImplementedError, RuntimeError):  # as in `complete`
