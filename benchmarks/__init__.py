@@ -1,1 +1,1 @@
-"""What torchlens costs, and whether it holds on models nobody here wrote."""
+"""What torchlens costs, and whether it holds on models from other libraries."""

@@ -143,7 +143,7 @@ WATCHERS: dict[str, Callable[[nn.Module, int, str], Watch]] = {
 
 
 def measure(watcher: str, workload: str, every: int, seconds: float) -> dict[str, Any]:
-    """A watched step against the same step that nobody watches."""
+    """A watched step against the same step unwatched."""
     model, images, targets = TRAINING_WORKLOADS[workload]()
     other = copy.deepcopy(model)
     length = _STEPS_IN_TURN if every == 1 else every

@@ -39,7 +39,7 @@ def main(folder: Path) -> list[tl.Finding]:
             )
             optimizer.zero_grad()
             loss.backward()
-            if step == ACCIDENT:  # somebody's schedule jumps
+            if step == ACCIDENT:  # the learning rate jumps
                 model[3][0].bias.grad += 50.0
             optimizer.step()
             run.log(loss=loss)

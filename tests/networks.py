@@ -280,7 +280,7 @@ class Passing(nn.Module):
 
 
 class HandingOn(nn.Module):
-    """Five blocks, each of which hands a bias on; nobody reads what the last one does."""
+    """Five blocks, each of which hands a bias on; that of the last one is not read."""
 
     def __init__(self):
         super().__init__()

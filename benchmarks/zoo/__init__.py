@@ -1,4 +1,4 @@
-"""Architectures that nobody here wrote, each logged and held against a plain run."""
+"""Architectures from other libraries, each logged and compared with a plain run."""
 
 from benchmarks.zoo import (
     from_geometric,

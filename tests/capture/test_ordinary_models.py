@@ -208,7 +208,7 @@ def test_queues_and_objects_with_slots_as_input_and_output() -> None:
 @pytest.mark.parametrize("has_keys", [False, True])
 def test_what_is_registered_as_a_pytree_is_input_and_output(has_keys: bool) -> None:
     class Opaque:
-        """Tells nobody what it holds, but the registry how to take it apart."""
+        """Has no public contents; the registry knows how to take it apart."""
 
         def __init__(self, parts: list[torch.Tensor]) -> None:
             held = list(parts)
@@ -807,7 +807,7 @@ def test_a_view_whose_base_was_written_behind_autograds_back() -> None:
     assert history["output_1"].tensor_contents.tolist() == [2.0] * 4
 
 
-# -- results that are computed when somebody asks for them
+# -- results that are computed on demand
 # -------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ class ManyKinds(nn.Module):
         e = F.linear(d, weight=self.linear.weight, bias=self.linear.bias)
         f = F.scaled_dot_product_attention(e, e, d, attn_mask=torch.ones(4, 4, dtype=torch.bool))
         first, second = f.split([1, 2])
-        if not torch.is_grad_enabled():  # which has one of several views written by nobody
+        if not torch.is_grad_enabled():  # one of several views is not written
             second += 1
         rows = f.unbind(0)
         g = torch.einsum("ij,jk->ik", rows[0], torch.block_diag(*rows[1][:2].chunk(2, 1)))

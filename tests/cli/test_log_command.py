@@ -204,8 +204,8 @@ def test_a_reader_who_has_seen_enough_changes_no_exit_code(file: Path) -> None:
         "--save",
         str(file.with_suffix(".safetensors")),
     ]
-    nobody, output = os.pipe()
-    os.close(nobody)
+    unread, output = os.pipe()
+    os.close(unread)
     done = subprocess.run(
         command,
         stdout=output,

@@ -119,7 +119,7 @@ class Oracle:
         at.
         """
         made_by = self._made_by.get(id(tensor))
-        if made_by is None:  # a parameter, which nobody writes here
+        if made_by is None:  # a parameter, which is not written here
             return set()
         last = self._writers[_address(tensor)][_places(tensor if part is None else part)]
         sources = {int(writer) for writer in last if writer > made_by}

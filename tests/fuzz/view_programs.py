@@ -35,7 +35,7 @@ def random_program(seed: int) -> list[Step]:
 def decided(steps: list[Step], shapes: list[Like]) -> Iterator[tuple[str, int, int]]:
     """Steps with their operands: the name, the tensor, and another of its shape or a row of it.
 
-    `shapes` is what the tensors are like; whoever runs the steps keeps it up to date.
+    `shapes` has the shapes of the tensors; running the steps keeps it up to date.
     """
     for name, one, other in steps:
         number = int(one * len(shapes))

@@ -128,7 +128,7 @@ def test_nothing_is_left_out_where_one_side_holds_no_tensor() -> None:
 
 def test_what_a_model_returns_as_numbers_beside_tensors_is_kept() -> None:
     def forward(self: Model, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, Any]]:
-        torch.zeros(2) + 1  # nobody asks for this
+        torch.zeros(2) + 1  # not read
         scores = self.fc(torch.ones(4))
         return x + 1, {"scores": [scores.tolist()], "note": "good" if torch.ones(1) > 0 else "bad"}
 

@@ -378,7 +378,7 @@ PLANTED: dict[str, Planted] = {
     "a NaN constant beside Inf that is discarded": Planted(
         lambda: Net(lambda y: torch.where(y == y, y, y / 0) * NAN), ("forward", "mul", "middle"), only=("history",)
     ),
-    "a mask beside minus infinity that nobody reads": Planted(
+    "a mask beside minus infinity that is not read": Planted(
         lambda: Net(lambda y: (y.masked_fill(y > 1, -INF).softmax(-1), (y.sum() * 0).abs().log())[0]),
         ("forward", "log", "middle"),
         severity="info",

@@ -67,7 +67,7 @@ class Net(nnx.Module):
 @register_dataclass
 @dataclass
 class Linear:
-    """A layer of nobody's library."""
+    """A layer of no known library."""
 
     weight: jax.Array
     bias: jax.Array | None = None

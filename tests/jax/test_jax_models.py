@@ -1,4 +1,4 @@
-"""Modules, weights and state of models of Equinox, flax and nobody's library; whole training
+"""Modules, weights and state of models of Equinox, flax and no library; whole training
 steps.
 """
 
@@ -194,7 +194,7 @@ def test_nnx_transformations_keep_addresses_and_update_the_module():
 
 
 class _MadeAnew(Mapping[str, Any]):
-    """A tree that makes its branches anew for whoever asks, as a state of nnx does."""
+    """A tree that makes its branches anew at each read, as a state of nnx does."""
 
     def __init__(self, content: dict[str, Any]) -> None:
         self.content = content

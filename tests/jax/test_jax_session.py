@@ -115,7 +115,7 @@ def test_what_runs_on_each_device_is_one_operation_also_where_it_is_differentiat
 
 @jax.tree_util.register_pytree_node_class
 class Pair:
-    """Of nobody's library, and nowhere is it written that it holds arrays of JAX."""
+    """Of no known library, and without annotations that mention arrays of JAX."""
 
     def __init__(self, left: Any, right: Any) -> None:
         self.left, self.right = left, right

@@ -104,7 +104,7 @@ def test_optimizers_that_each_have_their_own_forward_pass_share_a_step(
     ]
     check_logged(r, 9, "between")
     if skipped is None:
-        # Nobody knows of the generator's optimizer when the critic's ends the first step.
+        # The generator's optimizer is not known yet when the critic's ends the first step.
         assert steps_of(r, "generator", "outputs") == (recorded if every == 1 else recorded[1:])
         check_logged(r, 9, "after")
 

@@ -129,7 +129,7 @@ def test_hooks_on_a_graph_that_lives_on_are_taken_off(tmp_path: Path) -> None:
     del run
     gc.collect()
     assert watched() is None
-    output.sum().backward()  # nobody listens
+    output.sum().backward()  # not recorded
 
 
 def test_a_model_that_is_dropped_is_freed_and_its_run_lets_go(tmp_path: Path) -> None:
