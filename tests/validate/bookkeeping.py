@@ -21,9 +21,9 @@ from torchlens._recording.recording import Row
 from torchlens._recording.regions import Region
 from torchlens._recording.trees import plain_tensors
 from torchlens._recording.user_code import source_line
-from torchlens._replay.snapshots import Snapshot, frozen_tensors
 from torchlens._validate.arguments import checked_arguments
 from torchlens._validate.report import Finding, ValidationReport
+from torchlens._validate.snapshots import Snapshot, frozen_tensors
 from torchlens._validate.witness import Subject, Witness, WitnessedCall
 
 # Calls that leave a row for each tensor they return; the rest leave rows for those that have none.

@@ -29,7 +29,7 @@ class Weight(NamedTuple):
 class Entries:
     """The entries of one history, by number.
 
-    `values` replace saved ones: those of a run with other values.
+    `values` replace saved ones, after a run with other values.
     """
 
     def __init__(self, log: Log, values: dict[int, Tensor | None] | None = None) -> None:
@@ -46,7 +46,7 @@ class Entries:
         return dense(self.raw(entry))
 
     def raw(self, entry: int) -> Any:
-        """The value as it is."""
+        """The value as it was saved or replaced."""
         return self._replaced[entry] if entry in self._replaced else self.log.value(entry)
 
     def is_replaced(self, entry: int) -> bool:
@@ -55,7 +55,7 @@ class Entries:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The type that the model computes in: the coarsest of fractions that a quarter of its
+        """The floating type that the model computes in: the coarsest that at least a quarter of its
         results have.
         """
         dtypes = Counter(
@@ -98,19 +98,13 @@ class Entries:
         ]
         names = self.log.boundary_addresses
         for entry in self.graph.buffers:
-            found.append(
-                Weight(
-                    names.get(entry, ["?"])[0],
-                    self.value(entry),
-                    tuple(self.rows[entry].shape),
-                    True,
-                )
-            )
+            name, shape = names.get(entry, ["?"])[0], tuple(self.rows[entry].shape)
+            found.append(Weight(name, self.value(entry), shape, True))
         return found
 
     @cached_property
     def own_weights(self) -> list[tuple[int, ...]]:
-        """The weights that each entry reads itself."""
+        """The numbers of the weights that each entry reads itself."""
         first = len(self.log.recording.params)
         place = {entry: first + number for number, entry in enumerate(self.graph.buffers)}
         return [
@@ -118,11 +112,11 @@ class Entries:
             for own, parents in zip(self.graph.params, self.parents, strict=True)
         ]
 
-    # -- where it is
+    # -- modules and lines
     # ----------------------------------------------------------------------------------------------
 
     def module_of(self, entry: int) -> str:
-        """The innermost module that the entry is the output of, or else that it was computed in."""
+        """The innermost module that returns the entry, or else the one that computes it."""
         calls = self.log.recording.module_calls
         exited = self.graph.modules_exited.get(entry, ())
         addresses = [calls[call].address for call in exited if calls[call].address]
@@ -132,11 +126,11 @@ class Entries:
         return calls[chain[-1]].address if chain else ""
 
     def exits(self, entry: int) -> bool:
-        """Whether it is what some module returned."""
+        """True if a module returned it."""
         return bool(self.graph.modules_exited.get(entry))
 
     def place_of(self, entry: int) -> str:
-        """`port.py:21 in Layer.forward`, with the file's name alone; "" where nobody knows."""
+        """`port.py:21 in Layer.forward`, with the file's name alone; "" if unknown."""
         stack = self.log.call_stack(entry)
         if not stack:
             return ""
@@ -144,11 +138,11 @@ class Entries:
         name = line.file.replace("\\", "/").rpartition("/")[2]
         return f"{name}:{line.line} in {line.function.replace('<locals>.', '')}"
 
-    # -- going up
+    # -- ancestors
     # ----------------------------------------------------------------------------------------------
 
     def is_random(self, entry: int) -> bool:
-        """Whether its result is drawn anew each time: a dropout that drops, a `randn`."""
+        """True if each run gives another result: an active dropout, a `randn`."""
         row = self.rows[entry]
         kind = row.operation.layer_type
         if kind in DROPOUTS:
@@ -159,16 +153,11 @@ class Entries:
     def _is_unchanged(self, entry: int) -> bool:
         mine, parents = self.value(entry), self.parents[entry]
         theirs = self.value(parents[0]) if parents else None
-        return (
-            mine is not None
-            and theirs is not None
-            and mine.shape == theirs.shape
-            and bool(torch.equal(mine, theirs))
-        )
+        return mine is not None and theirs is not None and torch.equal(mine, theirs)
 
     def above(self, entry: int, stops: Sequence[bool]) -> tuple[list[int], list[int]]:
-        """The entries that one comes to going up from an entry until `stops`, and those passed on
-        the way, itself first.
+        """The nearest ancestors for which `stops` is true, or that have no parents; and the entries
+        between, with the entry itself.
         """
         ends: dict[int, None] = {}
         passed = {entry: None}

@@ -1,15 +1,14 @@
 """The state that a forward pass may change, saved before and restored after, so that every run
 starts from the same state.
 
-Kept are the tensors of the model and of its inputs (values and gradients), and what its modules,
-lists, dicts and plain objects hold: a counter, a cache, a list that grows with every call, a
-generator of random numbers.
+It consists of the tensors of a model and of its inputs (values and gradients), and of the contents
+of its modules, lists, dicts and plain objects: counters, caches, generators of random numbers.
 """
 
 import operator
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -28,12 +27,12 @@ from torchlens._replay.values import has_elements, same
 
 Tensor = torch.Tensor
 _MAX_DEPTH = 12
+_GENERATORS = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 _MAX_OBJECTS = 100_000
 _ATOMS = (str, bytes, int, float, complex, bool, type(None), type, ModuleType, FunctionType,
     BuiltinFunctionType,
           MethodType, torch.dtype, torch.device, torch.Size)  # fmt: skip
-# What these modules make, others use at the same time: to put back who waits at a queue is to make
-# them wait for ever.
+# Objects of these modules are in use by other threads: restoring a queue would block those forever.
 _SHARED = frozenset({
     "_asyncio", "_io", "_queue", "_socket", "_thread", "asyncio", "concurrent", "io", "logging",
     "multiprocessing", "queue",
@@ -44,182 +43,148 @@ _SHARED = frozenset({
 class State:
     """The state of a model, its inputs and the generators at one moment.
 
-    `problems` says what could not be kept or put back.
+    `problems` says what could not be saved or restored.
     """
 
     def __init__(self, model: torch.nn.Module, inputs: Any) -> None:
         self.problems: dict[str, None] = {}
         self._generators = generator_states()
-        self._default_dtype, self._is_grad_enabled = (
-            torch.get_default_dtype(),
-            torch.is_grad_enabled(),
-        )
-        # What `changes` found, and whether it was the last thing to happen.
-        self._changed: set[int] = set()
-        self._is_fresh = False
+        self._default_dtype = torch.get_default_dtype()
+        self._is_grad_enabled = torch.is_grad_enabled()
         self._tensors: dict[int, KeptTensor] = {}
-        self._modules: dict[int, tuple[torch.nn.Module, type]] = {}
-        self._containers: dict[int, tuple[Any, Any]] = {}
-        self._arrays: dict[int, tuple[Any, Any]] = {}
-        self._slots: dict[int, tuple[Any, dict[str, Any]]] = {}
-        self._own_generators: dict[int, tuple[Any, Callable[[], object]]] = {}
+        # By id: each object that can change, and the function that restores it.
+        self._objects: dict[int, tuple[Any, Callable[[], object]]] = {}
+        # What `changes` found, if nothing has run since.
+        self._changed: dict[int, Tensor] | None = None
         bring_apart(list(model.modules()))
         with unseen():
             for module in model.modules():
-                self._keep_module(module)
+                self._keep(module, 0)
             self._keep(inputs, 0)
 
     def changes(self) -> dict[int, Tensor]:
-        """The tensors that have another value than they had then, by their place in the walk.
+        """The tensors whose values have changed, by their order in the walk.
 
-        A `restore` that follows trusts the answer: comparing is what costs time.
+        Comparing takes time, so a `restore` that follows relies on the result.
         """
         with unseen():
-            found = {
-                n: copy_of(kept.tensor)
-                for n, kept in enumerate(self._tensors.values())
+            self._changed = {
+                number: copy_of(kept.tensor)
+                for number, kept in enumerate(self._tensors.values())
                 if kept.has_changed
             }
-        self._changed, self._is_fresh = set(found), True
-        return found
+        return self._changed
 
     def copies(self) -> list[tuple[Tensor, Tensor]]:
-        """The tensors, each with a copy of the value it had then."""
+        """The tensors, each with a copy of its saved value."""
         return [(kept.tensor, kept.value) for kept in self._tensors.values()]
 
     def restore(self) -> None:
-        """Puts everything back."""
+        """Restores everything; what fails is added to `problems`."""
         torch.set_default_dtype(self._default_dtype)
         torch.set_grad_enabled(self._is_grad_enabled)
         restore_generators(self._generators)
-        bring_apart([module for module, _ in self._modules.values()])
+        items = [item for item, _ in self._objects.values()]
+        bring_apart([item for item in items if isinstance(item, torch.nn.Module)])
         with unseen():
-            for what, put_back in self._steps():
-                try:
-                    put_back()
-                except (
-                    Exception
-                ) as error:  # one thing that cannot be put back is told, and the rest is put back
-                    self.problems[
-                        f"{what}: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                    ] = None
-        self._changed, self._is_fresh = set(), False
+            for item, restore in self._objects.values():
+                self._try(item, restore)
+            for number, kept in enumerate(self._tensors.values()):
+                has_changed = None if self._changed is None else number in self._changed
+                self._try(kept.tensor, partial(kept.restore, has_changed))
+        self._changed = None
 
-    def _steps(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        for generator, put_back in self._own_generators.values():
-            yield type(generator).__name__, put_back
-        for module, kind in self._modules.values():
-            if type(module) is not kind:  # a lazy module, which has become what it was to be
-                yield type(module).__name__, partial(setattr, module, "__class__", kind)
-        for container, kept in self._containers.values():
-            yield type(container).__name__, partial(_refill, container, kept)
-        for owner, values in self._slots.values():
-            yield type(owner).__name__, partial(_refill_slots, owner, values)
-        for array, kept in self._arrays.values():
-            if array.flags.writeable:
-                yield "ndarray", partial(np.copyto, array, kept)
-        for number, tensor in enumerate(self._tensors.values()):
-            has_changed = number in self._changed if self._is_fresh else None
-            yield type(tensor.tensor).__name__, partial(tensor.restore, has_changed)
-
-    def _keep_module(self, module: torch.nn.Module) -> None:
-        if id(module) not in self._modules:
-            self._modules[id(module)] = (module, type(module))
-            self._keep(module.__dict__, 0)
+    def _try(self, item: Any, step: Callable[[], object]) -> None:
+        try:
+            step()
+        except Exception as error:  # the other objects are still saved or restored
+            message = str(error).partition("\n")[0]
+            self.problems[f"{type(item).__name__}: {type(error).__name__}: {message}"] = None
 
     def _keep(self, item: Any, depth: int) -> None:
-        if isinstance(item, _ATOMS) or depth > _MAX_DEPTH or len(self._containers) > _MAX_OBJECTS:
-            return
+        """Saves an object and all that it holds."""
         if isinstance(item, Tensor):
-            self._keep_tensor(item)
-        elif isinstance(item, torch.nn.Module):
-            self._keep_module(item)
-        elif type(item).__module__.startswith("torch.distributed.") or _is_shared(type(item)):
-            # what FSDP and its like hold is their own affair, and so is what threads and the system
-            # share
+            if id(item) not in self._tensors and has_memory(item):
+                self._try(item, lambda: self._tensors.update({id(item): KeptTensor(item)}))
             return
-        elif (put_back := _rewind(item)) is not None:
-            self._own_generators[id(item)] = (item, put_back)
-        elif isinstance(item, np.ndarray):
-            self._arrays[id(item)] = (item, item.copy())
-        elif isinstance(item, tuple | frozenset):
-            for part in item:
-                self._keep(part, depth + 1)
-        elif isinstance(item, list | set | dict | deque):
-            if id(item) not in self._containers:
-                self._containers[id(item)] = (item, _copied(item))
-                for part in item.values() if isinstance(item, dict) else item:
-                    self._keep(part, depth + 1)
-        else:
-            if isinstance(attributes := getattr(item, "__dict__", None), dict):
-                self._keep(attributes, depth + 1)
-            self._keep_slots(item, depth)
-
-    def _keep_slots(self, item: Any, depth: int) -> None:
-        names = [name for kind in type(item).__mro__ for name in _slot_names(kind)]
-        if names and id(item) not in self._slots:
-            values = {name: getattr(item, name) for name in names if hasattr(item, name)}
-            self._slots[id(item)] = (item, values)
-            for part in values.values():
-                self._keep(part, depth + 1)
-
-    def _keep_tensor(self, tensor: Tensor) -> None:
-        if id(tensor) not in self._tensors and has_memory(tensor):
-            try:
-                self._tensors[id(tensor)] = KeptTensor(tensor)
-            except Exception as error:  # a kind of tensor that nobody thought of
-                self.problems[f"{type(tensor).__name__}: {type(error).__name__}: {error}"] = None
+        if depth > _MAX_DEPTH or len(self._objects) > _MAX_OBJECTS:
+            return
+        if id(item) in self._objects or _is_left_out(item):
+            return
+        restore = _restorer(item)
+        if restore is not None:
+            self._objects[id(item)] = (item, restore)
+        for part in _parts(item):
+            self._keep(part, 0 if isinstance(item, torch.nn.Module) else depth + 1)
 
 
-def _is_shared(kind: type) -> bool:
+def _is_left_out(item: Any) -> bool:
+    """True for what cannot change, the internals of FSDP, and what other threads use."""
+    kind = type(item)
+    if issubclass(kind, torch.nn.Module):
+        return False
+    if isinstance(item, _ATOMS) or kind.__module__.startswith("torch.distributed."):
+        return True
     return any(base.__module__.partition(".")[0] in _SHARED for base in kind.__mro__)
 
 
-def _slot_names(kind: type) -> list[str]:
-    """The slots that a class of Python's own making declares: what is written in C keeps to
-    itself.
-    """
-    names = vars(kind).get("__slots__", ())
-    names = [names] if isinstance(names, str) else list(names)
-    return [
-        name
-        for name in names
-        if name not in ("__dict__", "__weakref__") and not name.startswith("__")
-    ]
+def _parts(item: Any) -> Iterable[Any]:
+    """The objects that an object holds."""
+    if isinstance(item, _GENERATORS | np.ndarray):
+        return ()
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, list | tuple | set | frozenset | deque):
+        return item
+    own = getattr(item, "__dict__", None)
+    return [*([own] if isinstance(own, dict) else []), *_slots(item).values()]
 
 
-def _rewind(item: Any) -> Callable[[], object] | None:
-    """What sets a generator of random numbers back to where it is now; None for anything else."""
-    if isinstance(item, torch.Generator):
-        state = item.get_state()
-        return partial(item.set_state, state)
-    if isinstance(item, random.Random):
-        position = item.getstate()
-        return lambda: item.setstate(position)
-    if isinstance(item, np.random.Generator):
-        bits, numbers = item.bit_generator, item.bit_generator.state
-        return lambda: setattr(bits, "state", numbers)
-    if isinstance(item, np.random.RandomState):
-        legacy = item.get_state()
-        return lambda: item.set_state(legacy)
-    return None
+def _restorer(item: Any) -> Callable[[], object] | None:
+    """The function that restores the present content of an object; None if it has none itself."""
+    if isinstance(item, torch.nn.Module):  # a lazy module changes its class
+        return partial(setattr, item, "__class__", type(item))
+    if isinstance(item, _GENERATORS):
+        return _rewinder(item)
+    if isinstance(item, np.ndarray):
+        return partial(np.copyto, item, item.copy()) if item.flags.writeable else None
+    if isinstance(item, dict):
+        return partial(_refill, item, dict(item))
+    if isinstance(item, list | set | deque):
+        return partial(_refill, item, list(item))
+    slots = _slots(item)
+    return partial(_refill_slots, item, slots) if slots else None
 
 
-def _copied(container: Any) -> Any:
-    """The items of a list, deque, set or dict, in a container of the plain kind."""
-    return dict(container) if isinstance(container, dict) else list(container)
+def _rewinder(generator: Any) -> Callable[[], object]:
+    """The function that sets a generator of random numbers back to its present state."""
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return partial(setattr, bits, "state", bits.state)
+    return partial(generator.set_state, generator.get_state())
+
+
+def _slots(item: Any) -> dict[str, Any]:
+    """The values in the slots that Python classes declare."""
+    found = {}
+    for kind in type(item).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in [names] if isinstance(names, str) else names:
+            if not name.startswith("__") and hasattr(item, name):
+                found[name] = getattr(item, name)
+    return found
 
 
 def _refill(container: Any, kept: Any) -> None:
-    """Puts the items back if they are others, by `is`: their `==` may be anybody's."""
+    """Puts the items back if they are other objects; `==` may be overridden."""
     if isinstance(container, dict):
-        is_same = _are_same(list(container), list(kept)) and _are_same(
-            list(container.values()), list(kept.values())
-        )
+        is_same = _are_same(container, kept) and _are_same(container.values(), kept.values())
     elif isinstance(container, set):
         is_same = set(map(id, container)) == set(map(id, kept))
     else:
-        is_same = _are_same(list(container), kept)
+        is_same = _are_same(container, kept)
     if not is_same:
         container.clear()
         if isinstance(container, list | deque):
@@ -228,7 +193,7 @@ def _refill(container: Any, kept: Any) -> None:
             container.update(kept)
 
 
-def _are_same(first: list[Any], second: list[Any]) -> bool:
+def _are_same(first: Collection[Any], second: Collection[Any]) -> bool:
     return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
@@ -243,65 +208,63 @@ def _refill_slots(owner: Any, values: dict[str, Any]) -> None:
 
 
 class KeptTensor:
-    """A tensor at one moment. What it holds on to is made under `apart`, and so must `restore` be
-    called.
-    """
+    """A tensor at one moment: its value, its memory and its gradient. Used inside `unseen`."""
 
     __slots__ = (
-        "_class", "_gradient", "_gradient_value", "_is_leaf", "_memory", "_needs_grad", "_storage",
-        "tensor", "value",
-    )  # fmt: skip
+        *("_class", "_gradient", "_is_leaf", "_memory", "_needs_grad", "_storage"),
+        *("tensor", "value"),
+    )
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self._class = type(tensor)
         self._is_leaf = tensor.is_leaf
         self._needs_grad = tensor.requires_grad
-        # Another tensor that looks at the same memory in the same way.
+        # Another tensor with the same memory, shape and strides.
         self._memory = tensor.data if is_lazy(tensor) else tensor.detach()
         self.value = copy_of(tensor)
-        # Of a tensor that looks at one place more than once, and so cannot be written to, all the
-        # memory.
+        # The whole storage, if elements overlap: such a tensor cannot be written to.
         self._storage = tensor.untyped_storage().clone() if _overlaps_itself(tensor) else None
         gradient = tensor.grad if self._is_leaf and not is_lazy(tensor) else None
-        self._gradient = gradient
-        self._gradient_value = None if gradient is None else copy_of(gradient)
+        self._gradient = None if gradient is None else (gradient, copy_of(gradient))
 
     @property
     def has_changed(self) -> bool:
-        """Whether it has another value, shape or type than then."""
+        """True if the value, shape or type differs from the saved one."""
         return type(self.tensor) is not self._class or not same(self.tensor, self.value)
 
     def restore(self, has_changed: bool | None = None) -> None:
-        """Puts the tensor back; `has_changed` where that is known already, for comparing is what
-        costs time.
-        """
+        """Restores the tensor; compares its value first, unless `has_changed` is given."""
         tensor = self.tensor
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-            if (
-                type(tensor) is not self._class
-            ):  # a parameter of a lazy module, which has got its shape
+            if type(tensor) is not self._class:  # a parameter that was lazy
                 tensor.grad = None
                 tensor.__class__ = self._class
                 tensor.data = self._memory
             elif not is_lazy(tensor):
                 self._restore_memory()
-                if has_changed is None:
-                    has_changed = not same(tensor, self.value)
-                if has_changed:
+                if not same(tensor, self.value) if has_changed is None else has_changed:
                     self._restore_value()
-        if self._is_leaf and tensor.is_leaf and tensor.requires_grad != self._needs_grad:
+        if self._is_leaf:
+            self._restore_gradient()
+
+    def _restore_gradient(self) -> None:
+        tensor = self.tensor
+        if tensor.is_leaf and tensor.requires_grad != self._needs_grad:
             tensor.requires_grad_(self._needs_grad)
-        if self._is_leaf and not is_lazy(tensor):
-            tensor.grad = self._gradient
-            gradient, value = self._gradient, self._gradient_value
-            if gradient is not None and value is not None and not same(gradient, value):
-                gradient.data.copy_(value)
+        if is_lazy(tensor):
+            return
+        if self._gradient is None:
+            tensor.grad = None
+            return
+        tensor.grad, value = self._gradient
+        if not same(tensor.grad, value):
+            tensor.grad.data.copy_(value)
 
     def _restore_memory(self) -> None:
-        """Lets the tensor look at its own memory again, at the size it had."""
+        """Gives the tensor its own memory, shape and strides again."""
         tensor, memory = self.tensor, self._memory
-        if tensor.is_nested or memory.is_nested:  # these have neither shape nor place
+        if tensor.is_nested or memory.is_nested:
             return
         if not has_elements(memory) and tensor.shape == memory.shape:
             return
@@ -320,7 +283,7 @@ class KeptTensor:
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """A copy of the value; the tensor itself where there is none to be had."""
+    """A copy of the value; the tensor itself if it has no value that can be copied."""
     if not has_elements(tensor):
         return tensor if is_lazy(tensor) else tensor.detach()
     try:

@@ -1,7 +1,7 @@
 """Runs recorded operations again, with other values.
 
-`call_again` makes one recorded call again as it was made: from its own generator state, under its
-own modes. `Replay` runs the operations of a whole history, each on what those before it gave.
+`call_again` repeats one recorded call, from its own generator state and under its own modes.
+`Replay` runs the operations of a whole history, each on the results of those before it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,13 +18,13 @@ from torchlens._recording.trees import SLICE_BOUNDS, plain_tensors
 from torchlens._replay.entries import Entries
 
 Tensor = torch.Tensor
-# What to call in place of an operation: it is given the function, its arguments and keywords.
+# A replacement for an operation, called with its function, arguments and keyword arguments.
 Instead = Callable[[Callable[..., Any], list[Any], dict[str, Any]], Any]
 _SHORT = {torch.bfloat16, torch.float16}
 
 
 class NotReplayableError(Exception):
-    """An operation that cannot run again, and why."""
+    """An operation cannot run again; the message says why."""
 
 
 # -- one call
@@ -91,26 +91,27 @@ def call_again(
     modes: Modes | None = None,
     generators: Sequence[Tensor] = (),
 ) -> list[Tensor]:
-    """Makes a recorded call again and returns the tensors of its result, or, if it returns none,
-    those that it wrote to.
+    """Repeats a recorded call and returns the tensors of its result, or, if it returns none, those
+    that it wrote to.
 
     `written` are the positions of the arguments that it writes to, `modes` the modes that it ran
-    under (None: the present ones), and `generators` the states of the generators that it began
-    from: the CPU's, then one for each GPU.
+    under (None: the present ones), and `generators` the initial states of the generators: the
+    CPU's, then one for each GPU.
     """
-    if generators:
-        torch.set_rng_state(generators[0])
-        if len(generators) > 1:
-            torch.cuda.set_rng_state_all(list(generators[1:]))
+    for state in generators[:1]:
+        torch.set_rng_state(state)
+    if len(generators) > 1:
+        torch.cuda.set_rng_state_all(list(generators[1:]))
     if isinstance(func, type) and issubclass(func, torch.autograd.Function):
         func = func.apply
     with nullcontext() if modes is None else _in_force(modes):
         result = func(*args, **kwargs)
-    found = [tensor for _, tensor in plain_tensors(result)]
-    if not found:
-        trees = [kwargs.get("out"), *(args[place] for place in written if place < len(args))]
-        found = [tensor for tree in trees for _, tensor in plain_tensors(tree)]
-    return found
+    changed = [kwargs.get("out"), *(args[place] for place in written if place < len(args))]
+    return _tensors_in(result) or _tensors_in(changed)
+
+
+def _tensors_in(tree: Any) -> list[Tensor]:
+    return [tensor for _, tensor in plain_tensors(tree)]
 
 
 # -- a whole history
@@ -120,9 +121,9 @@ def call_again(
 class Replay:
     """Runs the operations of a history again, with some values replaced.
 
-    Operations run in their own order on memory of their own, so that views and writes in place do
-    what they did. `pinned` has the entries that cannot run again (random numbers, a function that
-    was not stored, an argument that was not kept) and why; they keep their saved values.
+    Operations run in the recorded order, on memory of their own, so that views and writes in place
+    have the same effects. `pinned` has the entries that cannot run again (random numbers, a
+    function or an argument that was not saved), with reasons; they keep their saved values.
 
     >>> values = Replay(Entries(log)).run(lambda entry, value: 2 * value if entry == 3 else None)
     """
@@ -147,22 +148,19 @@ class Replay:
         dtype: torch.dtype | None = None,
     ) -> dict[int, Tensor | None]:
         """The values of all entries. `replace` is called with each entry and its value, and may
-        return another to go on with. With a `dtype`, inputs, weights and saved values are cast.
+        return another value to continue with. With a `dtype`, inputs, weights and saved values are
+        cast.
         """
         live: dict[int, Tensor] = {}
         values: dict[int, Tensor | None] = {}
-        weights = {}
-        if dtype is not None:
-            params = enumerate(self._recording.params)
-            weights = {number: _cast(param.detach(), dtype) for number, param in params}
+        params = enumerate(() if dtype is None else self._recording.params)
+        weights = {number: _cast(param.detach(), dtype) for number, param in params}
         with torch.no_grad(), _kept_generator():
-            for entry, row in enumerate(self.entries.rows):
-                result = self._result(entry, live, weights)
+            for entry in range(self.entries.size):
+                result = self._result(entry, live, weights, dtype)
                 if result is None:
                     values[entry] = None
                     continue
-                if dtype is not None and (entry in self.pinned or row.operation in (INPUT, BUFFER)):
-                    result = _cast(result, dtype)
                 other = replace(entry, result) if replace is not None else None
                 if other is not None:
                     result = _replaced(result, other, self._owns_memory(entry, result, live))
@@ -179,18 +177,15 @@ class Replay:
     ) -> Tensor:
         """The value of the last of `entries` if only these run again, on the values `given`.
 
-        `instead` has functions to be called in place of an entry's own.
+        `instead` has the functions that replace those of entries.
         """
-        entries = sorted(entries)
-        writes = any(self.entries.rows[entry].operation.written for entry in entries)
+        entries = sorted(set(entries) - given.keys())
         live = {entry: value.detach() for entry, value in given.items()}
-        if writes:  # what is given belongs to the history
+        if any(self.entries.rows[entry].operation.written for entry in entries):
             live = {entry: value.clone() for entry, value in live.items()}
         result: Tensor | None = None
         with torch.no_grad(), _kept_generator():
             for entry in entries:
-                if entry in given:
-                    continue
                 if entry in self.pinned:
                     raise NotReplayableError(self.pinned[entry])
                 result = self._again(entry, live, weights or {}, (instead or {}).get(entry))
@@ -203,8 +198,13 @@ class Replay:
     # ---------------------------------------------------------------------------------------------
 
     def _result(
-        self, entry: int, live: dict[int, Tensor], weights: dict[int, Tensor]
+        self,
+        entry: int,
+        live: dict[int, Tensor],
+        weights: dict[int, Tensor],
+        dtype: torch.dtype | None,
     ) -> Tensor | None:
+        """The result of running an entry again, or else its saved value in `dtype`."""
         is_given = self.entries.rows[entry].operation in (INPUT, BUFFER)
         if not is_given and entry not in self.pinned:
             try:
@@ -213,6 +213,11 @@ class Replay:
                 return self._again(entry, live, weights)
             except NotReplayableError as reason:
                 self.pinned[entry] = str(reason)
+        saved = self._saved(entry)
+        return None if saved is None else _cast(saved, dtype)
+
+    def _saved(self, entry: int) -> Tensor | None:
+        """A copy of the saved value."""
         saved = self.entries.raw(entry)
         return saved.detach().clone() if isinstance(saved, Tensor) else None
 
@@ -226,64 +231,78 @@ class Replay:
         row = self.entries.rows[entry]
         operation = row.operation
         if operation in (INPUT, BUFFER):
-            saved = self.entries.raw(entry)
-            if not isinstance(saved, Tensor):
+            saved = self._saved(entry)
+            if saved is None:
                 raise NotReplayableError("its value was not saved")
-            return saved.detach().clone()
+            return saved
         tensors = self._tensors(entry, live, weights)
         if operation in (OUTPUT, IDENTITY):
             return next(iter(tensors.values()))
-        if isinstance(operation.func, StandIn):
-            raise NotReplayableError("its function was not stored")
-        if operation.kind is Kind.COLLECTIVE:
-            raise NotReplayableError("other processes took part in it")
-        number = self.entries.graph.recorded[entry]
-        kept = self._recording.saved_args.get(number, (row.args, row.kwargs))
-        args, kwargs = _filled(kept[0], kept[1], tensors)
-        func = operation.func
-        if instead is not None:
-            own, other = func, instead
-            func = lambda *args, **kwargs: other(own, list(args), kwargs)  # noqa: E731
-        try:
-            found = call_again(func, args, kwargs, operation.written, self._modes(entry))
-        except Exception as error:  # the operation may raise anything, given other values
-            message = str(error).strip().partition("\n")[0]
-            raise NotReplayableError(f"{type(error).__name__}: {message}") from error
+        found = self._called(entry, tensors, instead)
         index = 0 if instead is not None and len(found) == 1 else row.output_index or 0
         if index >= len(found):
             raise NotReplayableError("it gave no tensor")
         return found[index].detach()
 
+    def _called(
+        self, entry: int, tensors: dict[Any, Tensor], instead: Instead | None
+    ) -> list[Tensor]:
+        """The results of an entry's function, or of `instead`, with these tensors as arguments."""
+        row = self.entries.rows[entry]
+        func = row.operation.func
+        if isinstance(func, StandIn):
+            raise NotReplayableError("its function was not stored")
+        if row.operation.kind is Kind.COLLECTIVE:
+            raise NotReplayableError("other processes took part in it")
+        number = self.entries.graph.recorded[entry]
+        kept = self._recording.saved_args.get(number, (row.args, row.kwargs))
+        args, kwargs = _filled(kept[0], kept[1], tensors)
+
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            assert instead is not None
+            return instead(func, list(args), kwargs)
+
+        try:
+            run = func if instead is None else replaced
+            return call_again(run, args, kwargs, row.operation.written, self._modes(entry))
+        except Exception as error:  # the operation may raise anything, given other values
+            message = str(error).strip().partition("\n")[0]
+            raise NotReplayableError(f"{type(error).__name__}: {message}") from error
+
     def _tensors(
         self, entry: int, live: dict[int, Tensor], weights: dict[int, Tensor]
     ) -> dict[Any, Tensor]:
-        """The tensors among the arguments, by location."""
-        row, params = self.entries.rows[entry], self._recording.params
+        """The tensors among the arguments, by location; without those in saved arguments."""
+        row = self.entries.rows[entry]
         found: dict[Any, Tensor] = {}
         for location, number in located(row.references):
-            source = self.entries.graph.entry_of.get(number)
-            if number < 0 and -1 - number < len(params):
-                weight = weights.get(-1 - number, params[-1 - number]).detach()
+            if number >= 0:
+                tensor = live.get(self.entries.graph.entry_of.get(number, -1))
+                if tensor is None:
+                    raise NotReplayableError("one of its arguments is not in the history")
+                found[location] = tensor
+            elif (weight := self._weight(entry, -1 - number, weights)) is not None:
                 found[location] = weight.clone() if row.operation.written else weight
-            elif number < 0 and self.entries.graph.recorded[entry] in self._recording.saved_args:
-                continue  # it is among the saved arguments
-            elif number < 0:
-                raise NotReplayableError(
-                    "it reads a tensor that the history does not hold; log with "
-                    "save_function_args=True"
-                )
-            elif source is None or source not in live:
-                raise NotReplayableError("one of its arguments is not in the history")
-            else:
-                found[location] = live[source]
         if row.operation.written and row.output_index:
-            # All results of a call that writes come from one call; here each has its own.
+            # The results of one call that writes have one entry each, and run one by one here.
             found = {location: tensor.clone() for location, tensor in found.items()}
         return found
 
+    def _weight(self, entry: int, number: int, weights: dict[int, Tensor]) -> Tensor | None:
+        """A parameter that an entry reads; None for a tensor of unknown origin that is among the
+        saved arguments.
+        """
+        if number < len(self._recording.params):
+            return weights.get(number, self._recording.params[number]).detach()
+        if self.entries.graph.recorded[entry] in self._recording.saved_args:
+            return None
+        raise NotReplayableError(
+            "it reads a tensor that the history does not hold; log with save_function_args=True"
+        )
+
     def _modes(self, entry: int) -> Modes | None:
-        """The modes that an entry ran under, as far as the recording shows: autocast is what makes
-        one operation read or give floating types of two lengths.
+        """The modes that an entry ran under: autocast if the entry reads or returns floating types
+        of two lengths, else the present ones (None).
         """
         entries, params = self.entries, self._recording.params
         dtypes = {entries.rows[near].dtype for near in (entry, *entries.parents[entry])}
@@ -297,7 +316,7 @@ class Replay:
         return modes._replace(autocast=autocast)
 
     def _owns_memory(self, entry: int, result: Tensor, live: dict[int, Tensor]) -> bool:
-        """True if the result has memory of its own, or is what was written."""
+        """True if the result shares no memory with its parents, or is what was written."""
         if self.entries.rows[entry].operation.written:
             return True
         parents = [live[parent] for parent in self.entries.parents[entry] if parent in live]
@@ -307,8 +326,8 @@ class Replay:
         )
 
 
-def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype) if value.is_floating_point() else value
+def _cast(value: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
 
 
 def _replaced(result: Tensor, other: Tensor, owns_memory: bool) -> Tensor:
@@ -323,30 +342,26 @@ def _filled(args: Any, kwargs: Any, places: dict[Any, Tensor]) -> tuple[list[Any
     """The arguments with the tensors put back, by location."""
     own, named = list(args), dict(kwargs or {})
     for location, tensor in places.items():
-        path = location if isinstance(location, tuple) else (location,)
-        target: Any = own if isinstance(path[0], int) else named
-        target[path[0]] = _placed(
-            target[path[0]] if isinstance(path[0], int) else named.get(path[0]), path[1:], tensor
-        )
+        key, *rest = location if isinstance(location, tuple) else (location,)
+        if isinstance(key, int):
+            own[key] = _placed(own[key], rest, tensor)
+        else:
+            named[key] = _placed(named.get(key), rest, tensor)
     return own, named
 
 
-def _placed(tree: Any, path: tuple[Any, ...], tensor: Tensor) -> Any:
+def _placed(tree: Any, path: Sequence[Any], tensor: Tensor) -> Any:
+    """`tree` with a tensor at a path."""
     if not path:
         return tensor
-    key, rest = path[0], path[1:]
+    key, *rest = path
     if isinstance(tree, slice):
-        return slice(
-            *(
-                _placed(getattr(tree, n), rest, tensor) if n == key else getattr(tree, n)
-                for n in SLICE_BOUNDS
-            )
-        )
+        bounds = {name: getattr(tree, name) for name in SLICE_BOUNDS}
+        return slice(*{**bounds, key: _placed(bounds[key], rest, tensor)}.values())
     if isinstance(tree, dict):
         return {**tree, key: _placed(tree[key], rest, tensor)}
-    items = [
-        _placed(item, rest, tensor) if place == key else item for place, item in enumerate(tree)
-    ]
+    items = list(tree)
+    items[key] = _placed(items[key], rest, tensor)
     return tuple(items) if isinstance(tree, tuple) else items
 
 

@@ -11,22 +11,31 @@ from torchlens._recording.wrappers import holds_others, inner_of, local_value
 
 Tensor = torch.Tensor
 
-# How far, in units of the last place of the largest element, a repeated computation may be off.
-# Kernels split their work by the alignment of the memory they are given, and memory cannot be put
-# where it was.
+# How far a repeated computation may be off, in units of the last place of the largest element:
+# kernels split their work by the alignment of memory, which differs between runs.
 _ULPS = {torch.float64: 32, torch.float32: 32, torch.complex64: 32, torch.complex128: 32}
 _ULPS_SHORT = 2
+_ROWS = (Tensor.crow_indices, Tensor.col_indices)
+_COLUMNS = (Tensor.ccol_indices, Tensor.row_indices)
+# What locates the values of a sparse tensor, by layout.
+_INDICES: dict[torch.layout, tuple[Callable[[Tensor], Tensor], ...]] = {
+    torch.sparse_coo: (Tensor.indices,),
+    torch.sparse_csr: _ROWS,
+    torch.sparse_bsr: _ROWS,
+    torch.sparse_csc: _COLUMNS,
+    torch.sparse_bsc: _COLUMNS,
+}
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two tensors have the same type, shape and elements."""
+    """True if two tensors have the same type, shape and elements."""
     if first is second:
         return isinstance(first, Tensor)
     return _compared(first, second, _same_plain)
 
 
 def close(first: Any, second: Any) -> bool:
-    """Whether two tensors are the same but for rounding."""
+    """True if two tensors are the same up to rounding."""
     return same(first, second) or _compared(first, second, _close_plain)
 
 
@@ -45,7 +54,7 @@ def _compared(first: Any, second: Any, compare: Callable[[Tensor, Tensor], bool]
 
 
 def difference(first: Tensor, second: Tensor) -> str:
-    """How `second` differs from `first`, in a few words."""
+    """How `second` differs from `first`, as text."""
     first, second = _comparable(first, second)
     if not _is_alike(first, second):
         return brief(second)
@@ -55,7 +64,7 @@ def difference(first: Tensor, second: Tensor) -> str:
     a, b = _as_numbers(ours[0]), _as_numbers(theirs[0])
     try:
         differs = _differs(a, b)
-    except (NotImplementedError, RuntimeError):  # numbers that torch can hold but not compare
+    except (NotImplementedError, RuntimeError):  # torch cannot compare this type
         return f"{brief(second)} with other elements"
     count = int(differs.sum())
     if not count:
@@ -68,10 +77,8 @@ def difference(first: Tensor, second: Tensor) -> str:
 
 
 def has_elements(tensor: Tensor) -> bool:
-    """Whether there is a number in it that could be another: not in tensors of no size, meta, fake
-    and lazy ones.
-
-    Nor in those that stand for another tensor while a function is transformed or traced.
+    """True if a tensor has elements in memory: not if it is empty, meta, fake or lazy, nor if it
+    represents another tensor inside a transformed or traced function.
     """
     tensor = local_value(tensor)
     if is_lazy(tensor) or tensor.is_meta or isinstance(tensor, FakeTensor) or _is_stand_in(tensor):
@@ -80,7 +87,7 @@ def has_elements(tensor: Tensor) -> bool:
 
 
 def _is_stand_in(tensor: Tensor) -> bool:
-    """Whether it stands for another tensor while a function is transformed (`vmap`) or traced."""
+    """True if it represents another tensor inside a transformed (`vmap`) or traced function."""
     return torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(
         tensor
     )
@@ -98,57 +105,33 @@ def brief(tensor: Any) -> str:
 
 
 def _comparable(first: Any, second: Any) -> tuple[Any, Any]:
-    """The parts of two tensors that this process holds; as they are where they are spread in
-    different ways.
-    """
+    """The local parts of two tensors; distributed tensors of different shapes as they are."""
     if not isinstance(first, Tensor) or not isinstance(second, Tensor):
         return first, second
-    is_spread = inner_of(first) is not None and inner_of(second) is not None
-    return (
-        (first, second)
-        if is_spread and first.shape != second.shape
-        else (local_value(first), local_value(second))
-    )
+    are_distributed = inner_of(first) is not None and inner_of(second) is not None
+    if are_distributed and first.shape != second.shape:
+        return first, second
+    return local_value(first), local_value(second)
 
 
 def _is_alike(first: Tensor, second: Tensor) -> bool:
     if is_lazy(first) or is_lazy(second):
         return type(first) is type(second)
-    if first.is_meta != second.is_meta or isinstance(first, FakeTensor) != isinstance(
-        second, FakeTensor
-    ):
-        return False
-    if (
-        first.dtype != second.dtype
-        or first.layout != second.layout
-        or first.is_nested != second.is_nested
-    ):
-        return False
-    return first.is_nested or first.shape == second.shape
+    kinds = (
+        (t.is_meta, isinstance(t, FakeTensor), t.dtype, t.layout, t.is_nested)
+        for t in (first, second)
+    )
+    return len(set(kinds)) == 1 and (first.is_nested or first.shape == second.shape)
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
-    """The plain dense tensors that a tensor is made of; none where it has no elements to compare
-    (meta, fake, lazy).
-    """
+    """The plain dense tensors that a tensor is made of; none if it has no elements to compare."""
     if not has_elements(tensor):
         return []
-    if holds_others(tensor):
-        return [
-            part for own in vars(tensor).values() if isinstance(own, Tensor) for part in _parts(own)
-        ]
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not tensor.is_nested:
-        return [part for own in _inner_tensors(tensor) for part in _parts(own)]
+    inner = _inner_tensors(tensor)
+    if inner is not None:
+        return [part for own in inner for part in _parts(own)]
     tensor = tensor.detach()
-    if tensor.is_nested:
-        return [part for own in tensor.unbind() for part in _parts(own)]
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce()
-        return [tensor.indices(), *_parts(tensor.values())]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), *_parts(tensor.values())]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), *_parts(tensor.values())]
     if tensor.is_quantized:
         return [tensor.int_repr()]
     if tensor.is_mkldnn:
@@ -156,15 +139,22 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     return [tensor.resolve_conj().resolve_neg()]
 
 
-def _inner_tensors(tensor: Any) -> list[Tensor]:
-    """What a tensor of somebody's own kind consists of, as it tells itself or as its attributes
-    show.
-    """
-    if hasattr(tensor, "__tensor_flatten__"):
-        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
-    else:
-        inner = [value for _, value in sorted(vars(tensor).items()) if isinstance(value, Tensor)]
-    return [own for own in inner if own is not tensor]
+def _inner_tensors(tensor: Any) -> list[Tensor] | None:
+    """The tensors that a nested, sparse or wrapping tensor is made of; None for dense ones."""
+    if tensor.is_nested:
+        return list(tensor.detach().unbind())
+    has_own_dispatch = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    if has_own_dispatch and hasattr(tensor, "__tensor_flatten__"):
+        return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    if has_own_dispatch or holds_others(tensor):
+        held = [value for _, value in sorted(vars(tensor).items()) if isinstance(value, Tensor)]
+        return [own for own in held if own is not tensor]
+    return _sparse_parts(tensor.detach()) if tensor.layout in _INDICES else None
+
+
+def _sparse_parts(tensor: Tensor) -> list[Tensor]:
+    tensor = tensor.coalesce() if tensor.layout is torch.sparse_coo else tensor
+    return [*(read(tensor) for read in _INDICES[tensor.layout]), tensor.values()]
 
 
 def _same_plain(a: Tensor, b: Tensor) -> bool:
@@ -173,14 +163,11 @@ def _same_plain(a: Tensor, b: Tensor) -> bool:
     if a.device != b.device:
         b = b.to(a.device)
     try:
-        if a.dtype.itemsize > 1 or not a.dtype.is_floating_point:  # 8-bit floats know no arithmetic
+        if a.dtype.itemsize > 1 or not a.dtype.is_floating_point:  # 8-bit floats: no arithmetic
             if torch.equal(*_in_long_words(a, b)):
                 return True
             return _can_be_nan(a) and not bool(_differs(a, b).any())  # NaN, or 0 and -0
-    except (
-        NotImplementedError,
-        RuntimeError,
-    ):  # numbers that torch can hold but not compare: complex32, int4, ...
+    except (NotImplementedError, RuntimeError):  # torch cannot compare complex32, int4, ...
         pass
     return torch.equal(_bytes_of(a), _bytes_of(b))
 
@@ -190,9 +177,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _in_long_words(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The same memory read eight bytes at a time, where it can be: comparing takes half the time
-    then.
-    """
+    """The same memory as 64-bit integers if it is aligned: comparing takes half the time."""
     if a.is_contiguous() and b.is_contiguous() and not a.numel() * a.element_size() % 8:
         start, other = a.storage_offset() * a.element_size(), b.storage_offset() * b.element_size()
         if a.numel() > 1024 and not start % 8 and not other % 8:

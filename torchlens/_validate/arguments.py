@@ -13,10 +13,10 @@ from torch.nn.parameter import is_lazy
 
 from torchlens._capture.observer import CallKind
 from torchlens._recording.regions import Region
-from torchlens._replay.snapshots import Snapshot
 from torchlens._replay.values import brief, difference, has_elements, same
 from torchlens._validate.exemptions import CONTENDED, EARLY, LAZY
 from torchlens._validate.report import Finding, NotShown, ValidationReport
+from torchlens._validate.snapshots import Snapshot
 from torchlens._validate.witness import Subject, WitnessedCall
 
 Tensor = torch.Tensor

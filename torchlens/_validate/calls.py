@@ -13,9 +13,9 @@ from torchlens._history.log import path_text
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import Path, named_tensors
-from torchlens._replay.snapshots import is_same_as_frozen
 from torchlens._replay.values import brief
 from torchlens._validate.report import Finding, NotShown, ValidationReport
+from torchlens._validate.snapshots import is_same_as_frozen
 from torchlens._validate.witness import Subject, WitnessedCall
 
 

@@ -12,7 +12,6 @@ from torchlens._recording.recording import Recording, Row
 from torchlens._recording.trees import Path
 from torchlens._recording.wrappers import copy_of
 from torchlens._replay.replay import call_again
-from torchlens._replay.snapshots import Snapshot, is_same_as_frozen, thaw
 from torchlens._replay.values import brief, close, difference, same
 from torchlens._validate.arguments import StorageCopy
 from torchlens._validate.exemptions import (
@@ -24,6 +23,7 @@ from torchlens._validate.exemptions import (
     UNINITIALISED,
 )
 from torchlens._validate.report import Finding, ValidationReport
+from torchlens._validate.snapshots import Snapshot, is_same_as_frozen, thaw
 from torchlens._validate.witness import Subject, WitnessedCall, location_of
 
 Tensor = torch.Tensor

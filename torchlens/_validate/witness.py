@@ -26,9 +26,9 @@ from torchlens._recording.trees import plain_tensors
 from torchlens._recording.unseen import unseen
 from torchlens._recording.wrappers import inner_of
 from torchlens._replay.replay import Modes, current_modes
-from torchlens._replay.snapshots import Frozen, Snapshot, Snapshots, frozen_tensors
 from torchlens._replay.values import difference, has_elements, same
 from torchlens._validate.exemptions import CONSTANT, DISTRIBUTED, GRADIENT
+from torchlens._validate.snapshots import Frozen, Snapshot, Snapshots, frozen_tensors
 
 Tensor = torch.Tensor
 # Functions that read memory around the elements of the tensor they are given.
