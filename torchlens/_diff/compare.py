@@ -1,9 +1,9 @@
-"""The steps of a comparison, in order: weights, pairs, divergences, each by itself, reasons."""
+"""The steps of a comparison, in order: weights, pairs, divergences, reasons."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from torchlens._diff.divergence import (
     output_errors,
 )
 from torchlens._diff.evidence import Evidence
-from torchlens._diff.isolation import isolate
+from torchlens._diff.isolation import Isolated, isolate
 from torchlens._diff.known_pairs import (
     PairedOutputs,
     output_path,
@@ -31,7 +31,7 @@ from torchlens._diff.known_pairs import (
 from torchlens._diff.matching import Matched, Pairing
 from torchlens._diff.reasons import reasons_for
 from torchlens._diff.result import Diff, Divergence, Outputs, Pair, Unmatched
-from torchlens._diff.weights import listed, match_weights, weights_text
+from torchlens._diff.weights import WeightMatch, listed, match_weights, weights_text
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.relative_error import (
     TOLERANCE,
@@ -45,8 +45,7 @@ from torchlens.errors import CannotCompareError
 
 _NAMES = ("reference", "candidate")
 _SHORT_TYPES = {2.0**-7: torch.bfloat16, 2.0**-10: torch.float16}
-# The tolerance is in units of rounding; a whole model in a short type is off by a quarter as much
-# of its own error.
+# If the unit is the reference's own error in a short type, the tolerance is divided by this.
 _OWN_ERRORS = 4.0
 _LEAST_OWN_ERROR = 0.25  # of the unit of rounding: a value may be exact by chance
 _MOST_PINNED = 0.3
@@ -59,29 +58,20 @@ def compare_histories(
     mapping: Mapping[str, str] | None = None,
     isolates: bool = False,
 ) -> Diff:
-    """Where `candidate` diverges from `reference`; raises CannotCompareError if that cannot be
-    found out.
+    """Finds where `candidate` diverges from `reference`; raises CannotCompareError if the histories
+    lack what the comparison needs.
     """
-    ours, theirs = models = ComparedModel(reference._log), ComparedModel(candidate._log)
+    models = ComparedModel(reference._log), ComparedModel(candidate._log)
+    ours, theirs = models
     for name, model in zip(_NAMES, models, strict=True):
         _check_saved(name, model)
     named, named_weights = pairs_by_name(mapping or {}, ours, theirs)
-    used = ours.used_weights(), theirs.used_weights()
-    weights = match_weights(ours.weights, theirs.weights, used, named_weights)
-    shared = set.intersection(*({group for weight, group in weights.groups[side].items()
-        if weight in used[side]} for side in (0, 1)))  # fmt: skip
-    for model, groups in zip(models, weights.groups, strict=True):
-        model.set_groups(groups, sorted(shared))
+    weights = _matched_weights(ours, theirs, named_weights)
     inputs, outputs = paired_inputs(ours, theirs), paired_outputs(ours, theirs)
     fixed = [(ours.root[r], theirs.root[c]) for r, c in [*inputs, *named, *outputs.pairs]]
-    short_type = _SHORT_TYPES.get(theirs.epsilon) if ours.epsilon < theirs.epsilon else None
-    short_errors = None if short_type is None else _errors_in(short_type, ours)
-    unit = "eps"
-    if short_errors:
-        tolerance /= _OWN_ERRORS
-        unit = f"times the reference's own {_name_of(short_type)} error"
-
-    pairing, replay = Pairing(ours, theirs, fixed, short_errors), Replay(theirs)
+    scale = _scale_of(ours, theirs, tolerance)
+    tolerance = scale.tolerance
+    pairing, replay = Pairing(ours, theirs, fixed, scale.own_errors), Replay(theirs)
     analysis = analyse(pairing, tolerance, replay if replay.is_live else None)
     compared = output_errors(outputs.pairs, pairing, analysis, tolerance)
     result = Diff(
@@ -97,37 +87,80 @@ def compare_histories(
         tolerance=tolerance,
         is_isolated=isolates,
         num_replayed=sum(map(theirs.is_operation, range(theirs.size))),
-        unit=unit,
+        unit=scale.unit,
         _histories=(reference, candidate),
     )
-    notes: list[str] = []
-    last = theirs
+    notes = _precision_notes(models)
     if isolates:
         _check_live(replay)
         found = isolate(pairing, analysis, replay, fixed, outputs.pairs, tolerance)
-        origins, last = found.origins, found.pairing.candidate
-        own = [found.own_units.get(number, 0.0) for number in found.analysis.agreeing]
-        largest = max((units for units in own if units <= tolerance), default=0.0)
-        result = replace(result, largest_own=largest,
-                         outputs=replace(result.outputs, mended=found.output_error))  # fmt: skip
-        notes += _pinned_notes(replay.pinned)
+        origins, theirs = found.origins, found.pairing.candidate
+        mended = replace(result.outputs, mended=found.output_error)
+        result = replace(result, largest_own=_largest_own(found, tolerance), outputs=mended)
+        notes = _pinned_notes(replay.pinned) + notes
     else:
-        origins = [Origin(pair, *analysis.sections[pair.reference]) for pair in analysis.origins]
-        origins += distinct(origins_at_outputs(outputs.pairs, pairing, analysis, tolerance))
-        origins = grouped(origins, pairing)
-    evidence = Evidence(pairing, last, weights, replay)
+        origins = _origins(pairing, analysis, outputs, tolerance)
+    evidence = Evidence(pairing, theirs, weights, replay)
     culprits = [_divergence(origin, evidence, tolerance, isolates) for origin in origins]
     if not culprits:
         _check_outputs_saved(outputs, models, compared)
-        # Every layer computes the same: what is left is rounding.
+        # Every layer computes the same: the rest is rounding.
         result = replace(result, outputs=replace(result.outputs, agree=True))
     culprits += _not_returned(outputs, models, tolerance, isolates)
-    notes += _precision_notes(models)
     return replace(result, ok=not culprits, culprits=culprits, notes=tuple(notes))
 
 
+def _matched_weights(
+    ours: ComparedModel, theirs: ComparedModel, named: Sequence[tuple[int, int]]
+) -> WeightMatch:
+    """Matches the weights, and tells both models which of them correspond."""
+    used = ours.used_weights(), theirs.used_weights()
+    weights = match_weights(ours.weights, theirs.weights, used, named)
+    first, second = (
+        {group for weight, group in groups.items() if weight in own}
+        for groups, own in zip(weights.groups, used, strict=True)
+    )
+    for model, groups in zip((ours, theirs), weights.groups, strict=True):
+        model.set_groups(groups, sorted(first & second))
+    return weights
+
+
+class _Scale(NamedTuple):
+    """The tolerance and its unit: the unit of rounding, or the reference's own error in a short
+    type, which `own_errors` has by entry.
+    """
+
+    tolerance: float
+    unit: str = "eps"
+    own_errors: dict[int, float] | None = None
+
+
+def _scale_of(ours: ComparedModel, theirs: ComparedModel, tolerance: float) -> _Scale:
+    short_type = _SHORT_TYPES.get(theirs.epsilon) if ours.epsilon < theirs.epsilon else None
+    own_errors = None if short_type is None else _errors_in(short_type, ours)
+    if not own_errors:
+        return _Scale(tolerance)
+    unit = f"times the reference's own {_name_of(short_type)} error"
+    return _Scale(tolerance / _OWN_ERRORS, unit, own_errors)
+
+
+def _origins(
+    pairing: Pairing, analysis: Analysis, outputs: PairedOutputs, tolerance: float
+) -> list[Origin]:
+    """Where errors begin, without running anything again."""
+    found = [Origin(pair, *analysis.sections[pair.reference]) for pair in analysis.origins]
+    found += distinct(origins_at_outputs(outputs.pairs, pairing, analysis, tolerance))
+    return grouped(found, pairing)
+
+
+def _largest_own(found: Isolated, tolerance: float) -> float:
+    """The largest own error of the layers that agree."""
+    own = [found.own_units.get(number, 0.0) for number in found.analysis.agreeing]
+    return max((units for units in own if units <= tolerance), default=0.0)
+
+
 def _errors_in(short_type: torch.dtype, reference: ComparedModel) -> dict[int, float] | None:
-    """For each entry, how far the reference is off when it runs in a short type; None if it cannot
+    """For each entry, the error of the reference if it runs in a short type; None if it cannot
     run.
     """
     replay = Replay(reference)
@@ -172,7 +205,7 @@ def _check_outputs_saved(
     models: Sequence[ComparedModel],
     compared: Sequence[tuple[Matched, float]],
 ) -> None:
-    """Layers that agree say little if it is not known what was returned."""
+    """Refuses to say that the models agree if outputs were not saved."""
     if len(compared) == len(outputs.pairs):
         return
     for side, (whose, model) in enumerate(zip(_NAMES, models, strict=True)):
@@ -298,7 +331,7 @@ def _unmatched(pairing: Pairing, analysis: Analysis) -> Unmatched:
     return Unmatched(*found)
 
 
-# -- words
+# -- text
 # --------------------------------------------------------------------------------------------------
 
 

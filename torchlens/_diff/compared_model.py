@@ -1,6 +1,5 @@
-"""One of the two models that are compared: its entries, with what matching needs of them.
-
-That is a fingerprint of each value, the entry that computed it, and the weights that led to it.
+"""One of the two models of a comparison: its entries, with a fingerprint of each value, the entry
+that computed it, and the weights that led to it.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +20,8 @@ from torchlens._replay.entries import Entries
 Tensor = torch.Tensor
 _SAME_NUMBERS = 1e-12  # fingerprints of the same numbers differ by less
 
-# Names of operations that mean one thing in different libraries: `matmul`, `dot_general` and
-# `einsum` are products.
+# Operations that mean the same in different libraries: `matmul`, `dot_general` and `einsum` are
+# products.
 _FAMILIES = {
     "product": "matmul mm bmm addmm addmv addbmm baddbmm linear dot mv einsum tensordot "
     "dotgeneral bilinear scaleddotproductattention innerproduct rmatmul conv1d conv2d conv3d "
@@ -89,23 +88,24 @@ class ComparedModel(Entries):
         self.weight_history: list[bytes] = [] if old is None else old.weight_history
 
     def with_values(self, values: dict[int, Tensor | None]) -> "ComparedModel":
-        """The same model with other values."""
-        return ComparedModel(self.log, values, self)
+        """The same model with other values; buffers keep theirs."""
+        others = {entry: value for entry, value in values.items() if entry not in self.buffers}
+        return ComparedModel(self.log, others, self)
 
     # -- values
     # ----------------------------------------------------------------------------------------------
 
     def _roots(self) -> list[int]:
-        """For each entry, the one that computed what it holds: itself, or the one whose numbers it
-        hands on (a reshape, a permutation, a dropout in evaluation, a cast that loses nothing).
+        """For each entry, the one that computed its value: itself, or the one whose numbers it
+        passes on (a reshape, a permutation, a dropout in evaluation, an exact cast).
         """
         found = list(range(self.size))
         for entry, parents in enumerate(self.parents):
-            if len(parents) == 1 and self._hands_on(entry, parents[0]):
+            if len(parents) == 1 and self._passes_on(entry, parents[0]):
                 found[entry] = found[parents[0]]
         return found
 
-    def _hands_on(self, entry: int, parent: int) -> bool:
+    def _passes_on(self, entry: int, parent: int) -> bool:
         if self.rows[entry].operation in (OUTPUT, IDENTITY):
             return True
         mine, theirs = self.prints[entry], self.prints[parent]
@@ -113,15 +113,18 @@ class ComparedModel(Entries):
             return False
         if mine.size < 2 or mine.is_constant or mine.apart(theirs) > _SAME_NUMBERS:
             return False
+        return self._have_same_sum(entry, parent)
+
+    def _have_same_sum(self, entry: int, parent: int) -> bool:
+        """False for whole numbers with different sums: large ones may have one fingerprint."""
         a, b = self.value(entry), self.value(parent)
         if a is None or b is None or not are_whole(a, b):
             return True
-        # Large whole numbers that differ may have one fingerprint; these are sums modulo 2**64.
         return bool(a.sum(dtype=torch.int64) == b.sum(dtype=torch.int64))
 
     @cached_property
     def computed(self) -> list[int]:
-        """The entries that computed a value of their own; inputs are among them, constants not."""
+        """The entries that computed a value, and inputs; without constants and buffers."""
         return [
             entry
             for entry, mine in enumerate(self.prints)
@@ -139,10 +142,10 @@ class ComparedModel(Entries):
         return {weight for own in self.own_weights for weight in own}
 
     def set_groups(self, groups: dict[int, int], shared: Sequence[int]) -> None:
-        """Takes the group of each weight: weights of both models that correspond are in one group.
+        """Sets the group of each weight: weights of both models that correspond are in one group.
 
-        Works out, for each entry, which of the `shared` groups led to it and how often one after
-        the other (`weight_history`), in whatever steps that was done.
+        `weight_history` becomes, for each entry, how often each of the `shared` groups was applied
+        on the longest path to it.
         """
         self._groups = groups
         place_of = {group: place for place, group in enumerate(shared)}
@@ -170,7 +173,7 @@ class ComparedModel(Entries):
 
 
 class Features:
-    """What is compared of the computed entries besides their values, as arrays."""
+    """The properties of computed entries by which they are aligned, as arrays."""
 
     def __init__(self, model: ComparedModel) -> None:
         entries = model.computed
@@ -211,8 +214,8 @@ def _digits(address: str) -> tuple[str, ...]:
 
 
 def _weight_groups(model: ComparedModel) -> list[set[int]]:
-    """The weights that each entry reads, with those of the product that a bias is added to or that
-    a part is taken of.
+    """The groups of the weights that each entry reads; adding a bias and taking a part include the
+    weights of their input.
     """
     found: list[set[int]] = []
     from_input = model.graph.has_input_ancestor

@@ -5,27 +5,26 @@ from dataclasses import dataclass, field
 
 import torch
 
+from torchlens._diff.compared_model import ComparedModel
 from torchlens._diff.known_pairs import saved_output, shown_by
 from torchlens._diff.matching import Matched, Pairing
 from torchlens._recording.relative_error import dense
 from torchlens._replay.replay import NotReplayableError, Replay
 
 Tensor = torch.Tensor
-# How much larger than the error of its inputs the error of a correct layer may be. Where the unit
-# is the reference's own error, that grows from layer to layer, too.
+# How many times the error of its inputs the error of a correct layer may be. It is less if the
+# unit is the reference's own error, which grows from layer to layer, too.
 _GROWTH = 4.0
 _GROWTH_OF_OWN = 2.0
-# If the error of a pair is so many times that of everything computed from it, it is no pair.
+# A pair is false if its error is so many times that of everything computed from it.
 _VANISHED = 20.0
-# Outputs may be so many times further apart than the values that they show: a cast adds a little.
+# Outputs may differ so many times more than the values that they show: a cast adds rounding.
 _AS_FAR = 2.0
 
 
 @dataclass(frozen=True)
 class Section:
-    """What lies between a pair and the pairs above it, on one side: what goes in, and what is
-    computed.
-    """
+    """The entries between a pair and the pairs above it, on one side, and their inputs."""
 
     inputs: tuple[int, ...]
     entries: tuple[int, ...]
@@ -33,7 +32,7 @@ class Section:
 
 @dataclass
 class Origin:
-    """A pair at which an error begins, and its sections. `others` are results of the same
+    """A pair at which an error begins, with its sections. `others` are pairs of the same
     computation.
     """
 
@@ -47,8 +46,8 @@ class Origin:
 class Analysis:
     """All pairs in the order of the reference; the rest is by entry of the reference.
 
-    `agreeing` are the pairs that agree, `origins` those where an error begins, `sections` those of
-    pairs that do not agree, and `limits` the largest error, in units, that counts as rounding.
+    `origins` are the pairs at which an error begins, `sections` has those of pairs that do not
+    agree, and `limits` the largest error, in units, that counts as rounding.
     """
 
     pairs: list[Matched]
@@ -64,12 +63,11 @@ def analyse(
     replay: Replay | None = None,
     trusted: Collection[int] = (),
 ) -> Analysis:
-    """Finds the pairs that agree and those where an error begins. Takes pairs out of `pairing` that
-    turn out to be none, because all that is computed from them agrees.
+    """Finds the pairs that agree and those at which an error begins. Removes false pairs from
+    `pairing`: those that differ although everything computed from them agrees.
 
-    `replay`, of the candidate, tells the own error of a pair; without it, errors may grow from
-    layer to layer, and by how much is a guess. `trusted` pairs, by entry of the reference, are put
-    right.
+    `replay`, of the candidate, gives the own error of a pair; without it, errors may grow by a
+    fixed factor from layer to layer. `trusted` pairs, by entry of the reference, agree.
     """
     for _ in range(4):
         analysis = _analysed(pairing, tolerance, replay, trusted)
@@ -88,35 +86,50 @@ def _analysed(
     analysis = Analysis(pairing.pairs(), set(trusted), [], {}, {})
     waiting: list[Matched] = []
     for pair in analysis.pairs:
-        analysis.limits[pair.reference] = pair.allowed(tolerance)
+        allowed = analysis.limits[pair.reference] = pair.allowed(tolerance)
         if pair.reference in trusted:
             continue
         ours, theirs = (section_of(pairing, side, pair, stops[side]) for side in (0, 1))
-        above = [pairing.at(0, end) for end in ours.inputs]
-        above += [pairing.at(1, end) for end in theirs.inputs]
-        known = [other for other in above if other is not None]
-        # An input that comes later in the reference is judged by itself.
-        good = [
-            other
-            for other in known
-            if other.reference in analysis.agreeing
-            or (other.reference >= pair.reference and other.units <= other.allowed(tolerance))
-        ]
-        has_good_inputs = len(good) == len(known)
-        growth = _GROWTH_OF_OWN if pairing.unit_of else _GROWTH
-        inherited = max((p.error for p in good if p.reference not in trusted), default=0.0)
-        analysis.limits[pair.reference] += growth * inherited / pair.eps
-        is_in_question = has_good_inputs and pair.units > pair.allowed(tolerance)
+        inputs = _pairs_of_inputs(pairing, ours, theirs)
+        good = [other for other in inputs if _is_good_input(other, pair, analysis, tolerance)]
+        has_good_inputs = len(good) == len(inputs)
+        inherited = _inherited_units(pairing, pair, good, trusted)
+        limit = analysis.limits[pair.reference] = allowed + inherited
+        is_in_question = has_good_inputs and pair.units > allowed
         own = own_units(pairing, pair, theirs, replay) if is_in_question else None
-        limit = analysis.limits[pair.reference]
-        if pair.units <= limit if own is None else own <= pair.allowed(tolerance):
+        if pair.units <= limit if own is None else own <= allowed:
             analysis.agreeing.add(pair.reference)
-            continue
-        analysis.sections[pair.reference] = (ours, theirs)
-        (analysis.origins if has_good_inputs else waiting).append(pair)
-    if not analysis.origins:  # each waits for another: the order of the reference decides
+        else:
+            analysis.sections[pair.reference] = (ours, theirs)
+            (analysis.origins if has_good_inputs else waiting).append(pair)
+    if not analysis.origins:  # each depends on another: the order of the reference decides
         analysis.origins.extend(waiting[:1])
     return analysis
+
+
+def _inherited_units(
+    pairing: Pairing, pair: Matched, inputs: Sequence[Matched], trusted: Collection[int]
+) -> float:
+    """How much of the error of a pair, in units of rounding, the errors of its inputs explain."""
+    growth = _GROWTH_OF_OWN if pairing.unit_of else _GROWTH
+    errors = (other.error for other in inputs if other.reference not in trusted)
+    return growth * max(errors, default=0.0) / pair.eps
+
+
+def _pairs_of_inputs(pairing: Pairing, ours: Section, theirs: Section) -> list[Matched]:
+    above = [pairing.at(0, entry) for entry in ours.inputs]
+    above += [pairing.at(1, entry) for entry in theirs.inputs]
+    return [pair for pair in above if pair is not None]
+
+
+def _is_good_input(other: Matched, pair: Matched, analysis: Analysis, tolerance: float) -> bool:
+    """True if an input of a pair agrees. One that comes later in the reference is not analysed yet:
+    its whole error counts.
+    """
+    is_later = other.reference >= pair.reference
+    return other.reference in analysis.agreeing or (
+        is_later and other.units <= other.allowed(tolerance)
+    )
 
 
 def stops_of(pairing: Pairing, side: int) -> list[bool]:
@@ -125,10 +138,10 @@ def stops_of(pairing: Pairing, side: int) -> list[bool]:
 
 
 def section_of(pairing: Pairing, side: int, pair: Matched, stops: Sequence[bool]) -> Section:
-    """What lies between a pair and the pairs above it, on one side.
+    """The section of a pair on one side.
 
     An entry above that holds the value of the pair itself (a norm before it is multiplied by ones)
-    lies in between, too.
+    is part of it.
     """
     model, stops = pairing.models[side], list(stops)
     while True:
@@ -145,7 +158,7 @@ def section_of(pairing: Pairing, side: int, pair: Matched, stops: Sequence[bool]
 
 
 def _is_false(pairing: Pairing, pair: Matched, analysis: Analysis) -> bool:
-    """True if a pair that was not matched by value differs while all that is computed from it
+    """True if a pair that was not matched by value differs although everything computed from it
     agrees.
     """
     if pair.by_value or pair.reference not in analysis.sections:
@@ -182,31 +195,38 @@ def _below(pairing: Pairing, entry: int) -> list[Matched]:
 def own_units(
     pairing: Pairing, pair: Matched, section: Section, replay: Replay | None
 ) -> float | None:
-    """How far the candidate is off when it computes a pair from the reference's inputs; None if it
-    cannot.
+    """The error of a pair, in units of rounding, if the candidate computes it from the reference's
+    inputs; None if it cannot.
     """
-    model, target = pairing.candidate, pairing.reference.value(pair.reference)
+    target = pairing.reference.value(pair.reference)
     if replay is None or target is None or pair.layout is None:
         return None
-    entries, given = set(section.entries), dict[int, Tensor]()
+    entries, given = _with_views(pairing.candidate, section)
+    values = {entry: _reference_value(pairing, entry) for entry in given}
+    known = {entry: value for entry, value in values.items() if value is not None}
+    if len(known) < len(values):
+        return None
+    try:
+        result = dense(replay.part(entries | {pair.candidate}, known))
+    except NotReplayableError:
+        return None
+    is_comparable = result is not None and result.numel() == target.numel()
+    return pair.units_between(target, result) if is_comparable else None
+
+
+def _with_views(model: ComparedModel, section: Section) -> tuple[set[int], set[int]]:
+    """The entries of a section with the views that it reads, and the inputs of all of these."""
+    entries, given = set(section.entries), set[int]()
     for entry in section.entries:
         for parent in model.parents[entry]:
             root = model.root[parent]
             if parent in entries or root in given:
                 continue
-            value = _reference_value(pairing, root)
-            if value is None:
-                return None
-            given[root] = value
-            while parent != root:  # a view of it, which is made anew
+            given.add(root)
+            while parent != root:
                 entries.add(parent)
                 parent = model.parents[parent][0]
-    try:
-        result = dense(replay.part(entries | {pair.candidate}, given))
-    except NotReplayableError:
-        return None
-    is_comparable = result is not None and result.numel() == target.numel()
-    return pair.units_between(target, result) if is_comparable else None
+    return entries, given
 
 
 def _reference_value(pairing: Pairing, entry: int) -> Tensor | None:
@@ -230,7 +250,7 @@ def _reference_value(pairing: Pairing, entry: int) -> Tensor | None:
 def output_errors(
     outputs: Sequence[tuple[int, int]], pairing: Pairing, analysis: Analysis, tolerance: float
 ) -> list[tuple[Matched, float]]:
-    """Each pair of outputs that were saved, and how far apart they may be in units of rounding."""
+    """Each pair of saved outputs, with its limit in units of rounding."""
     ours, theirs = pairing.models
     found = []
     for r, c in outputs:
@@ -244,8 +264,8 @@ def output_errors(
 def origins_at_outputs(
     outputs: Sequence[tuple[int, int]], pairing: Pairing, analysis: Analysis, tolerance: float
 ) -> list[tuple[Matched, Origin]]:
-    """Outputs that differ although the values that they show agree (the elements are in another
-    order, or another value is returned), each with the origin of its error.
+    """Outputs that differ although the values that they show agree (the order of elements differs,
+    or another value is returned), each with the origin of its error.
     """
     found = []
     ours, theirs = pairing.models
@@ -273,8 +293,8 @@ def _is_behind(output: Matched, pairing: Pairing, origins: Sequence[Matched]) ->
 
 
 def _section_of_output(pairing: Pairing, side: int, entry: int) -> Section:
-    """What lies between an entry that is returned and the values above it that have pairs, views of
-    these included.
+    """The section between a returned entry and the values above it that have pairs; it includes
+    views of these.
     """
     model = pairing.models[side]
     stops = [is_known and model.root[number] == number
@@ -286,7 +306,7 @@ def _section_of_output(pairing: Pairing, side: int, entry: int) -> Section:
 
 
 def distinct(at_outputs: Sequence[tuple[Matched, Origin]]) -> list[Origin]:
-    """The origins of outputs, one for all outputs that show the same values."""
+    """The origins of outputs, without those that show the same values as another."""
     return list({(o.pair.reference, o.pair.candidate): o for _, o in at_outputs}.values())
 
 
@@ -295,7 +315,7 @@ def distinct(at_outputs: Sequence[tuple[Matched, Origin]]) -> list[Origin]:
 
 
 def grouped(origins: Sequence[Origin], pairing: Pairing) -> list[Origin]:
-    """Origins that share a computation become one: q, k and v of one `qkv` go wrong together."""
+    """Merges origins that share a computation, such as q, k and v of one `qkv`."""
     found: list[Origin] = []
     for origin in origins:
         for known in found:
@@ -312,7 +332,7 @@ def grouped(origins: Sequence[Origin], pairing: Pairing) -> list[Origin]:
 
 
 def _share_steps(pairing: Pairing, first: Origin, second: Origin) -> bool:
-    """True if both compute something from the input in common steps, on either side."""
+    """True if, on either side, both have a step in common that depends on the input."""
     ours = set(first.reference.entries) & set(second.reference.entries)
     theirs = set(first.candidate.entries) & set(second.candidate.entries)
     return any(
@@ -332,7 +352,7 @@ def _are_passes(pairing: Pairing, first: Matched, second: Matched) -> bool:
 
 
 def _are_one_line(pairing: Pairing, first: Origin, second: Origin) -> bool:
-    """True if one line of the candidate takes both from one value: `a, b = x[::2], x[1::2]`."""
+    """True if one line of the candidate computes both from one value: `a, b = x[::2], x[1::2]`."""
     model = pairing.candidate
     ours, theirs = (
         (model.place_of(o.pair.candidate), model.log.module_chain(o.pair.candidate))

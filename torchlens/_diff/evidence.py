@@ -1,5 +1,5 @@
-"""What is known about the sections in which an error lies: values, weights, constants, and what
-they give when they run again.
+"""The data about the sections of an origin from which reasons are found: values, weights,
+constants, and results of running a section again.
 """
 
 import math
@@ -21,7 +21,7 @@ from torchlens._recording.relative_error import comparable, dense, numbers, rela
 from torchlens._replay.replay import Instead, NotReplayableError, Replay
 
 Tensor = torch.Tensor
-# Fingerprints of the same numbers in another order differ by less, but for rounding.
+# Fingerprints of the same numbers in another order differ by less, because of rounding.
 _SAME_NUMBERS = 1e-3
 # Names of arguments that say nothing about what is computed.
 _NOISE = {
@@ -73,21 +73,21 @@ def number_text(value: Any) -> str:
 
 @dataclass
 class Change:
-    """What is changed when a section runs again: weights by number, functions by entry, values by
-    entry. `says` is the reason if that removes the error.
+    """A change to a section that runs again: weights by number, functions by entry, values by
+    entry. `says` is the reason if it removes the error.
     """
 
     says: str
     weights: dict[int, Tensor] = field(default_factory=dict)
     instead: dict[int, Instead] = field(default_factory=dict)
     given: dict[int, Tensor] = field(default_factory=dict)
-    of_reference: bool = False  # it is the reference's section that runs
+    of_reference: bool = False  # the reference's section runs, not the candidate's
 
 
 class Evidence:
-    """Both models, their weights, and the operations of those that can run again.
+    """Both models, their weights, and the operations that can run again.
 
-    `candidate` has the values with which the origins were found.
+    `candidate` has the values of the run in which the origins were found.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class Evidence:
     # ----------------------------------------------------------------------------------------------
 
     def result(self, origin: Origin) -> tuple[Tensor, Tensor] | None:
-        """What the two computed from the reference's inputs, both in the reference's shape; None if
-        shapes differ.
+        """The results of both from the reference's inputs, in the reference's shape; None if no
+        layout fits.
         """
         a, layout = self.ours.value(origin.pair.reference), origin.pair.layout
         b = self.candidate_result(origin)
@@ -127,23 +127,23 @@ class Evidence:
         return numbers(a), layout.to_reference(numbers(b), tuple(a.shape))
 
     def candidate_result(self, origin: Origin) -> Tensor | None:
-        """What the candidate computes from the inputs it had, or has when it runs again."""
+        """The candidate's result, from running the section again if that is possible."""
         if self.can_run:
             try:
                 return dense(self.again(origin))
             except NotReplayableError:
                 pass
-        # What was put in is the reference's value: it tells nothing.
-        is_put_in = self.theirs.is_replaced(origin.pair.candidate)
-        return None if is_put_in else self.theirs.value(origin.pair.candidate)
+        # A replaced value is the reference's.
+        is_replaced = self.theirs.is_replaced(origin.pair.candidate)
+        return None if is_replaced else self.theirs.value(origin.pair.candidate)
 
     def inputs(self, origin: Origin) -> list[Tensor]:
-        """The fractions that go into the reference's section."""
+        """The floating-point inputs of the reference's section."""
         values = [self.ours.value(entry) for entry in origin.reference.inputs]
         return [numbers(v) for v in values if v is not None and v.dtype.is_floating_point]
 
     def input_units(self, origin: Origin) -> float:
-        """How far the inputs are apart."""
+        """The largest error of the inputs, in units of rounding."""
         pairs = [self._pairing.of[0].get(entry) for entry in origin.reference.inputs]
         return max((pair.units for pair in pairs if pair is not None), default=0.0)
 
@@ -173,13 +173,12 @@ class Evidence:
         return best_layout(comparable(target), comparable(result), 0.0)[0] / origin.pair.eps
 
     def again(self, origin: Origin, change: Change | None = None) -> Tensor:
-        """What a section gives when it runs again, from the inputs with which it was found."""
-        of_reference = change is not None and change.of_reference
-        model = self.ours if of_reference else self.theirs
-        replay = self._replays[0 if of_reference else 1]
+        """The result of running a section again, from the inputs with which it was found."""
+        change = change or Change("")
+        model = self.ours if change.of_reference else self.theirs
+        replay = self._replays[not change.of_reference]
         if replay is None:
             raise NotReplayableError("it is not live")
-        change = change or Change("")
         entries = self.affected(origin, change)
         parents = {parent for entry in entries for parent in model.parents[entry]}
         given = {entry: model.raw(entry) for entry in parents - {*entries}}
@@ -215,8 +214,8 @@ class Evidence:
     # ----------------------------------------------------------------------------------------------
 
     def rearranged(self, origin: Origin) -> Iterator[tuple[int, int]]:
-        """Views, in the sections and where they read, that show the same numbers in one shape, but
-        in another order.
+        """Views of the sections and their inputs that have the same shape and the same numbers in
+        another order.
         """
         for c in _views(self.theirs, origin.candidate):
             for r in _views(self.ours, origin.reference):
@@ -239,8 +238,8 @@ class Evidence:
     # ----------------------------------------------------------------------------------------------
 
     def constants_apart(self, origin: Origin) -> tuple[list[Constant], list[Constant]]:
-        """The constants that only one of the two sections has: fractions, and all else that has a
-        namesake in the other.
+        """The constants that only one of the two sections has: fractions, and those with names that
+        the other has, too.
         """
         ours = _constants(self.ours, origin.reference)
         theirs = _constants(self.theirs, origin.candidate)
@@ -258,7 +257,7 @@ def _apart(own: Sequence[Constant], other: Sequence[Constant]) -> list[Constant]
 
 
 def _views(model: ComparedModel, section: Section) -> list[int]:
-    """The views in a section, and those among what it is given."""
+    """The views in a section and among its inputs."""
     read = {parent for entry in section.entries for parent in model.parents[entry]}
     views = [entry for entry in section.entries if family(model.type_of(entry)) == "view"]
     given = sorted(read - set(section.entries))
@@ -266,7 +265,7 @@ def _views(model: ComparedModel, section: Section) -> list[int]:
 
 
 def _constants(model: ComparedModel, section: Section) -> list[Constant]:
-    """Numbers and flags of the operations of a section; sizes of views and the like are none."""
+    """Numbers and flags of the operations of a section, without those of views and joins."""
     found: list[Constant] = []
     for entry in section.entries:
         row = model.rows[entry]

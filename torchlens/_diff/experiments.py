@@ -1,9 +1,9 @@
-"""Explanations tested by experiment: something in a section is changed, the part that depends on it
-runs again, and if the error is gone, that was the reason.
+"""Reasons found by experiment: one thing in a section is changed, the entries that depend on it run
+again, and if the error disappears, the change is the reason.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 from typing import Any
 
 import torch
@@ -16,17 +16,17 @@ from torchlens._replay.replay import Instead, NotReplayableError
 
 Tensor = torch.Tensor
 Changes = Iterator[Change]
-_GONE = 64.0  # units of rounding: so little is left of an error that is explained
+_GONE = 64.0  # units of rounding: the largest error that is left with the right change
 _LONGEST_AXIS = 4096
-# What the experiments on one divergence may cost: one for each operation, and one more for each
-# hundred thousand elements that it computes.
+# The largest cost of the experiments on one divergence: one for each operation, and one more for
+# each hundred thousand elements that it computes.
 _BUDGET = 25_000
 _ELEMENTS = 100_000
 
 
 def experiments(origin: Origin, evidence: Evidence) -> Iterator[str]:
-    """The first change that removes the error, as a sentence. Notes what the budget did not allow
-    in `evidence.untried`.
+    """The first change that removes the error, as a sentence. Adds experiments that exceed the
+    budget to `evidence.untried`.
     """
     if not evidence.can_run:
         return
@@ -92,19 +92,16 @@ def _turned(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _gates(origin: Origin, evidence: Evidence) -> Changes:
-    """The gates of a recurrent cell in another order: blocks of every weight that has them."""
+    """The gates of a recurrent cell, which are blocks of its weights, in another order."""
     kinds = {family(evidence.theirs.type_of(entry)) for entry in origin.candidate.entries}
     if not kinds & {"sigmoid", "tanh", "recurrent"}:
         return
     params = _params(origin, evidence)
     largest = dict.fromkeys(max(param.shape, default=1) for param in params.values())
-    for count, size in ((count, size) for count in (4, 3) for size in largest):
+    for count, size in product((4, 3), largest):
+        gated = {number: param for number, param in params.items() if size in param.shape}
         for order in list(permutations(range(count)))[1:] if size % count == 0 else ():
-            changed = {
-                number: _in_order(param, size, order)
-                for number, param in params.items()
-                if size in param.shape
-            }
+            changed = {number: _in_order(param, size, order) for number, param in gated.items()}
             said = " ".join(str(place + 1) for place in order)
             text = f"the {count} gates are in another order: in the order {said}"
             yield Change(text, changed)
@@ -121,7 +118,7 @@ def _in_order(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
 
 
 def _other_constants(origin: Origin, evidence: Evidence) -> Changes:
-    """Each constant of the reference for each of the candidate's that it could be."""
+    """Each constant of the reference in place of each constant of the candidate that it may be."""
     ours, theirs = evidence.constants_apart(origin)
     for c in theirs:
         for r in ours:
@@ -131,7 +128,7 @@ def _other_constants(origin: Origin, evidence: Evidence) -> Changes:
                     f"{r.against(c)}: with {r}", instead={c.entry: _with_constant(c, r.value)}
                 )
             if isinstance(c.value, float | int) and isinstance(r.value, float) and r.value:
-                inverse = 1 / r.value  # one divides, one multiplies
+                inverse = 1 / r.value  # one model divides, the other multiplies
                 yield Change(
                     f"1/{r} in the reference, {c} in the candidate: with {number_text(inverse)}",
                     instead={c.entry: _with_constant(c, inverse)},
@@ -146,17 +143,6 @@ def _with_constant(constant: Constant, value: Any) -> Instead:
         return func(*args, **{**kwargs, constant.location: value})
 
     return instead
-
-
-def _other_beginning(origin: Origin, evidence: Evidence) -> Changes:
-    """Zeros for what a section begins with."""
-    for label, kind, entries in _steps(evidence.theirs, origin.candidate.entries):
-        if kind in ("ones", "oneslike", "full", "broadcastindim"):
-            yield Change(f"with zeros for {label}", instead=dict.fromkeys(entries, _zeros))
-
-
-def _zeros(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return torch.zeros_like(func(*args, **kwargs))
 
 
 # -- operations
@@ -183,7 +169,7 @@ def _left_out(origin: Origin, evidence: Evidence) -> Changes:
 
 
 def _argument(place: int) -> Instead:
-    """One of the tensors that go in, if it has the size of the result."""
+    """Returns one of the tensors among the arguments, if it has the size of the result."""
 
     def instead(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
@@ -196,7 +182,7 @@ def _argument(place: int) -> Instead:
 
 
 def _other_order(origin: Origin, evidence: Evidence) -> Changes:
-    """The arguments of joins, differences, quotients and products the other way round."""
+    """The arguments of joins, differences, quotients and products in reverse order."""
     for label, kind, entries in _steps(evidence.theirs, origin.candidate.entries):
         if family(kind) in ("join", "sub", "div", "product"):
             text = f"{label} takes its arguments in another order: the other way round"
@@ -252,8 +238,8 @@ def _constantly(value: Tensor) -> Instead:
 
 
 def _turned_inputs(origin: Origin, evidence: Evidence) -> Changes:
-    """What goes into a section with two axes swapped, and with the two axes that one axis may be
-    made of.
+    """The inputs of a section with two axes swapped, or with one axis split in two and these
+    swapped.
     """
     model = evidence.theirs
     for entry in origin.candidate.inputs:
@@ -279,7 +265,7 @@ def _rearrangements(value: Tensor) -> Iterator[tuple[str, Tensor]]:
                 yield words, grid.flatten(axis, axis + 1)
 
 
-# In the order in which they are tried, by the names under which they are reported as not tried.
+# In the order in which they are tried, by the names with which they are reported as not tried.
 _EXPERIMENTS: dict[str, Callable[[Origin, Evidence], Changes]] = {
     "weights transposed or flipped": _turned_weights,
     "the reference's constants": _other_constants,
@@ -289,5 +275,4 @@ _EXPERIMENTS: dict[str, Callable[[Origin, Evidence], Changes]] = {
     "views in another order": _other_arrangement,
     "inputs with other axes": _turned_inputs,
     "other activations": _other_activation,
-    "zeros to begin with": _other_beginning,
 }

@@ -10,15 +10,15 @@ import torch
 
 from torchlens._recording.relative_error import numbers
 
-# Sorting takes long: of larger tensors only the moments are taken.
+# Sorting takes long: larger tensors have no quantiles.
 _MOST_SORTED = 1 << 17
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _EXACT = 1e-12
 
 
 class Fingerprint(NamedTuple):
-    """Of one value: how many elements, their root mean square, how many are not finite, and
-    features relative to it.
+    """The number of elements of a value, their root mean square, the number of elements that are
+    not finite, and features relative to the root mean square.
     """
 
     size: int
@@ -28,13 +28,13 @@ class Fingerprint(NamedTuple):
 
     @property
     def is_constant(self) -> bool:
-        """Whether all elements are the same, or there are none."""
+        """True if all elements are the same, or there are none."""
         return bool(
             self.size == 0 or self.scale == 0.0 or self.features[4] - self.features[5] < _EXACT
         )
 
     def apart(self, other: "Fingerprint") -> float:
-        """0 for the same values in any order; 1 and more for what has nothing in common."""
+        """The distance: 0 for the same values in any order, 1 and more for unrelated ones."""
         if self.size != other.size or self.nonfinite != other.nonfinite:
             return float("inf")
         larger = max(self.scale, other.scale)
@@ -45,7 +45,7 @@ class Fingerprint(NamedTuple):
 
 
 class Shelf:
-    """Many fingerprints, to be asked at once which of them may be that of the same values."""
+    """An index of fingerprints, to find those near a given one."""
 
     def __init__(self, prints: Sequence[tuple[int, Fingerprint]]) -> None:
         self._by_size: dict[int, tuple[list[int], np.ndarray, np.ndarray]] = {}
@@ -59,7 +59,7 @@ class Shelf:
             self._by_size[size] = ([number for number, _ in own], scales, features)
 
     def near(self, own: Fingerprint, limit: float, feature_limit: float) -> list[tuple[float, int]]:
-        """(how far apart, number) of those whose scale and features are within the limits."""
+        """(distance, number) of those whose scale and features are within the limits."""
         if own.size not in self._by_size:
             return []
         numbers_, scales, features = self._by_size[own.size]
@@ -82,9 +82,8 @@ def fingerprint(value: torch.Tensor) -> Fingerprint:
         return Fingerprint(0, 0.0, 0, np.zeros(11))
     squares = float(flat.dot(flat))
     if squares != squares or squares == float("inf"):
-        finite = flat[
-            flat.isfinite() & (flat.abs() < 1e150)
-        ]  # -inf and the lowest number are both masks
+        # Masks use -inf or the lowest number: both count as not finite.
+        finite = flat[flat.isfinite() & (flat.abs() < 1e150)]
         nonfinite, flat = size - finite.numel(), finite
         if not flat.numel():
             return Fingerprint(size, 0.0, nonfinite, np.zeros(11))
@@ -104,7 +103,6 @@ def fingerprint(value: torch.Tensor) -> Fingerprint:
     mean, magnitude = float(flat.mean()), float(flat.abs().mean())
     cube = float(flat.dot(flat * flat)) / flat.numel()
     fourth = float((flat * flat).dot(flat * flat)) / flat.numel()
-    # A single large element moves the higher moments more than an error of the norm says: their
-    # roots are taken.
+    # A single large element changes the higher moments more than the norm: roots reduce that.
     features = [mean, magnitude, np.cbrt(cube), fourth**0.25, high, low, *quantiles]
     return Fingerprint(size, scale, nonfinite, np.array(features))

@@ -1,8 +1,8 @@
-"""Every error by itself: where the candidate goes wrong, the reference's value is put in and the
-rest runs again.
+"""Finds every error by itself: the reference's values replace those of layers that differ, and the
+rest of the candidate runs again.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +29,8 @@ _MOST_ROUNDS = 200
 @dataclass
 class Isolated:
     """All origins, the pairing and its analysis in the last round, and the own errors of the layers
-    in units of rounding. `output_error` is what is left of the error of the outputs when all
-    origins are put right.
+    in units of rounding. `output_error` is the error of the outputs with the reference's values at
+    all origins.
     """
 
     origins: list[Origin]
@@ -48,32 +48,31 @@ def isolate(
     outputs: Sequence[tuple[int, int]],
     tolerance: float,
 ) -> Isolated:
-    """Puts the reference's values in until nothing else differs."""
+    """Substitutes the reference's values, round by round, until nothing else differs."""
     at_outputs = origins_at_outputs(outputs, pairing, analysis, tolerance)
     origins: dict[int, Origin] = {}
     trusted: dict[int, Matched] = {}
     kinds: set[tuple[str, ...]] = set()
     candidate = pairing.candidate
     for _ in range(_MOST_ROUNDS):
-        found = [pair for pair in analysis.origins if pair.reference not in trusted]
-        for pair in found:
-            origins[pair.reference] = Origin(pair, *analysis.sections[pair.reference])
-            trusted[pair.reference] = pair
-        kinds |= {_kind(pairing, pair) for pair in found}
-        _trust(pairing, analysis, kinds if found else set(), trusted)
+        new = _new_origins(analysis, trusted)
+        origins |= new
+        trusted |= {number: origin.pair for number, origin in new.items()}
+        kinds |= {_kind(pairing, origin.pair) for origin in new.values()}
+        _trust(pairing, analysis, kinds if new else set(), trusted)
         substitution = Substitution(pairing, trusted.values())
         values = replay.run(substitution)
-        if not found:
+        if not new:
             break
-        for entry in candidate.buffers:
-            values.pop(entry, None)
         known = [*fixed, *((pair.reference, pair.candidate) for pair in trusted.values())]
         pairing = Pairing(pairing.reference, candidate.with_values(values), known, pairing.unit_of)
         analysis = analyse(pairing, tolerance, trusted=trusted)
     origins = _wrong_by_themselves(pairing, origins, trusted, substitution, replay, tolerance)
-    for output, origin in origins_at_outputs(outputs, pairing, analysis, tolerance):
-        if not any(entry in replay.pinned for entry in origin.candidate.entries):
-            at_outputs.append((output, origin))
+    at_outputs += [
+        (output, origin)
+        for output, origin in origins_at_outputs(outputs, pairing, analysis, tolerance)
+        if replay.pinned.keys().isdisjoint(origin.candidate.entries)
+    ]
     put_right = [*(o.pair for o in origins.values()), *(output for output, _ in at_outputs)]
     mended = replay.run(Substitution(pairing, put_right, with_twins=False))
     ordered = sorted(
@@ -88,14 +87,22 @@ def isolate(
     )
 
 
+def _new_origins(analysis: Analysis, trusted: Collection[int]) -> dict[int, Origin]:
+    return {
+        pair.reference: Origin(pair, *analysis.sections[pair.reference])
+        for pair in analysis.origins
+        if pair.reference not in trusted
+    }
+
+
 def _trust(
     pairing: Pairing,
     analysis: Analysis,
     kinds: set[tuple[str, ...]],
     trusted: dict[int, Matched],
 ) -> None:
-    """Adds the pairs that agree, and those of the given kinds: what went wrong in one layer or pass
-    may be wrong in all, which their own errors will tell.
+    """Adds to `trusted` the pairs that agree, and those of the given kinds: a mistake in one layer
+    or pass may be in all of them, and their own errors show it later.
     """
     for pair in analysis.pairs:
         is_suspect = pair.is_sure and pair.layout is not None and _kind(pairing, pair) in kinds
@@ -104,9 +111,7 @@ def _trust(
 
 
 def _kind(pairing: Pairing, pair: Matched) -> tuple[str, ...]:
-    """What a pair is, whatever the number of its layer and its pass: the types, the lines, the
-    modules without numbers.
-    """
+    """The types, the lines and the modules of a pair, without the numbers of layers."""
     found: list[str] = []
     for side, model in enumerate(pairing.models):
         entry = pair.on(side)
@@ -123,7 +128,7 @@ def _wrong_by_themselves(
     replay: Replay,
     tolerance: float,
 ) -> dict[int, Origin]:
-    """The origins whose own error is no rounding, now that all that goes in is the reference's."""
+    """The origins whose own error, given the reference's inputs, is more than rounding."""
     stops = [stops_of(pairing, side) for side in (0, 1)]
     found = {}
     for number, pair in trusted.items():
@@ -141,10 +146,10 @@ def _wrong_by_themselves(
 
 
 class Substitution:
-    """Gives the reference's values for the entries of `pairs`, and notes the own error of each in
-    units of rounding. To be called by `Replay.run`.
+    """Replaces the values of `pairs` by the reference's, for `Replay.run`, and stores their own
+    errors in units of rounding.
 
-    With twins, other entries that hold a value of the reference get that, too.
+    With twins, other entries that hold a value of the reference are replaced, too.
     """
 
     def __init__(self, pairing: Pairing, pairs: Iterable[Matched], with_twins: bool = True) -> None:
@@ -161,10 +166,7 @@ class Substitution:
         if pair is None or target is None:
             return None
         if pair.layout is None:
-            if tuple(target.shape) != tuple(value.shape) and target.dim() != value.dim():
-                return None
-            self.own_units[pair.reference] = float("inf")
-            return target.to(value.dtype)
+            return self._of_other_shape(pair, target, value)
         own = dense(value)
         if own is None or own.numel() != target.numel():
             return None
@@ -175,8 +177,15 @@ class Substitution:
             return torch.view_as_complex(changed.contiguous())
         return changed.to(value.dtype)
 
+    def _of_other_shape(self, pair: Matched, target: Tensor, value: Tensor) -> Tensor | None:
+        """The reference's value if no layout leads to the candidate's shape."""
+        if target.dim() != value.dim():
+            return None
+        self.own_units[pair.reference] = float("inf")
+        return target.to(value.dtype)
+
     def _twin(self, entry: int) -> Matched | None:
-        """The pair whose value an entry holds, unless the entry is a step in computing that."""
+        """The pair whose value an entry holds, unless the entry is a step that computes it."""
         twin = self._twins.get(entry)
         if twin is None:
             return None

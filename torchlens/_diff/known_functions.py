@@ -1,4 +1,4 @@
-"""Well-known functions that a layer may have computed instead, on the inputs that it had."""
+"""Well-known functions that a layer may compute by mistake, such as another activation."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -38,9 +38,7 @@ _EPS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 def norm_variants(
     x: Tensor, scale: Tensor | None, shift: Tensor | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Ways to normalise: over which axes, with which eps, with or without the mean, scale and
-    shift.
-    """
+    """Variants of normalisation: axes, eps, with or without the mean, scale and shift."""
     affine = {
         "": (scale, shift),
         " without its scale": (None, shift),
@@ -76,35 +74,38 @@ def _scaled(normal: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tenso
 
 
 def attention_variants(q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Ways to attend, with queries, keys and values of shape (..., length, size)."""
-    if q.dim() < 3 or k.shape[-2] != v.shape[-2] or q.shape[-1] != k.shape[-1]:
-        return
-    if q.dim() > 3 and k.dim() == v.dim() == q.dim():  # heads of queries may share keys and values
-        k, v = (
-            part.repeat_interleave(max(q.shape[-3] // part.shape[-3], 1), dim=-3) for part in (k, v)
-        )
-    if not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
+    """Variants of attention, with queries, keys and values of shape (..., length, size)."""
+    k, v = _shared_by_heads(q, k), _shared_by_heads(q, v)
+    is_possible = q.dim() >= 3 and k.shape[-2] == v.shape[-2] and q.shape[-1] == k.shape[-1]
+    if not is_possible or not q.shape[:-2] == k.shape[:-2] == v.shape[:-2]:
         return
     size, width = q.shape[-1], q.shape[-1] * (q.shape[-3] if q.dim() > 3 else 1)
-    orders = {"": (q, k), " with queries and keys swapped": (k, q)}
+    orders = {"": (q, k)}
+    if q.shape == k.shape:
+        orders[" with queries and keys swapped"] = (k, q)
     scales = {
         "": 1 / math.sqrt(size),
         " without 1/sqrt(d)": 1.0,
         " scaled by 1/d": 1 / size,
         f" scaled by 1/sqrt({width}), the whole width": 1 / math.sqrt(width),
     }
-    axes = {"": -1, " with softmax over the queries": -2, " with softmax over the heads": -3}
+    axes = {"": -1, " with softmax over the queries": -2}
+    if q.dim() > 3:
+        axes[" with softmax over the heads"] = -3
     for (swapped, (first, second)), (scaled, factor) in product(orders.items(), scales.items()):
-        if swapped and q.shape != k.shape:
-            continue
         scores = first @ second.transpose(-1, -2) * factor
         masks = _masks(scores, q.shape[-2] == k.shape[-2])
         for (masked, mask), (over, axis) in product(masks.items(), axes.items()):
-            if axis == -3 and q.dim() == 3:
-                continue
             hidden = float("-inf") if axis == -1 else -1e9
             own = scores if mask is None else scores.masked_fill(mask, hidden)
             yield f"attention{swapped}{scaled}{masked}{over}", torch.softmax(own, dim=axis) @ v
+
+
+def _shared_by_heads(q: Tensor, part: Tensor) -> Tensor:
+    """Keys or values, repeated if several heads of the queries share them."""
+    if q.dim() <= 3 or part.dim() != q.dim():
+        return part
+    return part.repeat_interleave(max(q.shape[-3] // part.shape[-3], 1), dim=-3)
 
 
 def _masks(scores: Tensor, is_square: bool) -> dict[str, Tensor | None]:

@@ -1,7 +1,7 @@
 """The pairs that are known before matching: inputs, outputs, and those that the user names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -23,31 +23,40 @@ _SAME_NUMBERS = 1e-6  # fingerprints of one input differ by less
 
 def paired_inputs(ours: ComparedModel, theirs: ComparedModel) -> list[tuple[int, int]]:
     """Pairs of inputs that hold the same numbers; raises CannotCompareError if one of the
-    reference's has none.
+    reference's has no counterpart.
     """
-    found: list[tuple[int, int]] = []
+    found: dict[int, int] = {}
+    free = list(theirs.graph.inputs)
     for r in ours.graph.inputs:
-        value = ours.value(r)
-        if value is None:
+        if ours.value(r) is None:
             continue
-        errors = []
-        for c in theirs.graph.inputs:
-            other = theirs.value(c)
-            if other is not None and c not in {known for _, known in found}:
-                error, layout = best_layout(comparable(value), comparable(other), 0.0)
-                eps = 0.0 if are_whole(value, other) else max(ours.epsilon, theirs.epsilon)
-                if layout is not None:
-                    errors.append((error, c, _ROUNDED * eps))
-        error, c, limit = min(errors, default=(float("inf"), -1, 0.0))
-        if error <= limit:
-            found.append((r, c))
-        elif errors or not _is_held(ours, r, theirs):
-            raise CannotCompareError(_differs(ours, r, theirs, error if errors else None))
-    return found
+        error, c, limit = min(_input_errors(ours, r, theirs, free), default=(None, -1, 0.0))
+        if error is not None and error <= limit:
+            found[r] = c
+            free.remove(c)
+        elif error is not None or not _is_held(ours, r, theirs):
+            raise CannotCompareError(_differs(ours, r, theirs, error))
+    return list(found.items())
+
+
+def _input_errors(
+    ours: ComparedModel, r: int, theirs: ComparedModel, free: Sequence[int]
+) -> Iterator[tuple[float, int, float]]:
+    """The error between an input of the reference and each of the candidate's that fits, the entry
+    of that, and the largest error that is rounding.
+    """
+    value = ours.value(r)
+    for c in free:
+        other = theirs.value(c)
+        if value is not None and other is not None:
+            error, layout = best_layout(comparable(value), comparable(other), 0.0)
+            eps = 0.0 if are_whole(value, other) else max(ours.epsilon, theirs.epsilon)
+            if layout is not None:
+                yield error, c, _ROUNDED * eps
 
 
 def _is_held(ours: ComparedModel, r: int, theirs: ComparedModel) -> bool:
-    """True if the candidate has the value in another place: as a buffer, or made inside."""
+    """True if the candidate has the value as a buffer, or computes it."""
     own = ours.prints[r]
     return own is not None and any(
         other is not None and own.apart(other) <= _SAME_NUMBERS for other in theirs.prints
@@ -61,8 +70,8 @@ def _differs(ours: ComparedModel, r: int, theirs: ComparedModel, error: float | 
         if theirs.value(c) is None and prod(theirs.rows[c].shape) == prod(mine):
             path = theirs.log.boundary_addresses[c][0]
             return (
-                f"The candidate has no saved value of its input ({path}), so nobody can tell "
-                "whether both models were given the same. Log it with layers_to_save='all'."
+                f"The candidate has no saved value of its input ({path}), so whether "
+                "both models were given the same is unknown. Log it with layers_to_save='all'."
             )
     shapes = " and ".join(shape_text(tuple(theirs.rows[c].shape)) for c in given) or "no tensor"
     what = f"{name} is {shape_text(mine)}, the candidate was given {shapes}"
@@ -84,19 +93,12 @@ class PairedOutputs(NamedTuple):
 
 
 def paired_outputs(ours: ComparedModel, theirs: ComparedModel) -> PairedOutputs:
-    """Outputs by their keys and attributes, the others in their order; if one side has more, the
-    nearest first.
+    """Pairs outputs by their keys and attributes, the others by order; if one side has more, the
+    nearest by value.
     """
     first, second = list(ours.graph.outputs), list(theirs.graph.outputs)
     are_as_many = len(first) == len(second)
-    of_path = {output_path(theirs, c): c for c in second}
-    found: dict[int, int] = {}
-    for r in first:
-        path = output_path(ours, r)
-        is_named = not all(part.isdigit() for part in path.split(".")[1:])
-        # A place in a tuple says nothing if the other tuple is shorter.
-        if (are_as_many or is_named) and path in of_path:
-            found[r] = of_path.pop(path)
+    found = _same_paths(ours, theirs, are_as_many)
     if not are_as_many:
         _pair_nearest(ours, theirs, found)
     taken = set(found.values())
@@ -104,6 +106,18 @@ def paired_outputs(ours: ComparedModel, theirs: ComparedModel) -> PairedOutputs:
     in_order = list(zip(*rest, strict=False))
     count = len(in_order)
     return PairedOutputs(sorted([*found.items(), *in_order]), rest[0][count:], rest[1][count:])
+
+
+def _same_paths(ours: ComparedModel, theirs: ComparedModel, with_places: bool) -> dict[int, int]:
+    """Outputs with the same path; `with_places` also those that only have a place in a tuple."""
+    of_path = {output_path(theirs, c): c for c in theirs.graph.outputs}
+    found: dict[int, int] = {}
+    for r in ours.graph.outputs:
+        path = output_path(ours, r)
+        is_named = not all(part.isdigit() for part in path.split(".")[1:])
+        if (with_places or is_named) and path in of_path:
+            found[r] = of_path.pop(path)
+    return found
 
 
 def _pair_nearest(ours: ComparedModel, theirs: ComparedModel, found: dict[int, int]) -> None:
@@ -144,8 +158,8 @@ Pairs = list[tuple[int, int]]
 def pairs_by_name(
     mapping: Mapping[str, str], ours: ComparedModel, theirs: ComparedModel
 ) -> tuple[Pairs, Pairs]:
-    """Pairs of entries and pairs of weights; in names of modules, labels and weights, `*` stands
-    for the part that varies: `{'h.*.ln_1': 'blocks.*.norm1'}`.
+    """The pairs of entries and of weights that `mapping` names. `*` in the names of modules, layers
+    and weights matches a part: `{'h.*.ln_1': 'blocks.*.norm1'}`.
     """
     if not isinstance(mapping, Mapping) or not all(
         isinstance(name, str) for pair in mapping.items() for name in pair
@@ -154,25 +168,31 @@ def pairs_by_name(
             "mapping must be a dict from names in the reference to names in the candidate, got "
             f"{got(mapping)}."
         )
-    entries = [_named_entries(model) for model in (ours, theirs)]
-    weights = [{weight.name: number for number, weight in enumerate(model.weights)}
-               for model in (ours, theirs)]  # fmt: skip
+    entries = _named_entries(ours), _named_entries(theirs)
+    weights = _named_weights(ours), _named_weights(theirs)
     found: tuple[Pairs, Pairs] = ([], [])
     for pattern, target in mapping.items():
-        before = [len(pairs) for pairs in found]
-        for (a, b), pairs in zip((entries, weights), found, strict=True):
-            for name, place in a.items():
-                other = _translated(name, pattern, target)
-                if other is not None and other in b:
-                    pairs.append((place, b[other]))
-        if before == [len(pairs) for pairs in found]:
+        matches = [_matching(pattern, target, *named) for named in (entries, weights)]
+        if not any(matches):
             known = [[*entries[side], *weights[side]] for side in (0, 1)]
             raise ValueError(_unknown(pattern, target, *known))
+        for pairs, new in zip(found, matches, strict=True):
+            pairs.extend(new)
     return found
 
 
+def _matching(pattern: str, target: str, ours: dict[str, int], theirs: dict[str, int]) -> Pairs:
+    """The pairs of names that fit a pattern and its target."""
+    others = {name: _translated(name, pattern, target) for name in ours}
+    return [(ours[name], theirs[other]) for name, other in others.items() if other in theirs]
+
+
+def _named_weights(model: ComparedModel) -> dict[str, int]:
+    return {weight.name: number for number, weight in enumerate(model.weights)}
+
+
 def _named_entries(model: ComparedModel) -> dict[str, int]:
-    """Labels, and modules for what they return (the last pass of each)."""
+    """Entries by label, and by the module (and pass) that returns them."""
     calls = model.log.recording.module_calls
     found = {model.label(entry): entry for entry in range(model.size)}
     for entry, exited in model.graph.modules_exited.items():
@@ -184,8 +204,8 @@ def _named_entries(model: ComparedModel) -> dict[str, int]:
 
 
 def _translated(name: str, pattern: str, target: str) -> str | None:
-    """`blocks.3.norm1` for `h.3.ln_1`, of `h.*.ln_1` and `blocks.*.norm1`; None where the pattern
-    does not fit.
+    """`blocks.3.norm1` for `h.3.ln_1`, `h.*.ln_1` and `blocks.*.norm1`; None if the pattern does
+    not match.
     """
     expression = "([^.]+)".join(map(re.escape, pattern.split("*")))
     fits = re.fullmatch(expression, name)

@@ -11,15 +11,15 @@ from torchlens._recording.relative_error import relative_error
 
 Tensor = torch.Tensor
 _MOST_AXES = 6
-_BETTER = 10.0  # another layout is accepted only when it is so many times better than the plain one
+_BETTER = 10.0  # how many times smaller than the plain layout's error that of another must be
 
 
 class Layout(NamedTuple):
-    """How the candidate's axes lie. `finer` are the sizes of one side's axes (`of_reference` or
-    not), `axes` permutes them.
+    """The order of the candidate's axes: `axes` permutes the sizes `finer`, which are those of the
+    reference's shape (`of_reference`) or of the candidate's, without ones.
 
-    `SAME` is the layout of two tensors of one shape; without `axes` they differ by a reshape at
-    most.
+    `SAME` is the layout of two tensors of one shape. Without `axes`, the two differ at most by a
+    reshape.
     """
 
     axes: tuple[int, ...] = ()
@@ -67,11 +67,9 @@ SAME = Layout()
 
 @lru_cache(maxsize=4096)
 def layouts_between(reference: tuple[int, ...], candidate: tuple[int, ...]) -> tuple[Layout, ...]:
-    """All layouts in which a tensor of the candidate's shape may hold what one of the reference's
-    shape does.
+    """All layouts that lead from one shape to the other, the plain one first.
 
-    The plain one first. One shape must be a permutation of the other once axes of size 1 are
-    dropped and axes that one of them has split are split.
+    Without axes of size 1, one shape must be a permutation of the other, whose axes may be split.
     """
     if prod(reference) != prod(candidate):
         return ()
@@ -83,7 +81,7 @@ def layouts_between(reference: tuple[int, ...], candidate: tuple[int, ...]) -> t
                 if _is_grouped(tuple(finer[axis] for axis in axes), target):
                     layout = Layout(axes, finer, of_reference)
                     found[SAME if layout.is_plain else layout] = None
-        if len(finer) == len(target):  # the other way round gives the same ones
+        if len(finer) == len(target):  # exchanging the two gives the same layouts
             break
     return tuple(sorted(found, key=lambda layout: not layout.is_plain))
 

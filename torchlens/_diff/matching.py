@@ -1,8 +1,8 @@
-"""Which value of the candidate corresponds to which of the reference.
+"""Matches the values of two models.
 
-First by value: fingerprints that do not depend on the order of elements find candidates, whose
-elements are then compared. The rest computes something else, or intermediate steps; it is aligned
-by the weights that led to it, by what it does, and by order.
+First by value: fingerprints that do not depend on the order of elements find possible pairs, whose
+elements are then compared. The other entries, which differ or are intermediate steps, are aligned
+by the weights that led to them, by operation, and by order.
 """
 
 from collections import Counter
@@ -23,8 +23,8 @@ from torchlens._recording.relative_error import (
 )
 
 Tensor = torch.Tensor
-_EXACT_UNITS = 64.0  # values so near are the same whatever led to them
-_LOOSE_UNITS = 4096.0  # values so near are the same if the same weights led to them
+_EXACT_UNITS = 64.0  # values that differ by less are the same, whichever weights led to them
+_LOOSE_UNITS = 4096.0  # values that differ by less are the same if the same weights led to them
 _LOOSEST = 0.02
 _FEW = 8  # values of fewer elements are alike by chance
 _MOST_TRIED = 6
@@ -37,7 +37,7 @@ _NEAR, _NEARLY = 0.3, 0.5  # relative errors up to which two values look alike
 class Matched:
     """Two entries that correspond, with the error between their values.
 
-    `by_value` if their values were what matched; `is_sure` if more than order and shape did.
+    `by_value` if they were matched by value; `is_sure` if not by order and shape alone.
     """
 
     reference: int
@@ -55,11 +55,11 @@ class Matched:
         return self.error / self.eps
 
     def allowed(self, units: float) -> float:
-        """So many units of rounding; none for whole numbers, which are exact."""
+        """`units`, or 0 for whole numbers, which are exact."""
         return 0.0 if self.is_whole else units
 
     def units_between(self, reference: Tensor | None, candidate: Tensor | None) -> float:
-        """How far other values of the two entries are apart, in units of rounding."""
+        """The error between other values of the two entries, in units of rounding."""
         if reference is None or candidate is None or reference.numel() != candidate.numel():
             return float("inf")
         if self.layout is None:
@@ -75,9 +75,9 @@ class Matched:
 class Pairing:
     """The pairs of entries of two models. `fixed` pairs are known.
 
-    `of` has the pair of each entry that has one, by side; `twins` the pairs of which an entry holds
-    the value, too. `unit_of` has, by entry of the reference, the unit of rounding if that is known
-    better than from the types.
+    `of` has the pairs by side and entry; `twins` has, for entries without a pair, one with the same
+    value. `unit_of` has, by entry of the reference, units of rounding that replace those of the
+    types.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Pairing:
         self.unit_of = unit_of or {}
         self.of: tuple[dict[int, Matched], dict[int, Matched]] = ({}, {})
         self.twins: tuple[dict[int, Matched], dict[int, Matched]] = ({}, {})
-        # Layouts that were found, by the shapes of both sides, and orders of axes by their number.
+        # Counts of layouts by the shapes of both sides, and of orders of axes by their number.
         self._usual: dict[tuple[tuple[int, ...], tuple[int, ...]], Counter[Layout]] = {}
         self._usual_axes: dict[int, Counter[tuple[tuple[int, ...], bool]]] = {}
         for r, c in fixed:
@@ -112,7 +112,7 @@ class Pairing:
         return sorted(self.of[0].values(), key=lambda pair: pair.reference)
 
     def remove(self, pair: Matched) -> None:
-        """Takes a pair out."""
+        """Removes a pair."""
         del self.of[0][pair.reference], self.of[1][pair.candidate]
 
     def is_free(self, r: int, c: int) -> bool:
@@ -130,8 +130,8 @@ class Pairing:
                 self._note_layout(pair)
 
     def _epsilon(self, r: int, c: int) -> float:
-        """The unit of rounding of two entries: that of the coarser model. A coarser type that only
-        one of the entries has is an error.
+        """The unit of rounding of two entries: that of the coarser model, or of both entries. A
+        coarser type of only one entry is an error.
         """
         own = [epsilon_of(model.rows[entry].dtype) for model, entry in zip(self.models, (r, c),
             strict=True)]  # fmt: skip
@@ -149,7 +149,7 @@ class Pairing:
         a, b = comparable(a), comparable(b)
         error, layout = best_layout(a, b, 0.0 if is_whole else _EXACT_UNITS * eps, known)
         if layout is not None and known and error > 0.1:
-            # The values do not tell which layout it is: the usual one of these shapes.
+            # The values do not determine the layout: the usual one of these shapes.
             layout = known[0]
             error = relative_error(a, layout.to_reference(b, shapes[0]))
         return Matched(r, c, error, eps, layout, by_value, is_whole=is_whole)
@@ -158,8 +158,8 @@ class Pairing:
     # ----------------------------------------------------------------------------------------------
 
     def _usual_layouts(self, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Layout, ...]:
-        """The layouts of other pairs of these shapes, the most frequent first, or else of pairs of
-        as many axes.
+        """The layouts of other pairs of these shapes, the most frequent first, or else of other
+        pairs with this number of axes.
         """
         if shapes in self._usual:
             return tuple(layout for layout, _ in self._usual[shapes].most_common())
@@ -191,27 +191,31 @@ class Pairing:
     # ----------------------------------------------------------------------------------------------
 
     def _match_values(self) -> None:
-        possible: list[tuple[tuple[bool, bool, float], Matched]] = []
+        possible = self._same_values()
+        for pair in possible:
+            if self.is_free(pair.reference, pair.candidate):
+                self._add(pair)
+                self._note_layout(pair)
+        self._exchange({(pair.reference, pair.candidate): pair for pair in possible})
+        for pair in possible:
+            if pair.units <= pair.allowed(_EXACT_UNITS):
+                self.twins[0].setdefault(pair.reference, pair)
+                self.twins[1].setdefault(pair.candidate, pair)
+
+    def _same_values(self) -> list[Matched]:
+        """Possible pairs of entries with the same value, the best first."""
+        found: list[tuple[tuple[bool, bool, float], Matched]] = []
         for r, near in self._near_values().items():
             for differs, _, shift, c in sorted(near)[:_MOST_TRIED]:
                 pair = self.compared(r, c, True)
                 if pair.layout is not None and self._is_same_value(pair, differs):
                     is_loose = pair.units > pair.allowed(_EXACT_UNITS)
-                    possible.append(((is_loose, differs, shift), pair))
-        possible.sort(key=lambda item: item[0])
-        for _, pair in possible:
-            if self.is_free(pair.reference, pair.candidate):
-                self._add(pair)
-                self._note_layout(pair)
-        self._exchange({(pair.reference, pair.candidate): pair for _, pair in possible})
-        for (is_loose, _, _), pair in possible:
-            if not is_loose:
-                for side in (0, 1):
-                    self.twins[side].setdefault(pair.on(side), pair)
+                    found.append(((is_loose, differs, shift), pair))
+        return [pair for _, pair in sorted(found, key=lambda item: item[0])]
 
     def _near_values(self) -> dict[int, list[tuple[bool, float, float, int]]]:
-        """For each free entry of the reference: (other weights led to it, how far fingerprints are
-        apart, how far it is out of order, entry) of the candidate.
+        """For each free entry of the reference, entries of the candidate with a near fingerprint:
+        (other weights led to it, distance of fingerprints, distance in order, entry).
         """
         ours, theirs = self.models
         shelf = Shelf([(c, own) for c in theirs.computed if (own := theirs.prints[c]) is not None])
@@ -240,10 +244,10 @@ class Pairing:
         return is_telling and not is_short and pair.units <= pair.allowed(_EXACT_UNITS)
 
     def _exchange(self, possible: dict[tuple[int, int], Matched]) -> None:
-        """Exchanges the partners of two pairs if that makes them nearer: a variance, and the
-        variance with a small eps.
+        """Exchanges the partners of two pairs if that reduces their errors.
 
-        Such values differ by a few units of rounding, and order does not tell them apart.
+        A variance and the same variance plus a small eps differ by a few units of rounding, so that
+        order may pair the wrong ones.
         """
         for (r, c), nearer in possible.items():
             mine, theirs = self.of[0].get(r), self.of[1].get(c)
@@ -262,14 +266,11 @@ class Pairing:
     # ----------------------------------------------------------------------------------------------
 
     def _align_by(self, ours: Sequence[bytes], theirs: Sequence[bytes]) -> None:
-        """Aligns the entries that have one key, in groups."""
+        """Aligns the entries of both sides that have the same key."""
         groups: dict[bytes, tuple[list[int], list[int]]] = {}
         for side, keys in enumerate((ours, theirs)):
-            model = self.models[side]
-            for entry in model.computed:
-                is_result = model.graph.is_output_ancestor[entry] and model.is_operation(entry)
-                if is_result or entry in self.of[side]:
-                    groups.setdefault(keys[entry], ([], []))[side].append(entry)
+            for entry in self._results(side):
+                groups.setdefault(keys[entry], ([], []))[side].append(entry)
         for group in groups.values():
             free = [[e for e in group[side] if e not in self.of[side]] for side in (0, 1)]
             if free[0] and free[1]:
@@ -277,32 +278,44 @@ class Pairing:
                     group = free[0][:2000], free[1][:2000]
                 self._align(*group)
 
+    def _results(self, side: int) -> list[int]:
+        """The entries that lead to an output, and those that have a pair."""
+        model = self.models[side]
+        return [
+            entry
+            for entry in model.computed
+            if (model.graph.is_output_ancestor[entry] and model.is_operation(entry))
+            or entry in self.of[side]
+        ]
+
     def _align(self, first: Sequence[int], second: Sequence[int]) -> None:
         a, b = self.reference.features, self.candidate.features
-        rows, columns = [a.place[r] for r in first], np.array([b.place[c] for c in second])
-        scores = self._scores(first, second)
-        for _ in range(_MOST_ALIGNMENTS):
-            chosen = [(row, column) for row, column in _aligned(scores)
-                      if self.is_free(first[row], second[column])]  # fmt: skip
-            wrong = [(row, column) for row, column in chosen
-                     if not self._reads_alike(first[row], second[column])]  # fmt: skip
-            for cell in wrong:
-                scores[cell] = -np.inf
-            if not wrong:
-                break
-        for row, column in chosen:
-            if scores[row, column] == -np.inf:
-                continue
-            pair = self.compared(first[row], second[column], False)
-            if pair.layout is None and a.size[rows[row]] == b.size[columns[column]]:
+        for r, c in self._in_order(first, second):
+            row, column = a.place[r], b.place[c]
+            pair = self.compared(r, c, False)
+            if pair.layout is None and a.size[row] == b.size[column]:
                 continue  # no layout leads from one shape to the other
-            is_alike = _is_alike(a, rows[row], b, int(columns[column]))
-            pair.is_sure = pair.error <= _NEAR or is_alike
+            pair.is_sure = pair.error <= _NEAR or _is_alike(a, row, b, column)
             if pair.is_sure or pair.error <= _NEARLY:
                 self._add(pair)
 
+    def _in_order(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+        """The best alignment of free entries, without pairs whose inputs do not correspond."""
+        scores = self._scores(first, second)
+        for _ in range(_MOST_ALIGNMENTS):
+            cells = _aligned(scores)
+            pairs = {cell: (first[cell[0]], second[cell[1]]) for cell in cells}
+            pairs = {cell: pair for cell, pair in pairs.items() if self.is_free(*pair)}
+            wrong = [cell for cell, pair in pairs.items() if not self._reads_alike(*pair)]
+            for cell in wrong:
+                scores[cell] = -np.inf
+                del pairs[cell]
+            if not wrong:
+                break
+        return list(pairs.values())
+
     def _scores(self, first: Sequence[int], second: Sequence[int]) -> np.ndarray:
-        """How similar each of the first entries is to each of the second; pairs are certain."""
+        """The similarity of each of the first entries and each of the second; highest for pairs."""
         a, b = self.reference.features, self.candidate.features
         columns = np.array([b.place[c] for c in second])
         place_of = {c: number for number, c in enumerate(second)}
@@ -319,10 +332,9 @@ class Pairing:
         return scores
 
     def _reads_alike(self, r: int, c: int) -> bool:
-        """True if two entries read the same weights, or some of what they are computed from agrees.
+        """True if two entries read the same weights, or have a matched ancestor in common.
 
-        If one weight makes queries, keys and values, what is done with queries resembles what is
-        done with keys.
+        If one weight makes queries, keys and values, operations on queries resemble those on keys.
         """
         a, b = self.reference.features, self.candidate.features
         row, column = a.place[r], b.place[c]
@@ -342,15 +354,15 @@ class Pairing:
 
 
 def _without_counts(weight_history: bytes) -> bytes:
-    """Which weights led to an entry, however often."""
+    """Which weights led to an entry, without how often."""
     return (np.frombuffer(weight_history, dtype=np.int16) > 0).tobytes()
 
 
 def _similarity(
     a: Features, row: int, b: Features, columns: np.ndarray, both_last: np.ndarray
 ) -> np.ndarray:
-    """How well an entry of the reference goes with each of several of the candidate: what they do,
-    with which weights, and where; -inf if it cannot be the same.
+    """The similarity of an entry of the reference and each of several of the candidate, by
+    operation, weights and module; -inf if they cannot correspond.
     """
     same_size = (b.size[columns] == a.size[row]) & (b.nonfinite[columns] == a.nonfinite[row])
     larger = np.maximum(b.scale[columns], a.scale[row])
@@ -379,8 +391,8 @@ def _similarity(
 
 
 def _is_alike(a: Features, row: int, b: Features, column: int) -> bool:
-    """True if two entries do the same kind of thing, or with the same weights, or are what modules
-    return.
+    """True if two entries have operations of one kind, or the same weights, or are both returned by
+    modules with the same numbers.
     """
     same_own = a.has_own[row] and a.own[row] == b.own[column]
     both_exit = a.exits[row] and b.exits[column] and a.digits[row] == b.digits[column]
@@ -389,9 +401,7 @@ def _is_alike(a: Features, row: int, b: Features, column: int) -> bool:
 
 
 def _aligned(scores: np.ndarray) -> list[tuple[int, int]]:
-    """Pairs (row, column), both rising, whose scores add up to the most; -inf is no pair, and
-    leaving out costs nothing.
-    """
+    """The pairs (row, column), both ascending, with the largest sum of scores; -inf is no pair."""
     rows, columns = scores.shape
     best = np.zeros((rows + 1, columns + 1))
     for row in range(rows):

@@ -1,4 +1,4 @@
-"""A comparison in words, to fit a terminal."""
+"""A comparison as text, wrapped to the width of a terminal."""
 
 import shutil
 import textwrap
@@ -34,7 +34,7 @@ def diff_text(diff: "Diff", width: int | None = None, color: bool = False) -> st
         lines += _first(diff, width)
     for note in diff.notes:
         lines += ["", *_wrapped(note, "", "", width)]
-    # Names come from files of others: nothing in them may steer the terminal.
+    # Names come from files: escape sequences in them must not reach the terminal.
     text = "\n".join(printable(line.rstrip()) for line in lines)
     return _colored(text) if color else text
 
@@ -68,7 +68,7 @@ def _wrapped(text: str, first: str, rest: str, width: int) -> list[str]:
 
 
 def _output(diff: "Diff") -> str:
-    """The outputs that both return, and which only one does."""
+    """The error of the outputs, and the outputs that only one model returns."""
     outputs = diff.outputs
     only = [
         f"{listed(paths)} only in the {whose}"
@@ -115,7 +115,7 @@ def _agreement(diff: "Diff") -> str:
     )
 
 
-# -- the first one
+# -- the first divergence
 # --------------------------------------------------------------------------------------------------
 
 
@@ -137,18 +137,7 @@ def _block(culprit: "Divergence", title: str, width: int, unit: str) -> list[str
     ours = culprit.reference_module or culprit.reference or "nothing"
     theirs = culprit.candidate_module or culprit.candidate or "nothing"
     lines = _wrapped(f"{title}  {ours}  <->  {theirs}", "  ", "      ", width)
-    sides = [
-        (culprit.reference, culprit.reference_shape, culprit.reference_line,
-         culprit.reference_operations),
-        (culprit.candidate, culprit.candidate_shape, culprit.candidate_line,
-         culprit.candidate_operations),
-    ]  # fmt: skip
-    names = [f"{label} ({shape_text(shape)})" if label else "" for label, shape, _, _ in sides]
-    for name, (_, _, line, steps) in zip(names, sides, strict=True):
-        if name:
-            count = f", {len(steps)} operations" if len(steps) > 1 else ""
-            text = f"{name:<{max(map(len, names))}}   {line}{count}"
-            lines += _wrapped(text.rstrip(), "      ", "          ", width)
+    lines += _sides(culprit, width)
     if _has_both(culprit):
         agree = f"to {units_text(culprit.input_units, unit)}" if culprit.input_units else "exactly"
         text = f"inputs agree {agree}; {_how_far(culprit, unit)}"
@@ -157,6 +146,24 @@ def _block(culprit: "Divergence", title: str, width: int, unit: str) -> list[str
     lines += _reasons(culprit.reasons, width)
     if culprit.also:
         lines += _wrapped(f"with it: {', '.join(culprit.also)}", "      ", "      ", width)
+    return lines
+
+
+def _sides(culprit: "Divergence", width: int) -> list[str]:
+    """A line for each side: its label, shape, source line and number of operations."""
+    sides = [
+        (culprit.reference, culprit.reference_shape, culprit.reference_line,
+         culprit.reference_operations),
+        (culprit.candidate, culprit.candidate_shape, culprit.candidate_line,
+         culprit.candidate_operations),
+    ]  # fmt: skip
+    names = [f"{label} ({shape_text(shape)})" if label else "" for label, shape, _, _ in sides]
+    lines: list[str] = []
+    for name, (_, _, line, steps) in zip(names, sides, strict=True):
+        if name:
+            count = f", {len(steps)} operations" if len(steps) > 1 else ""
+            text = f"{name:<{max(map(len, names))}}   {line}{count}"
+            lines += _wrapped(text.rstrip(), "      ", "          ", width)
     return lines
 
 
@@ -177,7 +184,7 @@ def _reasons(reasons: Sequence[str], width: int) -> list[str]:
 
 
 def _has_both(culprit: "Divergence") -> bool:
-    """True if both compute it; False for an output that only one returns."""
+    """True unless it is an output that only one model returns."""
     return bool(culprit.reference and culprit.candidate)
 
 
@@ -188,7 +195,7 @@ def _numbers(culprit: "Divergence", width: int) -> list[str]:
     return _wrapped(text, "      ", "      ", width) if said else []
 
 
-# -- each by itself
+# -- isolated divergences
 # --------------------------------------------------------------------------------------------------
 
 
@@ -200,27 +207,30 @@ def _isolated(diff: "Diff", width: int) -> list[str]:
         verb = "layer computes" if wrong == 1 else "layers compute"
         head = f"{wrong} {verb} something else; the others"
     own = units_text(diff.largest_own, diff.unit)
-    lines = [
-        *_wrapped(f"{head} agree to {own} when given the reference's inputs.", "", "", width),
-        "",
-    ]
+    text = f"{head} agree to {own} when given the reference's inputs."
     shown = culprits[:_MOST_SHOWN]
-    ours = [_layer(c.reference_module, c.reference, c.reference_type) for c in shown]
-    columns = [
-        Column("own error", [_own_error(c, diff.unit) for c in shown]),
-        Column("reference", ours, is_number=False),
-        Column("candidate", [_steps(c) for c in shown], is_number=False),
-    ]
-    header, rule, *rows = laid_out(columns, width - 2)
-    lines += [f"  {header}", f"  {rule}"]
-    for row, culprit in zip(rows, shown, strict=True):
-        lines += [f"  {row}", *_reasons(culprit.reasons[:2], width)]
-        if culprit.candidate_line:
-            lines += _wrapped(culprit.candidate_line, "         at ", "            ", width)
+    lines = [*_wrapped(text, "", "", width), "", *_table(shown, diff.unit, width)]
     if len(culprits) > len(shown):
         lines.append(f"  and {len(culprits) - len(shown)} more: diff.culprits")
     if diff.outputs.mended is not None and wrong:
         lines += ["", *_wrapped(_mended(diff, diff.outputs.mended, wrong), "  ", "  ", width)]
+    return lines
+
+
+def _table(shown: Sequence["Divergence"], unit: str, width: int) -> list[str]:
+    """A table of divergences, each row followed by its reasons and its source line."""
+    ours = [_layer(c.reference_module, c.reference, c.reference_type) for c in shown]
+    columns = [
+        Column("own error", [_own_error(c, unit) for c in shown]),
+        Column("reference", ours, is_number=False),
+        Column("candidate", [_steps(c) for c in shown], is_number=False),
+    ]
+    header, rule, *rows = laid_out(columns, width - 2)
+    lines = [f"  {header}", f"  {rule}"]
+    for row, culprit in zip(rows, shown, strict=True):
+        lines += [f"  {row}", *_reasons(culprit.reasons[:2], width)]
+        if culprit.candidate_line:
+            lines += _wrapped(culprit.candidate_line, "         at ", "            ", width)
     return lines
 
 
@@ -252,7 +262,7 @@ def _steps(culprit: "Divergence") -> str:
 
 
 def _colored(text: str) -> str:
-    """With the words that matter most in colour, for a terminal."""
+    """Colours the most important words, for a terminal."""
     marks = {
         "FIRST DIVERGENCE": "31;1",
         "ALSO, independent of it": "31",

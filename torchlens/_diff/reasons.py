@@ -1,7 +1,8 @@
-"""Why a layer may compute something different: guesses in plain words, the likeliest first."""
+"""Reasons why a layer may compute something different, as text, the likeliest first."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from torchlens._recording.relative_error import epsilon_of, numbers, relative_er
 
 Tensor = torch.Tensor
 Sentences = Iterator[str]
-_EXPLAINED = 64.0  # units of rounding: an explanation that comes so near is right
+_EXPLAINED = 64.0  # units of rounding: an explanation with a smaller error is right
 _MOST_REASONS = 4
 
 
@@ -28,7 +29,7 @@ class Constants(NamedTuple):
 
 
 def reasons_for(origin: Origin, evidence: Evidence) -> tuple[list[str], Constants]:
-    """Guesses, the likeliest first, and the constants of only one side."""
+    """Reasons, the likeliest first, and the constants of only one side."""
     ours, theirs = evidence.constants_apart(origin)
     constants = Constants(*(tuple(dict.fromkeys(map(str, own))) for own in (ours, theirs)))
     evidence.untried = []
@@ -94,8 +95,8 @@ def _norm(origin: Origin, evidence: Evidence) -> Sentences:
 def _known_function(
     origin: Origin, evidence: Evidence, known: Iterator[tuple[str, Tensor]], limit: float
 ) -> Sentences:
-    """Says which of the known results, by name, the candidate computes, if it comes within `limit`
-    units of one that the reference does not compute.
+    """Names the known function that the candidate computes, if its result is within `limit` units
+    and the reference does not compute the same function.
     """
     both = evidence.result(origin)
     if both is None:
@@ -117,24 +118,26 @@ def _is_norm(origin: Origin, evidence: Evidence) -> bool:
     return bool(kinds & (NORMALISATIONS | {"rsqrt", "sqrt", "var", "std"}))
 
 
-# -- observations: what goes in
+# -- observations: inputs
 # --------------------------------------------------------------------------------------------------
 
 
 def _positions(origin: Origin, evidence: Evidence) -> Sentences:
     """Whole numbers, such as positions, that differ by a constant."""
-    found = []
-    for model, section, _ in evidence.sections(origin):
-        entries = {*section.entries, *(p for e in section.entries for p in model.parents[e])}
-        values = [model.value(entry) for entry in sorted(entries)]
-        whole = [v for v in values if v is not None and v.dtype in (torch.int64, torch.int32)]
-        found.append([value.flatten() for value in whole if value.numel() > 1])
-    for a in found[0]:
-        for b in found[1][::-1]:
-            steps = (b - a).unique().tolist() if len(a) == len(b) else []
-            if len(steps) == 1 and steps[0]:
-                yield f"whole numbers (positions?) are off by {steps[0]}"
-                return
+    ours, theirs = (_whole(model, section) for model, section, _ in evidence.sections(origin))
+    for a, b in product(ours, reversed(theirs)):
+        steps = (b - a).unique().tolist() if len(a) == len(b) else []
+        if len(steps) == 1 and steps[0]:
+            yield f"whole numbers (positions?) are off by {steps[0]}"
+            return
+
+
+def _whole(model: ComparedModel, section: Section) -> list[Tensor]:
+    """The whole numbers in a section and its inputs."""
+    read = (parent for entry in section.entries for parent in model.parents[entry])
+    values = [model.value(entry) for entry in sorted({*section.entries, *read})]
+    kinds = (torch.int64, torch.int32)
+    return [v.flatten() for v in values if v is not None and v.dtype in kinds and v.numel() > 1]
 
 
 def _casts(origin: Origin, evidence: Evidence) -> Sentences:
@@ -154,10 +157,11 @@ def _other_weights(origin: Origin, evidence: Evidence) -> Sentences:
     lost, extra = _weights_apart(origin, evidence)
     missing, added = _names(evidence, 0, lost), _names(evidence, 1, extra)
     if lost and extra:
-        others = [p.reference for w in extra for p in evidence.weights.pairs if p.candidate == w]
-        note = f", which is the reference's {_names(evidence, 0, others)}," if others else ""
+        partners = {pair.candidate: pair.reference for pair in evidence.weights.pairs[::-1]}
+        others = _names(evidence, 0, [partners[weight] for weight in extra if weight in partners])
+        note = f", which is the reference's {others}," if others else ""
         yield f"other weights: {added}{note} where the reference uses {missing}"
-    elif any("running" in evidence.ours.weights[weight].name for weight in lost):
+    elif "running" in missing:
         yield (
             f"{missing} not used: the candidate normalises with the batch's own statistics "
             "(training mode?)"
@@ -190,54 +194,28 @@ def _is_fraction(value: Tensor | None) -> bool:
 
 
 def _other_inputs(origin: Origin, evidence: Evidence) -> Sentences:
-    """The values that only one of the two reads."""
+    """The inputs that only one of the two reads."""
     model = evidence.ours
     ours = set(origin.reference.inputs)
-    theirs = {evidence.reference_of(entry) for entry in origin.candidate.inputs}
+    values = map(evidence.reference_of, origin.candidate.inputs)
+    theirs = {entry for entry in values if entry is not None}
     lost = [entry for entry in ours - theirs if model.graph.has_input_ancestor[entry]]
-    extra = [entry for entry in theirs - ours if entry is not None]
-    names, others = _named(model, lost), _named(model, extra)
+    names, others = _named(model, lost), _named(model, theirs - ours)
     has_partner = bool(lost) and evidence.has_partner(lost[0])
-    if has_partner and extra:
+    if has_partner and others:
         yield f"the candidate reads what is {others} in the reference, where that reads {names}"
     elif has_partner:
         yield f"the reference also reads {names}: a residual or skip connection left out?"
-    elif extra:
+    elif others:
         yield f"the candidate also reads {others}"
 
 
-def _named(model: ComparedModel, entries: Sequence[int]) -> str:
-    modules = {entry: model.module_of(entry) for entry in entries[:2]}
+def _named(model: ComparedModel, entries: Collection[int]) -> str:
+    modules = {entry: model.module_of(entry) for entry in list(entries)[:2]}
     return ", ".join(model.label(e) + (f" ({name})" if name else "") for e, name in modules.items())
 
 
-def _softmax(origin: Origin, evidence: Evidence) -> Sentences:
-    ours = _axes_of_sums(evidence.ours, origin.reference)
-    theirs = _axes_of_sums(evidence.theirs, origin.candidate)
-    if ours and theirs and not set(ours) & set(theirs):
-        axes = f"over axis {theirs[0]} in the candidate, over axis {ours[0]} in the reference"
-        yield f"softmax {axes}"
-
-
-def _axes_of_sums(model: ComparedModel, section: Section) -> list[int]:
-    """The axes, from the last, along which positive numbers of a section add up to one."""
-    found: dict[int, None] = {}
-    for entry in section.entries:
-        value = model.value(entry)
-        if family(model.type_of(entry)) in ("softmax", "div") and _is_positive(value):
-            assert value is not None
-            for axis in range(-value.dim(), 0):
-                sums = numbers(value).sum(axis)
-                if value.shape[axis] > 1 and bool(((sums - 1).abs() < 1e-3).all()):
-                    found[axis] = None
-    return list(found)
-
-
-def _is_positive(value: Tensor | None) -> bool:
-    return value is not None and value.dtype.is_floating_point and bool((value >= 0).all())
-
-
-# -- observations: what comes out
+# -- observations: results
 # --------------------------------------------------------------------------------------------------
 
 
@@ -254,22 +232,25 @@ def _factor(origin: Origin, evidence: Evidence) -> Sentences:
 
 
 def _known_factor(factor: float, origin: Origin, model: ComparedModel) -> str:
-    """` (1/sqrt(8))`: what a factor may be, given the sizes of the axes."""
+    """` (1/sqrt(8))`: a factor in terms of the sizes of the axes."""
     entries = (*origin.reference.entries, *origin.reference.inputs)
     for size in sorted({size for e in entries for size in model.rows[e].shape if size > 1}):
-        less = size / (size - 1)
-        known = {f"sqrt({size})": size**0.5, f"{size}": float(size), f"{size}/{size - 1}": less}
-        known[f"sqrt({size}/{size - 1})"] = less**0.5
-        known |= {f"1/{name}": 1 / number for name, number in known.items()}
-        for name, number in sorted(known.items(), key=lambda item: item[0].startswith("1/")):
+        for name, number in _factors_of(size).items():
             if abs(factor - number) <= 1e-4 * abs(number):
                 is_unbiased = "sqrt(" in name and "/" in name.removeprefix("1/")
                 return f" ({name}{': the unbiased variance?' if is_unbiased else ''})"
     return " (a sign)" if abs(factor + 1) < 1e-4 else ""
 
 
+def _factors_of(size: int) -> dict[str, float]:
+    less = size / (size - 1)
+    known = {f"sqrt({size})": size**0.5, f"{size}": float(size), f"{size}/{size - 1}": less}
+    known[f"sqrt({size}/{size - 1})"] = less**0.5
+    return known | {f"1/{name}": 1 / number for name, number in known.items()}
+
+
 def _vector(origin: Origin, evidence: Evidence) -> Sentences:
-    """One vector is missing or added everywhere along an axis."""
+    """A vector that is missing or added everywhere along an axis."""
     both = evidence.result(origin)
     difference = None if both is None else both[1] - both[0]
     if difference is None or difference.numel() < 4 or not bool(difference.any()):
@@ -332,25 +313,10 @@ def _reordered(origin: Origin, evidence: Evidence) -> Sentences:
             yield "the same numbers in another order"
 
 
-def _lonely_eps(origin: Origin, evidence: Evidence) -> Sentences:
-    """An eps that only one of the two shows as a number."""
-    ours, theirs = ([c for c in own if c.may_be_eps] for own in evidence.constants_apart(origin))
-    if bool(ours) != bool(theirs) and _is_norm(origin, evidence):
-        whose = "reference" if ours else "candidate"
-        yield f"{(ours or theirs)[0]} in the {whose} alone: an eps?"
-
-
 def _operations(origin: Origin, evidence: Evidence) -> Sentences:
-    """What only one of the two does."""
+    """The operations of only one of the two."""
     ours, theirs = (
-        Counter(
-            kind
-            for entry in section.entries
-            if model.is_operation(entry)
-            and model.root[entry] == entry
-            and (kind := family(model.type_of(entry))) != "view"
-        )
-        for model, section, _ in evidence.sections(origin)
+        Counter(_kinds(model, section)) for model, section, _ in evidence.sections(origin)
     )
     few, many = sorted((ours.total(), theirs.total()))
     if many > 4 * few + 4:
@@ -364,13 +330,20 @@ def _operations(origin: Origin, evidence: Evidence) -> Sentences:
         yield f"the candidate also does: {extra}"
 
 
+def _kinds(model: ComparedModel, section: Section) -> list[str]:
+    """The families of the operations of a section that compute a value, without views."""
+    steps = [entry for entry in section.entries if model.is_operation(entry)]
+    kinds = [family(model.type_of(entry)) for entry in steps if model.root[entry] == entry]
+    return [kind for kind in kinds if kind != "view"]
+
+
 _Guess = Callable[[Origin, Evidence], Sentences]
-# In order; nothing more is guessed after the first that finds something.
+# Tried in order until one yields a reason.
 _PROOFS: tuple[_Guess, ...] = (_random, _activation, _attention, experiments, _norm)
-# Without a proof, all of these are reported ...
+# Without a proof, all of these are reported, ...
 _OBSERVATIONS: tuple[_Guess, ...] = (
-    *(_positions, _casts, _other_weights, _other_inputs, _softmax),
+    *(_positions, _casts, _other_weights, _other_inputs),
     *(_factor, _vector, _shift, _constants),
 )
 # ... and these only if there is nothing else.
-_LAST_GUESSES: tuple[_Guess, ...] = (_reordered, _lonely_eps, _operations)
+_LAST_GUESSES: tuple[_Guess, ...] = (_reordered, _operations)

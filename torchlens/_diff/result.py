@@ -1,4 +1,4 @@
-"""What a comparison found, as the user holds it."""
+"""The result of a comparison."""
 
 import os
 from dataclasses import asdict, dataclass, field
@@ -37,8 +37,8 @@ class Divergence:
     """A place where the two compute something different from the same inputs.
 
     `reference_operations` and `candidate_operations` are the steps from the inputs that agree to
-    the result that does not. `reasons` are guesses, the best first; `reason` is that one, or "".
-    Where one of the two lacks an output of the other, what is told of its side is empty.
+    the result that does not. `reasons` are guesses, the likeliest first; `reason` is the first, or
+    "". If one of the two does not return an output of the other, the fields of its side are empty.
     """
 
     reference: str
@@ -80,19 +80,16 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Outputs:
-    """How far apart the outputs are: the largest relative error, as a number and in units of
-    rounding.
+    """The largest relative error of the outputs, as a number and in units of rounding.
 
     `missing` and `extra` are the paths of the outputs that only the reference, or only the
-    candidate, returns.
+    candidate, returns. `mended` is the error with the reference's values at all culprits.
     """
 
     error: float
     units: float
     agree: bool
-    mended: float | None = (
-        None  # the error that is left with the reference's values at all culprits
-    )
+    mended: float | None = None
     missing: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
 
@@ -131,11 +128,8 @@ class Diff:
         return diff_text(self)
 
     def __repr__(self) -> str:
-        state = (
-            "agrees"
-            if self.ok
-            else f"{len(self.culprits)} divergence{'s' * (len(self.culprits) != 1)}"
-        )
+        count = len(self.culprits)
+        state = "agrees" if self.ok else f"{count} divergence{'s' * (count != 1)}"
         return (
             f"<Diff of {self.reference_name} and {self.candidate_name}: {state}; print() it to see "
             "more>"
@@ -212,7 +206,7 @@ class Diff:
 
 
 def _finite(tree: Any) -> Any:
-    """With text in place of numbers that JSON has no word for."""
+    """With text in place of numbers that JSON cannot express."""
     if isinstance(tree, dict):
         return {key: _finite(item) for key, item in tree.items()}
     if isinstance(tree, list | tuple):

@@ -1,5 +1,5 @@
-"""Which weights of two models correspond: as they are, transposed, permuted, or as a part of a
-larger one.
+"""Matches the weights of two models: as they are, transposed, permuted, or as a part of a larger
+weight.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from torchlens._recording.relative_error import epsilon_of, numbers, relative_er
 from torchlens._replay.entries import Weight
 
 Tensor = torch.Tensor
-# In units of rounding. Copying a weight loses nothing, storing it in a shorter type half a unit.
+# In units of rounding: copying a weight is exact, storing it in a shorter type is half a unit off.
 _CLOSE = 4.0
 _MOST_PARTS = 64
 _MOST_TRIED = 16
@@ -25,10 +25,10 @@ Weights = Sequence[Weight]
 
 
 class WeightPair(NamedTuple):
-    """A weight of the reference and what it is in the candidate.
+    """A weight of the reference and the weight of the candidate that corresponds to it.
 
     `how` is 'same', 'transposed', 'permuted', 'reshaped', 'sum' (two biases that the other model
-    has as one) or 'part' (one of `parts` equal ones; 0 if their sizes differ).
+    has as one) or 'part' (one of `parts` equal parts; 0 if their sizes differ).
     """
 
     reference: int
@@ -40,8 +40,8 @@ class WeightPair(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightMatch:
-    """All pairs, and the group of each weight of both models: weights that are parts of one another
-    are one group. `missing` are the used weights that only one of the two has.
+    """All pairs, and the group of each weight of both models: a weight and its parts are one group.
+    `missing` are the used weights that only one of the two models has.
     """
 
     pairs: list[WeightPair]
@@ -50,14 +50,13 @@ class WeightMatch:
     has_values: bool
 
     def odd_ones(self, reference: Weights) -> list[WeightPair]:
-        """Square weights that are as they are although most of their kind are transposed, or the
-        other way round.
-        """
+        """Square weights that are transposed although most of their kind are not, or vice versa."""
         kinds: dict[str, list[WeightPair]] = {}
         for pair in self.pairs:
-            shape = reference[pair.reference].shape
-            if pair.how in ("same", "transposed") and len(shape) == 2 and shape[0] == shape[1]:
-                kinds.setdefault(_kind(reference[pair.reference].name), []).append(pair)
+            weight = reference[pair.reference]
+            is_square = len(weight.shape) == 2 and weight.shape[0] == weight.shape[1]
+            if is_square and pair.how in ("same", "transposed"):
+                kinds.setdefault(_kind(weight.name), []).append(pair)
         found = []
         for pairs in kinds.values():
             usual, number = Counter(pair.how for pair in pairs).most_common(1)[0]
@@ -72,8 +71,8 @@ def match_weights(
     used: tuple[set[int], set[int]],
     forced: Sequence[tuple[int, int]] = (),
 ) -> WeightMatch:
-    """Pairs of weights that hold the same numbers. Those that are `used` come first, then the order
-    counts. `forced` pairs are known.
+    """Pairs of weights that hold the same numbers; weights that are `used` come first. `forced`
+    pairs are known.
     """
     if _is_bare(reference) or _is_bare(candidate) or not reference or not candidate:
         pairs = [WeightPair(a, b, "same") for a, b in forced]
@@ -83,7 +82,7 @@ def match_weights(
     ours, theirs = (
         [n for n in sorted(used[side]) if n not in groups[side] and not weights[n].is_buffer]
         for side, weights in enumerate((reference, candidate))
-    )  # a buffer, such as a mask or a table of positions, may be made anew
+    )  # the other model may compute a buffer, such as a mask or a table of positions
     return WeightMatch(pairs, groups, (ours, theirs), True)
 
 
@@ -141,7 +140,7 @@ class _Matcher:
             each_free(side, self._parts)
         for side in (0, 1):
             self._find_sums(side)
-        for side in (0, 1):  # one weight in two places: tied here, copied there
+        for side in (0, 1):  # one weight in two places: tied in one model, copied in the other
             each_free(side, lambda side, number: self._whole(side, number, ()))
         return sorted(self._pairs)
 
@@ -155,7 +154,7 @@ class _Matcher:
     # ----------------------------------------------------------------------------------------------
 
     def _whole(self, side: int, number: int, taken: Collection[int]) -> list[WeightPair]:
-        """The weight of the other side that holds the same numbers and is likest otherwise."""
+        """The weight of the other side that holds the same numbers and has the nearest name."""
         found = []
         for other in self._near(side, self._prints[side][number]):
             pair = None if other in taken else self._pair(side, number, other)
@@ -179,7 +178,7 @@ class _Matcher:
         return None if layout is None else WeightPair(a, b, _how(layout, first, second))
 
     def _near(self, side: int, own: Fingerprint) -> list[int]:
-        """Weights of the other side that may hold the same numbers, in their order."""
+        """Weights of the other side that may hold the same numbers, in the order of that model."""
         limit = 16 * self._limit
         return sorted(number for _, number in self._shelves[1 - side].near(own, limit, limit))
 
@@ -187,35 +186,33 @@ class _Matcher:
     # ----------------------------------------------------------------------------------------------
 
     def _parts(self, side: int, number: int) -> list[WeightPair]:
-        """Weights of the other side that are parts of one, one after the other: thirds, say."""
+        """Weights of the other side that are consecutive parts of a weight, such as thirds."""
         others, count = self._parts_of(side, self._values[side][number])
         pairs = [(number, other) if side == 0 else (other, number) for other in others]
         return [WeightPair(a, b, "part", count, side == 0) for a, b in pairs]
 
     def _parts_of(self, side: int, whole: Tensor) -> tuple[list[int], int]:
-        """The parts of a value, and how many of one size there are (0: sizes differ).
+        """The parts of a value, and their number (0 if their sizes differ).
 
         All equal parts, or else parts of different sizes (many queries, few keys and values), or
-        else some of the equal parts, where a mistake is in the rest.
+        else some of the equal parts, if there is a mistake in the others.
         """
         free = [value.numel() for n, value in self._values[1 - side].items()
                 if n not in self._known[1 - side]]  # fmt: skip
         sizes = Counter(size for size in free if size < whole.numel())
-        some: tuple[list[int], int] = ([], 0)
-        for axis, size in _sizes_along(whole, sizes, are_equal=True):
+        best: tuple[list[int], int] = ([], 0)
+        for axis, size in _equal_lengths(whole, sizes):
             count = whole.shape[axis] // size
             found = self._walk(side, whole, axis, [size], is_equal=True)
             if len(found) == count:
                 return found, count
-            if not some[0] and (len(found) > 1 or (found and count == 2)):
-                some = found, count
+            if not best[0] and len(found) >= min(count - 1, 2):
+                best = found, count
         for axis in range(whole.dim()):
-            lengths = [size for own, size in _sizes_along(whole, sizes, are_equal=False)
-                       if own == axis]  # fmt: skip
-            found = self._walk(side, whole, axis, lengths, is_equal=False)
+            found = self._walk(side, whole, axis, _lengths(whole, axis, sizes), is_equal=False)
             if found:
                 return found, 0
-        return some
+        return best
 
     def _walk(
         self, side: int, whole: Tensor, axis: int, lengths: Sequence[int], is_equal: bool
@@ -285,14 +282,21 @@ def _how(layout: Layout, first: Tensor, second: Tensor) -> str:
     return "transposed" if is_transposed else "permuted"
 
 
-def _sizes_along(whole: Tensor, sizes: Counter[int], are_equal: bool) -> Iterator[tuple[int, int]]:
-    """(axis, length) of the parts of which there are weights of that size, the longest first."""
+def _lengths(whole: Tensor, axis: int, sizes: Collection[int]) -> list[int]:
+    """The lengths along an axis of parts that have one of the `sizes`, the longest first."""
+    unit = whole.numel() // max(whole.shape[axis], 1)
+    if not unit:
+        return []
+    fitting = (size for size in sizes if size >= unit and size % unit == 0)
+    return sorted((size // unit for size in fitting), reverse=True)
+
+
+def _equal_lengths(whole: Tensor, sizes: Counter[int]) -> Iterator[tuple[int, int]]:
+    """(axis, length) of equal parts, such that several weights have the size of one part."""
     for axis, total in enumerate(whole.shape):
-        unit = whole.numel() // total if total else 0
-        for size in sorted((size for size in sizes if unit and size % unit == 0), reverse=True):
-            length = size // unit
-            is_division = total % max(length, 1) == 0 and total <= length * _MOST_PARTS
-            if length and (not are_equal or (is_division and sizes[size] > 1)):
+        for length in _lengths(whole, axis, sizes):
+            is_division = total % length == 0 and total <= length * _MOST_PARTS
+            if is_division and sizes[length * (whole.numel() // total)] > 1:
                 yield axis, length
 
 
@@ -316,22 +320,12 @@ _FRACTIONS = {0: "parts", 2: "halves", 3: "thirds", 4: "quarters"}
 
 
 def weights_text(match: WeightMatch, reference: Weights, candidate: Weights) -> str:
-    """`53 of 53 found: 26 as they are, 9 transposed, 18 as thirds of `qkv``, and what is odd."""
+    """`53 of 53 found: 26 as they are, 27 transposed`, and which are missing or unusual."""
     sides = {"reference": reference, "candidate": candidate}
     if not match.has_values:
         bare = " nor the ".join(name for name, weights in sides.items() if _is_bare(weights))
         return f"not saved in the {bare}: save(path, params=True) keeps them" if bare else "none"
-    found = len(match.groups[0])
-    total = found + sum(not weight.is_buffer for number, weight in enumerate(reference)
-        if number not in match.groups[0])  # fmt: skip
-    text = "none"
-    if total:
-        counts = Counter(pair.how for pair in match.pairs)
-        said = [f"{counts[how]} {words}" for how, words in _WORDS.items() if counts[how]]
-        added = len({pair.reference for pair in match.pairs if pair.how == "sum"})
-        said += [f"{added} in sums of two"] if added else []
-        said += _part_words(match, reference, candidate)
-        text = f"{found} of {total} found" + (f": {', '.join(said)}" if said else "")
+    text = _found_words(match, reference, candidate)
     for missing, (whose, weights) in zip(match.missing, sides.items(), strict=True):
         if missing:
             text += f"; only in the {whose}: {listed([weights[n].name for n in missing])}"
@@ -339,6 +333,21 @@ def weights_text(match: WeightMatch, reference: Weights, candidate: Weights) -> 
     if odd:
         text += f"; {len(odd)} stand{'s' * (len(odd) == 1)} out: {', '.join(odd[:3])}"
     return text
+
+
+def _found_words(match: WeightMatch, reference: Weights, candidate: Weights) -> str:
+    """`53 of 53 found: 26 as they are, 9 transposed, 18 as thirds of `qkv``"""
+    found = len(match.groups[0])
+    params = [number for number, weight in enumerate(reference) if not weight.is_buffer]
+    total = found + len(set(params) - match.groups[0].keys())
+    if not total:
+        return "none"
+    counts = Counter(pair.how for pair in match.pairs)
+    said = [f"{counts[how]} {words}" for how, words in _WORDS.items() if counts[how]]
+    added = len({pair.reference for pair in match.pairs if pair.how == "sum"})
+    said += [f"{added} in sums of two"] if added else []
+    said += _part_words(match, reference, candidate)
+    return f"{found} of {total} found" + (f": {', '.join(said)}" if said else "")
 
 
 def listed(names: Sequence[str]) -> str:
@@ -351,17 +360,13 @@ def _part_words(match: WeightMatch, reference: Weights, candidate: Weights) -> l
     kinds: dict[tuple[int, bool], Counter[str]] = {}
     for pair in match.pairs:
         if pair.how == "part":
-            weights, number = (
-                (reference, pair.reference)
-                if pair.is_whole_in_reference
-                else (candidate, pair.candidate)
-            )
-            kind = (pair.parts, pair.is_whole_in_reference)
-            kinds.setdefault(kind, Counter())[_stem(weights[number].name)] += 1
+            is_ours = pair.is_whole_in_reference
+            whole = reference[pair.reference] if is_ours else candidate[pair.candidate]
+            kinds.setdefault((pair.parts, is_ours), Counter())[_stem(whole.name)] += 1
     found = []
-    for (count, is_whole_in_reference), stems in kinds.items():
+    for (count, is_ours), stems in kinds.items():
         names = ", ".join(f"`{stem}`" for stem in [*stems][:3])
-        whose = " of the reference" if is_whole_in_reference else ""
+        whose = " of the reference" if is_ours else ""
         fraction = _FRACTIONS.get(count, f"one of {count} parts")
         found.append(f"{stems.total()} as {fraction} of {names}{whose}")
     return found
