@@ -1,16 +1,15 @@
 """What becomes one node: an entry, a layer, a module, a run of operations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from torchlens._draw.folding import Folding
 from torchlens._graph.rolling import roll
 from torchlens._history.log import Log
 from torchlens._recording.operations import BUFFER
 
-# From so many on, inputs or outputs of one name are one node: the keys and values of three layers.
+# From so many on, inputs or outputs of the same name are one node, such as a cache.
 _FEWEST_IN_BUNDLE = 6
 
 
@@ -25,24 +24,22 @@ class ItemKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How much is drawn as one."""
+    """What is drawn as one node."""
 
     is_rolled: bool
     depth: int
     shows_buffers: bool
     is_collapsed: Callable[[str], bool] | None = None  # of a module address
     folding: Folding | None = None
-    run_length: int = (
-        1  # more than 1: that many operations in a row are one node, and modules are not drawn
-    )
+    run_length: int = 1  # if more, that many operations in a row are one node, without modules
 
 
 @dataclass(slots=True)
 class Item:
-    """One node to be. `path` are the module calls drawn as boxes around it, outermost first.
+    """What one node shows. `path` has the module calls drawn as boxes around it, outermost first.
 
-    `entries` are those drawn, `copies` those folded into them. `call` is the module call that the
-    item is.
+    `entries` are drawn, `copies` are folded into them. `call` is the module call shown as this
+    item, if any.
     """
 
     kind: ItemKind
@@ -55,9 +52,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The items, and for each entry its item (-1 if it is not drawn) and which pass of that it
-    belongs to.
-    """
+    """The items, and for each entry its item (-1 if it is not drawn) and the pass of it."""
 
     choices: Choices
     items: list[Item]
@@ -67,47 +62,19 @@ class Grouping:
 
 def group_entries(log: Log, choices: Choices) -> Grouping:
     """Sorts the entries into items, in order of first execution."""
-    graph, calls, folding = log.graph, log.recording.module_calls, choices.folding
-    count = len(graph.recorded)
-    chains = _chains(log)
-    plain = _plain_calls(log, chains)
-    rolled = roll(log.recording, graph) if choices.is_rolled else None
-    bundles = _bundles(log)
+    count, folding = len(log.graph.recorded), choices.folding
+    sorter = _Sorter(log, choices)
     items: list[Item] = []
-    number_of: dict[Any, int] = {}
+    number_of: dict[Hashable, int] = {}
     item_of, pass_of = [-1] * count, [1] * count
     for entry in range(count):
         if log.row(entry).operation is BUFFER and not choices.shows_buffers:
             continue
         drawn = entry if folding is None else folding.drawn_for(entry)
-        chain = chains[drawn] if choices.run_length == 1 else ()
-        level = _collapse_level(log, choices, chain, plain)
-        if level is not None:
-            kind, path, call = ItemKind.MODULE, chain[:level], chain[level]
-            place: Any = (
-                tuple(calls[above].address for above in chain[: level + 1])
-                if choices.is_rolled
-                else call
-            )
-            key: Any = (kind, place)
-            pass_of[entry] = calls[call].pass_num if choices.is_rolled else 1
-        elif entry in bundles:
-            kind, path, call = ItemKind.BUNDLE, (), None
-            key = (kind, bundles[entry])
-        else:
-            kind, call = ItemKind.OPERATION, None
-            path = chain
-            if chain and chain[-1] in plain:
-                path, call = chain[:-1], chain[-1]
-            key = (kind, drawn if rolled is None else rolled.first_of[drawn])
-            pass_of[entry] = 1 if rolled is None else rolled.pass_of[drawn]
-            if choices.run_length > 1 and is_operation(log, entry):
-                kind = ItemKind.RUN
-                key = (kind, entry // choices.run_length)
-        number = number_of.get(key)
-        if number is None:
-            number = number_of[key] = len(items)
-            items.append(Item(kind, path, call))
+        key, item, pass_of[entry] = sorter.item_for(entry, drawn)
+        number = number_of.setdefault(key, len(items))
+        if number == len(items):
+            items.append(item)
         item = items[number]
         (item.entries if drawn == entry else item.copies).append(entry)
         item.passes.add(pass_of[entry])
@@ -115,8 +82,57 @@ def group_entries(log: Log, choices: Choices) -> Grouping:
     return Grouping(choices, items, item_of, pass_of)
 
 
+class _Sorter:
+    """Finds the item that an entry belongs to."""
+
+    def __init__(self, log: Log, choices: Choices) -> None:
+        self.log, self.choices = log, choices
+        self.chains = _chains(log)
+        self.plain = _plain_calls(log, self.chains)
+        self.rolled = roll(log.recording, log.graph) if choices.is_rolled else None
+        self.bundles = _bundles(log)
+
+    def item_for(self, entry: int, drawn: int) -> tuple[Hashable, Item, int]:
+        """The key of the item, equal for all entries of it; a new item; and the pass of it that
+        the entry, drawn as the entry `drawn`, belongs to.
+        """
+        chain = self.chains[drawn] if self.choices.run_length == 1 else ()
+        level = self._collapse_level(chain)
+        if level is not None:
+            return self._module(chain, level)
+        if entry in self.bundles:
+            return self.bundles[entry], Item(ItemKind.BUNDLE, (), None), 1
+        key, pass_num = drawn, 1
+        if self.rolled is not None:
+            key, pass_num = self.rolled.first_of[drawn], self.rolled.pass_of[drawn]
+        if self.choices.run_length > 1 and is_operation(self.log, entry):
+            run = entry // self.choices.run_length
+            return (ItemKind.RUN, run), Item(ItemKind.RUN, chain, None), pass_num
+        if chain and chain[-1] in self.plain:
+            return key, Item(ItemKind.OPERATION, chain[:-1], chain[-1]), pass_num
+        return key, Item(ItemKind.OPERATION, chain, None), pass_num
+
+    def _module(self, chain: tuple[int, ...], level: int) -> tuple[Hashable, Item, int]:
+        calls, call = self.log.recording.module_calls, chain[level]
+        item = Item(ItemKind.MODULE, chain[:level], call)
+        if not self.choices.is_rolled:
+            return (ItemKind.MODULE, call), item, 1
+        addresses = tuple(calls[above].address for above in chain[: level + 1])
+        return (ItemKind.MODULE, addresses), item, calls[call].pass_num
+
+    def _collapse_level(self, chain: tuple[int, ...]) -> int | None:
+        """The level of the outermost call around an entry that is drawn as one node, if any."""
+        calls, is_collapsed = self.log.recording.module_calls, self.choices.is_collapsed
+        for level, call in enumerate(chain):
+            if level + 1 >= self.choices.depth and call not in self.plain:
+                return level
+            if is_collapsed is not None and is_collapsed(calls[call].address):
+                return level
+        return None
+
+
 def is_operation(log: Log, entry: int) -> bool:
-    """Whether the entry is an operation's result rather than an input, buffer or output."""
+    """True if the entry is an operation's result rather than an input, buffer or output."""
     graph = log.graph
     return (
         len(graph.inputs) + len(graph.buffers) <= entry < len(graph.recorded) - len(graph.outputs)
@@ -124,7 +140,7 @@ def is_operation(log: Log, entry: int) -> bool:
 
 
 def _bundles(log: Log) -> dict[int, str]:
-    """The inputs and outputs that have a name in common with many others, with that name:
+    """Inputs and outputs that share a name with many others → that name, such as
     `output.past_key_values`.
     """
     named: dict[str, list[int]] = {}
@@ -156,9 +172,7 @@ def _common(chains: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _plain_calls(log: Log, chains: list[tuple[int, ...]]) -> set[int]:
-    """Calls of modules that are one operation: the node says it all, a box around it would say it
-    again.
-    """
+    """Calls of modules that are one operation. They need no box around their node."""
     counts: dict[int, int] = {}
     for entry, chain in enumerate(chains):
         if is_operation(log, entry):
@@ -166,17 +180,3 @@ def _plain_calls(log: Log, chains: list[tuple[int, ...]]) -> set[int]:
                 counts[call] = counts.get(call, 0) + 1
     parents = {call.parent for call in log.recording.module_calls[1:]}
     return {call for call, number in counts.items() if number == 1 and call not in parents}
-
-
-def _collapse_level(
-    log: Log, choices: Choices, chain: tuple[int, ...], plain: set[int]
-) -> int | None:
-    """Which of the calls around an entry is drawn as one node, if any; the outermost wins."""
-    for level, call in enumerate(chain):
-        if level + 1 >= choices.depth and call not in plain:
-            return level
-        if choices.is_collapsed is not None and choices.is_collapsed(
-            log.recording.module_calls[call].address
-        ):
-            return level
-    return None

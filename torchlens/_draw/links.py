@@ -1,4 +1,4 @@
-"""Which nodes are connected, and what the edge between them says."""
+"""The edges between nodes, and their texts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ _MOST_ARGUMENTS_NAMED = 3
 
 @dataclass(slots=True)
 class Link:
-    """An edge between two items: the passes it leaves and enters, the arguments it is, whether it
-    begins a condition.
+    """An edge between two items: the passes it connects, the arguments it is given as, whether it
+    leads to a condition, whether a gradient flowed along it.
     """
 
-    parent: int  # the first entry-to-entry edge it stands for
+    parent: int  # of the first edge between two entries that it shows
     child: int
     out_passes: set[int] = field(default_factory=set)
     in_passes: set[int] = field(default_factory=set)
@@ -27,7 +27,7 @@ class Link:
     has_gradient: bool = False
 
     def lines(self, grouping: Grouping, source: int, target: int) -> tuple[str, ...]:
-        """What is written on it."""
+        """The text beside the edge."""
         found = ["IF"] if self.is_condition else []
         if self.locations:
             found.append(arguments_text(self.locations))
@@ -40,41 +40,44 @@ class Link:
 
 def find_links(log: Log, grouping: Grouping) -> dict[tuple[int, int], Link]:
     """The edges between items, in order of execution."""
-    graph, folding = log.graph, grouping.choices.folding
-    item_of, pass_of, items = grouping.item_of, grouping.pass_of, grouping.items
+    graph, item_of, pass_of = log.graph, grouping.item_of, grouping.pass_of
     conditions, gradients = set(graph.condition_edges), log.recording.gradients
+    has_gradient = [number in gradients for number in graph.recorded]
     links: dict[tuple[int, int], Link] = {}
-    for child, parents in enumerate(graph.parents):
-        target = item_of[child]
-        if target < 0:
+    for child, target in enumerate(item_of):
+        parents = [parent for parent in graph.parents[child] if _is_drawn(grouping, parent, child)]
+        if not parents:
             continue
-        places = None
+        is_operation = grouping.items[target].kind is ItemKind.OPERATION
+        places = _argument_places(log, grouping, child) if is_operation else {}
         for parent in parents:
-            source = item_of[parent]
-            if source < 0 or (folding is not None and folding.edge_between(parent, child) is None):
-                continue
-            is_inside = source == target and items[source].kind is not ItemKind.OPERATION
-            if is_inside and (
-                items[source].kind is ItemKind.RUN or pass_of[parent] == pass_of[child]
-            ):
-                continue
-            link = links.get((source, target))
-            if link is None:
-                link = links[source, target] = Link(parent, child)
+            link = links.setdefault((item_of[parent], target), Link(parent, child))
             link.out_passes.add(pass_of[parent])
             link.in_passes.add(pass_of[child])
-            link.is_condition = link.is_condition or (parent, child) in conditions
-            if graph.recorded[parent] in gradients and graph.recorded[child] in gradients:
-                link.has_gradient = True
-            if items[target].kind is ItemKind.OPERATION:
-                if places is None:
-                    places = _argument_places(log, grouping, child)
-                link.locations.update(dict.fromkeys(places.get(parent, ())))
+            link.is_condition |= (parent, child) in conditions
+            link.has_gradient |= has_gradient[parent] and has_gradient[child]
+            link.locations.update(dict.fromkeys(places.get(parent, ())))
     return links
 
 
+def _is_drawn(grouping: Grouping, parent: int, child: int) -> bool:
+    """True if an edge is drawn: both ends are, it is not between copies of one module, and it does
+    not lie inside one pass of a node.
+    """
+    folding, pass_of = grouping.choices.folding, grouping.pass_of
+    source, target = grouping.item_of[parent], grouping.item_of[child]
+    if source < 0 or target < 0:
+        return False
+    if folding is not None and folding.edge_between(parent, child) is None:
+        return False
+    kind = grouping.items[source].kind
+    if source != target or kind is ItemKind.OPERATION:
+        return True
+    return kind is not ItemKind.RUN and pass_of[parent] != pass_of[child]
+
+
 def closing_loops(links: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The edges that lead back to where they come from, against the order of execution."""
+    """The edges that close a loop: they lead to an earlier node, from which they are reached."""
     children: dict[int, list[int]] = {}
     backward: dict[int, list[int]] = {}  # by target
     for source, target in links:
@@ -94,8 +97,8 @@ def closing_loops(links: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 def _argument_places(log: Log, grouping: Grouping, entry: int) -> dict[int, list[Any]]:
-    """Which arguments of the operation each parent is; nothing where there is only one, or where
-    order does not matter.
+    """Parent → the arguments of the operation that it is; empty if there is only one argument, or
+    their order does not matter.
     """
     row, graph = log.row(entry), log.graph
     if row.operation.layer_type in COMMUTATIVE:
@@ -120,7 +123,7 @@ def argument_text(location: Any) -> str:
 
 
 def arguments_text(locations: Iterable[Any]) -> str:
-    """The arguments that an edge is, those in a row as one: `arg (0, 0-49)`."""
+    """The arguments that an edge is given as, consecutive ones as `arg (0, 0-49)`."""
     found: dict[Any, list[Any]] = {}  # by all but the last number, where there is one
     for location in locations:
         is_listed = isinstance(location, tuple) and isinstance(location[-1], int)

@@ -1,8 +1,8 @@
-"""Simplifies a drawing that would be too large to read or to lay out: fewer nodes, fewer edges.
+"""Simplifies a drawing that is too large to read or to lay out.
 
-Graphviz puts an invisible node wherever an edge passes a row of nodes, and its time grows with
-their number: a DenseNet of 500 nodes has 10,000 of them. So the longest edges are written as text
-if edges pass too many rows.
+Graphviz inserts an invisible node wherever an edge passes a row of nodes, and its time grows with
+their number: a DenseNet of 500 nodes has 10,000 of them. If edges pass too many rows, the longest
+are written as text.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from torchlens._draw.items import Choices, Grouping, ItemKind, group_entries
 from torchlens._draw.scene import Edge, EdgeKind, Node
 from torchlens._history.log import Log
 
-# A drawing with fewer nodes than this says too little to stand for thousands of operations.
+# A drawing with fewer nodes says too little about thousands of operations.
 _MIN_NODES = 10
 # Rows of nodes that all edges together may pass, and that an edge must pass to count as long.
 MAX_PASSED = 1500
@@ -24,11 +24,11 @@ _NAMED = 4
 def group_within(
     log: Log, choices: Choices, max_nodes: int, reason: str | None = None
 ) -> tuple[Grouping, str | None]:
-    """The items to draw, and, where they had to be made fewer, a sentence that says what was done,
-    and why.
+    """The items to draw, at most `max_nodes`; and, if the drawing was simplified, a sentence that
+    says how and why.
 
-    Tried in turn: folding repeats, drawing inner modules as one box, rolling loops, both, and at
-    last drawing runs of consecutive operations as one box, which always gets there.
+    Tried in turn: folding repeats, drawing inner modules as one box, rolling loops, both, and
+    finally drawing runs of consecutive operations as one box, which is always enough.
     """
     grouping = group_entries(log, choices)
     num_wanted = len(grouping.items)
@@ -70,7 +70,7 @@ def _simpler(log: Log, choices: Choices) -> Iterator[Choices]:
 
 
 def _done(wanted: Choices, grouping: Grouping) -> str:
-    """What was drawn otherwise than wanted, and shows in the drawing."""
+    """The simplifications that are visible in the drawing, as text."""
     choices, words = grouping.choices, []
     if choices.is_rolled != wanted.is_rolled and any(
         len(item.passes) > 1 for item in grouping.items
@@ -90,42 +90,45 @@ def _done(wanted: Choices, grouping: Grouping) -> str:
 
 
 def thin_out(nodes: list[Node], edges: list[Edge]) -> tuple[list[Node], list[Edge], str | None]:
-    """The nodes and edges to draw, and a sentence about the edges that became text, if any did.
+    """The nodes and edges to draw, and a sentence about the edges that became text, if any.
 
-    The longest go first, until the rest passes few enough rows; every node keeps its shortest way
-    in.
+    The longest edges become text, until the others pass few enough rows. Every node keeps the
+    shortest edge into it.
     """
     rows = _rows(len(nodes), edges)
     passed = [max(rows[edge.target] - rows[edge.source] - 1, 0) for edge in edges]
     total = sum(passed)
     if total <= MAX_PASSED:
         return nodes, edges, None
-    shortest: dict[int, int] = {}
-    for number, edge in enumerate(edges):
-        best = shortest.get(edge.target)
-        if best is None or passed[number] < passed[best]:
-            shortest[edge.target] = number
-    kept = set(shortest.values())
     written: set[int] = set()
-    for number in sorted(range(len(edges)), key=lambda number: -passed[number]):
-        if total <= MAX_PASSED or passed[number] < _LONG:
+    for number in _removable(edges, passed):
+        if total <= MAX_PASSED:
             break
-        if number not in kept:
-            written.add(number)
-            total -= passed[number]
+        written.add(number)
+        total -= passed[number]
+    if not written:
+        return nodes, edges, None
     return (
         _with_texts(nodes, [edges[number] for number in sorted(written)]),
         [edge for number, edge in enumerate(edges) if number not in written],
-        f"{len(written):,} long edges are written into the nodes they enter (+ …)."
-        if written
-        else None,
+        f"{len(written):,} long edges are written into the nodes they enter (+ …).",
     )
 
 
+def _removable(edges: list[Edge], passed: list[int]) -> list[int]:
+    """The numbers of long edges, the longest first, without the shortest into each node."""
+    shortest: dict[int, int] = {}
+    for number, edge in enumerate(edges):
+        best = shortest.setdefault(edge.target, number)
+        if passed[number] < passed[best]:
+            shortest[edge.target] = number
+    kept = set(shortest.values())
+    long = [number for number in range(len(edges)) if passed[number] >= _LONG]
+    return sorted((number for number in long if number not in kept), key=lambda at: -passed[at])
+
+
 def _rows(count: int, edges: list[Edge]) -> list[int]:
-    """The row each node will stand in: below all its parents. Edges back to an earlier node, as in
-    a loop, do not count.
-    """
+    """The row of each node: below all its parents, not counting edges back to an earlier node."""
     rows = [0] * count
     below: list[list[int]] = [[] for _ in range(count)]
     for edge in edges:

@@ -1,5 +1,5 @@
-"""A history as the columns that the page reads. Text is kept once, in `strings`; everything else is
-numbers.
+"""Converts a history to the columns that the page reads. Each text is stored once, in `strings`;
+everything else is numbers.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from torchlens._page.folding import fold
 from torchlens._page.names import KINDS, PARTS, SIDES
 from torchlens._page.outline import outline
 from torchlens._page.part_columns import PartColumns, link_columns, part_of_entries
-from torchlens._page.parts import FailedCall, Part, select
+from torchlens._page.parts import FailedCall, Outline, Part, Selection, entries_in, select
 from torchlens._page.residuals import residual_links
 from torchlens._page.statistics import Statistics
 from torchlens._recording.collector import pause_collector, resume_collector
@@ -32,9 +32,7 @@ from torchlens._recording.user_code import source_line
 
 
 class Carried(NamedTuple):
-    """What the page is given, the parts that it shows, by their numbers in it, and the number of
-    the part of each entry.
-    """
+    """The data of a page, the parts in it by number, and for each entry the number of its part."""
 
     data: dict[str, Any]
     parts: list[Part]
@@ -85,24 +83,13 @@ class _Writer:
         failed = None if failure is None else self._failed_call(failure)
         found = outline(self.log, failed)
         fold(self.log, found, has_repeats)
-        num_all = len(self.log.graph.recorded) + (failed is not None)
-        num_operations = (
-            num_all
-            - len(self.log.graph.inputs)
-            - len(self.log.graph.buffers)
-            - len(self.log.graph.outputs)
-        )
-        chosen = select(
-            found.root, num_all, num_operations, always=num_all - 1 if failed is not None else -1
-        )
-        parts = [(part, parent) for part, parent in chosen.walk(found.root)]
-        number_of = {id(part): number for number, (part, _) in enumerate(parts)}
+        chosen = self._select(found, failed)
+        parts = list(chosen.walk(found.root))
+        shown = [part for part, _ in parts]
+        number_of = {id(part): number for number, part in enumerate(shown)}
         entries = self.entries.columns(chosen, failure, failed)
         left_out = self.parts.left_out(chosen, number_of)
-        marks = [
-            self._overlay(name, values, [part for part, _ in parts])
-            for name, values in overlays.items()
-        ]
+        marks = [self._overlay(name, values, shown) for name, values in overlays.items()]
         data = {
             "title": title or recording.model_name,
             "model": recording.model_name,
@@ -119,7 +106,7 @@ class _Writer:
             "parts": self.parts.columns(chosen, parts),
             "links": link_columns(found, number_of, residual_links(self.log, found)),
             "conditions": self.parts.conditions(chosen),
-            "idle": self.parts.idle([part for part, _ in parts]),
+            "idle": self.parts.idle(shown),
             "parameters": self._params(),
             "places": self.places.lines,
             "overlays": marks,
@@ -129,7 +116,14 @@ class _Writer:
             "statistics": self.statistics.columns(),
             "strings": list(self.strings.found),
         }
-        return Carried(data, [part for part, _ in parts], part_of_entries(found.root, number_of))
+        return Carried(data, shown, part_of_entries(found.root, number_of))
+
+    def _select(self, found: Outline, failed: FailedCall | None) -> Selection:
+        graph = self.log.graph
+        num_entries = len(graph.recorded) + (failed is not None)
+        num_aside = len(graph.inputs) + len(graph.buffers) + len(graph.outputs)
+        always = -1 if failed is None else num_entries - 1
+        return select(found.root, num_entries, num_entries - num_aside, always)
 
     def _note(self) -> str:
         """A note about the numbers on the page if sizes are symbolic."""
@@ -180,9 +174,11 @@ class _Writer:
                 ) from error
 
         marks = Marks(self.log, values, find, finite_number)
+        num_entries = len(self.log.graph.recorded)  # without the call that failed
         found: dict[int, float] = {}
         for number, part in enumerate(parts):
-            value = marks.of(_entries_in(part, len(self.log.graph.recorded)), part.calls)
+            entries = [entry for entry in entries_in(part) if entry < num_entries]
+            value = marks.of(entries, part.calls)
             if value is not None:
                 found[number] = float(f"{value:.6g}")
         return {
@@ -222,17 +218,6 @@ class _Writer:
             "module": record.address,
             "place": place,
         }
-
-
-def _entries_in(part: Part, num_entries: int) -> list[int]:
-    """The entries of a part and of all parts inside it, without the call that failed."""
-    found: list[int] = []
-    pending = [part]
-    while pending:
-        inner = pending.pop()
-        pending += inner.children
-        found += [entry for own in inner.passes for entry in own if entry < num_entries]
-    return found
 
 
 def _numbers(references: References) -> list[int]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,7 @@ from torchlens._recording.user_code import SourceLine, source_line, source_text
 from torchlens._recording.wrappers import local_value, why_valueless
 from torchlens._text.wording import got
 
-# In place of the row of a tensor's statistics.
+# The row of statistics of a tensor without values, such as a meta tensor.
 _VALUELESS = -2
 
 
@@ -62,20 +62,41 @@ def place_text(line: SourceLine) -> str:
 
 
 def shape_text(shape: Any) -> str:
-    """`1×384`; `(384,)` for one dimension, for `× 8` is a number of passes; `scalar` for none."""
+    """`1×384`, `(384,)` or `scalar`. (`× 8` alone would read like a number of passes.)"""
     if len(shape) == 1:
         return f"({shape[0]},)"
     return "×".join(map(str, shape)) if len(shape) else "scalar"
 
 
+class EntryValues(NamedTuple):
+    """What the page shows of one entry. Text, types and lines of code are numbers of `Strings` and
+    `Places`, `stat` and `grad` are rows of `Statistics`.
+    """
+
+    label: int
+    shape: int
+    dtype: int
+    bytes: int
+    micros: float
+    flops: int
+    place: int
+    stat: int
+    grad: int
+    args: int
+    parents: Sequence[int]
+    backward: float | None
+    gradnorm: float | None
+
+
 class EntryColumns:
-    """What the page shows of each entry, and the costs of single entries. A failed call costs
-    nothing.
+    """The columns with what the page shows of each entry, and the costs of single entries. A failed
+    call costs nothing.
     """
 
     def __init__(self, log: Log, strings: Strings, places: Places, statistics: Statistics) -> None:
         self._log, self._strings, self._places, self._statistics = log, strings, places, statistics
         self._valueless = log.valueless_entries()
+        self._dtypes: dict[torch.dtype, int] = {}
         self._sizes: dict[Any, int] = {}
         self._flops: dict[Any, int] = {}
         self._backward_seconds = backward_times(log).seconds
@@ -88,55 +109,44 @@ class EntryColumns:
     def columns(
         self, chosen: Selection, failure: Failure | None, failed: FailedCall | None
     ) -> dict[str, list[Any]]:
-        """Name → one value per entry that the page carries."""
-        log, graph, strings = self._log, self._log.graph, self._strings
-        columns: dict[str, list[Any]] = {
-            name: []
-            for name in (
-                "label", "shape", "dtype", "bytes", "micros", "flops", "place", "stat", "grad",
-                "args", "parents",
-                "backward", "gradnorm",
-            )
-        }  # fmt: skip
-        dtypes: dict[torch.dtype, int] = {}
-        number_of = chosen.number_of
-        for entry in chosen.entries:
-            if entry == len(graph.recorded):
-                continue
-            row = log.row(entry)
-            if row.dtype not in dtypes:
-                dtypes[row.dtype] = strings(str(row.dtype).removeprefix("torch."))
-            parents: Sequence[int] = graph.parents[entry]
-            if number_of is not None:
-                parents = [number_of[parent] for parent in parents if parent in number_of]
-            columns["label"].append(strings(log.label(entry)))
-            columns["shape"].append(strings(shape_text(row.shape)))
-            columns["dtype"].append(dtypes[row.dtype])
-            columns["bytes"].append(self.num_bytes(entry))
-            columns["micros"].append(self.micros(entry))
-            columns["flops"].append(self.flops(entry))
-            columns["place"].append(self._places(row.code, row.instruction))
-            is_valueless = entry in self._valueless
-            columns["stat"].append(
-                _VALUELESS if is_valueless else self._statistics.add(self._value(entry))
-            )
-            columns["grad"].append(self._statistics.add(log.gradient(entry)))
-            columns["args"].append(strings(self._arguments(entry, row)))
-            columns["parents"].append(parents)
-            columns["backward"].append(self.backward(entry))
-            columns["gradnorm"].append(_norm(log.gradient(entry)))
+        """Name → one value per entry that the page carries. The failed call is the last."""
+        num_entries = len(self._log.graph.recorded)
+        rows = [self._values(entry, chosen) for entry in chosen.entries if entry < num_entries]
         if failure is not None and failed is not None:
-            name = failure.operation.name if failure.operation else "raise"
-            place = self._places(failure.code, failure.instruction)
-            given = (
-                failed.parents
-                if number_of is None
-                else [number_of[own] for own in failed.parents if own in number_of]
-            )
-            values = (strings(name), 0, 0, 0, 0, 0, place, -1, -1, 0, given, None, None)
-            for column, value in zip(columns.values(), values, strict=True):
-                column.append(value)
-        return columns
+            rows.append(self._failed_values(failure, failed, chosen))
+        return {name: [row[at] for row in rows] for at, name in enumerate(EntryValues._fields)}
+
+    def _values(self, entry: int, chosen: Selection) -> EntryValues:
+        log, strings = self._log, self._strings
+        row, gradient = log.row(entry), log.gradient(entry)
+        if row.dtype not in self._dtypes:
+            self._dtypes[row.dtype] = strings(str(row.dtype).removeprefix("torch."))
+        return EntryValues(
+            label=strings(log.label(entry)),
+            shape=strings(shape_text(row.shape)),
+            dtype=self._dtypes[row.dtype],
+            bytes=self.num_bytes(entry),
+            micros=self.micros(entry),
+            flops=self.flops(entry),
+            place=self._places(row.code, row.instruction),
+            stat=_VALUELESS
+            if entry in self._valueless
+            else self._statistics.add(self._value(entry)),
+            grad=self._statistics.add(gradient),
+            args=strings(self._arguments(entry, row)),
+            parents=chosen.numbers(log.graph.parents[entry]),
+            backward=self.backward(entry),
+            gradnorm=_norm(gradient),
+        )
+
+    def _failed_values(
+        self, failure: Failure, failed: FailedCall, chosen: Selection
+    ) -> EntryValues:
+        name = failure.operation.name if failure.operation else "raise"
+        place = self._places(failure.code, failure.instruction)
+        parents = chosen.numbers(failed.parents)
+        label = self._strings(name)
+        return EntryValues(label, 0, 0, 0, 0, 0, place, -1, -1, 0, parents, None, None)
 
     def num_bytes(self, entry: int) -> int:
         """The size of an entry's tensor."""
@@ -146,7 +156,7 @@ class EntryColumns:
         key = (row.shape, row.dtype)
         if key not in self._sizes:
             size = self._log.num_bytes(entry)
-            if -1 in row.shape:  # a nested tensor: not all of one shape are of one size
+            if -1 in row.shape:  # nested tensors of the same shape may differ in size
                 return size
             self._sizes[key] = size
         return self._sizes[key]
@@ -163,10 +173,8 @@ class EntryColumns:
         if entry >= len(self._log.graph.recorded):
             return 0
         row = self._log.row(entry)
-        key = (
-            self._log.graph.layer_of[entry],
-            row.shape,
-        )  # passes of one layer with equal results cost the same
+        # Passes of one layer with results of the same shape cost the same.
+        key = self._log.graph.layer_of[entry], row.shape
         if key not in self._flops:
             self._flops[key] = flops_of(self._log.recording, row) or 0
         return self._flops[key]
@@ -174,16 +182,12 @@ class EntryColumns:
     def backward(self, entry: int) -> float | None:
         """Microseconds of the backward pass; None if none reached the entry."""
         seconds = self._backward_seconds.get(entry)
-        return (
-            None
-            if seconds is None or self._log.row(entry).output_index
-            else round(seconds * 1e6, 1)
-        )
+        if seconds is None or self._log.row(entry).output_index:
+            return None
+        return round(seconds * 1e6, 1)
 
     def _value(self, entry: int) -> Any:
-        """The saved value; None if it was changed in place since, because then it is no longer the
-        operation's result.
-        """
+        """The saved value; None if it was changed in place after the operation."""
         number = self._log.graph.recorded[entry]
         value, version = self._log.recording.values[number], self._log.recording.versions[number]
         if value is not None and version >= 0 and value._version != version:
@@ -208,10 +212,7 @@ def finite_number(value: Any, key: Any) -> float | None:
     """The value as a number; None if it is not finite."""
     try:
         number = float(value)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # RuntimeError: a tensor of several numbers
+    # RuntimeError: a tensor of several numbers.
+    except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(f"An overlay must give a number for {key!r}, got {got(value)}.") from error
     return number if math.isfinite(number) else None

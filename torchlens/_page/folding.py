@@ -1,8 +1,7 @@
-"""Folds an outline: identical parts in a row become one, and parts that no screen holds are
-grouped.
+"""Folds an outline: identical parts in a row become one, and boxes with many parts are grouped.
 
-Only what is identical folds: the same operations with the same arguments, shapes and connections.
-Two branches of different dilation do not.
+Parts are identical if they have the same operations with the same arguments, shapes and
+connections. Two branches of different dilation are not.
 """
 
 import re
@@ -23,7 +22,7 @@ _FEWEST_CONSTANTS = 4
 
 
 def fold(log: Log, outline: Outline, has_repeats: bool = True) -> None:
-    """Folds all boxes of an outline, in place. Without repeats, what is identical stays apart."""
+    """Folds all boxes of an outline, in place; identical parts only with `has_repeats`."""
     _Folder(log, outline, has_repeats).fold(outline.root)
 
 
@@ -47,9 +46,7 @@ class _Folder:
         self._put_together(box)
 
     def _fold_boundary(self, box: Part) -> None:
-        """Inputs or outputs of one name (the keys and values of a cache) become one part, if they
-        are many.
-        """
+        """Groups inputs or outputs of the same name, such as the keys and values of a cache."""
         groups: dict[str, list[Part]] = {}
         for part in box.children:
             first = part.children[0] if part.kind == "repeat" else part
@@ -66,35 +63,25 @@ class _Folder:
     # ----------------------------------------------------------------------------------------------
 
     def _fold_constants(self, box: Part, edges: Collection[tuple[Part, Part]]) -> None:
-        """What is computed from nothing that goes into the model (masks, positions) becomes one
-        part, if it is connected.
+        """Groups connected operations that do not depend on the model's input (masks, positions),
+        unless nothing else would be left to see.
         """
-        place = {id(part): number for number, part in enumerate(box.children)}
-        own = {place[id(part)] for part in box.children if self._is_constant(part)}
-        others = (part for number, part in enumerate(box.children) if number not in own)
-        if len(own) < _FEWEST_CONSTANTS or all(map(self._is_boundary, others)):
-            return  # nothing else would be left to see
-        numbered = [(place[id(a)], place[id(b)]) for a, b in edges]
-        joined = UnionFind()
-        for a, b in numbered:
-            if a in own and b in own:
-                joined.join(a, b)
-        groups = joined.sets(sorted(own))
-        # A group goes where its first part was, so it must not read what comes after that.
-        late = {
-            joined.find(b) for a, b in numbered if b in own and a not in own and a > joined.find(b)
-        }
-        members = [
+        number_of = {id(part): number for number, part in enumerate(box.children)}
+        constants = {number for number, part in enumerate(box.children) if self._is_constant(part)}
+        others = (part for number, part in enumerate(box.children) if number not in constants)
+        if len(constants) < _FEWEST_CONSTANTS or all(map(self._is_boundary, others)):
+            return
+        numbered = [(number_of[id(a)], number_of[id(b)]) for a, b in edges]
+        groups = [
             [box.children[number] for number in numbers]
-            for first, numbers in groups.items()
-            if first not in late and len(numbers) > 1
+            for numbers in _connected(constants, numbered)
         ]
-        found = [own for own in members if sum(map(_num_operations, own)) >= _FEWEST_CONSTANTS]
+        found = [own for own in groups if sum(map(_num_operations, own)) >= _FEWEST_CONSTANTS]
         _group(box, "constants", found)
 
     def _is_constant(self, part: Part) -> bool:
-        """Whether no input leads to it. Modules, and what has parameters, are shown by
-        themselves.
+        """True if it does not depend on the model's input, and is no module and has no parameters:
+        those are shown individually.
         """
         if part.address or part.kind not in ("operation", "loop"):
             return False
@@ -129,10 +116,10 @@ class _Folder:
             self._put_together(repeat)
 
     def _keys(self, parts: Sequence[Part], names: Sequence[str]) -> list[int]:
-        """For each part a number, equal for parts that fold if they repeat."""
+        """A number for each part, equal for parts that fold if they repeat."""
         found: list[int] = []
         works = [(name, self._work(part)) for name, part in zip(names, parts, strict=True)]
-        unlike = 0  # modules in a row that do the same, and are read in different ways
+        unlike = 0  # counts consecutive modules that do the same but are used differently
         for number, part in enumerate(parts):
             before = parts[number - 1] if number else part
             if number and works[number - 1] == works[number] and before.calls and part.calls:
@@ -143,7 +130,7 @@ class _Folder:
         return found
 
     def _name(self, part: Part) -> str:
-        """The address but for numbers; empty for what is not named."""
+        """The address with `#` for numbers; empty if the part has no name."""
         if part.kind == "operation" and self._is_boundary(part):
             address = self.log.boundary_addresses.get(part.passes[0][0], [""])[0]
             name = re.sub(r"\d+", "#", address)
@@ -151,7 +138,7 @@ class _Folder:
         return re.sub(r"\d+", "#", part.address)
 
     def _work(self, part: Part) -> int:
-        """What a part does, as a number that is equal for parts that do the same."""
+        """A number for what a part does, equal for parts that do the same."""
         alike = self.alike
         if part.kind == "module":
             return alike.number(("module", *map(alike.work, part.calls)))
@@ -164,7 +151,7 @@ class _Folder:
         return alike.number(("operation", alike.work_of_entry[entry], *counts))
 
     def _is_boundary(self, part: Part) -> bool:
-        """Whether it is an input, an output, or the call that failed."""
+        """True for inputs, outputs and the call that failed."""
         if part.kind != "operation":
             return False
         entry = part.passes[0][0]
@@ -174,28 +161,23 @@ class _Folder:
     # ----------------------------------------------------------------------------------------------
 
     def _put_together(self, box: Part) -> None:
-        """So many children that no screen holds them: first operations in a row become spans, then
-        all becomes ranges.
+        """Groups the children of a box if they are more than a screen holds: operations in a row
+        become spans and, if that is not enough, everything becomes ranges.
         """
-        if len(box.children) <= _MOST_CHILDREN:
-            return
-        rows = [box.children] if box.kind == "span" else self._rows_of_operations(box)
-        num_operations = sum(map(len, rows))
-        groups: list[list[Part]] = []
-        for row in rows:
-            size = max(2, -(-num_operations // _GROUPS_PER_BOX))
-            size = -(-len(row) // max(1, round(len(row) / size)))
-            groups += [row[start : start + size] for start in range(0, len(row), size)]
-        for span in _group(box, "span", [group for group in groups if len(group) > 1]):
-            self._put_together(span)
-        if len(box.children) <= _MOST_CHILDREN:
-            return
-        inner = [part for part in box.children if not self._is_boundary(part)]
-        if len(inner) > _GROUPS_PER_BOX:
-            size = -(-len(inner) // _GROUPS_PER_BOX)
-            ranges = [inner[start : start + size] for start in range(0, len(inner), size)]
-            for part in _group(box, "range", [own for own in ranges if len(own) > 1]):
-                self._put_together(part)
+        if len(box.children) > _MOST_CHILDREN:
+            rows = [box.children] if box.kind == "span" else self._rows_of_operations(box)
+            size = max(2, -(-sum(map(len, rows)) // _GROUPS_PER_BOX))
+            self._group_in_turn(
+                box, "span", [piece for row in rows for piece in _pieces(row, size)]
+            )
+        if len(box.children) > _MOST_CHILDREN:
+            inner = [part for part in box.children if not self._is_boundary(part)]
+            if len(inner) > _GROUPS_PER_BOX:
+                self._group_in_turn(box, "range", _slices(inner, -(-len(inner) // _GROUPS_PER_BOX)))
+
+    def _group_in_turn(self, box: Part, kind: str, groups: Sequence[list[Part]]) -> None:
+        for group in _group(box, kind, [own for own in groups if len(own) > 1]):
+            self._put_together(group)
 
     def _rows_of_operations(self, box: Part) -> list[list[Part]]:
         rows: list[list[Part]] = [[]]
@@ -207,10 +189,34 @@ class _Folder:
         return [row for row in rows if len(row) > 3]
 
 
-def _group(box: Part, kind: str, groups: Sequence[Sequence[Part]]) -> list[Part]:
-    """Puts some children of a box into boxes of their own, each where the first of its children
-    stood.
+def _connected(constants: set[int], edges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The sets of at least two connected constants, as numbers of children. A set is shown at the
+    place of its first member, so it must read nothing that comes later.
     """
+    joined = UnionFind()
+    for a, b in edges:
+        if a in constants and b in constants:
+            joined.join(a, b)
+    late = {
+        joined.find(b)
+        for a, b in edges
+        if b in constants and a not in constants and a > joined.find(b)
+    }
+    sets = joined.sets(sorted(constants))
+    return [members for first, members in sets.items() if first not in late and len(members) > 1]
+
+
+def _slices(parts: list[Part], size: int) -> list[list[Part]]:
+    return [parts[start : start + size] for start in range(0, len(parts), size)]
+
+
+def _pieces(row: list[Part], size: int) -> list[list[Part]]:
+    """Pieces of nearly equal length, about `size`."""
+    return _slices(row, -(-len(row) // max(1, round(len(row) / size))))
+
+
+def _group(box: Part, kind: str, groups: Sequence[Sequence[Part]]) -> list[Part]:
+    """Moves groups of children into new boxes, each at the place of its first member."""
     made = []
     group_of: dict[int, Part] = {}
     for members in groups:

@@ -66,7 +66,17 @@ class LoopTree:
     loop_above: list[int] = field(default_factory=list)
     loop_of_iteration: list[int] = field(default_factory=list)
     iteration_above: list[int] = field(default_factory=list)
+    sequence_of_iteration: list[int] = field(default_factory=list)
     orders: dict[int, list[int]] = field(default_factory=dict)
+
+    def contents(self) -> dict[int, list[int]]:
+        """Loop (-1: outside of all) → what is directly in it: units, and loops as `-1 - loop`."""
+        found: dict[int, list[int]] = {}
+        for unit, loop in enumerate(self.loop_of_unit):
+            found.setdefault(loop, []).append(unit)
+        for loop, above in enumerate(self.loop_above):
+            found.setdefault(above, []).append(-1 - loop)
+        return found
 
 
 _Reader = Callable[[Sequence[Pattern], _Position], list[list[_Step]]]
@@ -84,7 +94,7 @@ def find_loops(sequences: Sequence[Sequence[int]], symbol_of: Sequence[int]) -> 
     found = dict(zip(distinct, parser.parse(distinct, _Position()), strict=True))
     tree = parser.tree
     parser.order(-1, list(found.values()))
-    for pattern in patterns:
+    for number, pattern in enumerate(patterns):
         now: dict[int, int] = {}  # loop → its running iteration
         units, iterations = [], []
         for unit, started in found[pattern]:
@@ -92,6 +102,7 @@ def find_loops(sequences: Sequence[Sequence[int]], symbol_of: Sequence[int]) -> 
                 now[loop] = len(tree.loop_of_iteration)
                 tree.loop_of_iteration.append(loop)
                 tree.iteration_above.append(now.get(tree.loop_above[loop], -1))
+                tree.sequence_of_iteration.append(number)
             units.append(unit)
             iterations.append(now.get(tree.loop_of_unit[unit], -1))
         tree.units.append(units)
@@ -147,28 +158,32 @@ class _Parser:
     def _stretch(self, patterns: Sequence[Pattern], at: _Position) -> list[list[_Step]]:
         """Stretches in which the same symbols come again, in different calls of the module."""
         symbols = [self._symbols(pattern, at) for pattern in patterns]
-        num_symbols, num_places = _num_distinct(symbols), _num_distinct(patterns)
-        if num_symbols == 1:
+        if _num_distinct(symbols) == 1:
             unit = self._unit(at)
             return [[(unit, ())] * len(pattern) for pattern in patterns]
         exact = _exact_cuts(symbols)
         if exact is not None:
             return self._loop(patterns, exact, at)
-        # The places may repeat plainly where what is done there does not.
+        # The places may repeat exactly where the symbols do not.
         if not at.is_fine and all(map(_repeats_as_loops, patterns)):
             return self.parse(patterns, at._replace(is_fine=True))
+        return self._irregular(patterns, symbols, at)
+
+    def _irregular(
+        self, patterns: Sequence[Pattern], symbols: Sequence[Pattern], at: _Position
+    ) -> list[list[_Step]]:
+        """Stretches that do not repeat exactly: one loop with different iterations, something and
+        then a loop, or pieces that are alike by chance.
+        """
+        num_symbols, num_elements = _num_distinct(symbols), sum(map(len, symbols))
         cuts = _cut_into_iterations(symbols)
-        runs = [
-            _similar_runs([own[a:b] for a, b in cut])
-            for own, cut in zip(symbols, cuts, strict=True)
-        ]
+        runs = list(map(_similar_runs, symbols, cuts))
         if _is_one_loop(cuts, runs):
             return self._loop(patterns, cuts, at)
-        if not at.is_fine and num_places > num_symbols:
+        if not at.is_fine and _num_distinct(patterns) > num_symbols:
             return self.parse(patterns, at._replace(is_fine=True))
-        num_elements = sum(map(len, symbols))
         if at.depth < _MOST_REMAINDERS and _begins_with_loop(cuts, runs, num_elements):
-            return self._pieces(patterns, cuts, [own[0] if own else None for own in runs], at)
+            return self._pieces(patterns, cuts, runs, at)
         if num_elements >= 2 * num_symbols:
             return self._loop(patterns, cuts, at)
         return self._apart(patterns, cuts, at)
@@ -212,14 +227,15 @@ class _Parser:
         self,
         patterns: Sequence[Pattern],
         cuts: Sequence[_Cut],
-        runs: Sequence[_Run | None],
+        runs: Sequence[list[_Run]],
         at: _Position,
     ) -> list[list[_Step]]:
         """Each pattern is something, then a loop, then something else."""
         before, inside, inner_cuts, after = [], [], [], []
-        for pattern, cut, run in zip(patterns, cuts, runs, strict=True):
+        for pattern, cut, found in zip(patterns, cuts, runs, strict=True):
             begin, end, own = len(pattern), len(pattern), _Cut()
-            if run is not None:
+            if found:
+                run = found[0]
                 begin, own = cut[run.start][0], cut[run.start : run.stop]
                 end = begin + run.length(cut)
             before.append(pattern[:begin])
@@ -260,29 +276,31 @@ def _repeating_groups(sequences: Sequence[Pattern]) -> dict[int, int]:
 
     A stretch has no gaps: what lies between its symbols, in any of the sequences, belongs to it.
     """
-    repeated = {
-        symbol
-        for own in sequences
-        if len(set(own)) < len(own)
-        for symbol, count in Counter(own).items()
-        if count > 1
-    }
+    counts = [Counter(own) for own in sequences if len(set(own)) < len(own)]
+    repeated = {symbol for own in counts for symbol, count in own.items() if count > 1}
     joined = UnionFind()
     is_growing = bool(repeated)
     while is_growing:
-        is_growing = False
-        for own in sequences:
-            last = {joined.find(symbol): at for at, symbol in enumerate(own) if symbol in repeated}
-            root, end = -1, -1
-            for at, symbol in enumerate(own):
-                mine = joined.find(symbol)
-                if at > end and symbol in repeated:
-                    root, end = mine, last[mine]
-                elif at <= end and mine != joined.find(root):
-                    joined.join(mine, root)
-                    repeated.add(symbol)
-                    end, is_growing = max(end, last.get(mine, at)), len(sequences) > 1
+        grown = [_join_overlapping(own, joined, repeated) for own in sequences]
+        is_growing = any(grown) and len(sequences) > 1
     return {symbol: joined.find(symbol) for symbol in repeated}
+
+
+def _join_overlapping(own: Pattern, joined: UnionFind, repeated: set[int]) -> bool:
+    """Joins each repeated symbol with all that lie between its occurrences, and adds these to the
+    repeated ones. True if there were any.
+    """
+    last = {joined.find(symbol): at for at, symbol in enumerate(own) if symbol in repeated}
+    root, end, is_grown = -1, -1, False
+    for at, symbol in enumerate(own):
+        mine = joined.find(symbol)
+        if at > end and symbol in repeated:
+            root, end = mine, last[mine]
+        elif at <= end and mine != joined.find(root):
+            joined.join(mine, root)
+            repeated.add(symbol)
+            end, is_grown = max(end, last.get(mine, at)), True
+    return is_grown
 
 
 def _pieces_by_group(own: Pattern, group_of: dict[int, int]) -> list[tuple[int | None, int, int]]:
@@ -334,15 +352,16 @@ def _is_one_loop(cuts: Sequence[_Cut], runs: Sequence[list[_Run]]) -> bool:
 
 
 def _begins_with_loop(cuts: Sequence[_Cut], runs: Sequence[list[_Run]], num_elements: int) -> bool:
-    """Whether the first runs are a loop: not a few iterations that are alike by chance, among many
-    that are not.
+    """True if the first runs are a loop, and not a few iterations that are alike by chance among
+    many that are not.
     """
-    covered = sum(run.length(cut) for cut, own in zip(cuts, runs, strict=True) for run in own)
-    first = sum(own[0].length(cut) for cut, own in zip(cuts, runs, strict=True) if own)
-    is_plain = any(own and own[0].stop - own[0].start > 2 for own in runs) or all(
-        own and own[0].stop == len(cut) for cut, own in zip(cuts, runs, strict=True)
-    )
-    return first * _FEWEST_SHARE >= num_elements and (is_plain or 2 * covered >= num_elements)
+    lengths = [[run.length(cut) for run in own] for cut, own in zip(cuts, runs, strict=True)]
+    first, covered = sum(sum(own[:1]) for own in lengths), sum(map(sum, lengths))
+    if first * _FEWEST_SHARE < num_elements:
+        return False
+    is_long = any(own and own[0].stop - own[0].start > 2 for own in runs)
+    to_the_end = all(own and own[0].stop == len(cut) for cut, own in zip(cuts, runs, strict=True))
+    return is_long or to_the_end or 2 * covered >= num_elements
 
 
 def _period_of(own: Pattern) -> int:
@@ -388,21 +407,27 @@ def _cut_into_iterations(sequences: Sequence[Pattern]) -> list[_Cut]:
     An iteration begins with the symbol that the first one begins with: at each occurrence or, if
     that symbol is in a loop of its own, at its first occurrence after the rarest symbol.
     """
-    repeated = [own for own in sequences if len(set(own)) < len(own)]
-    first = next(
-        (own[0] for own in repeated if own[0] in own[1:]), max(repeated[0], key=repeated[0].count)
-    )
+    first = _first_of_iteration(sequences)
     counts = Counter(symbol for own in sequences for symbol in own)
     rarest = min(counts, key=lambda symbol: counts[symbol])
     plain = [_cut(own, first, first) for own in sequences]
     if counts[rarest] == counts[first]:
         return plain
     other = [_cut(own, first, rarest) for own in sequences]
-
     is_cut = any(len(cut) > 1 for cut in other)
-    return (
-        other if is_cut and _num_forms(sequences, other) < _num_forms(sequences, plain) else plain
-    )
+    is_better = is_cut and _num_forms(sequences, other) < _num_forms(sequences, plain)
+    return other if is_better else plain
+
+
+def _first_of_iteration(sequences: Sequence[Pattern]) -> int:
+    """The symbol that iterations begin with: the first of a sequence if it comes again, else the
+    most frequent.
+    """
+    repeated = [own for own in sequences if len(set(own)) < len(own)]
+    for own in repeated:
+        if own[0] in own[1:]:
+            return own[0]
+    return max(repeated[0], key=repeated[0].count)
 
 
 def _num_forms(sequences: Sequence[Pattern], cuts: Sequence[_Cut]) -> int:
@@ -430,10 +455,11 @@ def _cut(own: Pattern, first: int, after: int) -> _Cut:
     return list(zip(starts, [*starts[1:], len(own)], strict=True))
 
 
-def _similar_runs(pieces: list[Pattern]) -> list[_Run]:
+def _similar_runs(symbols: Pattern, cut: _Cut) -> list[_Run]:
     """Runs of similar consecutive iterations: start, stop, and the length of the last, which may
     continue differently.
     """
+    pieces = [symbols[start:stop] for start, stop in cut]
     found: list[_Run] = []
     start = 0
     while start + 1 < len(pieces):

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from torchlens._graph.repeats import UnionFind
 from torchlens._graph.rolling import roll
 from torchlens._history.log import Log
 from torchlens._page.loop_tree import LoopTree, find_loops
@@ -11,9 +12,7 @@ from torchlens._recording.recording import ModuleCall, Row
 
 
 class Event(NamedTuple):
-    """What one call of a module did at one moment: an operation (its first entry), or a call of
-    another module.
-    """
+    """One step of a module call: an operation, by its first entry, or a call of another module."""
 
     time: float
     entry: int  # -1 for a call
@@ -21,8 +20,7 @@ class Event(NamedTuple):
 
 
 class ModuleEvents:
-    """The entries of a log by the module call that they ran in. A failed call is the entry after
-    the last.
+    """The entries of a log by the module call that they ran in; a failed call is the last entry.
 
     `aside` has the entries that are not steps of the program: inputs, outputs and buffers.
     """
@@ -53,7 +51,7 @@ class ModuleEvents:
         self.layers_in, self.time_of_call = self._look_into_calls()
 
     def of(self, call: int) -> list[Event]:
-        """What a call did, in order, without inputs, outputs and buffers."""
+        """The steps of a call, in order."""
         heads, aside, order = self.head_of, self.aside, self.order
         own = self.entries_of_call.get(call, ())
         found = [
@@ -68,7 +66,7 @@ class ModuleEvents:
         return found
 
     def loop_tree(self, events: list[list[Event]]) -> LoopTree:
-        """The loops in what several calls of one module did."""
+        """The loops in the steps of several calls of one module."""
         places: dict[Hashable, int] = {}
         symbols: dict[Hashable, int] = {}
         symbol_of: list[int] = []
@@ -101,24 +99,16 @@ class ModuleEvents:
         return find_loops(sequences, symbol_of)
 
     def _same_modules(self, calls: Sequence[int]) -> dict[int, int]:
-        """For each call, the first call of the same module that shares a layer with it: the two are
+        """For each call, the first call of the same module that shares a layer with it: they are
         passes of one part.
         """
-        above = {call: call for call in calls}
-
-        def find(call: int) -> int:
-            while above[call] != call:
-                above[call] = above[above[call]]
-                call = above[call]
-            return call
-
-        seen: dict[tuple[str, int], int] = {}
+        joined = UnionFind()
+        first_of: dict[tuple[str, int], int] = {}
         for call in calls:
             address = self.log.recording.module_calls[call].address
             for layer in self.layers_in[call]:
-                first = find(seen.setdefault((address, layer), call))
-                above[max(first, find(call))] = min(first, find(call))
-        return {call: find(call) for call in calls}
+                joined.join(call, first_of.setdefault((address, layer), call))
+        return {call: joined.find(call) for call in calls}
 
     def entries_under(self, call: int) -> list[int]:
         """The operations of a call and of all calls inside it."""
@@ -155,9 +145,7 @@ class ModuleEvents:
             self.order[entry] = first - 0.5
 
     def _heads(self) -> list[int]:
-        """For each entry, the first entry of the same call: a `split` is one operation with several
-        results.
-        """
+        """For each entry, the first result of the same call: `split` has several."""
         heads = list(range(len(self.parents)))
         rows, recorded = self.log.recording.rows, self.log.graph.recorded
         for entry in range(1, len(recorded)):

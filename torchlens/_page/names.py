@@ -1,30 +1,20 @@
-"""What the parts of an outline are called, and which kind of thing each of them is."""
+"""The titles, types and kinds of the parts of an outline."""
 
 from collections.abc import Sequence
 
 import torch
 
 from torchlens._history.log import Log
-from torchlens._page.parts import Part
+from torchlens._page.parts import Part, entries_in
 from torchlens._recording.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, SAME_NUMBERS
-from torchlens._recording.recording import Failure
 
-# What the page paints title bars by; the order is the page's.
+# The colours of title bars; the page's script uses the same order.
 KINDS = (
-    "input",
-    "output",
-    "module",
-    "weights",
-    "norm",
-    "activation",
-    "compute",
-    "view",
-    "source",
-    "group",
-    "failed",
-)
+    "input", "output", "module", "weights", "norm", "activation", "compute", "view", "source",
+    "group", "failed",
+)  # fmt: skip
 PARTS = ("operation", "module", "loop", "repeat", "step", "span", "range", "constants")
-# What the page can dim or hide.
+# The kinds of operations that the page can dim or hide.
 SIDES = ("", "buffer", "constant", "mask", "view")
 
 _LIKE_ACTIVATIONS = ACTIVATIONS | DROPOUTS
@@ -43,46 +33,50 @@ class Names:
         )
 
     @property
-    def _failure(self) -> Failure | None:
-        return self.log.recording.failure
+    def _failed_name(self) -> str:
+        """The operation that failed; `raise` if the model itself raised."""
+        failure = self.log.recording.failure
+        return failure.operation.name if failure and failure.operation else "raise"
 
     def title(self, part: Part) -> str:
         if part.kind == "operation":
-            entry = part.passes[0][0]
-            if entry >= self.num_entries:
-                failure = self._failure
-                return part.address or (
-                    failure.operation.name if failure and failure.operation else "raise"
-                )
-            if part.address:
-                return self._address(part)
-            if entry in self.log.boundary_addresses:
-                return self.log.boundary_addresses[entry][0]
-            return self.log.label_no_pass(entry) + self._some_passes(part)
+            return self._operation_title(part)
         if part.kind == "module":
             return self._address(part) or self.log.recording.model_name
         if part.kind == "loop":
             return f"loop of {len(part.children)}"
         if part.kind == "constants":
             return self._made_by(part)
-        first, last = _end(part, 0), _end(part, -1)
-        if part.kind == "span":
-            numbers = [
-                self.log.graph.layers[self.log.graph.layer_of[end.passes[0][0]]].total_num
-                for end in (first, last)
-            ]
-            return f"{self._what_it_does(part)} {numbers[0]} … {numbers[1]}"
-        head, tail = self.title(first), self.title(last)
-        if (
-            self._is_one_output(part, head, tail)
-            and first.passes
-            and first.passes[0][0] in self.inputs | self.outputs
-        ):
+        return self._span_title(part) if part.kind == "span" else self._row_title(part)
+
+    def _operation_title(self, part: Part) -> str:
+        entry = part.passes[0][0]
+        if entry >= self.num_entries:
+            return part.address or self._failed_name
+        if part.address:
+            return self._address(part)
+        if entry in self.log.boundary_addresses:
+            return self.log.boundary_addresses[entry][0]
+        return self.log.label_no_pass(entry) + self._some_passes(part)
+
+    def _span_title(self, part: Part) -> str:
+        """`linear, relu 3 … 40`: the types of the operations, and the first and last number."""
+        graph = self.log.graph
+        ends = [graph.layer_of[_end(part, which).passes[0][0]] for which in (0, -1)]
+        first, last = (graph.layers[layer].total_num for layer in ends)
+        return f"{self._what_it_does(part)} {first} … {last}"
+
+    def _row_title(self, part: Part) -> str:
+        """`h.0 … 11`: the first and the last of a row; of outputs of one name, that name."""
+        first = _end(part, 0)
+        head, tail = self.title(first), self.title(_end(part, -1))
+        is_boundary = first.passes and first.passes[0][0] in self.inputs | self.outputs
+        if is_boundary and self._is_one_output(part, head, tail):
             return ".".join(head.split(".")[:2])
         return head if head == tail else f"{head} … {_unshared(head, tail)}"
 
     def _is_one_output(self, part: Part, head: str, tail: str) -> bool:
-        """Whether outputs in a row are all of one name, as those of a cache are."""
+        """True if outputs in a row have the same name, as those of a cache have."""
         is_outermost = part.above is not None and part.above.above is None
         return part.kind == "range" or (is_outermost and head.split(".")[:2] == tail.split(".")[:2])
 
@@ -94,7 +88,7 @@ class Names:
         return part.address + _numbers([calls[call].pass_num for call in part.calls])
 
     def _some_passes(self, part: Part) -> str:
-        """`:2` where a layer has more passes than are shown at this place."""
+        """`:2` if a layer has other passes too, which are shown elsewhere."""
         entry = part.passes[0][0]
         if (
             len({self.log.graph.layer_of[own[0]] for own in part.passes}) > 1
@@ -104,7 +98,7 @@ class Names:
         return _numbers([self.log.graph.pass_of[own[0]] for own in part.passes])
 
     def path(self, part: Part) -> str:
-        """The attribute path: of a module its own, of an operation that of the module it ran in."""
+        """The address of a module, or of the module in which an operation ran."""
         if part.address or part.kind != "operation":
             return self._address(part)
         entry = part.passes[0][0]
@@ -113,7 +107,8 @@ class Names:
         calls = self.log.recording.module_calls
         if entry < self.num_entries:
             return calls[self.log.row(entry).module_call].address
-        return calls[self._failure.module_call].address if self._failure else ""
+        failure = self.log.recording.failure
+        return calls[failure.module_call].address if failure else ""
 
     def type(self, part: Part) -> str:
         classes = self.log.recording.module_classes
@@ -122,11 +117,7 @@ class Names:
                 return classes.get(part.address, "")
             entry = part.passes[0][0]
             if entry >= self.num_entries:
-                return (
-                    self._failure.operation.name
-                    if self._failure and self._failure.operation
-                    else "raise"
-                )
+                return self._failed_name
             return self.log.row(entry).operation.name
         if part.kind == "module":
             return classes.get(part.address, self.log.recording.model_name)
@@ -135,7 +126,7 @@ class Names:
         return ("constants: " if part.kind == "constants" else "") + self._what_it_does(part)
 
     def _what_it_does(self, part: Part) -> str:
-        """The types of what is inside, the first three."""
+        """The types of the parts inside, the first three."""
         while part.children[0].kind in ("span", "range"):
             part = part.children[0]
         if part.kind == "repeat" and part.children[0].kind != "step":
@@ -150,16 +141,11 @@ class Names:
         return ", ".join(found[:3]) + (" …" if len(found) > 3 else "")
 
     def _made_by(self, part: Part) -> str:
-        """The function that constants come from, if one besides `forward` is known:
-        `causal_mask()`.
+        """`causal_mask()`: the function that made constants, if one other than `forward` is
+        known.
         """
-        entries: list[int] = []
-        pending = [part]
-        while pending:
-            one = pending.pop()
-            pending += one.children
-            entries += [entry for own in one.passes for entry in own]
-        codes = [self.log.row(entry).code for entry in sorted(entries, reverse=True)]
+        entries = sorted(entries_in(part), reverse=True)
+        codes = (self.log.row(entry).code for entry in entries)
         names = (code.co_name for code in codes if code is not None)
         found = next((name for name in names if name.isidentifier() and name != "forward"), None)
         return "constants" if found is None else f"{found}()"
@@ -169,8 +155,9 @@ class Names:
             return "module"
         if part.kind == "constants":
             return "source"
-        if part.kind != "operation":
-            return "group"
+        return self._operation_kind(part) if part.kind == "operation" else "group"
+
+    def _operation_kind(self, part: Part) -> str:
         entry = part.passes[0][0]
         if entry >= self.num_entries:
             return "failed"
@@ -185,13 +172,9 @@ class Names:
             return "weights"
         if entry in self.buffers or not self._depends_on_input(part):
             return "source"
-        return (
-            "activation"
-            if name in _LIKE_ACTIVATIONS
-            else "view"
-            if name in _LIKE_VIEWS
-            else "compute"
-        )
+        if name in _LIKE_ACTIVATIONS:
+            return "activation"
+        return "view" if name in _LIKE_VIEWS else "compute"
 
     def side(self, part: Part) -> str:
         if part.kind != "operation" or part.passes[0][0] >= self.num_entries:
@@ -212,7 +195,7 @@ class Names:
 
 
 def _end(part: Part, which: int) -> Part:
-    """The first or the last thing in a row of things."""
+    """The first or the last part in a row, with which = 0 or -1."""
     while part.kind in _ROWS:
         part = part.children[which]
     return part

@@ -73,25 +73,13 @@ class _Builder:
         frames = [self._frame(above, box) for above in frames_above]
         events = [self.events.of(call) for call in calls]
         tree = self.events.loop_tree(events)
-        boxed, frame_of_iteration = self._boxed_loops(calls, frames, events, tree)
-        units: list[list[tuple[Event, int]]] = [[] for _ in tree.loop_of_unit]
-        for number, own in enumerate(events):
-            for event, unit, iteration in zip(
-                own, tree.units[number], tree.iterations[number], strict=True
-            ):
-                while iteration >= 0 and iteration not in frame_of_iteration:
-                    iteration = tree.iteration_above[iteration]
-                units[unit].append(
-                    (event, frame_of_iteration[iteration] if iteration >= 0 else frames[number])
-                )
-        parts = [self._unit(own) for own in units]
-        self._arrange(box, parts, tree, boxed)
+        boxed = self._boxed_loops(events, tree)
+        units = self._units(frames, events, tree, boxed)
+        _arrange(box, [self._unit(own) for own in units], tree, boxed)
         for call, frame in zip(calls, frames, strict=True):
-            box.children += [
-                self._aside(entry, frame)
-                for entry in self.events.entries_of_call.get(call, ())
-                if entry in self.events.aside
-            ]
+            entries = self.events.entries_of_call.get(call, ())
+            aside = [entry for entry in entries if entry in self.events.aside]
+            box.children += [self._aside(entry, frame) for entry in aside]
         box.children.sort(key=lambda part: part.order)
         box.order = min((part.order for part in box.children), default=0.0)
         return self._simplified(box, frames) if address else box
@@ -102,83 +90,67 @@ class _Builder:
         self.frame_part.append(part)
         return len(self.frame_part) - 1
 
-    def _boxed_loops(
-        self, calls: list[int], frames: list[int], events: list[list[Event]], tree: LoopTree
-    ) -> tuple[dict[int, Part], dict[int, int]]:
-        """The loops that become boxes, and the frames of their iterations.
-
-        They are those in which something goes round: that reads what an earlier iteration made.
+    def _boxed_loops(self, events: list[list[Event]], tree: LoopTree) -> dict[int, Part]:
+        """The loops that become boxes: those in which an iteration reads what an earlier one made,
+        and those without a common order of steps.
         """
         if not tree.loop_above:
-            return {}, {}
-        carried = self._carried(calls, events, tree)
-        inside: dict[int, set[int]] = {}
-        for unit, loop in enumerate(tree.loop_of_unit):
-            inside.setdefault(loop, set()).add(unit)
-        for loop, above in enumerate(tree.loop_above):
-            inside.setdefault(above, set()).add(-1 - loop)
-        boxed = {
-            loop: Part("loop", 0.0)
+            return {}
+        carried, contents = self._carried(events, tree), tree.contents()
+        return {
+            loop: Part("loop", 0.0, num_passes=0)
             for loop in range(len(tree.loop_above))
-            if (loop in carried or loop not in tree.orders) and len(inside[loop]) > 1
+            if (loop in carried or loop not in tree.orders) and len(contents[loop]) > 1
         }
-        frame_of_iteration: dict[int, int] = {}
-        for number, own in enumerate(tree.iterations):
-            for iteration in own:
-                pending = []
-                while iteration >= 0 and iteration not in frame_of_iteration:
-                    if tree.loop_of_iteration[iteration] in boxed:
-                        pending.append(iteration)
-                    iteration = tree.iteration_above[iteration]
-                above_frame = frame_of_iteration[iteration] if iteration >= 0 else frames[number]
-                for new in reversed(pending):
-                    above_frame = frame_of_iteration[new] = self._frame(
-                        above_frame, boxed[tree.loop_of_iteration[new]]
-                    )
-        for frame in frame_of_iteration.values():
-            self.frame_part[frame].num_passes += 1
-        for part in boxed.values():
-            part.num_passes -= 1
-        return boxed, frame_of_iteration
 
-    def _carried(self, calls: list[int], events: list[list[Event]], tree: LoopTree) -> set[int]:
-        """The loops in which an iteration reads what another of theirs made, other than a unit what
-        itself made.
+    def _units(
+        self,
+        frames: list[int],
+        events: list[list[Event]],
+        tree: LoopTree,
+        boxed: dict[int, Part],
+    ) -> list[list[tuple[Event, int]]]:
+        """The events of each unit, with their frames."""
+        frame_of_iteration = self._frames_of_iterations(frames, tree, boxed)
+        found: list[list[tuple[Event, int]]] = [[] for _ in tree.loop_of_unit]
+        for frame, own, *places in zip(frames, events, tree.units, tree.iterations, strict=True):
+            for event, unit, iteration in zip(own, *places, strict=True):
+                inner = frame if iteration < 0 else frame_of_iteration[iteration]
+                found[unit].append((event, inner))
+        return found
+
+    def _frames_of_iterations(
+        self, frames: list[int], tree: LoopTree, boxed: dict[int, Part]
+    ) -> list[int]:
+        """The frame of each iteration: of its own if its loop is a box, else that around it."""
+        found: list[int] = []
+        for iteration, loop in enumerate(tree.loop_of_iteration):
+            above = tree.iteration_above[iteration]
+            frame = found[above] if above >= 0 else frames[tree.sequence_of_iteration[iteration]]
+            if loop in boxed:
+                frame = self._frame(frame, boxed[loop])
+                boxed[loop].num_passes += 1
+            found.append(frame)
+        return found
+
+    def _carried(self, events: list[list[Event]], tree: LoopTree) -> set[int]:
+        """The loops in which an iteration reads what another iteration made in another unit.
 
         A cell that reads nothing but its own last state needs no box around it to show the loop.
         """
-        chains, depth = self.log.graph.module_chains, len(self.log.graph.module_chains[calls[0]])
-        of_call: dict[int, tuple[int, int]] = {}  # → iteration, unit
-        of_entry: dict[int, tuple[int, int]] = {}
-        entries: list[int] = []
-        for own, iterations, units in zip(events, tree.iterations, tree.units, strict=True):
-            for event, iteration, unit in zip(own, iterations, units, strict=True):
-                if iteration < 0:
-                    continue
-                if event.call >= 0:
-                    of_call[event.call] = iteration, unit
-                    entries += self.events.entries_under(event.call)
-                else:
-                    of_entry[event.entry] = iteration, unit
-                    entries.append(event.entry)
-
-        def find(entry: int) -> tuple[int, int]:
-            chain = chains[self.events.call_of[entry]]
-            if len(chain) > depth:
-                return of_call.get(chain[depth], (-1, -1))
-            return of_entry.get(self.events.head_of[entry], (-1, -1))
-
+        place_of: dict[int, tuple[int, int]] = {}  # entry → iteration, unit
+        for own, *places in zip(events, tree.iterations, tree.units, strict=True):
+            for event, iteration, unit in zip(own, *places, strict=True):
+                if iteration >= 0:
+                    is_call = event.call >= 0
+                    inside = self.events.entries_under(event.call) if is_call else [event.entry]
+                    place_of.update(dict.fromkeys(inside, (iteration, unit)))
         found: set[int] = set()
-        for entry in entries:
-            mine, unit = find(entry)
+        for entry, (mine, unit) in place_of.items():
             for parent in self.events.parents[entry]:
-                theirs, source = find(parent)
+                theirs, source = place_of.get(self.events.head_of[parent], (-1, -1))
                 if theirs >= 0 and theirs != mine and source != unit:
-                    loop = _outermost_change(tree, mine, theirs)
-                    if loop >= 0:
-                        found.add(loop)
-            if len(found) == len(tree.loop_above):
-                break
+                    found.add(_outermost_change(tree, mine, theirs))
         return found
 
     def _unit(self, own: list[tuple[Event, int]]) -> Part:
@@ -209,49 +181,17 @@ class _Builder:
         self.unit_of[entry], self.frame_of[entry] = part, frame
         return part
 
-    def _arrange(
-        self, box: Part, parts: list[Part], tree: LoopTree, boxed: dict[int, Part]
-    ) -> None:
-        """Puts the parts into the box and its loops, each after what it follows in every pass."""
-
-        def place(loop: int, home: Part, now: float) -> float:
-            for key in tree.orders.get(loop, unordered.get(loop, [])):
-                if key >= 0:
-                    part = parts[key]
-                    now = part.order = max(part.order, now + 1e-6)
-                    home.children.append(part)
-                else:
-                    inner = boxed.get(-1 - key)
-                    now = place(-1 - key, home if inner is None else inner, now)
-                    if inner is not None:
-                        inner.order = inner.children[0].order
-                        home.children.append(inner)
-            return now
-
-        unordered: dict[int, list[int]] = {}
-        for unit, loop in enumerate(tree.loop_of_unit):
-            unordered.setdefault(loop, []).append(unit)
-        for loop, above in enumerate(tree.loop_above):
-            unordered.setdefault(above, []).append(-1 - loop)
-        place(-1, box, -1.0)
+    def _is_aside(self, part: Part) -> bool:
+        return bool(part.passes) and part.passes[0][0] in self.events.aside
 
     def _simplified(self, box: Part, frames: list[int]) -> Part:
         """A module that is one operation, its buffers aside, is shown as that operation."""
-        operations = [
-            part
-            for part in box.children
-            if not (part.passes and part.passes[0][0] in self.events.aside)
-        ]
-        if len(operations) != 1 or operations[0].kind != "operation" or operations[0].address:
+        aside = [part for part in box.children if self._is_aside(part)]
+        steps = [part for part in box.children if not self._is_aside(part)]
+        if len(steps) != 1 or steps[0].kind != "operation" or steps[0].address:
             return box
-        unit = operations[0]
-        unit.buffers = [
-            entry
-            for part in box.children
-            if part is not unit
-            for own in part.passes
-            for entry in own
-        ]
+        unit = steps[0]
+        unit.buffers = [entry for part in aside for own in part.passes for entry in own]
         unit.address, unit.calls = box.address, box.calls
         for entry in unit.buffers:
             self.unit_of[entry] = unit
@@ -298,6 +238,28 @@ class _Builder:
             return None
         part = self.frame_part[below_one]
         return part if part is self.frame_part[below_other] else None
+
+
+def _arrange(box: Part, parts: list[Part], tree: LoopTree, boxed: dict[int, Part]) -> None:
+    """Puts the parts into the box and its loops, each after what it follows in every pass."""
+    contents = tree.contents()
+
+    def place(loop: int, home: Part, now: float) -> float:
+        for key in tree.orders.get(loop, contents.get(loop, [])):
+            if key >= 0:
+                part = parts[key]
+                now = part.order = max(part.order, now + 1e-6)
+                home.children.append(part)
+            elif -1 - key in boxed:
+                inner = boxed[-1 - key]
+                now = place(-1 - key, inner, now)
+                inner.order = inner.children[0].order
+                home.children.append(inner)
+            else:
+                now = place(-1 - key, home, now)
+        return now
+
+    place(-1, box, -1.0)
 
 
 def _against_order(link: Link, number_of: dict[int, int]) -> Link:

@@ -1,5 +1,5 @@
-"""Which parts of two pages correspond: operations and boxes, paired by their entries or by the
-caller.
+"""Pairs the corresponding parts of two pages, operations and boxes: by their entries, or as the
+caller says.
 """
 
 from collections import Counter, defaultdict
@@ -33,17 +33,28 @@ class ShownPair:
 
 
 class Side(NamedTuple):
-    """One of the two histories, as its page carries it."""
+    """One of the two histories, and the data of its page."""
 
     history: ModelHistory
     carried: Carried
 
+    @property
+    def above(self) -> list[int]:
+        """The box around each part; -1 around the outermost."""
+        above: list[int] = self.carried.data["parts"]["parent"]
+        return above
+
+    def boxes_around(self, number: int) -> list[int]:
+        """The boxes around a part, from inside to outside, without the outermost."""
+        found = []
+        while (number := self.above[number]) > 0:
+            found.append(number)
+        return found
+
 
 @dataclass(slots=True)
 class PartPair:
-    """Two parts, by their numbers in the pages; -1 for none. `entries` are the pairs of entries in
-    the two.
-    """
+    """Two parts, by their numbers in the pages (-1 for none), and the pairs of entries in them."""
 
     a: int
     b: int
@@ -54,7 +65,7 @@ class PartPair:
 
 
 def matched_pairs(a: Side, b: Side, matching: Matching) -> list[PartPair]:
-    """The parts that belong together where entries and calls of modules do."""
+    """Pairs parts whose entries and module calls are matched."""
     votes: Counter[tuple[int, int]] = Counter()
     homes = _part_of_calls(a.carried.parts), _part_of_calls(b.carried.parts)
     matched = {one for one, _ in matching.entries}, {other for _, other in matching.entries}
@@ -63,19 +74,14 @@ def matched_pairs(a: Side, b: Side, matching: Matching) -> list[PartPair]:
             mine, theirs = homes[0][one], homes[1][other]
             if not _is_one_of_several(a.carried.parts[mine], b.carried.parts[theirs], matched):
                 votes[mine, theirs] += 1
-    return _joined(
-        a,
-        b,
-        [PartPair(*pair) for pair in _elected(votes)],
-        [*matching.entries, *_failed_calls(a, b)],
-    )
+    modules = [PartPair(*pair) for pair in _elected(votes, (set(), set()))]
+    return _joined(a, b, modules, [*matching.entries, *_failed_calls(a, b)])
 
 
 def _is_one_of_several(one: Part, other: Part, matched: tuple[set[int], set[int]]) -> bool:
-    """Whether a module is one operation in one history, and that operation among others in the
-    other.
+    """True if a module is one operation in one history, and several in the other.
 
-    Then the two operations are a pair, and the box around one of them is not.
+    Then that operation is paired with its counterpart, not with the box around it.
     """
     if (one.kind == "operation") == (other.kind == "operation"):
         return False
@@ -84,9 +90,7 @@ def _is_one_of_several(one: Part, other: Part, matched: tuple[set[int], set[int]
 
 
 def _failed_calls(a: Side, b: Side) -> list[tuple[int, int]]:
-    """The calls that failed, which are the entries after the last, if the same operation failed in
-    both.
-    """
+    """Pairs the failed calls, which come after the last entry, if the same operation failed."""
     logs = a.history._log, b.history._log
     failures = [log.recording.failure for log in logs]
     names = [
@@ -98,7 +102,7 @@ def _failed_calls(a: Side, b: Side) -> list[tuple[int, int]]:
 
 
 def _as_pair(given: Any) -> ShownPair:
-    """What the caller gave: `(a, b)`, or a dict such as `{'a': ..., 'b': ..., 'note': ...}`."""
+    """Reads a pair given by the caller: `(a, b)`, or a dict such as `{'a': ..., 'note': ...}`."""
     if isinstance(given, ShownPair):
         return given
     if isinstance(given, tuple | list) and len(given) == 2:
@@ -113,7 +117,7 @@ def _as_pair(given: Any) -> ShownPair:
 
 
 def given_pairs(a: Side, b: Side, pairs: Iterable[Any]) -> list[PartPair]:
-    """The parts that the caller says belong together, and the boxes that follow from them."""
+    """Pairs the parts that the caller names, and the boxes that contain most of them."""
     found: list[PartPair] = []
     entries: list[tuple[int, int]] = []
     for pair in pairs:
@@ -133,7 +137,7 @@ def given_pairs(a: Side, b: Side, pairs: Iterable[Any]) -> list[PartPair]:
 
 
 def _find(side: Side, key: str | None, name: str) -> tuple[list[int], list[int]]:
-    """The parts that a key means, and the entries: those of all passes."""
+    """The parts that a key names, and the entries of all their passes."""
     if key is None:
         return [], []
     boxes = [
@@ -166,39 +170,23 @@ def _joined(
     for one, other in entries:
         if one in homes[0] and other in homes[1]:
             shared[homes[0][one], homes[1][other]].append((one, other))
-    taken: tuple[set[int], set[int]] = {pair.a for pair in known}, {pair.b for pair in known}
+    taken = {pair.a for pair in known}, {pair.b for pair in known}
     for pair in known:
         pair.entries = shared.get((pair.a, pair.b), [])
     units = Counter({pair: len(own) for pair, own in shared.items()})
-    found = [PartPair(*pair, shared[pair]) for pair in _elected(_free(units, taken))]
-    for pair in found:
-        taken[0].add(pair.a)
-        taken[1].add(pair.b)
-    boxes = _free(_box_votes(a, b, units), taken)
-    return [PartPair(0, 0), *known, *found, *(PartPair(*pair) for pair in _elected(boxes))]
-
-
-def _free(
-    votes: Counter[tuple[int, int]], taken: tuple[set[int], set[int]]
-) -> Counter[tuple[int, int]]:
-    return Counter(
-        {
-            pair: count
-            for pair, count in votes.items()
-            if pair[0] not in taken[0] and pair[1] not in taken[1]
-        }
-    )
+    found = [PartPair(*pair, shared[pair]) for pair in _elected(units, taken)]
+    boxes = [PartPair(*pair) for pair in _elected(_box_votes(a, b, units), taken)]
+    return [PartPair(0, 0), *known, *found, *boxes]
 
 
 def _box_votes(a: Side, b: Side, units: Counter[tuple[int, int]]) -> Counter[tuple[int, int]]:
-    """How much of what is in either of two boxes is in both, in thousandths; of equal shares, boxes
-    of a kind have more.
+    """The share of two boxes' operations that are paired with each other, in thousandths. Between
+    equal shares, boxes of the same kind and address win.
     """
-    above = [_above(side) for side in (a, b)]
     votes: Counter[tuple[int, int]] = Counter()
     sizes: tuple[Counter[int], Counter[int]] = Counter(), Counter()
     for (one, other), count in units.items():
-        chains = _chain(above[0], one), _chain(above[1], other)
+        chains = a.boxes_around(one), b.boxes_around(other)
         for mine in chains[0]:
             sizes[0][mine] += count
             for theirs in chains[1]:
@@ -214,23 +202,10 @@ def _box_votes(a: Side, b: Side, units: Counter[tuple[int, int]]) -> Counter[tup
     return Counter({pair: share(*pair, count) for pair, count in votes.items()})
 
 
-def _above(side: Side) -> list[int]:
-    above: list[int] = side.carried.data["parts"]["parent"]
-    return above
-
-
-def _chain(above: Sequence[int], number: int) -> list[int]:
-    found = []
-    number = above[number]
-    while number > 0:
-        found.append(number)
-        number = above[number]
-    return found
-
-
-def _elected(votes: Counter[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The pairs with the most votes, each part in one pair at most."""
-    taken: tuple[set[int], set[int]] = set(), set()
+def _elected(
+    votes: Counter[tuple[int, int]], taken: tuple[set[int], set[int]]
+) -> list[tuple[int, int]]:
+    """The pairs with the most votes, of parts that are not in `taken`, and are added to it."""
     found = []
     for (one, other), _ in sorted(votes.items(), key=lambda vote: (-vote[1], vote[0])):
         if one not in taken[0] and other not in taken[1]:

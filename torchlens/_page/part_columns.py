@@ -1,7 +1,7 @@
 """The parts of an outline and the links between them, as columns for the page."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torchlens._history.log import Log
@@ -11,70 +11,56 @@ from torchlens._page.parts import Outline, Part, Selection
 
 
 class PartColumns:
-    """What the page shows of each part of the outline."""
+    """The columns with what the page shows of each part of the outline."""
 
     def __init__(
         self, log: Log, strings: Strings, places: Places, entry_columns: EntryColumns
     ) -> None:
-        self._log, self._strings, self._places, self._entry_columns = (
-            log,
-            strings,
-            places,
-            entry_columns,
-        )
+        self._log, self._strings, self._places = log, strings, places
+        self._entry_columns = entry_columns
         self._names = Names(log)
 
     def columns(self, chosen: Selection, parts: Sequence[tuple[Part, int]]) -> dict[str, list[Any]]:
-        """Name → one value per part that the page carries."""
-        strings, names, num_entries = self._strings, self._names, len(self._log.graph.recorded)
-        columns: dict[str, list[Any]] = {
-            name: []
-            for name in (
-                "part", "parent", "title", "path", "type", "kind", "isModule", "side", "passes",
-                "each", "entries",
-                "buffers", "params", "place",
-            )
-        }  # fmt: skip
-        for part, parent in parts:
-            own = (
-                [entry for one in part.passes for entry in one] if part.kind == "operation" else []
-            )
-            if id(part) in chosen.sealed:
-                own = chosen.left_out[id(part)]
-            params = [
-                number
-                for entry in own
-                if entry < num_entries
-                for number in self._log.graph.params[entry]
-            ]
-            buffers = part.buffers
-            if chosen.number_of is not None:
-                buffers = [chosen.number_of[entry] for entry in buffers]
-            columns["part"].append(PARTS.index(part.kind))
-            columns["parent"].append(parent)
-            columns["title"].append(strings(names.title(part)))
-            columns["path"].append(strings(names.path(part)))
-            columns["type"].append(strings(names.type(part)))
-            columns["kind"].append(KINDS.index(names.kind(part)))
-            columns["isModule"].append(int(bool(part.address)))
-            columns["side"].append(SIDES.index(names.side(part)))
-            columns["passes"].append(part.num_passes)
-            columns["each"].append(part.num_each)
-            columns["entries"].append(chosen.passes(part))
-            columns["buffers"].append(buffers)
-            columns["params"].append(list(dict.fromkeys(params)))
-            record = (
-                self._log.recording.module_calls[part.calls[0]]
-                if part.calls and part.calls[0]
-                else None
-            )
-            columns["place"].append(self._places(record.code, record.instruction) if record else -1)
-        return columns
+        """Name → one value for each carried part. Parts come with the number of their parent."""
+        rows = [self._values(part, parent, chosen) for part, parent in parts]
+        return {name: [row[name] for row in rows] for name in rows[0]}
+
+    def _values(self, part: Part, parent: int, chosen: Selection) -> dict[str, Any]:
+        strings, names = self._strings, self._names
+        return {
+            "part": PARTS.index(part.kind),
+            "parent": parent,
+            "title": strings(names.title(part)),
+            "path": strings(names.path(part)),
+            "type": strings(names.type(part)),
+            "kind": KINDS.index(names.kind(part)),
+            "isModule": int(bool(part.address)),
+            "side": SIDES.index(names.side(part)),
+            "passes": part.num_passes,
+            "each": part.num_each,
+            "entries": chosen.passes(part),
+            "buffers": chosen.numbers(part.buffers),
+            "params": self._params(part, chosen),
+            "place": self._place(part),
+        }
+
+    def _params(self, part: Part, chosen: Selection) -> list[int]:
+        """The numbers of the parameters of an operation, or of a box whose inside is left out."""
+        graph = self._log.graph
+        is_sealed = id(part) in chosen.sealed
+        entries = chosen.left_out[id(part)] if is_sealed else chain.from_iterable(part.passes)
+        params = [graph.params[entry] for entry in entries if entry < len(graph.recorded)]
+        return list(dict.fromkeys(chain.from_iterable(params)))
+
+    def _place(self, part: Part) -> int:
+        """The line of code that called a module; -1 for others."""
+        if not part.calls or not part.calls[0]:
+            return -1
+        record = self._log.recording.module_calls[part.calls[0]]
+        return self._places(record.code, record.instruction)
 
     def conditions(self, chosen: Selection) -> dict[str, list[Any]]:
-        """What an `if` read, with its value, and the edges by which the computation of a condition
-        begins.
-        """
+        """The values that conditions read, and the edges at which their computation begins."""
         carried = chosen.number_of
         edges, booleans = self._log.graph.condition_edges, self._log.graph.booleans.items()
         if carried is None:
@@ -88,78 +74,86 @@ class PartColumns:
         }
 
     def idle(self, parts: Sequence[Part]) -> list[list[Any]]:
-        """For each module that is shown, the modules in it that did not run: experts that were not
+        """For each shown module, the modules in it that did not run, such as experts that were not
         chosen.
         """
-        recording = self._log.recording
-        called = {record.address for record in recording.module_calls}
-        # Some modules only keep parameters or buffers, as MultiheadAttention's out_proj does; what
-        # reads those runs.
-        read = [
-            recording.param_addresses[number] for own in self._log.graph.params for number in own
-        ]
-        read += [self._log.boundary_addresses[entry][0] for entry in self._log.graph.buffers]
-        called |= {address.rpartition(".")[0] for address in read}
-        holders = {""}  # what something that ran is in, however deep
-        for address in called:
-            above = address.rpartition(".")[0]
-            while above not in holders:
-                holders.add(above)
-                above = above.rpartition(".")[0]
+        classes = self._log.recording.module_classes
         box_of = {
             part.address: number
             for number, part in reversed(list(enumerate(parts)))
             if part.kind == "module"
         }
         found: dict[int, list[str]] = {}
-        for address in recording.module_classes:
-            above = address.rpartition(".")[0]
-            if not address or address in called or above not in holders or address in holders:
-                continue
-            while above and above not in box_of:
-                above = above.rpartition(".")[0]
-            found.setdefault(box_of.get(above, 0), []).append(address)
-        classes = recording.module_classes
-        return [
-            [
-                number,
-                [self._strings(name) for name in names],
-                [self._strings(classes[name]) for name in names],
-            ]
-            for number, names in found.items()
+        for address in self._idle_modules():
+            box = next(box_of[above] for above in _modules_around(address) if above in box_of)
+            found.setdefault(box, []).append(address)
+        columns = []
+        for number, names in found.items():
+            types = [classes[name] for name in names]
+            columns.append([number, [*map(self._strings, names)], [*map(self._strings, types)]])
+        return columns
+
+    def _idle_modules(self) -> list[str]:
+        """The addresses of the modules that did not run, without those inside them."""
+        ran = self._modules_that_ran()
+        # Modules in which something ran.
+        holders = {"", *(above for address in ran for above in _modules_around(address))}
+        idle = [
+            address
+            for address in self._log.recording.module_classes
+            if address not in ran and address not in holders
         ]
+        return [address for address in idle if next(_modules_around(address)) in holders]
+
+    def _modules_that_ran(self) -> set[str]:
+        """The addresses of the modules that were called, or whose parameters or buffers were read:
+        MultiheadAttention reads those of its `out_proj`, and never calls it.
+        """
+        recording, graph = self._log.recording, self._log.graph
+        read = [recording.param_addresses[number] for own in graph.params for number in own]
+        read += [self._log.boundary_addresses[entry][0] for entry in graph.buffers]
+        called = {record.address for record in recording.module_calls}
+        return called | {address.rpartition(".")[0] for address in read}
 
     def left_out(self, chosen: Selection, number_of: Mapping[int, int]) -> dict[str, Any] | None:
-        """How much of each part the page does not carry; None where it carries everything."""
+        """How much of each part the page does not carry; None if it carries everything."""
         if chosen.number_of is None:
             return None
-        columns: dict[str, Any] = {
-            name: [] for name in ("part", "passes", "bytes", "micros", "flops", "backward")
+        costs, left_out = self._entry_columns, chosen.left_out
+        entries = left_out.values()
+        return {
+            "part": [number_of[key] for key in left_out],
+            "passes": [chosen.passes_left_out[key] for key in left_out],
+            "bytes": [sum(map(costs.num_bytes, own)) for own in entries],
+            "micros": [round(sum(map(costs.micros, own)), 1) for own in entries],
+            "flops": [sum(map(costs.flops, own)) for own in entries],
+            "backward": [sum(costs.backward(entry) or 0 for entry in own) for own in entries],
+            "carried": len(chosen.entries),
+            "parents": self._num_absent(self._log.graph.parents, chosen.number_of),
+            "children": self._num_absent(self._log.graph.children, chosen.number_of),
         }
-        for key, entries in chosen.left_out.items():
-            columns["part"].append(number_of[key])
-            columns["passes"].append(chosen.passes_left_out[key])
-            columns["bytes"].append(sum(map(self._entry_columns.num_bytes, entries)))
-            columns["micros"].append(round(sum(map(self._entry_columns.micros, entries)), 1))
-            columns["flops"].append(sum(map(self._entry_columns.flops, entries)))
-            columns["backward"].append(
-                sum(self._entry_columns.backward(entry) or 0 for entry in entries)
-            )
-        parents, children = Counter[int](), Counter[int]()
-        carried = chosen.number_of
-        for entry in chosen.entries:
-            if entry < len(self._log.graph.recorded):
-                if absent := sum(
-                    parent not in carried for parent in self._log.graph.parents[entry]
-                ):
-                    parents[carried[entry]] = absent
-                if absent := sum(child not in carried for child in self._log.graph.children[entry]):
-                    children[carried[entry]] = absent
-        return columns | {"carried": len(chosen.entries), "parents": parents, "children": children}
+
+    def _num_absent(
+        self, neighbours: Sequence[Sequence[int]], carried: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Carried entry → how many of its parents or children the page does not carry."""
+        counts = {
+            number: sum(other not in carried for other in neighbours[entry])
+            for entry, number in carried.items()
+            if entry < len(self._log.graph.recorded)
+        }
+        return {number: count for number, count in counts.items() if count}
+
+
+def _modules_around(address: str) -> Iterator[str]:
+    """The addresses of the modules around one, from inside to outside; the last is the model's."""
+    while address:
+        address = address.rpartition(".")[0]
+        yield address
 
 
 def _shown(part: Part, number_of: Mapping[int, int]) -> int:
-    """The number of the part that the page carries for one: itself, or what it is closed in."""
+    """The number of a part if the page carries it, else of the sealed box around it."""
     while id(part) not in number_of:
         assert part.above is not None
         part = part.above
@@ -182,8 +176,8 @@ def part_of_entries(root: Part, number_of: Mapping[int, int]) -> dict[int, int]:
 def link_columns(
     found: Outline, number_of: Mapping[int, int], residual: Collection[int]
 ) -> dict[str, list[int]]:
-    """The edges between the parts that the page carries, each once; `around` is -1 for those that
-    go round nothing.
+    """The edges between carried parts, each once. `around` is the box in whose next pass an edge
+    ends, -1 for an edge within one pass.
     """
 
     def shown(part: Part) -> int:

@@ -1,17 +1,16 @@
-"""The parts of an outline: operations and boxes, the links between them, and which of them a page
+"""The parts of an outline (operations and boxes), the links between them, and which of them a page
 carries.
 
-The page of a long log carries what can be read of it. Boxes are opened from the outside in until
-there are many thousand parts; those that are left stay closed, and know only how much is inside. Of
-an operation with many passes the first and the last ones are carried. Numbers are always those of
-all.
+The page of a long log carries only a selection. Boxes are opened from the outside in until there
+are many thousand parts; those that stay closed only know how much is inside. An operation with many
+passes keeps the first and the last ones. Totals are always those of the whole log.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MOST_OPERATIONS = 100_000  # a log of so many is carried whole
+MOST_OPERATIONS = 100_000  # a log of up to so many is carried whole
 _MOST_PARTS = 8_000
 _MOST_CARRIED = 16_000
 _MOST_PASSES = 1_000
@@ -23,9 +22,9 @@ class Part:
 
     `kind` is 'operation', 'module', 'loop', 'repeat' (identical parts), 'step' (one of them),
     'span', 'range' or 'constants'. Parts are in the order in which they first ran. `passes` has the
-    entries of each pass of an operation; `buffers` are entries that live in it. `num_passes` counts
-    all, over all passes of what is around it; `num_each` says how many a loop has in each of those,
-    if they are several and agree, else 0.
+    entries of each pass of an operation, `buffers` those of the buffers of a module shown as one
+    operation. `num_passes` counts the passes in all passes of the box around it. `num_each` is how
+    often a loop runs in each pass of that box; 0 if there is only one, or they differ.
     """
 
     kind: str
@@ -41,9 +40,7 @@ class Part:
 
 
 class Link(NamedTuple):
-    """An edge between two parts without parts inside. `around` is what it goes round to the next
-    pass of, if it does.
-    """
+    """An edge between two operations. `around` is the box in whose next pass it ends, if any."""
 
     source: Part
     target: Part
@@ -59,9 +56,7 @@ class Outline(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FailedCall:
-    """The operation that raised, as one more entry: in which module call it ran and what it
-    read.
-    """
+    """The operation that raised, as an additional entry: its module call and what it read."""
 
     module_call: int
     parents: tuple[int, ...]
@@ -76,6 +71,17 @@ def walk(root: Part, visit: Callable[[Part, int], None]) -> None:
         visit(part, parent)
         own, count = count, count + 1
         pending.extend((child, own) for child in reversed(part.children))
+
+
+def entries_in(part: Part) -> list[int]:
+    """The entries of a part and of all parts inside it."""
+    found: list[int] = []
+    pending = [part]
+    while pending:
+        inner = pending.pop()
+        pending += inner.children
+        found += [entry for own in inner.passes for entry in own]
+    return found
 
 
 def boxes_in(root: Part) -> list[Part]:
@@ -95,9 +101,9 @@ def boxes_in(root: Part) -> list[Part]:
 
 @dataclass(slots=True)
 class Selection:
-    """Which entries are carried, and what is left out of each part, by its `id`.
+    """Which entries are carried, and the entries left out of each part, by the part's `id`.
 
-    `sealed` parts have more inside than the page can open. `left_out` has entries.
+    `sealed` parts are carried without the parts inside them.
     """
 
     num_entries: int
@@ -107,6 +113,13 @@ class Selection:
     left_out: dict[int, list[int]] = field(default_factory=dict)
     passes_left_out: dict[int, int] = field(default_factory=dict)
     kept_passes: dict[int, list[list[int]]] = field(default_factory=dict)  # in the page's numbers
+
+    def numbers(self, entries: Sequence[int]) -> Sequence[int]:
+        """The page's numbers of those entries that are carried."""
+        number_of = self.number_of
+        if number_of is None:
+            return entries
+        return [number_of[entry] for entry in entries if entry in number_of]
 
     def children(self, part: Part) -> list[Part]:
         return [] if id(part) in self.sealed else part.children
@@ -127,67 +140,64 @@ class Selection:
 
 
 def select(root: Part, num_entries: int, num_operations: int, always: int = -1) -> Selection:
-    """Chooses what is carried. `always` is an entry that must be."""
+    """Chooses what is carried. The entry `always` is carried in any case."""
     if num_operations <= MOST_OPERATIONS:
         return Selection(num_entries, range(num_entries))
     found = Selection(num_entries, number_of={})
-    shown = _open(root, found, always)
-    units = [part for part in shown if part.kind == "operation"]
-    most = max(
-        2, min(_MOST_PASSES, _MOST_CARRIED // max(1, sum(len(part.passes[0]) for part in units)))
-    )
-    kept_of: dict[int, list[list[int]]] = {}
+    units = [part for part in _open(root, found, always) if part.kind == "operation"]
+    in_one_pass = sum(len(part.passes[0]) for part in units)
+    most = max(2, min(_MOST_PASSES, _MOST_CARRIED // max(1, in_one_pass)))
+    kept_of = {id(part): _keep_passes(part, most, found) for part in units}
+    carried: set[int] = set()
     for part in units:
-        kept, left = part.passes, []
-        if len(kept) > most:
-            first = (most + 1) // 2
-            left = kept[first : len(kept) - most // 2]
-            kept = kept[:first] + kept[len(kept) - most // 2 :]
-            found.left_out[id(part)] = [entry for own in left for entry in own]
-            found.passes_left_out[id(part)] = len(left)
-        kept_of[id(part)] = kept
-    carried = sorted(
-        {entry for kept in kept_of.values() for own in kept for entry in own}
-        | {e for part in units for e in part.buffers}
-    )
-    found.entries = carried
-    found.number_of = {entry: number for number, entry in enumerate(carried)}
+        carried.update(part.buffers, *kept_of[id(part)])
+    found.entries = sorted(carried)
+    found.number_of = number_of = {entry: number for number, entry in enumerate(found.entries)}
     found.kept_passes = {
-        key: [[found.number_of[entry] for entry in own] for own in kept]
-        for key, kept in kept_of.items()
+        key: [[number_of[entry] for entry in own] for own in kept] for key, kept in kept_of.items()
     }
     return found
 
 
+def _keep_passes(part: Part, most: int, found: Selection) -> list[list[int]]:
+    """The first and the last passes of an operation; the others are noted as left out."""
+    if len(part.passes) <= most:
+        return part.passes
+    first, last = (most + 1) // 2, len(part.passes) - most // 2
+    left = part.passes[first:last]
+    found.left_out[id(part)] = [entry for own in left for entry in own]
+    found.passes_left_out[id(part)] = len(left)
+    return part.passes[:first] + part.passes[last:]
+
+
 def _open(root: Part, found: Selection, always: int) -> list[Part]:
-    """The parts that are carried. Boxes are opened level by level; those that would be too many are
-    sealed.
+    """The parts that are carried. Boxes are opened level by level, and sealed if they hold too
+    many parts; those around the entry `always` are opened in any case.
     """
-    must: set[int] = set()
-    for part in _parts_under(root):
-        if (
-            part.passes
-            and part.passes[-1][-1] >= always >= 0
-            and any(always in own for own in part.passes)
-        ):
-            while part.above is not None:
-                part = part.above
-                must.add(id(part))
+    must = {id(root)} if always < 0 else _boxes_around_entry(root, always)
     shown, level = [root], [root]
     while level:
         below: list[Part] = []
         for box in level:
-            if (
-                id(box) not in must
-                and len(shown) + len(below) + len(box.children) > _MOST_PARTS
-                and box is not root
-            ):
+            is_too_many = len(shown) + len(below) + len(box.children) > _MOST_PARTS
+            if is_too_many and id(box) not in must:
                 _seal(box, found)
             else:
                 below += box.children
         shown += below
         level = [part for part in below if part.children]
     return shown
+
+
+def _boxes_around_entry(root: Part, entry: int) -> set[int]:
+    """The boxes around the operation of an entry, by `id`, and the outermost box."""
+    found = {id(root)}
+    for part in _parts_under(root):
+        if any(entry in own for own in part.passes):
+            while part.above is not None:
+                part = part.above
+                found.add(id(part))
+    return found
 
 
 def _seal(box: Part, found: Selection) -> None:

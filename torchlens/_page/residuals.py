@@ -1,30 +1,21 @@
 """Residual connections: edges along which the input of a block is added to its output."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torchlens._history.log import Log
-from torchlens._page.parts import Outline
+from torchlens._page.parts import Outline, entries_in
 from torchlens._recording.operation_kinds import ACTIVATIONS, DROPOUTS, NORMALISATIONS, POOLING
 
 _ADDITIONS = frozenset({"add", "iadd", "radd"})
-_LEAVING = DROPOUTS | {"clone", "contiguous", "identity", "to"}  # what comes in as it is
+_UNCHANGING = DROPOUTS | {"clone", "contiguous", "identity", "to"}
 _RESIZING = {"getitem", "interpolate", "pad", "pixelunshuffle"}
 _PROJECTING = NORMALISATIONS | POOLING | _RESIZING | {"conv1d", "conv2d", "conv3d", "linear"}
-_AFFINE = _ADDITIONS | {
-    "imul",
-    "isub",
-    "itruediv",
-    "mul",
-    "rmul",
-    "rsub",
-    "sub",
-    "truediv",
-}  # with a buffer, as in a frozen norm
-_BEFORE_BOTH = (
-    NORMALISATIONS | ACTIVATIONS | _LEAVING
-)  # what a block may do to its input before the two ways part
+# With a buffer, as in a frozen norm.
+_AFFINE = _ADDITIONS | {"imul", "isub", "itruediv", "mul", "rmul", "rsub", "sub", "truediv"}
+# What a block may do to its input before the two ways part.
+_BEFORE_BOTH = NORMALISATIONS | ACTIVATIONS | _UNCHANGING
 _LONGEST_PROJECTION = 6
-_PASSES_LOOKED_AT = 2
+_PASSES_READ = 2
 _MOST_STEPS = 3_000  # from the addition back to where the block begins
 _MOST_STEPS_IN_ALL = 3_000_000
 
@@ -39,22 +30,16 @@ def residual_links(log: Log, outline: Outline) -> set[int]:
     way is: `downsample(x) + f(x)`.
     """
     finder = _Finder(log)
-    children = {
-        own[0] for _, target, _ in outline.links for own in target.passes[:_PASSES_LOOKED_AT]
+    parts = {id(part): part for link in outline.links for part in link[:2]}
+    part_of = {entry: key for key, part in parts.items() for entry in entries_in(part)}
+    first_of = sorted(own[0] for part in parts.values() for own in part.passes[:_PASSES_READ])
+    edges = [edge for child in first_of for edge in finder.edges_into(child)]
+    ends = {(part_of[parent], part_of[child]) for parent, child in edges}
+    return {
+        number
+        for number, (source, target, around) in enumerate(outline.links)
+        if around is None and (id(source), id(target)) in ends
     }
-    edges = {edge for child in sorted(children) for edge in finder.edges_into(child)}
-    found = set()
-    for number, (source, target, around) in enumerate(outline.links):
-        if around is None and source.kind == "operation":
-            made = {entry for own in source.passes for entry in own}
-            read = [
-                (parent, own[0])
-                for own in target.passes[:_PASSES_LOOKED_AT]
-                for parent in finder.parents(own[0])
-            ]
-            if any(edge in edges and edge[0] in made for edge in read):
-                found.add(number)
-    return found
 
 
 class _Finder:
@@ -70,9 +55,7 @@ class _Finder:
         self.given.setdefault(0, set()).update(log.graph.inputs)
 
     def parents(self, entry: int) -> list[int]:
-        """What an entry read that comes from the model's input: neither buffers nor weights that
-        are computed.
-        """
+        """The parents of an entry that depend on the model's input."""
         if entry >= len(self.log.graph.recorded):  # the call that failed
             return []
         comes_from_input = self.log.graph.has_input_ancestor
@@ -85,23 +68,20 @@ class _Finder:
             return
         given = self.given.get(self.log.row(addition).module_call, set())
         for mine, other in (terms, terms[::-1]):
-            plain = self._way((mine, addition), _LEAVING, given)
+            plain = self._way((mine, addition), _UNCHANGING, given)
             begin = next(
                 (at for at, (start, _) in enumerate(plain) if self._is_made_of(other, start)), None
             )
             if begin is not None:
                 yield from plain[: begin + 1]
             else:
-                way = self._way((mine, addition), _LEAVING | _PROJECTING, given)
+                way = self._way((mine, addition), _UNCHANGING | _PROJECTING, given)
                 if len(way) > len(plain) and self._is_projection(way, other, given):
                     yield from way
 
     def _way(self, last: _Edge, kinds: frozenset[str], given: set[int]) -> list[_Edge]:
-        """Backwards over operations of some kinds that read one thing each, not beyond what the
-        block was given.
-
-        It may be given both, its input and what was made of that for the shortcut: then from the
-        input.
+        """The edges from an addition backward over operations of some kinds with one parent each,
+        up to the first input of the block.
         """
         way = [last]
         while len(way) <= _LONGEST_PROJECTION:
@@ -116,56 +96,55 @@ class _Finder:
         return way[: begins[-1] + 1] if begins else way
 
     def _is_affine(self, entry: int) -> bool:
-        """Whether it adds or multiplies with something that does not come from the input."""
+        """True if it adds or multiplies by something that does not depend on the input."""
         return self._kind(entry) in _AFFINE and len(self.log.graph.parents[entry]) == 2
 
     def _kind(self, entry: int) -> str:
         return self.log.row(entry).operation.layer_type
 
     def _is_made_of(self, last: int, first: int) -> bool:
-        """Whether one entry was made of another, with weights."""
-        if first >= last or self.steps_left <= 0:
-            return False
-        steps = list(self._between(first, last))
-        self.steps_left -= len(steps)
-        return first in steps and any(
-            self.log.graph.params[entry] for entry in steps if entry != first
-        )
+        """True if one entry was made of another, with weights."""
+        return bool(self._params_of(self._between(first, last)))
 
-    def _between(self, first: int, last: int, call: int = 0) -> Iterator[int]:
-        """`last` and what it was made of, back to `first`, inside a call of a module."""
+    def _between(self, first: int, last: int, call: int = 0) -> list[int]:
+        """The entries on the ways from `first` to `last` inside a call of a module, with others
+        that `last` was made of; empty if no way leads back to `first`.
+        """
+        if first >= last or self.steps_left <= 0:
+            return []
         seen, pending = {last}, [last]
+        found = []
         while pending and len(seen) < _MOST_STEPS:
             entry = pending.pop()
-            yield entry
-            for parent in self.log.graph.parents[entry] if entry > first else ():
-                if (
-                    parent >= first
-                    and parent not in seen
-                    and (parent == first or self._is_inside(parent, call))
-                ):
+            found.append(entry)
+            if entry == first:
+                continue
+            for parent in self.log.graph.parents[entry]:
+                is_on_way = parent == first or (parent > first and self._is_inside(parent, call))
+                if is_on_way and parent not in seen:
                     seen.add(parent)
                     pending.append(parent)
+        self.steps_left -= len(found)
+        return [entry for entry in found if entry != first] if first in found else []
+
+    def _params_of(self, entries: Iterable[int]) -> set[int]:
+        return {number for entry in entries for number in self.log.graph.params[entry]}
 
     def _is_projection(self, way: list[_Edge], other: int, given: set[int]) -> bool:
-        """Whether a way leads from a block's input over linear steps to an addition whose other
-        term is made of it, too.
+        """True if a way leads from a block's input over linear steps to an addition whose other
+        term is made of that input, too.
 
-        What the other term comes over is not linear, and shares no weights with the way: two gates
-        that are added, or the input of a recurrent net and its last state, are none. Both ways lie
-        inside the block, unlike those of a pyramid.
+        The other term must be made by a nonlinear function that shares no weights with the way:
+        two gates that are added, or the input of a recurrent net and its last state, are no
+        residual connection. Both ways lie inside the block, unlike those of a feature pyramid.
         """
         at, addition = way[-1][0], way[0][1]
-        if at >= other or self.steps_left <= 0 or not self._begins_block(at, given):
+        if not self._begins_block(at, given):
             return False
-        weights = {number for _, child in way[1:] for number in self.log.graph.params[child]}
-        steps = list(self._between(at, other, self.log.row(addition).module_call))
-        self.steps_left -= len(steps)
-        main = [entry for entry in steps if entry != at]
-        shared = weights & {number for entry in main for number in self.log.graph.params[entry]}
-        kinds = {self.log.row(entry).operation.layer_type for entry in main}
-        has_weights = any(self.log.graph.params[entry] for entry in main)
-        return at in steps and has_weights and not shared and bool(kinds & ACTIVATIONS)
+        main = self._between(at, other, self.log.row(addition).module_call)
+        weights = self._params_of(main)
+        shared = weights & self._params_of(child for _, child in way[1:])
+        return bool(weights) and not shared and not ACTIVATIONS.isdisjoint(map(self._kind, main))
 
     def _is_inside(self, entry: int, call: int) -> bool:
         if call == 0:
@@ -174,8 +153,8 @@ class _Finder:
         return call == own or call in self.log.graph.module_chains[own]
 
     def _begins_block(self, entry: int, given: set[int]) -> bool:
-        """Whether it is what the module with the addition was given, or what that becomes before
-        the two ways part.
+        """True if it is an input of the module with the addition, or made of one before the two
+        ways part.
         """
         for _ in range(_LONGEST_PROJECTION):
             if entry in given:
