@@ -25,7 +25,7 @@ from torchlens._history.argument_words import argument_words
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
-from torchlens._recording.recording import located
+from torchlens._recording.recording import Failure, located
 from torchlens._text.numbers import bytes_text, shape_text
 from torchlens._text.wording import got
 
@@ -328,7 +328,7 @@ class _Builder:
     # ----------------------------------------------------------------------------------------------
 
     def edges(self) -> list[Edge]:
-        """Forward edges, then the gradients' way back."""
+        """Forward edges, then those of gradients."""
         links = find_links(self.log, self.grouping)
         loops = closing_loops(links)
         forward, backward = [], []
@@ -357,25 +357,10 @@ class _Builder:
     # ----------------------------------------------------------------------------------------------
 
     def failure(self, number: int) -> tuple[Node, list[Edge]]:
-        """The operation that raised, with what it was given. Where it was no operation, the last
-        one led to it.
-        """
-        log = self.log
-        failure = log.recording.failure
+        """The node of the operation that raised, and the edges into it."""
+        failure = self.log.recording.failure
         assert failure is not None
-        chain = log.graph.module_chains[failure.module_call]
-        given: dict[int, list[str]] = {}
-        for location, reference in located(failure.references):
-            item = self._item_of(reference)
-            if item is not None:
-                given.setdefault(item, []).append(argument_text(location))
-        edges = [
-            Edge(item, number, (", ".join(words),) if len(given) > 1 else (), EdgeKind.FAILURE)
-            for item, words in given.items()
-        ]
-        drawn = [item for item in self.grouping.item_of if item >= 0]
-        if not edges and drawn:
-            edges = [Edge(drawn[-1], number, ("then",), EdgeKind.FAILURE)]
+        chain = self.log.graph.module_chains[failure.module_call]
         name = "raised here" if failure.operation is None else failure.operation.layer_type
         lines = [
             *_wrapped(f"given ({failure.arguments})" if failure.arguments else ""),
@@ -383,7 +368,7 @@ class _Builder:
         ]
         if chain:
             lines.append(self._module_name(chain[-1]))
-        path = tuple(call for call in chain[:-1]) if failure.operation is not None else chain
+        path = chain if failure.operation is None else chain[:-1]
         node = Node(
             name=f"failure: {name}",
             title=f"✗ {name}",
@@ -393,12 +378,28 @@ class _Builder:
             box=self._failure_box(path, chain),
             has_light_text=True,
         )
-        return node, edges
+        return node, self._failure_edges(failure, number)
+
+    def _failure_edges(self, failure: Failure, number: int) -> list[Edge]:
+        """Edges from what the failed operation was given; if the model itself raised, one from the
+        last operation.
+        """
+        given: dict[int, list[str]] = {}
+        for location, reference in located(failure.references):
+            item = self._item_of(reference)
+            if item is not None:
+                given.setdefault(item, []).append(argument_text(location))
+        if given:
+            texts = [(", ".join(words),) if len(given) > 1 else () for words in given.values()]
+            return [
+                Edge(item, number, text, EdgeKind.FAILURE)
+                for item, text in zip(given, texts, strict=True)
+            ]
+        drawn = [item for item in self.grouping.item_of if item >= 0]
+        return [Edge(item, number, ("then",), EdgeKind.FAILURE) for item in drawn[-1:]]
 
     def _failure_box(self, path: tuple[int, ...], chain: tuple[int, ...]) -> int:
-        """The box of the innermost module that has one already, or that has to be made for the
-        failure alone.
-        """
+        """The innermost box around the failure; made if no other node is in it."""
         if self.grouping.choices.run_length > 1:
             return -1
         depth = self.grouping.choices.depth
@@ -412,7 +413,7 @@ class _Builder:
 
 
 def _wrapped(text: str, width: int = 60) -> list[str]:
-    """The first lines of a text, none of them long."""
+    """The first lines of a text, wrapped."""
     lines: list[str] = []
     for paragraph in text.strip().splitlines()[:2]:
         line = ""

@@ -1,4 +1,4 @@
-"""What colours mean: the kind of a node, or a number."""
+"""The colours of nodes: by kind, or by a number."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -28,15 +28,15 @@ PLAIN_FILL = "white"
 FAILURE_FILL = "#C62828"
 GRADIENT_COLOR = "#9197F6"
 
-# From little to much: light yellow over green to dark blue, in order of lightness, also for the
-# colour-blind.
+# From low to high: light yellow over green to dark blue. Lightness decreases steadily, so that the
+# colour-blind can read it.
 _RAMP = ((255, 255, 229), (199, 233, 180), (65, 182, 196), (34, 94, 168), (8, 29, 88))
 
 
 @dataclass(frozen=True, slots=True)
 class Shading:
-    """For each item its fill, whether its text must be light, and its value in words; None where it
-    has no value.
+    """For each item its fill, whether its text must be light, and its value as text; None if it has
+    no value.
     """
 
     of_item: list[tuple[str, bool, str] | None]
@@ -46,8 +46,8 @@ class Shading:
 def shade(history: Any, grouping: Grouping, options: DrawOptions) -> Shading:
     """Colours the items by `vis_color_by`.
 
-    A node that stands for several operations has the sum of their time, memory or FLOPs, and the
-    mean of values of the caller's own.
+    A node of several operations has the sum of their time, memory or FLOPs, and the mean of values
+    given by the caller.
     """
     wish = options.vis_color_by
     values, text, title = _item_values(history, grouping, wish)
@@ -57,17 +57,15 @@ def shade(history: Any, grouping: Grouping, options: DrawOptions) -> Shading:
     low, high = min(present), max(present)
     if text is not _number_text:
         low = 0.0
-    shades: list[tuple[str, bool, str] | None] = []
-    for value in values:
-        if value is None:
-            shades.append(None)
-        else:
-            fraction = (value - low) / (high - low) if high > low else 0.0
-            shades.append((_color(fraction), fraction > 0.6, f"{title}: {text(value)}"))
-    count = 5 if high > low else 1
-    steps = [step / max(count - 1, 1) for step in range(count)]
-    legend = Legend(title, tuple((_color(step), text(low + step * (high - low))) for step in steps))
-    return Shading(shades, legend)
+    span = high - low
+
+    def shade_of(value: float) -> tuple[str, bool, str]:
+        fraction = (value - low) / span if span else 0.0
+        return _color(fraction), fraction > 0.6, f"{title}: {text(value)}"
+
+    steps = (0.0, 0.25, 0.5, 0.75, 1.0) if span else (0.0,)
+    legend = Legend(title, tuple((_color(step), text(low + step * span)) for step in steps))
+    return Shading([None if value is None else shade_of(value) for value in values], legend)
 
 
 def _item_values(
@@ -93,11 +91,8 @@ def _item_values(
         of_entry = [_checked(wish(layer), layer.layer_label) for layer in layers]
     values = []
     for item in grouping.items:
-        known = [
-            value
-            for entry in (*item.entries, *item.copies)
-            if (value := of_entry[entry]) is not None
-        ]
+        own = [of_entry[entry] for entry in (*item.entries, *item.copies)]
+        known = [value for value in own if value is not None]
         values.append(combine(known) if known else None)
     return values, text, title
 
@@ -130,11 +125,8 @@ def _checked(value: Any, key: Any) -> float | None:
         return None
     try:
         number = float(value.item() if isinstance(value, torch.Tensor) else value)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # RuntimeError: a tensor of several numbers
+    # RuntimeError: a tensor of several numbers.
+    except (RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
             f"vis_color_by must give a number for {key!r}, or None for no colour, got {got(value)}."
         ) from error

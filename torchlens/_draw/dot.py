@@ -1,4 +1,4 @@
-"""A scene as Graphviz source."""
+"""Converts a scene to Graphviz source."""
 
 import html
 import re
@@ -11,8 +11,7 @@ _RANKDIR = {"bottomup": "BT", "topdown": "TB", "leftright": "LR"}
 _FONT = "Helvetica,Arial,sans-serif"
 _BOX_FILLS = ("#F7F9FC", "#EEF2F8")  # in turn, the deeper the modules are nested
 
-# Above these, the layout gives up some of its polish for time (Graphviz 14; nodes, or edges where
-# they dominate).
+# Above these numbers of nodes, the layout is less polished, to take less time (Graphviz 14).
 _MANY_NODES = 300
 _TOO_MANY_FOR_LABELS = 800
 
@@ -101,17 +100,8 @@ def _legend(legend: Legend) -> str:
 
 
 def _box_lines(scene: Scene, names: list[str], parent: int, indent: str) -> list[str]:
-    """The nodes and boxes in a box, each node and box in the order it was first met."""
-    inside: dict[int, list[tuple[int, int]]] = {}  # box → (node, -1) or (-1, box), in order
-    placed: set[int] = set()
-    for number, node in enumerate(scene.nodes):
-        box = node.box
-        inside.setdefault(box, []).append((number, -1))
-        while box >= 0 and box not in placed:
-            placed.add(box)
-            above = scene.boxes[box].parent
-            inside.setdefault(above, []).append((-1, box))
-            box = above
+    """The nodes and boxes in a box, in order of first appearance."""
+    inside = _contents(scene)
     spaces = _spaces_under_titles(scene)
     lines: list[str] = []
     pending: list[tuple[str, int, str]] = [("open", parent, indent)]
@@ -138,12 +128,27 @@ def _box_lines(scene: Scene, names: list[str], parent: int, indent: str) -> list
     return lines
 
 
-def _spaces_under_titles(scene: Scene) -> dict[int, float]:
-    """Node → the points to keep free to its left, so that an edge into the box comes down beside
-    the title, not through it.
+def _contents(scene: Scene) -> dict[int, list[tuple[int, int]]]:
+    """Box (-1: the drawing) → what is directly in it, in order: (node, -1) or (-1, box)."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    placed: set[int] = set()
+    for number, node in enumerate(scene.nodes):
+        box = node.box
+        found.setdefault(box, []).append((number, -1))
+        while box >= 0 and box not in placed:
+            placed.add(box)
+            above = scene.boxes[box].parent
+            found.setdefault(above, []).append((-1, box))
+            box = above
+    return found
 
-    A title stands at the left above the first node of its box, and Graphviz leads edges around
-    nodes, but not around titles. From left to right, edges come in beside titles anyway.
+
+def _spaces_under_titles(scene: Scene) -> dict[int, float]:
+    """Node → the points to keep free to its left, so that an edge into the box passes beside the
+    title, not through it.
+
+    A title is at the left above the first node of its box, and Graphviz leads edges around nodes,
+    but not around titles. In a drawing from left to right, edges pass beside titles anyway.
     """
     if scene.direction == "leftright" or len(scene.nodes) > _TOO_MANY_FOR_LABELS:
         return {}
@@ -172,7 +177,7 @@ def _text_width(title: str, lines: tuple[str, ...], fontsize: int) -> float:
 
 
 def _space(number: int, width: float, name: str) -> list[str]:
-    """An unseen node on the same rank; the edge keeps it at the left."""
+    """An invisible node on the same rank; an invisible edge keeps it at the left."""
     space = _quoted(f"space {number}")
     size = {
         "shape": "box",
@@ -219,13 +224,10 @@ def _edge(edge: Edge, names: list[str], has_label: bool) -> str:
     found: dict[str, Any] = {}
     if edge.lines and has_label:
         words = [f"<B>{_text(line)}</B>" if line == "IF" else _text(line) for line in edge.lines]
-        found["label"] = (
-            # the blank keeps it off the line
-            f"<{'<BR/>'.join(f'&#160;{word}' for word in words)}>"
-        )
-    # An edge that closes a loop is laid out from its end to its start, so that the nodes stand in
-    # the order of execution; a gradient the way of its forward edge, so that it runs beside that
-    # and moves no node.
+        # The blank keeps the text off the line.
+        found["label"] = f"<{'<BR/>'.join(f'&#160;{word}' for word in words)}>"
+    # An edge that closes a loop is laid out from its end to its start, so that nodes stay in the
+    # order of execution. A gradient is laid out like its forward edge, so that it moves no node.
     source, target = (edge.target, edge.source) if edge.is_loop else (edge.source, edge.target)
     if edge.is_loop != (edge.kind is EdgeKind.GRADIENT):
         found["dir"] = "back"
@@ -242,7 +244,7 @@ def _edge(edge: Edge, names: list[str], has_label: bool) -> str:
 
 
 def _unique_names(nodes: list[Node]) -> list[str]:
-    """A readable name for the source; a number distinguishes modules with equal names."""
+    """Readable names for the source; a number distinguishes nodes with equal names."""
     seen: dict[str, int] = {}
     names = []
     for node in nodes:
@@ -285,5 +287,5 @@ def _text(text: str) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without what XML forbids."""
+    """The text with `?` for characters that XML forbids."""
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]", "?", text)

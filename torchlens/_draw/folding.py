@@ -1,4 +1,4 @@
-"""Which modules repeat: twelve identical blocks in a row become one block, twelve times."""
+"""Folds modules that repeat: twelve identical blocks in a row become one block, `× 12`."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torchlens._history.log import Log
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Module calls that do the same, one directly after the other; the first is drawn for all."""
+    """Identical module calls, one directly after the other; the first is drawn for all."""
 
     calls: tuple[int, ...]
     is_chain: bool  # each reads something of another; otherwise they are side by side
@@ -17,8 +17,8 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """All folds, outermost first. `levels` has, per depth of folding, entry → (fold, which copy,
-    entry drawn for it).
+    """All folds, outermost first. Each of the `levels` is one depth of folding: entry → (fold,
+    number of the copy, entry drawn for it).
     """
 
     folds: list[Fold]
@@ -33,9 +33,7 @@ class Folding:
         return entry
 
     def edge_between(self, parent: int, child: int) -> tuple[int, int] | None:
-        """The edge that is drawn for this one; None between two copies of one module, which is what
-        `× 12` says.
-        """
+        """The edge that is drawn for this one; None between two copies, which `× 12` shows."""
         for level in self.levels:
             above, below = level.get(parent), level.get(child)
             if above and below and above[0] == below[0] and above[1] != below[1]:
@@ -66,7 +64,7 @@ def find_repeats(log: Log, is_rolled: bool) -> Folding:
 
 
 def _runs(log: Log, alike: AlikeCalls, calls: Iterable[int], is_rolled: bool) -> list[list[int]]:
-    """The calls in order, copies without anything between them together."""
+    """The calls in order, in groups of successive copies."""
     records, spans = log.recording.module_calls, alike.spans
     runs: list[list[int]] = []
     for call in calls:
@@ -76,7 +74,7 @@ def _runs(log: Log, alike: AlikeCalls, calls: Iterable[int], is_rolled: bool) ->
         if (
             is_next
             and not is_other_pass
-            # The first is drawn for all, so it must hold all that the others do.
+            # The first is drawn for all, so it must have all operations of the others.
             and len(spans[last]) >= len(spans[call])
             and alike.are_copies(last, call)
         ):
@@ -93,9 +91,8 @@ def _fold(log: Log, folding: Folding, calls: Sequence[int], alike: AlikeCalls, l
     drawn = alike.copied_entries(calls[0])
     for copy, call in enumerate(calls):
         for originals, own in zip(drawn, alike.copied_entries(call), strict=True):
-            for original, entry in zip(
-                originals, own, strict=False
-            ):  # a later call may hand on less
+            # A later call may hand on fewer tensors.
+            for original, entry in zip(originals, own, strict=False):
                 folding.levels[level][entry] = number, copy, original
     is_chain = _is_chain(log, alike, calls)
     folding.folds.append(Fold(tuple(calls), is_chain))
@@ -103,7 +100,7 @@ def _fold(log: Log, folding: Folding, calls: Sequence[int], alike: AlikeCalls, l
 
 
 def _is_chain(log: Log, alike: AlikeCalls, calls: Sequence[int]) -> bool:
-    """Whether some call reads something made in an earlier one."""
+    """True if some call reads something made in an earlier one."""
     start = alike.spans[calls[0]].start
     return any(
         start <= parent < alike.spans[call].start

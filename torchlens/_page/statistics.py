@@ -1,45 +1,39 @@
-"""What saved tensors look like: moments, a histogram and a small picture of each, as columns."""
+"""Columns with statistics of saved tensors: range, moments, a histogram and a small picture."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from torchlens._health.tensor_statistics import COMPUTED_AS, moments
 from torchlens._recording.wrappers import holds_others, local_value, why_valueless
 
-_SMALL = 4096  # tensors up to this size are looked at together with others of their shape
+_SMALL = 4096  # tensors up to this size are described together with others of their shape
 _EXACT = 1 << 20  # larger ones have their mean, deviation and zeros estimated from a sample
 _SAMPLE = 1 << 16
-_COUNTED = 1 << 12  # about how many values go into a histogram
+_COUNTED = 1 << 12  # about how many values are counted in a histogram
 _BATCH = 1 << 21
 _NOT_FINITE = 255
 _NUMBERS = frozenset({
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8,
-    torch.int8, torch.int16,
-    torch.int32, torch.int64, torch.complex32, torch.complex64, torch.complex128,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.complex32, torch.complex64,
+    torch.complex128,
 })  # fmt: skip
-# Of these torch does not tell the least and the greatest.
-_OTHER_NUMBERS = frozenset(
-    getattr(torch, name)
-    for name in (
-        "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-        "uint16", "uint32",
-        "uint64",
-    )
-    if hasattr(torch, name)
+_COLUMNS = (
+    "min", "mean", "max", "std", "zeros", "nonfinite", "nan", "low", "high", "heatlow", "heathigh",
 )  # fmt: skip
 
 
 @dataclass
 class Statistics:
-    """Columns with one row per tensor; `add` gives the row of one, `columns` fills them all in."""
+    """Columns with one row per tensor: `add` returns its row, `columns` computes all of them."""
 
     tensors: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, value: Any) -> int:
-        """The row of a tensor; -1 for what has no numbers to look at."""
+        """The row of a tensor; -1 if it has no values to describe."""
         value = local_value(value)
         if not isinstance(value, torch.Tensor) or why_valueless(value) is not None:
             return -1
@@ -50,10 +44,10 @@ class Statistics:
             or value.numel() == 0
         ):
             return -1
-        if value.dtype not in _NUMBERS:
-            if value.dtype not in _OTHER_NUMBERS:
-                return -1
-            value = value.double() if value.dtype.itemsize > 2 else value.float()
+        if value.dtype in COMPUTED_AS:
+            value = value.to(COMPUTED_AS[value.dtype])
+        elif value.dtype not in _NUMBERS:
+            return -1
         self.tensors.append(value.detach())
         return len(self.tensors) - 1
 
@@ -62,32 +56,12 @@ class Statistics:
         count = len(self.tensors)
         bins, side = (32, 24) if count <= 1000 else (24, 16) if count <= 3000 else (16, 8)
         rows: list[dict[str, Any]] = [{}] * count
-        groups: dict[Any, list[int]] = {}
-        for row, tensor in enumerate(self.tensors):
-            key = (tensor.shape, tensor.dtype, tensor.device) if tensor.numel() <= _SMALL else row
-            groups.setdefault(key, []).append(row)
-        for members in groups.values():
-            size = max(1, _BATCH // self.tensors[members[0]].numel())
-            for start in range(0, len(members), size):
-                some = members[start : start + size]
-                tensors = [self.tensors[row] for row in some]
-                batch = torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
-                for row, found in zip(some, _describe(batch, bins, side), strict=True):
-                    rows[row] = found
-        names = (
-            "min",
-            "mean",
-            "max",
-            "std",
-            "zeros",
-            "nonfinite",
-            "nan",
-            "low",
-            "high",
-            "heatlow",
-            "heathigh",
-        )
-        columns: dict[str, Any] = {name: [_number(row[name]) for row in rows] for name in names}
+        for members in self._batches():
+            tensors = [self.tensors[row] for row in members]
+            batch = torch.stack(tensors) if len(tensors) > 1 else tensors[0].unsqueeze(0)
+            for row, found in zip(members, _describe(batch, bins, side), strict=True):
+                rows[row] = found
+        columns: dict[str, Any] = {name: [_number(row[name]) for row in rows] for name in _COLUMNS}
         columns["sample"] = [row["sample"] for row in rows]
         columns["rows"] = [row["heat"].shape[0] for row in rows]
         columns["cols"] = [row["heat"].shape[1] for row in rows]
@@ -95,6 +69,17 @@ class Statistics:
         columns["histograms"] = _packed([row["histogram"] for row in rows])
         columns["heat"] = _packed([row["heat"].flatten() for row in rows])
         return columns
+
+    def _batches(self) -> Iterator[list[int]]:
+        """The rows of tensors that are described together: small ones of the same shape."""
+        groups: dict[Any, list[int]] = {}
+        for row, tensor in enumerate(self.tensors):
+            key = (tensor.shape, tensor.dtype, tensor.device) if tensor.numel() <= _SMALL else row
+            groups.setdefault(key, []).append(row)
+        for members in groups.values():
+            size = max(1, _BATCH // self.tensors[members[0]].numel())
+            for start in range(0, len(members), size):
+                yield members[start : start + size]
 
 
 def _packed(parts: Sequence[torch.Tensor]) -> str:
@@ -119,7 +104,7 @@ def _describe(batch: torch.Tensor, bins: int, side: int) -> list[dict[str, Any]]
     lowest, highest = _extremes(flat)
     finite = torch.isfinite(lowest) & torch.isfinite(highest)
     if bool(finite.all()):
-        variance, mean = _moments(values)
+        variance, mean = moments(values)
         nonfinite = nan = torch.zeros(len(flat))
     else:
         is_finite = torch.isfinite(flat)
@@ -150,52 +135,26 @@ def _describe(batch: torch.Tensor, bins: int, side: int) -> list[dict[str, Any]]
         values[:, :: max(1, values.shape[1] // _COUNTED)], lowest, highest, bins
     )
     heat, heat_low, heat_high = _pictures(batch, side)
-    numbers = torch.stack(
-        [
-            n.double().cpu()
-            for n in (
-                lowest,
-                mean,
-                highest,
-                variance.sqrt(),
-                zeros,
-                nonfinite,
-                nan,
-                heat_low,
-                heat_high,
-            )
-        ],
-        dim=1,
-    ).tolist()
-    names = ("min", "mean", "max", "std", "zeros", "nonfinite", "nan", "heatlow", "heathigh")
+    numbers = (
+        lowest, mean, highest, variance.sqrt(), zeros, nonfinite, nan, lowest, highest, heat_low,
+        heat_high,
+    )  # fmt: skip
+    by_row = torch.stack([number.double().cpu() for number in numbers], dim=1).tolist()
+    sample = values.shape[1] if step > 1 else 0
     return [
-        dict(zip(names, own, strict=True))
-        | {"low": own[0], "high": own[2], "histogram": histogram[row], "heat": heat[row]}
-        | {"sample": values.shape[1] if step > 1 else 0}
-        for row, own in enumerate(numbers)
+        dict(zip(_COLUMNS, own, strict=True))
+        | {"histogram": histogram[row], "heat": heat[row], "sample": sample}
+        for row, own in enumerate(by_row)
     ]
 
 
 def _extremes(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The least and the greatest of each row. Over all of a single row is several times faster than
-    along it.
+    """The least and the greatest of each row. For a single row, the call without `dim` is several
+    times faster.
     """
     numbers = flat.byte() if flat.dtype is torch.bool else flat
     low, high = numbers[0].aminmax() if len(numbers) == 1 else numbers.aminmax(dim=1)
     return low.float().reshape(-1), high.float().reshape(-1)
-
-
-def _moments(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variance and mean of each row; of a long one in two passes, each several times faster than
-    `var_mean`.
-    """
-    if len(values) > 1 or values.shape[1] <= _SMALL:
-        variance, mean = torch.var_mean(values.double(), dim=1, correction=0)
-        return variance, mean
-    mean = values.mean()
-    return (torch.linalg.vector_norm(values - mean).double() ** 2 / values.shape[1])[None], mean[
-        None
-    ]
 
 
 def _histograms(
@@ -218,10 +177,8 @@ def _histograms(
 
 
 def _pictures(batch: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The last two dimensions of the first example, thinned to `side`, as bytes from the lowest to
-    the highest value.
-
-    Dimensions between the first and the last two are averaged.
+    """A picture of each tensor: the last two dimensions of the first example, thinned to `side`, as
+    bytes from the lowest to the highest value. Dimensions before these two are averaged.
     """
     if batch.dim() == 1:
         batch = batch[:, None]

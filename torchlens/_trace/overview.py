@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchlens._health.tensor_statistics import moments, stored_values
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.text import entry_text
@@ -199,31 +200,25 @@ def tensor_words(value: Any) -> tuple[str, bool]:
 def _words(value: torch.Tensor) -> tuple[str, bool]:
     if value.is_quantized:
         value = value.dequantize()
-    if value.is_nested or value.layout is not torch.strided:
-        if value.layout is torch.sparse_coo:
-            value = value.coalesce().values()
-        elif value.is_nested and value.layout is torch.strided:
-            value = torch.cat([part.flatten() for part in value.unbind()])
-        else:
-            value = value.values()
-    if not value.numel():
+    numbers = stored_values(value)
+    if not numbers.numel():
         return "empty", False
     if value.dtype is torch.bool:
-        return f"true {100 * value.float().mean().item():.0f} %", False
-    if value.is_complex():
-        value = torch.view_as_real(value.resolve_conj())
-    if not value.is_floating_point():
-        whole = value.to(torch.int64) if value.dtype is not torch.uint64 else value.double()
-        return f"from {whole.min().item():g} to {whole.max().item():g}", False
-    value = value if value.dtype in (torch.float32, torch.float64) else value.float()
-    std, mean = torch.std_mean(value, correction=0)
-    words = f"mean {mean.item():< 9.3g} std {std.item():<8.3g}".rstrip()
+        return f"true {100 * numbers.float().mean().item():.0f} %", False
+    if not (value.is_floating_point() or value.is_complex()):
+        return f"from {numbers.min().item():g} to {numbers.max().item():g}", False
+    if numbers.is_complex():
+        numbers = torch.view_as_real(numbers.resolve_conj())
+    if numbers.dtype not in (torch.float32, torch.float64):
+        numbers = numbers.float()
+    variance, mean = moments(numbers.reshape(1, -1))
+    words = f"mean {mean.item():< 9.3g} std {variance.sqrt().item():<8.3g}".rstrip()
     if torch.isfinite(mean):
         return words, False
-    num_nan, num_inf = int(value.isnan().sum()), int(value.isinf().sum())
-    if not num_nan and not num_inf:  # the sum of large numbers
+    num_nan, num_inf = int(numbers.isnan().sum()), int(numbers.isinf().sum())
+    if not num_nan and not num_inf:  # the sum of large numbers overflowed
         return words, False
-    return f"{num_nan:,} NaN, {num_inf:,} Inf of {value.numel():,}", True
+    return f"{num_nan:,} NaN, {num_inf:,} Inf of {numbers.numel():,}", True
 
 
 # -- files that torchlens did not write
