@@ -12,7 +12,7 @@ from torch.overrides import get_overridable_functions
 
 import torchlens as tl
 from torchlens._recording.functions import StandIn, argument_names, found_again, reference_to
-from torchlens._recording.operations import BUFFER, IDENTITY, INPUT, OUTPUT, operation_of
+from torchlens._recording.operations import BUFFER, IDENTITY, INPUT, KNOWN_OPERATIONS, OUTPUT
 from torchlens._recording.user_code import code_of_line, source_line, source_text
 
 T: Any = torch.Tensor.T
@@ -99,7 +99,7 @@ def test_an_operation_comes_back_the_same():
         torch.Tensor.__setitem__,
         T.__get__,
     ):
-        before = operation_of(func)
+        before = KNOWN_OPERATIONS[func]
         after = pickle.loads(pickle.dumps(before))
         names = [
             name for name in before.__slots__ if name != "__weakref__"

@@ -86,6 +86,11 @@ def _is_plain_index(arg: Any) -> bool:
     return True
 
 
+def without_flat_tensors(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments with None in place of each tensor at the top."""
+    return tuple([None if type(arg) in TENSORS else arg for arg in args])
+
+
 class ShallowArguments(NamedTuple):
     """Arguments with tensors at the top or one level down: those by their place, and the rest with
     None instead of them.

@@ -2,8 +2,6 @@
 
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from threading import get_ident
 from time import perf_counter
 from types import FunctionType
@@ -150,18 +148,6 @@ def remove_watcher(watcher: Watcher) -> None:
             _threads.pop(number, None)
             namespace.pop("watcher", None)  # the class's is then seen there
     _tell_all()
-
-
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """Meanwhile, nobody sees the modules that this thread calls."""
-    namespace = vars(CURRENT)
-    namespace["watcher"] = None
-    try:
-        yield
-    finally:
-        del namespace["watcher"]
-        _tell_all()
 
 
 def _tell_all() -> None:

@@ -25,6 +25,7 @@ from torchlens._capture.arguments import (
     are_plain,
     describe_arguments,
     shallow_arguments,
+    without_flat_tensors,
     written_by,
 )
 from torchlens._capture.gradients.entry_gradients import GradientHooks
@@ -32,16 +33,15 @@ from torchlens._capture.memory.saved_values import Memory
 from torchlens._capture.observer import CallKind, ObservedCall, Observer
 from torchlens._capture.patches.mode_stack import push_mode, run_overridden, without_mode
 from torchlens._capture.rows import Rows
-from torchlens._recording.operations import KNOWN_OPERATIONS, Kind, Operation, operation_of
+from torchlens._recording.operations import KNOWN_OPERATIONS, Kind, Operation
 from torchlens._recording.recording import Failure, References, make_call
 from torchlens._recording.trees import plain_tensors
 from torchlens._recording.user_code import KNOWN_CODE
 
 Tensor = torch.Tensor
-_OPERATION = Kind.OPERATION
+_OPERATION, _READ = Kind.OPERATION, Kind.READ
 _UNKNOWN = 1 << 62  # no entry has this number
 _known_code = KNOWN_CODE.get
-_known_operation = KNOWN_OPERATIONS.get
 _stack_depth, _mode_at = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
 _is_disabled = torch._C._is_torch_function_all_disabled
 # The value of `collected` while calls leave no trace at all.
@@ -100,6 +100,12 @@ class Failures:
         return False
 
 
+# What a call that may not be recorded the short way needs when it returns: the tensors it writes
+# to, what the observer was told, and whether the short way is open after all.
+_Detour = tuple[Sequence[Tensor], ObservedCall | None, bool]
+_NO_DETOUR: _Detour = ((), None, True)
+
+
 class Recorder(Rows, TorchFunctionMode):
     """Records the calls made while it is the current mode. The arguments are those of `Rows`."""
 
@@ -140,12 +146,12 @@ class Recorder(Rows, TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        operation = _known_operation(func) or operation_of(func)
+        operation = KNOWN_OPERATIONS[func]
         if operation.kind is not _OPERATION or self.collected is not None:
             return self.pass_through(operation, func, args, kwargs)
         if self.operator is not None:
             operation, self.operator = self.operator, None
-        # All that can be done before the call is: after it, the processor's caches hold the
+        # Everything possible happens before the call: after it, the processor's caches hold the
         # operation's data and not ours.
         frame = sys._getframe(1)
         code: CodeType | None = frame.f_code
@@ -153,29 +159,32 @@ class Recorder(Rows, TorchFunctionMode):
         known = _known_code(id(code))
         if known is None or not known[0]:
             code, instruction = self.user_code(frame)
-        flat = self._read_flat(args, kwargs)
-        if flat is not None:
-            references, kept, kept_kwargs = flat
+        references: References
+        if PLAIN_TYPES.issuperset(map(type, args)) and (
+            not kwargs or PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
+        ):
+            at = self._entry_at
+            if self.memory.may_die or _UNKNOWN in (
+                references := tuple(
+                    [at(id(arg), _UNKNOWN) if type(arg) in TENSORS else None for arg in args]
+                )
+            ):
+                references = self._flat_references(args)
+            kept = (None,) * len(args) if None not in references else without_flat_tensors(args)
+            kept_kwargs, is_short = kwargs, self._is_short
         elif _are_foreign(types):
             return run_overridden(self, func, types, args, kwargs)
         else:
-            references, kept, kept_kwargs = self.references_to(args, kwargs), args, kwargs
-        written: Sequence[Tensor] = ()
-        if operation.written or flat is None:  # which may have `out=`
-            written = written_by(operation, args, kwargs)
-        is_short = self._is_short and flat is not None
-        if written and is_short:
-            is_short = self._keep_before(operation, written)
-        observed = None
-        if not is_short:
-            kept, kept_kwargs = args, kwargs
-            observed = self.prepare(
-                CallKind.FUNCTION, operation, args, kwargs, references, written, (code, instruction)
-            )
+            references, kept, kept_kwargs, is_short = self._read_nested(args, kwargs)
+        detour = None
+        if operation.written or not is_short:
+            place = (code, instruction)
+            detour = self._prepare_detour(operation, args, kwargs, references, is_short, place)
         start = perf_counter()
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
+            observed = None if detour is None else detour[1]
             self.fail(error, operation, args, kwargs, references, sys._getframe(1), observed)
             raise
         end = perf_counter()
@@ -183,57 +192,80 @@ class Recorder(Rows, TorchFunctionMode):
             operation, kept, kept_kwargs, references, self.module_call, code, instruction,
             end - start, None,
         )  # fmt: skip
-        if is_short and type(result) is Tensor and (not written or result is written[0]):
-            self.append_short(fields, result, bool(written))
-        elif not is_short or not self.append_several(fields, result, written):
-            self._append_others(fields, (args, kwargs), result, written, observed)
+        if detour is None and type(result) is Tensor:
+            self.append_short(fields, result)
+        else:
+            self._append_others(fields, args, kwargs, result, detour or _NO_DETOUR)
         if end > self._look_at:
             self._look_at = self._look(self.outside)
         return result
 
+    def _flat_references(self, args: tuple[Any, ...]) -> References:
+        """The entries that flat arguments are, where some may be new or have the id of a tensor
+        that is gone.
+        """
+        at, origin_of = self._entry_at, self._origin_of
+        references: list[int | None] = []
+        for arg in args:
+            number = None
+            if type(arg) in TENSORS:
+                number = at(id(arg), _UNKNOWN)
+                if number >= 0 and ((origin := origin_of(number)) is None or origin() is not arg):
+                    number = self._reference_to(arg)
+            references.append(number)
+        return tuple(references)
+
+    def _read_nested(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> tuple[References, tuple[Any, ...], dict[str, Any] | None, bool]:
+        """For arguments that are not flat: the entries, the arguments with None in place of
+        tensors, and whether the row may be written the short way.
+        """
+        if not kwargs and are_plain(args):
+            return self._flat_references(args), without_flat_tensors(args), kwargs, self._is_short
+        shallow = shallow_arguments(args, kwargs)
+        if shallow is None:
+            return self.references_to(args, kwargs), args, kwargs, False
+        references = {path: self._reference_to(tensor) for path, tensor in shallow.tensors.items()}
+        return references, shallow.args, shallow.kwargs, self._is_short
+
+    def _prepare_detour(
+        self,
+        operation: Operation,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        references: References,
+        is_short: bool,
+        place: tuple[CodeType | None, int],
+    ) -> _Detour:
+        """Before a call that writes to tensors, or whose row cannot be written the short way."""
+        written = written_by(operation, args, kwargs)
+        if is_short and (not written or self._keep_before(operation, written)):
+            return written, None, True
+        observed = self.prepare(
+            CallKind.FUNCTION, operation, args, kwargs, references, written, place
+        )
+        return written, observed, False
+
     def _append_others(
         self,
         fields: tuple[Any, ...],
-        arguments: tuple[Any, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
         result: Any,
-        written: Sequence[Tensor],
-        observed: ObservedCall | None,
+        detour: _Detour,
     ) -> None:
-        """The rows of a call that does not go the short way."""
-        if result is NotImplemented:
+        """The rows of a call that wrote to tensors, returned several, or took a detour."""
+        written, observed, is_short = detour
+        if is_short and type(result) is Tensor and (not written or result is written[0]):
+            self.append_short(fields, result, bool(written))
+        elif is_short and not written and self.append_several(fields, result):
+            pass
+        elif result is NotImplemented:
             self.abandon_observed(observed)
-            return
-        self.append_results(make_call((fields[0], *arguments, *fields[3:8])), result, written)
-        self.end_observed(observed, result)
-
-    def _read_flat(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-    ) -> tuple[References, tuple[Any, ...], dict[str, Any] | None] | None:
-        """The entries that a call reads, and its arguments with None in place of tensors.
-
-        None if there may be tensors deeper than in one list.
-        """
-        if (PLAIN_TYPES.issuperset(map(type, args)) or are_plain(args)) and (
-            not kwargs or PLAIN_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
-        ):
-            references: References = ()
-            if not self.memory.may_die:
-                at = self._entry_at
-                references = tuple(
-                    [at(id(arg), _UNKNOWN) if type(arg) in TENSORS else None for arg in args]
-                )
-            if not references or _UNKNOWN in references:
-                reference_to = self._reference_to
-                references = tuple(
-                    [reference_to(arg) if type(arg) in TENSORS else None for arg in args]
-                )
-            kept = tuple([None if type(arg) in TENSORS else arg for arg in args])
-            return references, kept, kwargs
-        shallow = shallow_arguments(args, kwargs)
-        if shallow is None:
-            return None
-        references = {path: self._reference_to(tensor) for path, tensor in shallow.tensors.items()}
-        return references, shallow.args, shallow.kwargs
+        else:
+            self.append_results(make_call((fields[0], args, kwargs, *fields[3:8])), result, written)
+            self.end_observed(observed, result)
 
     def _keep_before(self, operation: Operation, written: Sequence[Tensor]) -> bool:
         """Replaces the saved value of a tensor that is going to be written by a copy, if no other
@@ -285,11 +317,15 @@ class Recorder(Rows, TorchFunctionMode):
         kind = operation.kind
         if self.collected is not None:
             self._collect(args, kwargs)
+        elif (
+            kind is _READ and self.observer is None
+        ):  # first: `x.shape` is as frequent as operations
+            pass
         elif kind is Kind.COLLECTIVE and self.on_collective is not None:
             return self.on_collective(self, operation, func, args, kwargs)
         elif kind is Kind.INLINE:
             return self._inline(func, args, kwargs)
-        elif kind is not Kind.READ or self.observer is not None:
+        else:
             return self._read(operation, func, args, kwargs)
         return func(*args, **kwargs) if kwargs else func(*args)
 
@@ -437,8 +473,11 @@ class Recorder(Rows, TorchFunctionMode):
         )
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """While it lasts, calls leave no trace."""
+    def unrecorded(self) -> Iterator[None]:
+        """A context in which calls leave no row. They still reach the recorder;
+        `paused` takes the recorder off the stack of modes, and `unseen` hides a
+        computation of torchlens from every mode of the user's.
+        """
         before, self.collected = self.collected, _IGNORED
         try:
             yield
@@ -447,7 +486,9 @@ class Recorder(Rows, TorchFunctionMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Logs nothing for a while."""
+        """A context in which the recorder is no torch mode and the observer is paused: for tracers,
+        which run functions on tensors without values.
+        """
         with torch._C.DisableTorchFunction():
             self.complete()
         with without_mode(self), nullcontext() if self.observer is None else self.observer.pause():

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchlens._capture.arguments import TENSORS, Kept, unwrap, without_tensors
+from torchlens._capture.arguments import Kept, unwrap, without_flat_tensors, without_tensors
 from torchlens._capture.entries import Entries
 from torchlens._capture.gradients.backward_hooks import node_of
 from torchlens._capture.gradients.entry_gradients import GradientHooks, slice_written
@@ -162,7 +162,7 @@ class Rows(Entries):
         if type(call.references) is dict:
             args, kwargs = without_tensors(args), without_tensors(kwargs)
         else:
-            args = tuple([None if type(arg) in TENSORS else arg for arg in args])
+            args = without_flat_tensors(args)
         self.memory.add(tensor, saves, is_finished)
         result = (output_index, shape_of(tensor), tensor.dtype, self._gradfunc_of(tensor))
         self.rows.append(make_row((call.operation, args, kwargs, *call[3:], *result)))
@@ -218,7 +218,9 @@ class Rows(Entries):
             self._note_writes(first, written)
         self._kept_args = None
 
-    def append_short(self, fields: tuple[Any, ...], tensor: Tensor, is_written: bool) -> None:
+    def append_short(
+        self, fields: tuple[Any, ...], tensor: Tensor, is_written: bool = False
+    ) -> None:
         """As `append`, for a plain tensor that a call made which goes the short way.
 
         `fields` are the first nine of its row. If all is saved, the others can wait.
@@ -241,16 +243,14 @@ class Rows(Entries):
         memory.values.append(tensor)
         memory.versions.append(version)
 
-    def append_several(
-        self, fields: tuple[Any, ...], results: Any, written: Sequence[Tensor]
-    ) -> bool:
+    def append_several(self, fields: tuple[Any, ...], results: Any) -> bool:
         """`append_short` for each of several results; False if they are not plain tensors."""
-        if written or not isinstance(results, _SEVERAL):
+        if not isinstance(results, _SEVERAL):
             return False
         if not _ONLY_TENSORS.issuperset(map(type, results)):
             return False
         for index, tensor in enumerate(results):
-            self.append_short((*fields[:8], index), tensor, is_written=False)
+            self.append_short((*fields[:8], index), tensor)
         return True
 
     def _append_unsaved(self, fields: tuple[Any, ...], tensor: Tensor, is_written: bool) -> None:

@@ -31,7 +31,7 @@ from torchlens._capture.observer import ObservedCall
 from torchlens._capture.patches.mode_stack import push_mode, remove_mode, run_overridden
 from torchlens._capture.patches.torch_patches import Patch
 from torchlens._capture.recorder import Recorder
-from torchlens._recording.operations import KNOWN_OPERATIONS, Kind, Operation, operation_of
+from torchlens._recording.operations import KNOWN_OPERATIONS, Kind, Operation
 from torchlens._recording.recording import Branch, MadeCall, in_program_order
 
 
@@ -98,7 +98,7 @@ class _RecorderTakingTurns(Recorder):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        operation = operation_of(func)
+        operation = KNOWN_OPERATIONS[func]
         if self.collected is not None or operation.kind is not Kind.OPERATION:
             return super().__torch_function__(func, types, args, kwargs)
         if types and not all(issubclass(kind, torch.Tensor) for kind in types):

@@ -22,9 +22,9 @@ from torchlens._capture.recorder import Recorder
 from torchlens._recording.operations import (
     BUFFER,
     IDENTITY,
+    KNOWN_OPERATIONS,
     Operation,
     named_operation,
-    operation_of,
 )
 from torchlens._recording.recording import MadeCall, References
 from torchlens._recording.wrappers import inner_of
@@ -101,7 +101,7 @@ def record_made(
     tensor: Tensor,
 ) -> None:
     """An entry for a tensor that `func` has made just now."""
-    operation, place = operation_of(func), recorder.user_code(sys._getframe(2))
+    operation, place = KNOWN_OPERATIONS[func], recorder.user_code(sys._getframe(2))
     with torch._C.DisableTorchFunction():
         references = recorder.references_to(args, kwargs)
         observed = recorder.begin_observed(

@@ -164,19 +164,19 @@ _SILENT_WRITERS: dict[str, tuple[tuple[int, ...], int | None]] = {
 }
 
 
-def operation_of(func: Callable[..., Any]) -> Operation:
-    """What is known of `func`, worked out at the first call and remembered."""
-    operation = KNOWN_OPERATIONS.get(func)
-    if operation is None:
-        operation = KNOWN_OPERATIONS[func] = _describe(func)
-    return operation
+class _KnownOperations(dict[Callable[..., Any], Operation]):
+    """What is known of each callable, worked out at the first call and remembered."""
+
+    def __missing__(self, func: Callable[..., Any]) -> Operation:
+        operation = self[func] = _describe(func)
+        return operation
 
 
-# Filled as callables are met. These are reported by our patches, and are no functions of torch.
-KNOWN_OPERATIONS: dict[Callable[..., Any], Operation] = {
+# Our patches report these two, which are no functions of torch.
+KNOWN_OPERATIONS = _KnownOperations({
     copy.copy: Operation(copy.copy, "copy", "copy"),
     torch.Tensor: Operation(torch.Tensor, "Tensor", "tensor"),
-}
+})  # fmt: skip
 
 
 @cache

@@ -195,7 +195,7 @@ def _record(
         )
     start = perf_counter()
     try:
-        with recorder.aside():
+        with recorder.unrecorded():
             work = run()
     except BaseException as error:
         recorder.fail(error, operation, args, described, references, frame, observed)
@@ -306,7 +306,7 @@ def record_wait(recorder: Recorder, run: Callable[[], Any], work: Any = None) ->
         )
     start = perf_counter()
     try:
-        with recorder.aside():
+        with recorder.unrecorded():
             result = run()
     except BaseException as error:
         operation = (

@@ -22,7 +22,7 @@ from torchlens._capture.distributed.sharding import (
     BOOKKEEPING,
     GATHERING,
     record_gathering,
-    run_aside,
+    run_unrecorded,
 )
 from torchlens._capture.patches.torch_patches import Patch, opaque, quiet
 from torchlens._recording.operations import named_operation
@@ -118,7 +118,7 @@ def _bookkeeping(owner: Any, name: str) -> Patch:
         tracker = CURRENT.tracker
         if tracker is None or not tracker.recorder.is_on():
             return original(*args, **kwargs)
-        return run_aside(
+        return run_unrecorded(
             tracker.recorder, named_operation(name, original), partial(original, *args, **kwargs)
         )
 

@@ -107,7 +107,7 @@ def record_gathering(recorder: Recorder, group: Any, name: str, run: Callable[[]
     """Runs a method of FSDP that brings the pieces of parameters together, or lets go of what was
     whole.
     """
-    result = run_aside(
+    result = run_unrecorded(
         recorder, named_operation(name, getattr(type(group), name)), run, _freed_by(group, name)
     )
     with torch._C.DisableTorchFunction():
@@ -115,7 +115,7 @@ def record_gathering(recorder: Recorder, group: Any, name: str, run: Callable[[]
     return result
 
 
-def run_aside(
+def run_unrecorded(
     recorder: Recorder,
     operation: Operation,
     run: Callable[[], Any],
@@ -128,7 +128,7 @@ def run_aside(
             recorder.complete()
             recorder.memory.before_free(freed)
     try:
-        with recorder.aside():
+        with recorder.unrecorded():
             return run()
     finally:
         with torch._C.DisableTorchFunction():
@@ -158,7 +158,7 @@ def hand_on(
     """Runs an autograd function that returns the tensors it is given: what it returns are the same
     entries.
     """
-    result = run_aside(recorder, named_operation(function.__name__, function), run)
+    result = run_unrecorded(recorder, named_operation(function.__name__, function), run)
     with torch._C.DisableTorchFunction():
         for (_, given), (_, returned) in zip(
             plain_tensors(args), plain_tensors(result), strict=True
