@@ -306,20 +306,6 @@ def test_limits_of_containers(tmp_path: Path) -> None:
     assert left() == [30, 140]
     write(groups, memory__max=50, memory__current=80)
     assert left() == [30, 140, 0]
-    # Version 1 has a folder for each kind of limit, and a number for none.
-    write(proc / "self", cgroup="5:cpu:/x\n4:memory:/job:7\n0::/")
-    (groups / "memory__max").unlink(missing_ok=True)
-    write(groups, memory__max="max")
-    write(groups / "memory", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=80)
-    assert left() == []
-    stat = "inactive_file 1\ntotal_inactive_file 20"
-    write(
-        groups / "memory" / "job:7",
-        memory__limit_in_bytes=100,
-        memory__usage_in_bytes=60,
-        memory__stat=stat,
-    )
-    assert left() == [60]
 
 
 @needs_linux

@@ -104,8 +104,7 @@ class _Current(threading.local):
     """What the current thread is logging, and who else observes the modules that it calls."""
 
     tracker: ModuleTracker | None = None
-    # Whoever is told, as one. What stands in the class is for threads that have no watcher of their
-    # own.
+    # All watchers of the thread, as one. Class default, for threads without a watcher of their own.
     watcher: Watcher | None = None
     # What the patched `_call_impl` needs beside.
     call_impl = staticmethod(_call_impl)

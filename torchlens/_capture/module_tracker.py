@@ -26,8 +26,8 @@ _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 
 
 def patched_call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """What stands in `nn.Module._call_impl` while anybody logs or measures: as torch's own, and who
-    looks is told.
+    """Replaces the code of `nn.Module._call_impl` while a log or a measurement runs: as torch's
+    own, but it reports to the tracker and the watcher.
 
     It runs among the names of torch's module, into which `_torchlens_current` is put for the time
     being. The module's `forward` is called from here, as torch calls it from here: a model that

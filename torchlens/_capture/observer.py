@@ -50,7 +50,7 @@ class ObservedCall:
     inside: int | None = (
         None  # of an autograd function, which has run: the first row of what it did inside
     )
-    # whether an argument is still being written by a collective that nobody has waited for
+    # whether an argument is still being written by a collective that the model has not waited for
     is_early: bool = False
 
 

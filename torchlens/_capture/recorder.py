@@ -3,7 +3,7 @@
 torch tells a `TorchFunctionMode` of every call that would run an operation, whichever name it was
 called by, and only in the thread that entered the mode. While the recorder handles a call the mode
 is off, so what happens inside the call is part of it. The handler is dull on purpose: look up which
-entries the arguments are, call, append one row. Everything else waits for `graph/`.
+entries the arguments are, call, append one row. Everything else waits for `_graph/`.
 """
 
 import copy
@@ -76,9 +76,7 @@ class Failures:
         kwargs: dict[str, Any] | None = None,
         references: References = (),
     ) -> None:
-        """Takes down a place that `error` came through; of its way out, the innermost, which is
-        told first, stays.
-        """
+        """Notes a place that `error` came through. The innermost, which is noted first, stays."""
         if not self._is_of(error):
             self._error = error
             arguments = describe_arguments(args, kwargs)
@@ -129,11 +127,11 @@ class Recorder(Rows, TorchFunctionMode):
         # True while a Python method of Tensor is being entered whose own operations are to be
         # recorded.
         self.is_inlining = False
-        # Records calls of `Kind.COLLECTIVE`, and which of them nobody has waited for yet: see
+        # Records calls of `Kind.COLLECTIVE`, and those not waited for yet: see
         # `collectives.py`.
         self.on_collective: Callable[..., Any] | None = None
         self.unfinished: list[Any] = []
-        # When to look next at how much is saved, and who does.
+        # When to check next how much is saved, and the function that does.
         self._look_at = math.inf
         self._look: Callable[[Sequence[Tensor]], float] = lambda outside: math.inf
 

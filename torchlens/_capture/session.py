@@ -326,7 +326,7 @@ def finished(result: Any) -> Any:
     """What a model returned, computed to its end: of a generator and its like, the list of what it
     yields.
 
-    A model that streams its output does nothing at all before somebody asks for it.
+    A model that streams its output does nothing at all before the output is read.
     """
     if inspect.isgenerator(result) or isinstance(result, _LAZY):
         return list(result)

@@ -21,7 +21,7 @@ _NAMESPACES = (
 
 
 def argument_names(func: Callable[..., Any]) -> tuple[str, ...]:
-    """`('input', 'weight', ...)`; empty where nobody says."""
+    """`('input', 'weight', ...)`; empty if unknown."""
     try:
         return tuple(inspect.signature(func).parameters)
     except (TypeError, ValueError):  # written in C: ask torch's schemas, then its documentation
@@ -121,7 +121,7 @@ def found_again(reference: Reference) -> Any:
         return StandIn(text, reason, reference)
     try:
         return _at(module, path)
-    except Exception as error:  # whatever the import of somebody else's module may raise
+    except Exception as error:  # the import of a foreign module may raise anything
         reason = (
             f"functions go by name, and this name is not known here ({type(error).__name__}: "
             f"{error})."

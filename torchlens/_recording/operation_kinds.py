@@ -149,7 +149,7 @@ CREATIONS = _words("""
     sparsecsctensor sparsecsrtensor spdiags tensor zero zeros zeroslike
 """)
 
-# Memory that nobody has written to yet: what is in it means nothing.
+# Memory that has not been written to yet: its contents mean nothing.
 UNINITIALISED = _words("""
     empty empty2 emptylike emptypermuted emptyquantized emptystrided new newempty newemptystrided
     resize resizeas

@@ -13,14 +13,6 @@ from typing import Any
 import torch
 
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-# The files of a control group with its limit and its usage, and the entry of `memory.stat` with
-# file cache that the system would give up. By the name of the controller in /proc/self/cgroup:
-# version 2 has none.
-_GROUP_FILES = {
-    "": ("", "memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
-_NO_LIMIT = 2**60  # version 1 reports a little less than 2**63
 
 
 def resident_bytes() -> int | None:
@@ -59,24 +51,25 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _left_by_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """What the memory limits of this process's control group, and of those around it, leave."""
+    """What the memory limits of this process's control group, and of those around it, leave.
+
+    Control groups of version 2; on systems with version 1, their limits are not seen.
+    """
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controller, path = line.split(":", 2)
-        if controller in _GROUP_FILES:
-            folder, *names = _GROUP_FILES[controller]
-            root = groups / folder
-            group = root / path.lstrip("/")
+        if not controller:  # version 2
+            group = groups / path.lstrip("/")
             for parent in (group, *group.parents):
-                if parent.is_relative_to(root):
-                    yield from _left_by_group(parent, *names)
+                if parent.is_relative_to(groups):
+                    yield from _left_by_group(parent)
 
 
-def _left_by_group(
-    folder: Path, limit_name: str, usage_name: str, cache_name: str
-) -> Iterator[int]:
-    limit, usage = _text(folder / limit_name).strip(), _text(folder / usage_name).strip()
-    if limit.isdigit() and usage.isdigit() and int(limit) < _NO_LIMIT:  # else no limit
-        yield max(0, int(limit) - int(usage) + _numbers(folder / "memory.stat").get(cache_name, 0))
+def _left_by_group(folder: Path) -> Iterator[int]:
+    limit = _text(folder / "memory.max").strip()
+    usage = _text(folder / "memory.current").strip()
+    if limit.isdigit() and usage.isdigit():  # else "max", or no such file
+        cached = _numbers(folder / "memory.stat").get("inactive_file", 0)  # given up when needed
+        yield max(0, int(limit) - int(usage) + cached)
 
 
 def _numbers(file: Path) -> dict[str, int]:
@@ -95,6 +88,6 @@ def _text(file: Path) -> str:
         return ""
 
 
-# As long as anything may be: what is read of it, whoever asks for it says. Whoever made the memory
-# must stay alive.
+# Memory from an address on, as an array longer than any. The caller slices what it needs, and keeps
+# the owner of the memory alive.
 memory_at: Callable[[int], Any] = (ctypes.c_char * (1 << 46)).from_address

@@ -227,10 +227,10 @@ class Recording:
     )  # numbers of parameters that were put together from several
     received: set[int] = field(
         default_factory=set
-    )  # entries that came from another process, and from nobody here
+    )  # entries that came from another process, and from no operation here
     sent: set[int] = field(
         default_factory=set
-    )  # entries that went to another process, and to nobody here
+    )  # entries that went to another process, and to no operation here
     framework: str = "torch"  # that ran it, by the name of its package
     is_copy: bool = False  # pickled or copied deeply: its tensors are part of no autograd graph
 

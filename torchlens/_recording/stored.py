@@ -1,7 +1,7 @@
-"""Values that lie in a file until somebody asks for them.
+"""Values that are read from a file on first access.
 
-A recording that was loaded holds one `StoredValue` in place of each tensor. Whoever needs the
-tensor reads it; whoever only asks whether there is one does not.
+A recording that was loaded holds one `StoredValue` in place of each tensor. Code that needs the
+tensor reads it; asking whether there is one does not.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ import torch
 
 
 class StoredValue:
-    """Stands for one value. It has no version, since nobody can write to it."""
+    """Stands for one value. It has no version, since it cannot be written to."""
 
     __slots__ = ()
     _version = -1

@@ -88,7 +88,7 @@ def _children(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _registered_children(tree: Any, node: Any) -> list[tuple[Any, Any]]:
-    """The children of a type that somebody registered with `torch.utils._pytree`: by name where it
+    """The children of a type that is registered with `torch.utils._pytree`: by name where it
     gives any.
     """
     if node.flatten_with_keys_fn is None:

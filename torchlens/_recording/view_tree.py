@@ -66,7 +66,7 @@ class Share(NamedTuple):
     """What the gradient of `read` means for view `entry`, which was made before and looks at
     `region`.
 
-    Of what `read` and the view have in common, the places in `written` hold somebody else's value.
+    Of what `read` and the view have in common, the places in `written` hold another entry's value.
     `part` is where the gradient of `read` has to be cut from, if it comes with that of a base.
     """
 

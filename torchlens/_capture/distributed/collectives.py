@@ -6,7 +6,7 @@ so those are patched (see `distributed_patches.py`), whatever reference a functi
 Their functional relatives, which DTensor is made of (`torch.ops._c10d_functional`), are reported as
 any operation.
 
-All of them only begin the operation: its result is there when somebody has waited for it. Until
+All of them only begin the operation: its result is there after a wait for it. Until
 then its memory may be written at any time. An entry is made when the operation begins, and its
 value is taken when it has been waited for.
 """
@@ -446,7 +446,7 @@ def _ranks(group: Any) -> str:
 
 
 def _num_functional() -> int | None:
-    """How many functional collectives nobody has waited for yet; None if it cannot be told."""
+    """How many functional collectives have not been waited for; None if unknown."""
     count = getattr(torch._C._distributed_c10d, "_get_work_registry_size", None)
     return None if count is None else int(count())
 

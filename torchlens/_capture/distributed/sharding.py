@@ -18,7 +18,7 @@ from torchlens._capture.recorder import Recorder
 from torchlens._recording.operations import Operation, named_operation
 from torchlens._recording.trees import plain_tensors
 
-# By module of torch, which is not imported before somebody uses it: the class whose methods bring
+# By module of torch, which is imported only if it is used: the class whose methods bring
 # pieces together or apart.
 _GROUPS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 GATHERING: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -92,7 +92,7 @@ def _pairs_in(group: Any) -> list[Pair]:
 
 
 def _freed_by(group: Any, method: str) -> list[torch.Tensor]:
-    """Tensors whose memory a method lets go of, whoever looks at it."""
+    """Tensors whose memory a method frees, even if other tensors share it."""
     if method != "reshard":
         return []
     flat = getattr(group, "flat_param", None)

@@ -1,7 +1,7 @@
 """A backward pass that the model runs itself: test-time training, the gradient of an energy, a
 whole training step.
 
-It returns nothing; what it leaves behind is the `.grad` of leaves, which torch reports to nobody.
+It returns nothing; what it leaves behind is the `.grad` of leaves, which torch does not report.
 Each such gradient is an entry of the call, and reads what was differentiated and the leaf.
 """
 

@@ -1,7 +1,7 @@
 """What runs in a backward pass, seen by hooks on the nodes of autograd's graph.
 
 Nodes are numbered in the order in which the forward pass made them: `next_sequence` tells the next
-number of this thread, so whoever notes it before and after a call knows which nodes the call made.
+number of this thread, so noting it before and after a call gives the nodes that the call made.
 Here each node that runs is written down with its number, its time and the backward pass it ran in.
 
 A hook knows nothing of its node but what describes it, and is owned by it alone: the graph goes
@@ -182,7 +182,7 @@ class _Hooks:
         if watch._before is not None:
             try:
                 watch._before(self._info, grad_outputs)
-            except Exception as error:  # whoever looks must not break the backward pass of the user
+            except Exception as error:  # recording must not break the user's backward pass
                 watch._fail(error, self._info)
         self._start_ns = time_ns()
         self._start = perf_counter()

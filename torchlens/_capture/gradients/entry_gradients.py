@@ -145,7 +145,7 @@ class Gradients(dict[int, torch.Tensor]):
 
 
 class TellingWatch(BackwardWatch):
-    """Nobody reads the failures of this one, so it says at once that something is missing."""
+    """The failures of this one are read nowhere, so it warns at once of what is missing."""
 
     def _fail(self, error: Exception, info: NodeInfo) -> None:
         super()._fail(error, info)
@@ -272,7 +272,7 @@ class GradientHooks:
         return self._ends.get((id(node), output)) if self._ends else None
 
     def _own_nodes(self, entry: int, node: Any) -> None:
-        """The nodes from `node` on that nobody owns are the entry's; what they send to ends of the
+        """The nodes from `node` on that have no owner are the entry's; what they send to ends of the
         pass is collected.
         """
         gradients, pending = self.gradients, [node]

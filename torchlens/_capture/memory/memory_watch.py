@@ -141,13 +141,11 @@ def _text(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MB"
 
 
-_FEW = (
-    4 * 2**20
-)  # bytes of values that are held though nobody wants them: to let go of each takes longer
+_FEW = 4 * 2**20  # bytes of values that are held but not wanted: freeing each one takes longer
 
 
 class Outflow(Protocol):
-    """Whoever takes the values."""
+    """Takes the values."""
 
     @property
     def limit(self) -> int:

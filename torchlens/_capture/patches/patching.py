@@ -126,7 +126,7 @@ _before: list[Any] = []  # the setting to give back
 
 
 def is_compiler_there() -> bool:
-    """Whether somebody has imported it."""
+    """Whether it has been imported."""
     return _COMPILER in sys.modules
 
 

@@ -60,9 +60,9 @@ def _patched_operator(name: str) -> Callable[..., Any]:
 
 # -- Python functions of torch
 # ----------------------------------------------------------------------------------------- `F.relu`
-# asks `has_torch_function` whether somebody wants to see the call, and a mode does. Told no, it
+# asks `has_torch_function` whether the call is overridden, and under a mode it is. Told no, it
 # goes on to the operation it is made of, which is what gets logged; and code that takes a fast path
-# only if nobody looks (nn.MultiheadAttention) takes it.
+# only if no mode is active (nn.MultiheadAttention) takes it.
 
 _has_torch_function = torch.overrides.has_torch_function
 _has_torch_function_unary = torch.overrides.has_torch_function_unary
@@ -140,7 +140,7 @@ def _asking(owner: Any, has: Any, unary: Any, variadic: Any) -> list[Patch]:
 
 
 def quiet(owner: Any) -> list[Patch]:
-    """Patches by which functions in `owner` that ask whether somebody is looking are told no."""
+    """Patches by which functions in `owner` find no mode active."""
     return _asking(owner, _quiet_has, _quiet_has_unary, _quiet_has_variadic)
 
 
@@ -248,7 +248,7 @@ def _unlogged(owner: Any, name: str) -> Patch:
     """A patch that lets `owner.name` run unlogged.
 
     Tracers run a function to see what it does, some on tensors without values: that is no part of
-    the pass. And whoever asks a tensor of one trace for its shape while another is made crashes the
+    the pass. And asking a tensor of one trace for its shape while another is made crashes the
     process (`torch.jit.trace`, torch 2.13).
     """
     original = getattr(owner, name)
