@@ -272,7 +272,7 @@ class GradientHooks:
         return self._ends.get((id(node), output)) if self._ends else None
 
     def _own_nodes(self, entry: int, node: Any) -> None:
-        """The nodes from `node` on that have no owner are the entry's; what they send to ends of the
+        """The nodes from `node` on without an owner are the entry's; what they send to ends of the
         pass is collected.
         """
         gradients, pending = self.gradients, [node]
