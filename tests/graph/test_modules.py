@@ -1,6 +1,6 @@
 """Which module calls an entry went into and came out of."""
 
-from torchlens._graph.modules import calls_by_entry
+from torchlens._graph.build import calls_by_entry
 
 
 class Counted(int):

@@ -7,13 +7,6 @@ from typing import Any
 from torchlens._graph.edges import find_edges, order_of_rows
 from torchlens._graph.labels import Layer, number_layers, pass_numbers
 from torchlens._graph.loops import TAKING_A_PART, group_into_layers
-from torchlens._graph.modules import (
-    ModuleTree,
-    call_chains,
-    calls_by_entry,
-    first_exits,
-    module_tree,
-)
 from torchlens._graph.paths import (
     ancestors_of,
     children_of,
@@ -22,9 +15,18 @@ from torchlens._graph.paths import (
     find_conditions,
 )
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
-from torchlens._recording.recording import Recording, Row, located
+from torchlens._recording.recording import ModuleCall, Recording, Row, located
 
 _BOUNDARIES = (INPUT, BUFFER, OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleTree:
+    """The modules that ran, by address: how often, and which ran inside which."""
+
+    num_passes: dict[str, int]
+    children: dict[str, list[str]]
+    top_level: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +264,56 @@ def hashable(arguments: Any) -> Hashable:
     except TypeError:  # slices and lists
         return repr(arguments)
     return arguments
+
+
+# -- modules ---------------------------------------------------------------------------------------
+
+
+def module_tree(calls: Sequence[ModuleCall]) -> ModuleTree:
+    """The modules in order of their first call. The root (call 0) is none of them."""
+    num_passes: dict[str, int] = {}
+    children: dict[str, dict[str, None]] = {"": {}}
+    for call in calls[1:]:
+        num_passes[call.address] = call.pass_num
+        children.setdefault(call.address, {})
+        above = calls[call.parent].address
+        if above != call.address:
+            children[above][call.address] = None
+    return ModuleTree(
+        num_passes,
+        {address: list(below) for address, below in children.items() if address},
+        list(children[""]),
+    )
+
+
+def call_chains(calls: Sequence[ModuleCall]) -> list[tuple[int, ...]]:
+    """For each module call, the calls it is nested in, outermost first, itself last; the root is
+    left out.
+    """
+    chains: list[tuple[int, ...]] = [()]
+    for number, call in enumerate(calls[1:], start=1):
+        chains.append((*chains[call.parent], number))
+    return chains
+
+
+def calls_by_entry(
+    calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]
+) -> dict[int, list[int]]:
+    """For each entry, the module calls it is listed with."""
+    found: dict[int, list[int]] = {}
+    for call, numbers in calls:
+        for number in dict.fromkeys(numbers):
+            entry = entry_of.get(number)
+            if entry is not None:
+                found.setdefault(entry, []).append(call)
+    return found
+
+
+def first_exits(calls: Sequence[tuple[int, list[int]]], entry_of: dict[int, int]) -> dict[int, int]:
+    """For each module call, the first of the entries it returned."""
+    found = {}
+    for call, numbers in calls:
+        entries = [entry_of[number] for number in numbers if number in entry_of]
+        if entries:
+            found[call] = entries[0]
+    return found

@@ -18,9 +18,8 @@ from torchlens._capture.gradients.backward_hooks import NodeRun
 from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._capture.memory.saved_values import version_of
 from torchlens._capture.options import CaptureOptions, Transform
-from torchlens._graph.build import Graph
+from torchlens._graph.build import Graph, ModuleTree
 from torchlens._graph.labels import Layer
-from torchlens._graph.modules import ModuleTree
 from torchlens._history.portable import Packer
 from torchlens._recording.functions import Reference
 from torchlens._recording.operations import Operation
