@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from torchlens._graph.edges import find_edges, order_of_rows
@@ -31,12 +32,12 @@ class ModuleTree:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A forward pass as a graph of entries: one list per fact, index = entry, in the order of the
-    log.
+    """A forward pass as a graph of entries: one list per fact, indexed by entry, in the order of
+    the log.
 
-    The entries are those of the recording that belong to the log; `recorded` has the number of each
-    there, `entry_of` is the way back. `first_exit` has the first tensor each module call returned.
-    `located_reads` (in numbers of the recording) and `is_exact` are from `find_edges`.
+    The entries are the rows of the recording that belong to the log: `recorded` has the number of
+    each row, and `entry_of` is the inverse. `first_exit` has the first tensor that each module call
+    returned. `located_reads` (in numbers of the recording) and `is_exact` are those of `Edges`.
     """
 
     recorded: list[int]
@@ -67,11 +68,11 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What has to be found out about a recording; all else in its graph follows from these and the
-    rows.
+    """The part of a graph that takes analysis; the rest follows from it and from the rows. Trace
+    files store it.
 
-    By entry: its number in the recording, the entries it reads, the first entry of its layer. The
-    rest is as in `Graph`.
+    For each entry: its number in the recording, the entries it reads, the first entry of its layer.
+    The other fields are those of `Graph`.
     """
 
     recorded: list[int]
@@ -102,7 +103,7 @@ def build_graph(recording: Recording) -> Graph:
 
 
 def decided(graph: Graph) -> Decisions:
-    """What `assemble_graph` makes this graph of."""
+    """The decisions that `assemble_graph` makes this graph of."""
     first_of_layer = [graph.layers[layer].entries[0] for layer in graph.layer_of]
     return Decisions(
         graph.recorded, graph.parents, first_of_layer, graph.located_reads, graph.is_exact
@@ -112,19 +113,15 @@ def decided(graph: Graph) -> Decisions:
 def assemble_graph(
     recording: Recording, decisions: Decisions, params: list[tuple[int, ...]] | None = None
 ) -> Graph:
-    """The graph that follows from what was decided. `params`, by entry, where they are known
-    already.
+    """The graph that follows from the decisions. `params` are those of each entry, if already
+    known.
     """
     recorded = decisions.recorded
     entry_of = dict(zip(recorded, range(len(recorded)), strict=True))
     parents = [read if len(read) < 2 else tuple(dict.fromkeys(read)) for read in decisions.reads]
     rows = list(map(recording.rows.__getitem__, recorded))
-    kinds = [row.operation for row in rows]
-    boundaries = [entry for entry, kind in enumerate(kinds) if kind in _BOUNDARIES]
-    inputs, buffers, outputs = (
-        [entry for entry in boundaries if kinds[entry] is kind] for kind in _BOUNDARIES
-    )
-    types = [kind.layer_type for kind in kinds]
+    inputs, buffers, outputs = _boundaries_of(rows)
+    types = [row.operation.layer_type for row in rows]
     layers, layer_of = number_layers(types, decisions.first_of_layer, len(inputs) + len(buffers))
     is_output_ancestor = ancestors_of(outputs, parents)
     booleans = {
@@ -134,8 +131,7 @@ def assemble_graph(
     }
     leads_on = is_output_ancestor
     if recording.returns_data:  # an entry that such data was read from is more than a condition
-        reads = [entry_of[number] for number in recording.reads if number in entry_of]
-        leads_on = ancestors_of([*outputs, *reads], parents)
+        leads_on = ancestors_of([*outputs, *_listed(recording.reads, entry_of)], parents)
     condition_entries, condition_edges = find_conditions(booleans, parents, leads_on)
     return Graph(
         recorded=recorded,
@@ -143,7 +139,7 @@ def assemble_graph(
         parents=parents,
         children=children_of(parents),
         located_reads=decisions.located_reads,
-        params=_params_of_all(rows, len(recording.params)) if params is None else params,
+        params=params or _params_of_all(rows, len(recording.params)),
         layers=layers,
         layer_of=layer_of,
         pass_of=pass_numbers(layers, len(rows)),
@@ -165,6 +161,19 @@ def assemble_graph(
     )
 
 
+def _boundaries_of(rows: Sequence[Row]) -> list[list[int]]:
+    """The inputs, the buffers and the outputs."""
+    found: list[list[int]] = [[], [], []]
+    for entry, row in enumerate(rows):
+        if row.operation in _BOUNDARIES:
+            found[_BOUNDARIES.index(row.operation)].append(entry)
+    return found
+
+
+def _listed(numbers: Iterable[int], entry_of: dict[int, int]) -> list[int]:
+    return [entry_of[number] for number in numbers if number in entry_of]
+
+
 def _num_left_out(rows: Sequence[Row], entry_of: dict[int, int]) -> int:
     if len(entry_of) == len(rows):
         return 0
@@ -176,26 +185,36 @@ def _num_left_out(rows: Sequence[Row], entry_of: dict[int, int]) -> int:
 def _choose_entries(recording: Recording, parents: Sequence[Sequence[int]]) -> list[int]:
     """Inputs first, then the buffers in the order in which they are read, then operations, then
     outputs.
-
-    If no tensor goes in, or none comes out (text, an action), it is unknown which operations belong
-    to that side, and all stay. If a model returns numbers or text beside tensors, the entries that
-    it read them from count as outputs. Tensors received from another process count as inputs, and
-    those sent to one as outputs.
     """
     inputs = list(dict.fromkeys(number for _, number in recording.inputs))
-    outputs = [number for _, number in recording.outputs]
     buffers = {number for _, number in recording.buffers}
-    rows = order_of_rows(recording, parents)
-    operations = [number for number in rows if number >= len(inputs) and number not in buffers]
-    sources, targets = [*inputs, *recording.received], [*outputs, *recording.sent]
-    if sources and targets:
-        taken = (*recording.reads, *recording.booleans) if recording.returns_data else ()
-        belongs = connected(sources, [*targets, *taken], parents)
-        operations = [number for number in operations if belongs[number]]
-    read = dict.fromkeys(
-        [parent for number in operations for parent in parents[number] if parent in buffers]
-    )
-    return [*inputs, *read, *operations]
+    belongs = _connected(recording, inputs, parents)
+    operations = [
+        number
+        for number in order_of_rows(recording, parents)
+        if number >= len(inputs) and number not in buffers and belongs[number]
+    ]
+    read = chain.from_iterable(parents[number] for number in operations)
+    return [*inputs, *filter(buffers.__contains__, dict.fromkeys(read)), *operations]
+
+
+def _connected(
+    recording: Recording, inputs: Sequence[int], parents: Sequence[Sequence[int]]
+) -> list[bool]:
+    """For each row, whether it is connected to an input or output.
+
+    If no tensor goes in, or none comes out (text, an action), every row counts as connected. If a
+    model returns numbers or text beside tensors, the entries that it read them from count as
+    outputs. Tensors received from another process count as inputs, and those sent to one as
+    outputs.
+    """
+    sources = [*inputs, *recording.received]
+    targets = [*(number for _, number in recording.outputs), *recording.sent]
+    if not sources or not targets:
+        return [True] * len(parents)
+    if recording.returns_data:
+        targets += [*recording.reads, *recording.booleans]
+    return connected(sources, targets, parents)
 
 
 def _params_of_all(rows: Sequence[Row], num_params: int) -> list[tuple[int, ...]]:
@@ -244,9 +263,8 @@ def key_of(recording: Recording, row: Row, params: tuple[int, ...]) -> tuple[Has
     """What an operation does: see `loops.py`."""
     name: Hashable = row.operation.name
     if params and recording.joint_params.isdisjoint(params):
-        if (
-            recording.framework != "torch"
-        ):  # where the same primitive also computes a gradient, in another way
+        # In JAX, the same primitive computes gradients too, with other settings.
+        if recording.framework != "torch":
             return row.operation, row.output_index, params, hashable(row.kwargs)
         return name, row.output_index, params
     shapes = tuple(

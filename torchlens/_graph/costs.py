@@ -1,4 +1,4 @@
-"""What the calls of a recording cost, from the shapes that were noted; the formulas are in
+"""The FLOPs of the calls of a recording, computed from the recorded shapes; the formulas are in
 `flops/`.
 """
 
@@ -24,71 +24,68 @@ from torchlens._recording.recording import Recording, Row, located
 _CHECKPOINT = "CheckpointFunctionBackward"
 _PLAIN_SHAPES = frozenset({torch.Size, int, type(None)})
 _NOT_COUNTED = {Counting.FREE: 0, Counting.UNKNOWN: None}
-_NOT_SEEN: Any = object()
+# What an entry sends to the entries that it reads in a backward pass. Inside a custom autograd
+# function, entries have no gradient functions of their own.
+_NOTHING, _GRADIENT, _INSIDE = range(3)
 
 
 def flops_of_all(recording: Recording, rows: Iterable[Row]) -> list[int | None]:
-    """`flops_of` of each row; calls that are the same, as in a loop, are looked at once."""
+    """`flops_of` of each row, computed once for equal calls, as in a loop."""
     known: dict[Hashable, int | None] = {}
-    is_counted: dict[Operation, bool] = {}
+    uncounted: dict[Operation, bool] = {}
     found = []
     for row in rows:
         operation = row.operation
-        if operation not in is_counted:
-            is_free = counting_of(
-                operation.layer_type
-            ) is not Counting.COUNTED and not may_be_registered(operation.func)
-            is_counted[operation] = not is_free
-        key = (
-            _same_cost(recording, row)
-            if is_counted[operation]
-            else (operation, bool(row.output_index))
-        )
+        if operation not in uncounted:
+            uncounted[operation] = _is_uncounted(operation)
+        key = (operation, bool(row.output_index)) if uncounted[operation] else None
+        key = key or _same_cost(recording, row)
         try:
-            cost = known.get(key, _NOT_SEEN)
-        except TypeError:  # a list among the arguments
-            key, cost = None, _NOT_SEEN
-        if cost is _NOT_SEEN:
+            cost = known[key] if key is not None else flops_of(recording, row)
+        except KeyError:
+            cost = known[key] = flops_of(recording, row)
+        except TypeError:  # a list among the arguments has no hash
             cost = flops_of(recording, row)
-            if key is not None:
-                known[key] = cost
         found.append(cost)
     return found
 
 
+def _is_uncounted(operation: Operation) -> bool:
+    """Whether neither torchlens nor torch has a formula for an operation."""
+    counting = counting_of(operation.layer_type)
+    return counting is not Counting.COUNTED and not may_be_registered(operation.func)
+
+
 def _same_cost(recording: Recording, row: Row) -> Hashable | None:
-    """What the cost of a call depends on, which may have no hash; None where that is not told at a
-    glance.
+    """A key that is equal for calls of equal cost; None if the call is too irregular for one.
+
+    It has no hash if there is a list among the arguments.
     """
-    references, rows = row.references, recording.rows
+    references, rows, storages = row.references, recording.rows, recording.storages
     if row.kwargs or type(references) is not tuple:
         return None
-    given = [number for number in references if number is not None and number >= 0]
-    if any(recording.storages[number] < 0 for number in given):
-        return None
-    shapes = [
-        number if number is None or number < 0 else rows[number].shape for number in references
-    ]
+    shapes: list[Any] = [row.shape]
+    for number in references:
+        is_entry = number is not None and number >= 0
+        if is_entry and storages[number] < 0:  # sparse or nested
+            return None
+        shapes.append(rows[number].shape if is_entry else number)
     # Symbolic sizes are in tuples of another type, and equal to the numbers of their example.
-    if not _PLAIN_SHAPES.issuperset(map(type, (row.shape, *shapes))):
+    if not _PLAIN_SHAPES.issuperset(map(type, shapes)):
         return None
-    return row.operation, row.output_index, row.args, row.shape, *shapes
+    return row.operation, row.output_index, row.args, *shapes
 
 
 def flops_of(recording: Recording, row: Row) -> int | None:
-    """Floating-point operations of one call: 0 for one that is free by convention, None where they
-    are not known.
+    """Floating-point operations of one call: 0 if free by convention, None if not known.
 
-    A call with several results is counted at its first.
+    A call with several results is counted at the first of them.
     """
     if row.output_index:
         return 0
     operation = row.operation
-    counting = counting_of(operation.layer_type)
-    if counting is not Counting.COUNTED and not may_be_registered(
-        operation.func
-    ):  # most calls of most models
-        return _NOT_COUNTED[counting]
+    if _is_uncounted(operation):
+        return _NOT_COUNTED[counting_of(operation.layer_type)]
     call = _call_of(recording, row)
     registered = registered_flops(operation.func, call)
     return forward_flops(operation.layer_type, call) if registered is None else registered
@@ -97,14 +94,12 @@ def flops_of(recording: Recording, row: Row) -> int | None:
 def backward_flops_of(
     recording: Recording, graph: Graph, number: int, repeated: Collection[int] = ()
 ) -> int | None:
-    """The same for the part of row `number` in a backward pass that comes by, whether it leads to
-    an output or not.
+    """Floating-point operations of row `number` in a backward pass that reaches it.
 
-    `repeated` are the rows of calls that the backward pass makes again (see
-    `repeated_in_backward`).
+    `repeated` are the rows of calls that the backward pass makes again (`repeated_in_backward`).
     """
     row = recording.rows[number]
-    # What the call was given, and what was written there since.
+    # The arguments, and what was written to their memory since.
     given = (*located(row.references), *graph.located_reads.get(number, ()))
     return 0 if row.output_index else _backward(recording, row, given, repeated)
 
@@ -116,8 +111,8 @@ def reached_backward_flops(
     is_reached: Sequence[bool],
     repeated: Collection[int],
 ) -> list[int | None]:
-    """The same of many in a backward pass from the outputs; 0 where it does not come by
-    (`reached_by_gradients`).
+    """`backward_flops_of` many entries in a backward pass from the outputs; 0 for those that it
+    does not reach (`reached_by_gradients`).
     """
     return [
         _reached_backward_flops(recording, graph, entry, is_reached, repeated) for entry in entries
@@ -136,11 +131,11 @@ def _reached_backward_flops(
     if row.output_index:
         return 0
     if row.output_index is None:
-        comes_by = is_reached[entry]
+        is_any_reached = is_reached[entry]
     else:
         results = (graph.entry_of.get(result) for result in _results_of(recording, number))
-        comes_by = any(result is not None and is_reached[result] for result in results)
-    return backward_flops_of(recording, graph, number, repeated) if comes_by else 0
+        is_any_reached = any(result is not None and is_reached[result] for result in results)
+    return backward_flops_of(recording, graph, number, repeated) if is_any_reached else 0
 
 
 def _backward(
@@ -153,7 +148,7 @@ def _backward(
     if counting is not Counting.COUNTED:
         return _NOT_COUNTED[counting]
     if any(_is_trained_elsewhere(recording, source) for _, source in given):
-        return None  # the shape of that factor was not noted
+        return None  # the shape of that factor was not recorded
     wanting = {location for location, source in given if _wants_grad(recording, source, repeated)}
     return backward_flops(row.operation.layer_type, _call_of(recording, row), wanting)
 
@@ -170,34 +165,30 @@ def _results_of(recording: Recording, number: int) -> Iterator[int]:
 
 
 def reached_by_gradients(recording: Recording, graph: Graph) -> list[bool]:
-    """For each entry, whether a backward pass from the outputs comes by: not past what cannot be
+    """For each entry, whether a backward pass from the outputs reaches it: not past what cannot be
     differentiated.
     """
-    rows = [recording.rows[number] for number in graph.recorded]
-    if not recording.leaves and all(row.gradfunc is None for row in rows):
-        return [False] * len(rows)
     outputs = set(graph.outputs)
-    is_reached = [False] * len(rows)
-    # Inside a custom autograd function, whose operations have no gradient functions of their own.
-    is_inside = [False] * len(rows)
-    for entry in reversed(range(len(rows))):
-        children = graph.children[entry]
-        if rows[entry].gradfunc is None and entry not in outputs:
-            is_inside[entry] = any(
-                is_inside[child] or (is_reached[child] and _ends_custom_function(rows[child]))
-                for child in children
-            )
-        has_gradient = rows[entry].gradfunc is not None or graph.recorded[entry] in recording.leaves
-        is_reached[entry] = (has_gradient and entry in outputs) or any(
-            is_inside[child] or (is_reached[child] and rows[child].gradfunc is not None)
-            for child in children
-        )
+    is_reached = [False] * len(graph.recorded)
+    sends = [_NOTHING] * len(graph.recorded)  # what each entry sends to the entries that it reads
+    for entry in reversed(range(len(graph.recorded))):
+        number = graph.recorded[entry]
+        gradfunc = recording.rows[number].gradfunc
+        received = max(map(sends.__getitem__, graph.children[entry]), default=_NOTHING)
+        if entry in outputs:
+            is_reached[entry] = gradfunc is not None or number in recording.leaves or received > 0
+        else:
+            is_reached[entry] = received > _NOTHING
+            if gradfunc is None and received == _INSIDE:
+                sends[entry] = _INSIDE
+        if is_reached[entry] and gradfunc is not None:
+            sends[entry] = _INSIDE if _is_of_custom_function(gradfunc) else _GRADIENT
     return is_reached
 
 
 def repeated_in_backward(recording: Recording) -> frozenset[int]:
-    """The rows of calls inside reentrant checkpoints: they ran without gradients, and run again
-    with them in backward.
+    """The rows of calls inside reentrant checkpoints: they run without gradients in the forward
+    pass, and again, with gradients, in the backward pass.
     """
     found: set[int] = set()
     pending = [number for number, row in enumerate(recording.rows) if row.gradfunc == _CHECKPOINT]
@@ -210,19 +201,18 @@ def repeated_in_backward(recording: Recording) -> frozenset[int]:
     return frozenset(found)
 
 
-def _ends_custom_function(row: Row) -> bool:
-    """Whether a function written in Python gave the result its gradient function; torch numbers its
-    own (`MmBackward0`).
+def _is_of_custom_function(gradfunc: str) -> bool:
+    """Whether it is the node of a `torch.autograd.Function`; the names of torch's own nodes end in
+    a number (`MmBackward0`).
     """
-    return row.gradfunc is not None and row.gradfunc.endswith("Backward")
+    return gradfunc.endswith("Backward")
 
 
 def _call_of(recording: Recording, row: Row) -> ShapedCall:
     shapes: dict[Location, Shape] = {}
     for location, number in located(row.references):
         if number >= 0:
-            # A tensor without memory of its own is sparse or nested: what it costs is not in its
-            # shape.
+            # A tensor without a storage is sparse or nested: its shape does not tell its cost.
             is_plain = recording.storages[number] >= 0
             shapes[location] = tuple(recording.rows[number].shape) if is_plain else VARYING
         elif -1 - number < len(recording.params):
@@ -231,7 +221,7 @@ def _call_of(recording: Recording, row: Row) -> ShapedCall:
 
 
 def _is_trained_elsewhere(recording: Recording, number: int) -> bool:
-    """Whether gradients are computed for a tensor that is neither the model's nor among its
+    """Whether gradients are computed for a tensor that belongs neither to the model nor to its
     inputs.
     """
     return (
@@ -242,8 +232,8 @@ def _is_trained_elsewhere(recording: Recording, number: int) -> bool:
 
 
 def _wants_grad(recording: Recording, number: int, repeated: Collection[int] = ()) -> bool:
-    """Whether gradients are computed for an entry or parameter; of what backward does again, as it
-    is then.
+    """Whether gradients are computed for an entry or parameter; for a repeated call, whether they
+    are when it is made again.
     """
     if number in repeated:
         sources = _sources_of_repeated(recording, number, repeated)
@@ -253,8 +243,7 @@ def _wants_grad(recording: Recording, number: int, repeated: Collection[int] = (
         if row.gradfunc is not None or number in recording.leaves:
             return True
         given = located(row.references)
-        # Where it returned the very tensor it was given, that has no gradient function if it is an
-        # input or a parameter.
+        # A call that returned its argument has no gradient function if that is a leaf.
         if row.operation.layer_type not in MAY_RETURN_ARGUMENT or not given:
             return False
         number = given[0][1]
@@ -264,7 +253,7 @@ def _wants_grad(recording: Recording, number: int, repeated: Collection[int] = (
 def _sources_of_repeated(
     recording: Recording, number: int, repeated: Collection[int]
 ) -> Iterator[int]:
-    """What the repeated calls that lead to this one read, other than each other."""
+    """The entries and parameters that the repeated calls leading to this one read from outside."""
     pending, seen = [number], {number}
     while pending:
         for _, source in located(recording.rows[pending.pop()].references):

@@ -1,9 +1,8 @@
 """Which entry reads which.
 
 An operation that is given a tensor reads the entry that made it, unless the memory was written
-since: then it reads the writers, each byte's last one. An entry that only looks at memory (a view)
-is read in any case: it is how the reader got there. A view itself reads of the tensor it is made
-from what it looks at, and no more.
+since: then it reads the last writer of each byte. A view is read in any case, because the reader
+got the memory through it. A view itself reads only the part of its base that it shows.
 """
 
 from bisect import bisect_left
@@ -18,12 +17,12 @@ from torchlens._recording.regions import Region
 
 
 class Edges(NamedTuple):
-    """Who reads whom, in numbers of the recording.
+    """Which entry reads which, in numbers of the recording.
 
-    `parents` has for every entry the entries it reads, in the order of its arguments; one read
+    `parents` lists for every entry the entries it reads, in the order of its arguments; one read
     twice is listed twice. `located_reads` has the same with locations, for the entries that read
-    something else than what they were given. Where `is_exact` is False, memory was written in so
-    irregular a way that some may be listed that are not read.
+    something else than what they were given. If `is_exact` is False, memory was written in too
+    irregular a pattern, and `parents` may list entries that are not read.
     """
 
     parents: list[tuple[int, ...]]
@@ -32,22 +31,19 @@ class Edges(NamedTuple):
 
 
 def find_edges(recording: Recording) -> Edges:
-    """Finds whom each entry reads. A recording without writes says so itself."""
-    parents = [_entries_given(row) for row in recording.rows]
+    """Finds what each entry reads: without writes, what it was given."""
+    parents = [tuple(entries_given(row)) for row in recording.rows]
     located_reads: dict[int, list[tuple[Any, int]]] = {}
     if not recording.writes:
         return Edges(parents, located_reads)
     memory = _WrittenMemory(recording)
-    unanswered: list[tuple[int, list[tuple[Any, _Read]]]] = []
-    for entry, row in enumerate(recording.rows):
-        given = located(row.references)
-        if memory.may_differ(given):
-            # A call reads before it makes the first of its results.
-            time = entry - (row.output_index or 0)
-            reads = [(location, memory.read(own, time, entry)) for location, own in given]
-            unanswered.append((entry, reads))
+    unanswered = {
+        entry: memory.reads_of(entry, row)
+        for entry, row in enumerate(recording.rows)
+        if memory.may_differ(row)
+    }
     memory.answer()
-    for entry, reads in unanswered:
+    for entry, reads in unanswered.items():
         read = [(location, source) for location, own in reads for source in memory.sources(own)]
         sources = tuple([source for _, source in read])
         if sources != parents[entry]:
@@ -56,27 +52,27 @@ def find_edges(recording: Recording) -> Edges:
     return Edges(parents, located_reads, memory.is_exact)
 
 
-def _entries_given(row: Row) -> tuple[int, ...]:
+def entries_given(row: Row) -> list[int]:
+    """The entries among the arguments of a call, in their order."""
     references = row.references
     found = references.values() if isinstance(references, dict) else references
-    return tuple([entry for entry in found if entry is not None and entry >= 0])
+    return [entry for entry in found if entry is not None and entry >= 0]
 
 
 class _Read(NamedTuple):
-    """What is read by reading an entry: the entry itself (if it is one), the last writers, or
+    """What is read by reading an argument: its own entry (if it has one), the last writers, or
     both.
     """
 
     own: tuple[int, ...]
-    is_view: bool
-    writers: (
-        Answer | tuple[int, Question] | None
-    )  # a question with the storage that it is about; None if nothing was written
+    is_view: bool = True
+    # Known, or a question about a storage; None if nothing was written.
+    writers: Answer | tuple[int, Question] | None = None
 
 
 class _WrittenMemory:
-    """The storages that were written. What is read of them is asked for all at once, then
-    answered.
+    """The storages that were written. All questions about a storage are collected, then answered
+    together.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -92,36 +88,42 @@ class _WrittenMemory:
         self._questions: dict[int, dict[Question, None]] = {}
         self._answers: dict[int, dict[Question, Answer]] = {}
 
-    def may_differ(self, given: list[tuple[Any, int]]) -> bool:
-        """Whether memory that one of the arguments looks at was ever written."""
-        return any(self._storage_of(argument) in self._writes for _, argument in given)
+    def may_differ(self, row: Row) -> bool:
+        """Whether the memory of one of the arguments was ever written."""
+        return any(self._storage_of(own) in self._writes for _, own in located(row.references))
 
-    def read(self, argument: int, time: int, reader: int) -> _Read:
-        """What entry `reader` reads by reading entry `argument` just before entry `time` was
-        made.
-        """
+    def reads_of(self, entry: int, row: Row) -> list[tuple[Any, _Read]]:
+        """What an entry reads by each argument."""
+        time = entry - (row.output_index or 0)  # a call reads before it makes its first result
+        return [
+            (location, self._read(own, time, entry)) for location, own in located(row.references)
+        ]
+
+    def _read(self, argument: int, time: int, reader: int) -> _Read:
+        """What entry `reader` reads by reading `argument` just before entry `time` was made."""
         own = (argument,) if argument >= 0 else ()
         storage = self._storage_of(argument)
-        writes = self._writes.get(storage, ())
-        num_before = bisect_left(self._times[storage], time) if writes else 0
-        # A buffer was there before the first operation, whenever it was met.
-        is_buffer = argument >= 0 and self._recording.rows[argument].operation is BUFFER
-        since = -1 if is_buffer else argument
+        last = self._last_write(storage, time)
+        # A buffer existed before the first operation, wherever it comes in the recording.
+        since = -1 if own and self._recording.rows[argument].operation is BUFFER else argument
         region = self._region_read(argument, reader, storage)
-        is_written = num_before > 0 and writes[num_before - 1].entry > since
-        if not is_written or region is None or not region.num_elements:
-            return _Read(own, True, None)
-        is_view = argument >= 0 and self._is_view(argument, storage)
-        last = writes[num_before - 1]
+        if last is None or last.entry <= since or region is None or not region.num_elements:
+            return _Read(own)
+        is_view = bool(own) and self._is_view(argument, storage)
         if last.region.covers(region):
             return _Read(own, is_view, Answer((last.entry,), True, True))
         question = Question(region, since, time)
         self._questions.setdefault(storage, {})[question] = None
         return _Read(own, is_view, (storage, question))
 
+    def _last_write(self, storage: int, time: int) -> Write | None:
+        """The last write to a storage before entry `time` was made."""
+        num_before = bisect_left(self._times.get(storage, ()), time)
+        return self._writes[storage][num_before - 1] if num_before else None
+
     def _region_read(self, argument: int, reader: int, storage: int) -> Region | None:
-        """The part of an argument that is read: all, or what a view of it shows. None if it was
-        never seen while its memory was written.
+        """The part of an argument that is read: all of it, or what a view of it shows. None if it
+        is not known, as the memory was never written while it was in use.
         """
         regions = self._recording.regions
         region = regions.get(argument)
@@ -130,7 +132,7 @@ class _WrittenMemory:
         return region
 
     def answer(self) -> None:
-        """Answers what `read` has asked."""
+        """Answers the questions that `reads_of` has collected."""
         for storage, questions in self._questions.items():
             self._answers[storage] = last_writers(self._writes[storage], questions)
             self.is_exact = self.is_exact and all(
@@ -155,7 +157,7 @@ class _WrittenMemory:
         )
 
     def _is_view(self, entry: int, storage: int) -> bool:
-        """Whether the entry looks at memory that something before it made."""
+        """Whether an entry shows memory that an earlier entry made."""
         if self._recording.storages[entry] != storage or (entry, storage) in self._writers:
             return False
         return any(
@@ -169,7 +171,7 @@ class _WrittenMemory:
 
 def order_of_rows(recording: Recording, parents: Sequence[Sequence[int]]) -> list[int]:
     """The rows in an order that is the same in every run: as if each thread had run to its end
-    where it began, except that what a row reads comes before it.
+    when it was started, except that what a row reads comes before it.
     """
     order = in_program_order(recording.branches, len(parents))
     if not recording.branches:
