@@ -59,8 +59,7 @@ class AlikeCalls:
             found[self._is_handed_on(entry)].append(entry)
         return found
 
-    # -- what a call did
-    # ----------------------------------------------------------------------------------------------
+    # -- what a call did ---------------------------------------------------------------------------
 
     def work(self, call: int) -> int:
         """What a call did, as a number that is equal for calls that did the same."""
@@ -107,8 +106,7 @@ class AlikeCalls:
         failure = self._recording.failure
         return failure is not None and call in self._graph.module_chains[failure.module_call]
 
-    # -- how it is read
-    # ----------------------------------------------------------------------------------------------
+    # -- how it is read ----------------------------------------------------------------------------
 
     def _use_of_call(self, call: int) -> list[tuple[int, Hashable, int]]:
         """Everything that is read of a call outside it, and the use that is made of it."""

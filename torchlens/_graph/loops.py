@@ -1,17 +1,16 @@
 """Which operations are passes of one layer.
 
-Two operations are when they do the same thing and belong to a repeated structure. What they do is a
-key: the function and its parameters, or, without parameters, the function, its other arguments, the
-shapes it takes and the module it is called in. Repeated structure shows in two ways, both found in
-near-linear time and joined by union-find:
+Two operations are passes of one layer if they do the same thing and belong to a repeated structure.
+What an operation does is its key: the function and its parameters, or, without parameters, the
+function, its other arguments, the shapes of its inputs and its module. There are two kinds of
+repeated structure; both are found in near-linear time and joined by union-find:
 
-- shared parameters: operations of one key with parameters are passes of one layer; so are, step by
-  step, operations that hang in the same way on passes of one layer (the `relu` after each call of
-  the same `linear`);
+- shared parameters: operations with parameters and equal keys are passes of one layer; so are, step
+  by step, operations that are connected in the same way to passes of one layer (the `relu` after
+  each call of the same `linear`);
 - repetition: the sequence of keys repeats back to back (`add sin add sin ...`), every operation
   reads the counterparts of what its counterpart one period earlier read, and each period reads from
-  the one before it. What repeats may hold what
-  repeats: loops in loops are found from the inside out.
+  the one before it. Nested loops are found from the inside out.
 """
 
 import sys
@@ -22,20 +21,11 @@ from operator import itemgetter
 from torchlens._graph.repeats import Run, UnionFind, next_occurrences, stretches
 from torchlens._recording.operation_kinds import INDEXING
 
-# What a loop does with an index of its own in each step.
+# Operations that take a part of a tensor, in a loop often with another index in each step.
 TAKING_A_PART = INDEXING | {
-    *(
-        "chunk",
-        "getitem",
-        "narrow",
-        "select",
-        "slice",
-        "split",
-        "splitwithsizes",
-        "tensorsplit",
-        "unbind",
-    ),
-}
+    "chunk", "getitem", "narrow", "select", "slice", "split", "splitwithsizes", "tensorsplit",
+    "unbind",
+}  # fmt: skip
 
 
 def group_into_layers(
@@ -47,10 +37,9 @@ def group_into_layers(
 ) -> list[int]:
     """For each operation, in order of execution, the first operation of its layer.
 
-    `kinds` is a coarser key (the function alone). `parents` may name operations before the first
-    (inputs, buffers) by negative numbers. `steps` are keys by which repetition is seen: those of
-    `x[:, t]` are the same for each `t`, so that the operations around it are passes of one layer,
-    though it is not.
+    `kinds` are coarser keys (the function alone). Negative numbers in `parents` are inputs and
+    buffers. `steps` are the keys by which repetition is found: that of `x[:, t]` is the same for
+    each `t`, so that the operations around it become passes of one layer, although it does not.
     """
     groups = UnionFind()
     _join_repetitions(keys, keys if steps is None else steps, parents, groups)
@@ -58,8 +47,7 @@ def group_into_layers(
     return [groups.find(operation) for operation in range(len(keys))]
 
 
-# -- repetition
-# --------------------------------------------------------------------------------------------------
+# -- repetition ------------------------------------------------------------------------------------
 
 
 def _join_repetitions(
@@ -79,8 +67,8 @@ def _join_repetitions(
             for start, end in stretches(steps, period, operations):
                 if end - start >= period:
                     runs += _join_run(start, end, period, keys, parents, groups)
-        # Where each operation comes several times in a loop around loops, that loop does not show
-        # in single operations; but then the inner loops come again, too.
+        # In a loop around loops, where each operation occurs several times, the period of the outer
+        # loop does not show in single operations, but the inner loops repeat.
         new = sorted(set(runs) - known)
         if len(new) < 2:
             return
@@ -89,11 +77,11 @@ def _join_repetitions(
 
 
 def _loops_that_come_again(runs: Sequence[Run], steps: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Operations at the same place of a loop and of the next loop that does the same.
+    """Operations at the same place of a loop and of the next equal loop.
 
-    What comes directly before or after a loop may look like a part of it, once and not the next
-    time. So the first operation of a loop is no reliable place. The first and the last time that
-    the loop does the same from a certain operation on are.
+    An operation directly before or after a loop may look like a part of it at one occurrence and
+    not at another, so the first operation of a loop is not a reliable place. Reliable are the first
+    and the last start of one chosen rotation of its body.
     """
     ends: tuple[list[tuple[int, Hashable]], ...] = [], []
     for run in runs:
@@ -135,13 +123,12 @@ def _join_run(
     parents: Sequence[Sequence[int]],
     groups: UnionFind,
 ) -> list[Run]:
-    """Joins operations one period apart where what they read is one period apart, too. Returns
-    where it did.
+    """Joins operations one period apart if their parents are one period apart, too. Returns the
+    runs.
 
-    What is read from outside says where a loop can begin at the earliest, and what is read from the
-    loop where at the
-    latest: `v = sin(x)` before `for ...: x = sin(x + v)` looks like a part of the loop, but `v` is
-    read by each step.
+    Reads from outside the loop bound its beginning from below, and reads from inside bound it from
+    above: `v = sin(x)` before `for ...: x = sin(x + v)` looks like a part of the loop, but every
+    step reads `v`.
     """
     runs = []
 
@@ -152,14 +139,12 @@ def _join_run(
                     groups.join(operation, operation + period)
             runs.append(Run(start, stop + period, period))
 
-    latest: deque[tuple[int, int]] = (
-        deque()
-    )  # operation, where a loop begins at the latest; the tightest first
+    # Operations, and where a loop with them begins at the latest; the tightest bound first.
+    latest: deque[tuple[int, int]] = deque()
     for operation in range(start, end):
         mine, later = parents[operation], parents[operation + period]
-        if (
-            len(mine) == 1 == len(later) and later[0] == mine[0] + period
-        ):  # most of them: in no time
+        # A fast path for the most frequent case.
+        if len(mine) == 1 == len(later) and later[0] == mine[0] + period:
             first, last = 0, later[0]
         else:
             first, last = _beginnings(mine, later, period)
@@ -182,8 +167,8 @@ def _join_run(
 
 
 def _beginnings(mine: Sequence[int], later: Sequence[int], period: int) -> tuple[int, int]:
-    """Between which operations a loop begins, if what these parents belong to is the same a period
-    later; (0, -1): none.
+    """The first and the last operation at which a loop can begin, given the parents of an operation
+    and of the same one a period later; (0, -1) if there is no such loop.
     """
     if len(mine) != len(later):
         return 0, -1
@@ -193,7 +178,7 @@ def _beginnings(mine: Sequence[int], later: Sequence[int], period: int) -> tuple
             first = max(first, a + 1)
         else:
             last = min(last, b)
-            if b != a + period:  # what a loop starts with
+            if b != a + period:  # the first step reads something else
                 first = max(first, a + 1)
     return first, last
 
@@ -205,8 +190,7 @@ def _reads_previous(start: int, period: int, parents: Sequence[Sequence[int]]) -
     )
 
 
-# -- shared parameters
-# -------------------------------------------------------------------------------------------------
+# -- shared parameters -----------------------------------------------------------------------------
 
 
 def _join_around_parameters(
@@ -216,12 +200,10 @@ def _join_around_parameters(
     parents: Sequence[Sequence[int]],
     groups: UnionFind,
 ) -> None:
-    """Joins operations that share parameters, and, step by step, their neighbours alike."""
-    sharing: dict[Hashable, list[int]] = {}
-    for operation, key in enumerate(keys):
-        if has_params[operation]:
-            sharing.setdefault(key, []).append(operation)
-    pending = [operations for operations in sharing.values() if len(operations) > 1]
+    """Joins operations that share parameters and then, step by step, those of their neighbours that
+    do the same.
+    """
+    pending = _sharing_parameters(keys, has_params)
     if not pending:
         return
     children = _children_with_positions(parents)
@@ -238,14 +220,23 @@ def _join_around_parameters(
             candidates = sorted({operation for operation in found if not has_params[operation]})
             for alike in _split_by_origin(candidates, kinds, parents, operations):
                 groups.join_all(alike)
-                # Each growth starts from an operation that none started from yet.
+                # Continue only from groups with an operation that was not a start before.
                 if len(alike) > 1 and not grown_from.issuperset(alike):
                     grown_from.update(alike)
                     pending.append(alike)
 
 
+def _sharing_parameters(keys: Sequence[Hashable], has_params: Sequence[bool]) -> list[list[int]]:
+    """Groups of at least two operations with the same parameters."""
+    sharing: dict[Hashable, list[int]] = {}
+    for operation, key in enumerate(keys):
+        if has_params[operation]:
+            sharing.setdefault(key, []).append(operation)
+    return [operations for operations in sharing.values() if len(operations) > 1]
+
+
 def _children_with_positions(parents: Sequence[Sequence[int]]) -> list[list[tuple[int, int]]]:
-    """For each operation, those that read it, and as which argument."""
+    """For each operation, the argument position and the operation of each read of it."""
     children: list[list[tuple[int, int]]] = [[] for _ in parents]
     for operation, own in enumerate(parents):
         for position, parent in enumerate(own):
@@ -259,8 +250,8 @@ def _children_by_role(
     children: Sequence[Sequence[tuple[int, int]]],
     keys: Sequence[Hashable],
 ) -> dict[Hashable, list[int]]:
-    """Children of the passes of a layer, by what they do, the argument they take it as, and their
-    place among those.
+    """Children of the passes of a layer, by what they do, the position of the argument, and their
+    number among the children alike.
     """
     roles: dict[Hashable, list[int]] = {}
     for operation in operations:
@@ -289,10 +280,10 @@ def _split_by_origin(
     parents: Sequence[Sequence[int]],
     via: Sequence[int],
 ) -> list[list[int]]:
-    """Splits operations that combine several tensors by where those come from: `x + attention(x)`
-    is not `+ mlp(x)`.
+    """Splits operations that combine several tensors by the origin of those: `x + attention(x)` is
+    not `+ mlp(x)`.
 
-    What a loop starts with may come from elsewhere than what it goes on with.
+    The first step of a loop may have another origin than the later ones.
     """
     if not candidates or all(len(parents[operation]) < 2 for operation in candidates):
         return [candidates]
@@ -315,7 +306,7 @@ def _split_by_origin(
 def _with_first_step(
     split: list[list[int]], first: int, parents: Sequence[Sequence[int]]
 ) -> list[list[int]]:
-    """Puts the first operation, if it is alone, to those that go on with the loop it starts."""
+    """Adds the first operation, if it is alone, to the later steps of the loop that it starts."""
     following = next((members for members in split if members[0] != first), None)
     if [first] not in split or following is None or not _starts_loop(first, following[0], parents):
         return split
@@ -324,8 +315,8 @@ def _with_first_step(
 
 
 def _starts_loop(first: int, second: int, parents: Sequence[Sequence[int]]) -> bool:
-    """Whether where the two read different things, the second reads what the first led to, or was
-    given.
+    """Whether wherever the two operations read different things, the second reads an argument of
+    the first or something computed from the first.
     """
     if len(parents[first]) != len(parents[second]):
         return False

@@ -83,28 +83,36 @@ def find_runs(
 ) -> list[Run]:
     """Runs that do not overlap, from left to right: at each start the one that covers most.
 
-    `fewest(start, stop)` says how often the elements from `start` to `stop` must come in a row.
+    `fewest(start, stop)` is how often the elements from `start` to `stop` must come in a row.
     """
-    covering: dict[int, list[tuple[int, int, int]]] = {}  # start → (stop, start, period)
-    for period in range(1, min(longest_period, len(keys) // 2) + 1):
-        again = (at for at in range(len(keys) - period) if keys[at] == keys[at + period])
-        for start, end in stretches(keys, period, again):
-            if end - start >= period:
-                covering.setdefault(start, []).append((end, start, period))
+    covering = _repeated_stretches(keys, longest_period)
     found: list[Run] = []
-    open_now: list[tuple[int, int, int]] = []
+    open_now: list[tuple[int, int]] = []
     at = 0
     for place in range(len(keys)):
         open_now += covering.get(place, ())
         if place < at or not open_now:
             continue
-        open_now = [one for one in open_now if one[0] >= place + one[2]]
+        open_now = [(end, period) for end, period in open_now if end >= place + period]
         runs = [
             Run(place, place + (1 + (end - place) // period) * period, period)
-            for end, _, period in open_now
+            for end, period in open_now
         ]
         runs = [run for run in runs if run.times >= fewest(place, place + run.period)]
         if runs:
             found.append(max(runs, key=lambda run: (run.stop, -run.period)))
             at = found[-1].stop
+    return found
+
+
+def _repeated_stretches(
+    keys: Sequence[Hashable], longest_period: int
+) -> dict[int, list[tuple[int, int]]]:
+    """Start → (end, period) of each stretch in which every key comes again after the period."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for period in range(1, min(longest_period, len(keys) // 2) + 1):
+        again = (at for at in range(len(keys) - period) if keys[at] == keys[at + period])
+        for start, end in stretches(keys, period, again):
+            if end - start >= period:
+                found.setdefault(start, []).append((end, period))
     return found

@@ -1,9 +1,9 @@
-"""What a rolled picture shows as one: the passes of a layer, and what each step of a loop does with
-an index of its own.
+"""Groups the entries that a rolled picture shows as one node: the passes of a layer, and the
+operations that every step of a loop does with its own index.
 
-`x[:, t]` in a loop is a layer of its own for each `t`, since the argument differs. So that a
-picture does not have fifty slices, those in the same relation to the passes of one layer are
-rolled together: each reads, or is read by, other passes.
+`x[:, t]` in a loop is a separate layer for each `t`, because the argument differs. To avoid a
+picture of fifty slices, slices with the same relation to the passes of one layer are rolled
+together, if each reads, or is read by, other passes.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -14,15 +14,15 @@ from torchlens._graph.build import Graph
 from torchlens._graph.loops import TAKING_A_PART
 from torchlens._recording.recording import Recording, Row
 
-# What takes a part is rolled wherever it stands; anything else only where it comes from the same
-# place in the code.
+# Slices and the like are rolled from two on; other operations from this many on, and only if they
+# come from the same source line.
 _FEWEST_OTHERS = 3
-_MOST_ROUNDS = 4  # each round rolls what is one operation further away
+_MOST_ROUNDS = 4  # each round rolls operations that are one step further away
 
 
 class _Role(NamedTuple):
-    """How an operation stands to the passes of one layer, the anchor: what it does, where, and on
-    which side.
+    """The relation of an operation to the passes of one layer, the anchor: what it does, where, and
+    on which side.
     """
 
     name: str
@@ -34,8 +34,8 @@ class _Role(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """For each entry the first entry of those it is rolled with, which of them it is (from 1), and
-    how many they are.
+    """For each entry: the first entry of its group, its number in the group (from 1), and the size
+    of the group.
     """
 
     first_of: list[int]
@@ -44,7 +44,7 @@ class Rolled:
 
 
 def roll(recording: Recording, graph: Graph) -> Rolled:
-    """What to show as one. Layers stay together; some are joined."""
+    """The groups to show as one node: layers, some of them joined."""
     group_of = list(graph.layer_of)
     members = {number: list(layer.entries) for number, layer in enumerate(graph.layers)}
     if any(len(own) > 1 for own in members.values()):
@@ -97,16 +97,12 @@ def _groups_around(
     members: dict[int, list[int]],
     candidates: set[int],
 ) -> dict[_Role, dict[int, list[int]]]:
-    """Role → group → the numbers, among the members of the anchor, of those next to the group.
+    """Role → group → the numbers, among the members of the anchor, of the neighbours of the group.
 
     An anchor has at least twice as many members as the group.
     """
-    rank = {
-        entry: number
-        for own in members.values()
-        if len(own) > 1
-        for number, entry in enumerate(own)
-    }
+    several = [own for own in members.values() if len(own) > 1]
+    rank = {entry: number for own in several for number, entry in enumerate(own)}
     largest = max(map(len, members.values()))
     around: dict[_Role, dict[int, list[int]]] = {}
     for group in sorted(candidates & members.keys()):
@@ -115,8 +111,10 @@ def _groups_around(
             continue
         for entry in members[group]:
             row = recording.rows[graph.recorded[entry]]
-            next_to = [(True, parent) for parent in graph.parents[entry]]
-            next_to += [(False, child) for child in graph.children[entry]]
+            parents, children = graph.parents[entry], graph.children[entry]
+            next_to = [(True, parent) for parent in parents] + [
+                (False, child) for child in children
+            ]
             for is_below, neighbour in next_to:
                 anchor = group_of[neighbour]
                 if neighbour in rank and anchor != group and len(members[anchor]) >= 2 * size:
@@ -134,7 +132,7 @@ def _role(recording: Recording, row: Row, anchor: int, is_below: bool) -> _Role:
 
 
 def _apart(ranks: Iterable[Sequence[int]]) -> bool:
-    """Whether no pass of the layer has two of the groups as neighbours."""
+    """Whether no pass of the anchor is a neighbour of two of the groups."""
     seen: set[int] = set()
     for own in ranks:
         if not seen.isdisjoint(own):

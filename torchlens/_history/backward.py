@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,17 +13,17 @@ from torchlens._history.log import Log
 
 @dataclass(frozen=True, slots=True)
 class BackwardPass:
-    """One backward pass: which layers it went through, in order, and how long each took."""
+    """One backward pass: the layers it reached, in order, and the time of each."""
 
     number: int
-    seconds: float  # from the start of the first node of the log to the end of the last
+    seconds: float  # from the start of the log's first node to the end of its last
     num_nodes: int
     layer_seconds: dict[str, float]
     layer_order: list[str]
-    nodes_outside: (
-        dict[str, int] | None
-    )  # autograd's nodes outside the model and how often each ran; None if not logged
-    seconds_outside: float | None
+    # Names of autograd's nodes outside the model, and how often each ran. None unless the pass was
+    # run by `log_backward`.
+    nodes_outside: dict[str, int] | None = None
+    seconds_outside: float | None = None
 
     def __str__(self) -> str:
         text = (
@@ -40,43 +40,47 @@ class BackwardPass:
 
 @dataclass(frozen=True, slots=True)
 class BackwardTimes:
-    """Seconds and place in the order, by entry, over all backward passes."""
+    """By entry: its seconds, summed over all backward passes, and its place in the order of the
+    last one.
+    """
 
     seconds: dict[int, float]
     order: dict[int, int]
 
 
 def backward_passes(log: Log) -> list[BackwardPass]:
-    """The backward passes that went through the log, in order."""
+    """The backward passes through the log, in order."""
     gradients = log.recording.gradients
     if not isinstance(gradients, Gradients):
         return []
     found = []
-    orders = _orders(log, gradients)
-    outside_of = _by_pass(gradients.outside)
+    orders, outside = _orders(log, gradients), _by_pass(gradients.outside)
     for number, (task, runs) in enumerate(_by_pass(gradients.watch.runs).items(), start=1):
         seconds = _call_seconds(log, gradients, runs)
         arrived = orders.get(task, [])
-        outside = outside_of.get(task, [])
-        names = Counter(run.name for run in outside)
-        found.append(
-            BackwardPass(
-                number=number,
-                seconds=max(run.end for run in runs) - min(run.start for run in runs),
-                num_nodes=len(runs),
-                layer_seconds={
-                    log.label(entry): seconds[entry] for entry in arrived if entry in seconds
-                },
-                layer_order=[log.label(entry) for entry in arrived],
-                nodes_outside=dict(names) if outside else None,
-                seconds_outside=sum(run.end - run.start for run in outside) if outside else None,
-            )
+        made = BackwardPass(
+            number=number,
+            seconds=max(run.end for run in runs) - min(run.start for run in runs),
+            num_nodes=len(runs),
+            layer_seconds={
+                log.label(entry): seconds[entry] for entry in arrived if entry in seconds
+            },
+            layer_order=log.labels(arrived),
         )
+        found.append(_with_nodes_outside(made, outside[task]) if task in outside else made)
     return found
 
 
+def _with_nodes_outside(made: BackwardPass, runs: list[NodeRun]) -> BackwardPass:
+    return replace(
+        made,
+        nodes_outside=dict(Counter(run.name for run in runs)),
+        seconds_outside=sum(run.end - run.start for run in runs),
+    )
+
+
 def backward_times(log: Log) -> BackwardTimes:
-    """Seconds (summed) and order (in the last pass that reached it) of each entry."""
+    """The backward times of all entries, computed once for each state of the recording."""
     gradients = log.recording.gradients
     found = BackwardTimes({}, {})
     if not isinstance(gradients, Gradients) or not gradients.watch.runs:
@@ -97,7 +101,7 @@ def backward_times(log: Log) -> BackwardTimes:
 
 
 def parameter_gradients(log: Log) -> dict[int, torch.Tensor]:
-    """What the entries of the log sent to each parameter, by its number."""
+    """By number of a parameter: the gradient that the entries of the log sent to it."""
     gradients = log.recording.gradients
     if not isinstance(gradients, Gradients):
         return {}
@@ -105,7 +109,7 @@ def parameter_gradients(log: Log) -> dict[int, torch.Tensor]:
         run.task in gradients.complete for run in gradients.watch.runs
     ):
         return gradients.parameters
-    # What was sent to them out of sight, from inside a checkpoint, is missing.
+    # The gradients that a checkpoint sent to these parameters were not seen.
     hidden = {
         number
         for entry, own in enumerate(log.graph.params)
@@ -127,20 +131,20 @@ def _by_pass(runs: Iterable[NodeRun]) -> dict[int, list[NodeRun]]:
 
 
 def _orders(log: Log, gradients: Gradients) -> dict[int, list[int]]:
-    """Of each pass, the entries in the order in which their gradients were complete."""
+    """For each pass, the entries in the order in which their gradients were complete."""
     entry_of = log.graph.entry_of
     found: dict[int, dict[int, None]] = {}
     for task, number in gradients.arrivals:
         arrived = found.setdefault(task, {})
-        arrived.pop(number, None)  # what arrives again was not complete before
+        arrived.pop(number, None)  # a gradient that gets another part was not complete
         if number in entry_of:
             arrived[number] = None
     return {task: [entry_of[number] for number in arrived] for task, arrived in found.items()}
 
 
 def _call_seconds(log: Log, gradients: Gradients, runs: Iterable[NodeRun]) -> dict[int, float]:
-    """Seconds of each entry; results of one call share them. Missing where nodes may belong to
-    another.
+    """Seconds of each entry; all results of a call have those of the call. Entries whose nodes may
+    belong to another entry are left out.
     """
     rows, entry_of = log.recording.rows, log.graph.entry_of
     of_call: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Running a backward pass through a log, and collecting all of it."""
+"""Runs a backward pass and records it: gradients, times and order of the entries of a log."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,6 +17,7 @@ from torchlens._capture.gradients.backward_hooks import (
     sequence_of,
 )
 from torchlens._capture.gradients.entry_gradients import GradientHooks, Gradients, TellingWatch
+from torchlens._graph.edges import entries_given
 from torchlens._history.log import Log
 from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.operations import BUFFER, INPUT
@@ -34,7 +35,7 @@ def log_backward(
     inputs: Any,
     has_transform: bool,
 ) -> None:
-    """Runs `loss.backward(...)` and has the log collect what it does."""
+    """Runs `loss.backward(...)` and records it in the log."""
     _check_loss(loss, log)
     user = object()
     gradients = _recorded_gradients(log.recording, has_transform)
@@ -78,8 +79,8 @@ def _run(backward: Callable[[], None], gradients: Gradients, targets: Sequence[A
 
 
 class _Ends:
-    """Tensors of the log that a backward pass is asked to end at: their nodes do not run, so the
-    tensors are watched.
+    """The tensors of the log that are `inputs` of a backward pass: it ends before their nodes run,
+    so hooks on the tensors collect their gradients.
     """
 
     def __init__(self, gradients: Gradients, targets: Sequence[Any]) -> None:
@@ -98,7 +99,7 @@ class _Ends:
         self._found.append((number, output, gradient, torch._C._current_graph_task_id()))
 
     def settle(self, runs: Sequence[NodeRun]) -> None:
-        """The pass is over: what did not go on ended here."""
+        """After the pass: collects the gradients of the nodes that did not run."""
         ran = {run.number for run in runs}
         for number, output, gradient, task in self._found:
             if number not in ran:
@@ -110,11 +111,11 @@ class _Ends:
 
 
 class _HiddenPasses:
-    """Backward passes that a function of autograd runs inside this one, as a reentrant checkpoint
+    """Backward passes that an autograd function runs inside this one, as a reentrant checkpoint
     does.
 
-    What they send to parameters is collected at the parameters, which get it from nodes that did
-    not exist before.
+    Their nodes do not exist before the pass, so the gradients that they send to parameters are
+    collected at the parameters.
     """
 
     def __init__(self, recording: Recording, gradients: Gradients, outside: BackwardWatch) -> None:
@@ -127,11 +128,11 @@ class _HiddenPasses:
             if parameter.requires_grad and parameter.is_leaf
         ]
         self._watch: BackwardWatch | None = None
-        self._nodes: list[Any] = []  # kept, so that the passes inside use these very nodes
+        self._nodes: list[Any] = []  # kept alive, so that the inner passes use the same nodes
         self._num_runs = len(gradients.watch.runs)
 
     def begin(self) -> None:
-        """Such a function may be in the graph."""
+        """Watches the parameters, when the graph may contain such a function."""
         if self._watch is None:
             self._watch = TellingWatch(before=self._collect)
             self._nodes = list(map(accumulating_node, self._params))
@@ -139,8 +140,7 @@ class _HiddenPasses:
                 self._watch.watch_node(node)
 
     def _collect(self, info: NodeInfo, gradients: tuple[Any, ...]) -> None:
-        # Whatever has run so far, the node of the loss for one, ran in the pass that this one is
-        # inside of.
+        # The first node that ran, usually that of the loss, belongs to the outer pass.
         runs = (
             self._outside.runs[:1]
             or self._gradients.watch.runs[self._num_runs : self._num_runs + 1]
@@ -183,9 +183,7 @@ def _output_label(log: Log) -> str:
 
 
 def _recorded_gradients(recording: Recording, has_transform: bool) -> Gradients:
-    """The gradients of a log: those of every backward pass, or ones made for those that are
-    logged.
-    """
+    """The gradients of a log, which without `save_gradients=True` are made now."""
     if isinstance(recording.gradients, Gradients):
         return recording.gradients
     if has_transform or not any(isinstance(value, torch.Tensor) for value in recording.values):
@@ -210,7 +208,7 @@ def _recorded_gradients(recording: Recording, has_transform: bool) -> Gradients:
 def _watch_outside(
     loss: torch.Tensor, gradients: Gradients, outside: BackwardWatch, hidden: _HiddenPasses
 ) -> bool:
-    """Watches the nodes on the way from `loss` that are not the log's; whether any are."""
+    """Watches the nodes between `loss` and the log; returns whether `loss` leads to the log."""
     is_inside = False
     pending = [node_of(loss)]
     seen: dict[int, Any] = {}
@@ -231,13 +229,13 @@ def _watch_outside(
 
 # -- finding the nodes of an ordinary log ----------------------------------------------------------
 #
-# A saved value is the tensor that an entry made, or a copy taken while it still was: either leads
-# to the node. Where memory was written in place and seen through several views, it may lead to
-# another node; such entries are left out.
+# A saved value is the tensor that an entry made, or a copy of it taken before it changed: both lead
+# to the node. If memory was written in place and has several views, the tensor may lead to another
+# node; such entries are left out.
 
 
 def gradients_of_saved(recording: Recording) -> Gradients:
-    """Gradients of every entry whose node can be found; they are paused."""
+    """Watches every entry whose node can be found; returns their gradients, paused."""
     hooks = GradientHooks()
     hooks.gradients.watch.is_paused = True
     for number, parameter in enumerate(recording.params):
@@ -253,20 +251,16 @@ def gradients_of_saved(recording: Recording) -> Gradients:
 def _watch_entries(recording: Recording, hooks: GradientHooks) -> None:
     slices = {part.entry: part for part in recording.slices}
     owners, found = hooks.gradients.owners, set[int]()
-    has_gap = False  # whether an entry between the last one that was found and this one was not
+    has_gap = False  # whether an entry was not found since the last one that was
     for number, row in enumerate(recording.rows):
         if number in recording.hidden_writes and row.output_index is not None:
-            hooks.note_written_together(number, _references(row))
+            hooks.note_written_together(number, entries_given(row))
         part = slices.get(number)
-        place = _place_of(recording, number, row) if part is None else (part.node, 0)
-        if place is None:
-            if row.gradfunc is not None:
-                has_gap = True
-                if hooks.views.is_view(number):
-                    hooks.views.note_lost(number)
+        node, output = _place_of(recording, number, row) if part is None else (part.node, 0)
+        if node is None:
+            has_gap = _note_not_found(row, number, hooks) or has_gap
             continue
         found.add(number)
-        node, output = place
         if row.operation in (INPUT, BUFFER):
             hooks.watch_end(number, node, output)
             continue
@@ -282,56 +276,63 @@ def _watch_entries(recording: Recording, hooks: GradientHooks) -> None:
             hooks.owning_from = max(hooks.owning_from, sequence_of(node) + 1)
 
 
-def _place_of(recording: Recording, number: int, row: Row) -> tuple[Any, int] | None:
-    """The node that made a saved value, and which of its outputs it is."""
+def _note_not_found(row: Row, number: int, hooks: GradientHooks) -> bool:
+    """Notes that the node of an entry cannot be found; whether it has one."""
+    if row.gradfunc is None:
+        return False
+    if hooks.views.is_view(number):
+        hooks.views.note_lost(number)
+    return True
+
+
+def _place_of(recording: Recording, number: int, row: Row) -> tuple[Any, int]:
+    """The node that made a saved value, and which of its outputs it is; None if not found."""
     value = recording.values[number]
     if number in recording.hidden_writes or not isinstance(value, torch.Tensor):
-        return None
+        return None, 0
     if not value.requires_grad:
-        return None
+        return None, 0
     node, output = node_of(value), value.output_nr
     if node is None:
         node, output = accumulating_node(value), 0
     elif number in recording.copies:
         node, output = node.next_functions[0]
     if node is None or (sequence_of(node) >= 0 and type(node).__name__ != row.gradfunc):
-        return None
+        return None, 0
     return node, output
 
 
 def accumulating_node(leaf: torch.Tensor) -> Any:
-    """The node that accumulates the gradient of a leaf; autograd shows it only to a reader."""
+    """The node that accumulates the gradient of a leaf; only a node that reads the leaf leads to
+    it.
+    """
     with torch.enable_grad():
         return leaf.view_as(leaf).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 def _add_views(recording: Recording, views: ViewTree) -> None:
-    """Adds the entries that are views, and their reads that cannot be watched.
-
-    autograd gives a view another node when it is read after its memory was written, and that node
-    cannot be found.
+    """Adds the entries that are views, and the reads of them that cannot be watched: autograd gives
+    a view that is read after its memory was written another node, which cannot be found.
     """
     for write in recording.writes:
         views.note_write(write.entry, write.storage, write.region)
     writers = {(write.entry, write.storage) for write in recording.writes}
-    # The first entry on each storage; -1 for storages that were there before.
-    first_on: dict[int, int] = dict.fromkeys(recording.outside_storages, -1)
-    unknown = [part.entry for part in recording.slices if not part.is_base_known]
-    first_on.update({recording.storages[entry]: -1 for entry in unknown})
+    known = _known_storages(recording)
     for number, row in enumerate(recording.rows):
         storage, region = recording.storages[number], recording.regions.get(number)
-        is_first = first_on.setdefault(storage, number) == number
         is_writer = (number, storage) in writers
-        for read in _references(row):
-            # A write through the view itself is collected at its base.
-            is_collected = is_writer and recording.storages[read] == storage
-            if not is_collected and views.is_view(read) and views.is_written_between(read, number):
+        on_same = [read for read in entries_given(row) if recording.storages[read] == storage]
+        # A write through the view itself is collected at its base.
+        collected = on_same if is_writer else []
+        for read in set(entries_given(row)).difference(collected):
+            if views.is_view(read) and views.is_written_between(read, number):
                 views.note_missed_read(read, number)
-        if region is not None and not is_first and not is_writer:
-            parents = (read for read in _references(row) if recording.storages[read] == storage)
-            views.add(number, next(parents, None), storage, region)
+        if region is not None and storage in known and not is_writer:
+            views.add(number, on_same[0] if on_same else None, storage, region)
+        known.add(storage)
 
 
-def _references(row: Row) -> list[int]:
-    references = row.references.values() if isinstance(row.references, dict) else row.references
-    return [number for number in references if number is not None and number >= 0]
+def _known_storages(recording: Recording) -> set[int]:
+    """The storages that existed before the first entry on them."""
+    unknown = [part.entry for part in recording.slices if not part.is_base_known]
+    return {*recording.outside_storages, *(recording.storages[entry] for entry in unknown)}

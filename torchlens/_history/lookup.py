@@ -1,8 +1,8 @@
-"""From what a user types to an entry, and what to say if there is none."""
+"""Finds the entry that a key means; if there is none, the error names the closest keys."""
 
 import difflib
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 
@@ -12,7 +12,7 @@ from torchlens._text.wording import got, is_whole
 
 
 def lookup_keys(log: Log, entry: int) -> list[int | str]:
-    """Every key that finds exactly this entry: ordinals, labels, the modules it comes out of,
+    """Every key that finds exactly this entry: ordinals, labels, modules that return it,
     addresses.
     """
     position = bisect_left(log.visible, entry)
@@ -32,7 +32,7 @@ def lookup_keys(log: Log, entry: int) -> list[int | str]:
 
 
 class Lookup:
-    """All the keys of a log. They are many: the table of them is made when a key is no plain
+    """All the keys of a log. The table of them is large, and is built when a key is not a plain
     label.
     """
 
@@ -48,29 +48,36 @@ class Lookup:
         table: dict[str, list[int]] = {}
         visible = set(self._log.visible)
 
-        def add(key: str, entry: int) -> None:
-            found = table.setdefault(key, [])
-            if entry in visible and entry not in found[-1:]:
-                found.append(entry)
+        def add(keys: Iterable[tuple[str, int]]) -> None:
+            for key, entry in keys:
+                if entry in visible:
+                    found = table.setdefault(key, [])
+                    if entry not in found[-1:]:
+                        found.append(entry)
 
+        add(self._label_keys())
+        labels = set(table)
+        # A label wins over a module of the same name.
+        add((key, entry) for key, entry in self._module_keys() if key not in labels)
+        addresses = self._log.boundary_addresses
+        add((address, entry) for entry, own in addresses.items() for address in own)
+        return table
+
+    def _label_keys(self) -> Iterator[tuple[str, int]]:
         for layer in self._log.graph.layers:
             for label in (layer.label, layer.label_short):
                 for number, entry in enumerate(layer.entries, start=1):
-                    add(label, entry)
-                    add(f"{label}:{number}", entry)
-        labels = {key for key, entries in table.items() if entries}
+                    yield label, entry
+                    yield f"{label}:{number}", entry
+
+    def _module_keys(self) -> Iterator[tuple[str, int]]:
         for call, entry in self._log.graph.first_exit.items():
-            for key in (self._log.module_call_addresses[call], self._log.module_pass(call)):
-                if key not in labels:  # a label wins over a module of the same name
-                    add(key, entry)
-        for entry, addresses in self._log.boundary_addresses.items():
-            for address in addresses:
-                add(address, entry)
-        return {key: entries for key, entries in table.items() if entries}
+            yield self._log.module_call_addresses[call], entry
+            yield self._log.module_pass(call), entry
 
     @cached_property
     def _layers(self) -> dict[str, int]:
-        """The layers by the labels that mean nothing else."""
+        """The layers by label, without the labels that mean something else as well."""
         full = {label: number for number, label in enumerate(self._log.layer_labels)}
         short = {layer.label_short: number for number, layer in enumerate(self._log.graph.layers)}
         found = full | short
@@ -84,7 +91,7 @@ class Lookup:
         return found
 
     def _labelled(self, key: str) -> int | None:
-        """The entry with this label, if the key can mean nothing else."""
+        """The entry with this label; None if the key may mean something else."""
         label, colon, pass_text = key.rpartition(":")
         if not colon:
             label, pass_text = key, "1"
@@ -121,7 +128,7 @@ class Lookup:
         return found[0]
 
     def _not_one(self, key: str, found: list[int]) -> str:
-        """What to say of a key that means no entry, or several."""
+        """The message for a key that means no entry, or several."""
         if not found:
             return f"No layer {key!r}. {self._closest(key)}"
         labels = list(map(self._log.label, found))
@@ -132,9 +139,7 @@ class Lookup:
         return f"{key!r} is part of {len(found)} labels; say which: {_listed(labels)}."
 
     def many(self, key: int | str) -> list[int]:
-        """All entries that `key` means: every pass of a bare name, every key it is a substring
-        of.
-        """
+        """All entries that `key` means: all passes of a bare name, or all keys that contain it."""
         if not isinstance(key, str):
             return [self.one(key)]
         exact = self._entries.get(key)

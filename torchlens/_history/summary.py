@@ -1,8 +1,8 @@
-"""What a model costs, layer by layer or module by module: a table to print."""
+"""The cost of a model, layer by layer or module by module, as a table to print."""
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,20 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SummaryRow:
-    """One layer, over all its passes, or one module, over all its calls and with what is inside
-    it.
+    """One layer, summed over its passes, or one module, summed over its calls and with all that is
+    inside it.
     """
 
     name: str
     type: str
     module: str | None = None
     depth: int = 0
-    shown: str = ""  # in a tree, where the modules around it need not be said again
+    shown: str = ""  # its name in a tree: relative to the module around it
     output_shape: tuple[int, ...] | None = None
     calls: int = 0
-    params: set[int] = field(
-        default_factory=set
-    )  # numbers of the parameters, so that a shared one counts once
+    # Numbers of the parameters, so that a shared one counts once.
+    params: set[int] = field(default_factory=set)
     flops: int = 0
     flops_backward: int = 0
     num_unknown: int = 0  # calls whose FLOPs are not known
@@ -52,19 +51,19 @@ class SummaryRow:
         return self.time + (self.backward_time or 0.0)
 
     def add(self, cost: "_Cost") -> None:
-        """Adds what one operation took and made."""
+        """Adds the cost of one operation."""
         self.flops += cost.flops or 0
         self.flops_backward += cost.flops_backward or 0
         self.num_unknown += cost.flops is None
         self.memory += cost.memory
-        if not cost.output_index:  # a call with several results took its time once
+        if not cost.output_index:  # the time of a call with several results counts once
             self.time += cost.time
             if cost.backward_time is not None:
                 self.backward_time = (self.backward_time or 0.0) + cost.backward_time
 
 
 class _Cost(NamedTuple):
-    """What one entry took and made."""
+    """The cost of one entry."""
 
     entry: int
     flops: int | None
@@ -106,7 +105,7 @@ class Summary:
         """One row per line of the table; unknown FLOPs are missing, times are in seconds, memory in
         bytes.
         """
-        import pandas  # slow to import, so imported by those who want a table
+        import pandas  # slow to import
 
         facts = [self._facts(row) for row in self._rows]
         names = facts[0] if facts else []
@@ -141,8 +140,8 @@ def summarize(
     width: int | None = None,
     limit: int | None = None,
 ) -> Summary:
-    """The layers or, with a depth, the modules; in the order they ran or, with `sort_by`, with the
-    most first.
+    """The layers or, with a depth, the modules, in the order they ran; with `sort_by`, the largest
+    first.
     """
     for name, value, least in (("depth", depth, 0), ("width", width, 1), ("limit", limit, 1)):
         if value is not None:
@@ -153,7 +152,7 @@ def summarize(
     if sort_by is not None:
         rows.sort(key=lambda row: _measure(log, row, sort_by), reverse=True)
         for row in rows:
-            row.depth, row.shown = 0, ""  # a sorted list is no tree
+            row.depth, row.shown = 0, ""  # a sorted list is not a tree
     num_cut = max(0, len(rows) - limit) if limit is not None else 0
     return Summary(history, rows[:limit], "layer" if depth is None else "module", width, num_cut)
 
@@ -172,7 +171,7 @@ def _num_params(log: Log, numbers: Iterable[int]) -> int:
 
 
 def _costs(log: Log, *left_out: Operation) -> Iterator[_Cost]:
-    """Of each entry, but for those of some kinds of boundary."""
+    """The cost of each entry, without those of some operations."""
     everything = range(len(log.graph.recorded))
     entries = [
         entry
@@ -284,21 +283,20 @@ def _layer_columns(rows: list[SummaryRow]) -> list[Column]:
 
 
 def _number_columns(log: Log, rows: list[SummaryRow]) -> list[Column]:
+    def column(heading: str, rank: int, text: Callable[[SummaryRow], str]) -> Column:
+        return Column(heading, list(map(text, rows)), rank)
+
     columns = [
-        Column("output", [_output_text(row) for row in rows], 2),
-        Column("calls", [str(row.calls) for row in rows], 6),
-        Column("params", [_or_dash(_num_params(log, row.params)) for row in rows], 1),
-        Column("FLOPs", [_flops_text(row) for row in rows], 1),
-        Column("time", [seconds_text(row.time) if row.time else "-" for row in rows], 1),
-        Column("backward", [_backward_text(row) for row in rows], 4),
-        Column("memory", [bytes_text(row.memory) for row in rows], 5),
+        column("output", 2, _output_text),
+        column("params", 1, lambda row: _or_dash(_num_params(log, row.params))),
+        column("FLOPs", 1, _flops_text),
+        column("time", 1, lambda row: seconds_text(row.time) if row.time else "-"),
+        column("backward", 4, _backward_text),
+        column("memory", 5, lambda row: bytes_text(row.memory)),
     ]
-    left_out = set()
-    if all(row.calls <= 1 for row in rows):
-        left_out.add("calls")
-    if all(row.backward_time is None for row in rows):
-        left_out.add("backward")
-    return [column for column in columns if column.heading not in left_out]
+    if any(row.calls > 1 for row in rows):
+        columns.insert(1, column("calls", 6, lambda row: str(row.calls)))
+    return columns
 
 
 def _output_text(row: SummaryRow) -> str:
@@ -320,7 +318,7 @@ def _backward_text(row: SummaryRow) -> str:
 
 
 def _totals(history: "ModelHistory") -> Iterator[tuple[str, str]]:
-    """What the whole model takes; a parameter that is used in several places counts once."""
+    """The totals of the whole model; a parameter that is used in several places counts once."""
     log = history._log
     params = log.recording.params
     num_trainable = sum(parameter.numel() for parameter in params if parameter.requires_grad)

@@ -1,4 +1,4 @@
-"""What printing shows."""
+"""A history and its entries as printed text."""
 
 import textwrap
 from itertools import compress, repeat
@@ -213,16 +213,15 @@ def _value_lines(value: Any) -> list[str]:
 
 
 def _corner_lines(value: torch.Tensor) -> list[str]:
-    corner = value
-    if corner.layout is not torch.strided or corner.is_nested:
-        return [f"\t\t{type(value).__name__} of layout {corner.layout} on {corner.device}"]
+    if value.layout is not torch.strided or value.is_nested:
+        return [f"\t\t{type(value).__name__} of layout {value.layout} on {value.device}"]
     if holds_others(value):
-        text = repr(value).splitlines()
-        shown = text if len(text) <= _PREVIEW else [*text[:_PREVIEW], "..."]
-        return [f"\t\t{line}" for line in shown]
+        text = textwrap.indent(repr(value), "\t\t").splitlines()
+        return text if len(text) <= _PREVIEW else [*text[:_PREVIEW], "\t\t..."]
+    corner = value
     while corner.dim() > 2 and corner.shape[0]:
         corner = corner[0]
-    corner = corner[tuple(slice(_PREVIEW) for _ in range(corner.dim()))].cpu()
+    corner = corner[(slice(_PREVIEW),) * corner.dim()].cpu()
     ending = "..." if corner.numel() < value.numel() else ""
     try:
         return [f"\t\t{corner}{ending}"]

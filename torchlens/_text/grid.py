@@ -10,53 +10,49 @@ _NARROWEST = 14
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its heading and texts. The higher its rank, the sooner a narrow table goes
-    without it.
+    """One column: its heading and texts. A narrow table leaves out the column of the highest rank
+    first, and never one of rank 0.
     """
 
     heading: str
     texts: Sequence[str]
     rank: int = 0
-    is_number: bool = True  # to the right, and never cut
+    is_number: bool = True  # aligned to the right, never cut
 
     @property
     def width(self) -> int:
-        return max(len(self.heading), max(map(len, self.texts), default=0))
+        return max(map(len, (self.heading, *self.texts)))
+
+    @property
+    def is_empty(self) -> bool:
+        return {"", "-"}.issuperset(self.texts)
 
 
 def laid_out(columns: Sequence[Column], width: int) -> list[str]:
-    """Heading, rule and rows. What does not fit is cut, then left out; a column that says nothing
-    is left out anyway.
+    """Heading, rule and rows. Texts that do not fit are cut, then columns are left out; an empty
+    column is always left out.
     """
-    shown = [
-        column
-        for column in columns
-        if column.rank == 0 or any(text not in ("", "-") for text in column.texts)
-    ]
-    while True:
+    shown = [column for column in columns if column.rank == 0 or not column.is_empty]
+    widths = _fitted(shown, width)
+    while _total(widths) > width and any(column.rank for column in shown):
+        shown.remove(max(shown, key=lambda column: column.rank))
         widths = _fitted(shown, width)
-        excess = sum(widths) + len(_GAP) * (len(shown) - 1) - width
-        dispensable = max(shown, key=lambda column: column.rank)
-        if excess <= 0 or dispensable.rank == 0:
-            break
-        shown = [column for column in shown if column is not dispensable]
-    headings = [
-        _cell(column, column.heading, size) for column, size in zip(shown, widths, strict=True)
+    cells = [
+        [_cell(column, text, size) for text in (column.heading, *column.texts)]
+        for column, size in zip(shown, widths, strict=True)
     ]
-    lines = [_GAP.join(headings).rstrip(), "-" * (sum(widths) + len(_GAP) * (len(shown) - 1))]
-    for number in range(len(shown[0].texts)):
-        cells = [
-            _cell(column, column.texts[number], size)
-            for column, size in zip(shown, widths, strict=True)
-        ]
-        lines.append(_GAP.join(cells).rstrip())
-    return lines
+    heading, *rows = [_GAP.join(row).rstrip() for row in zip(*cells, strict=True)]
+    return [heading, "-" * _total(widths), *rows]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
 
 
 def _fitted(columns: Sequence[Column], width: int) -> list[int]:
     """Widths that fit, if cutting texts is enough: the widest texts are cut first."""
     widths = [column.width for column in columns]
-    excess = sum(widths) + len(_GAP) * (len(columns) - 1) - width
+    excess = _total(widths) - width
     flexible = [number for number, column in enumerate(columns) if not column.is_number]
     while excess > 0 and flexible:
         widest = max(flexible, key=lambda number: widths[number])

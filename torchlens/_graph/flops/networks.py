@@ -74,18 +74,17 @@ def _recurrent(call: ShapedCall) -> Iterator[Product]:
     """`lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional,
     batch_first)`.
 
-    With packed sequences it is `lstm(data, batch_sizes, hx, params, has_biases, ...)`; the data has
-    two dimensions then, one row for each step of each sequence.
+    With packed sequences it is `lstm(data, batch_sizes, hx, params, has_biases, ...)`; then the
+    data has two dimensions, one row for each step of each sequence.
     """
     sequence = call.locate(0, "input", "data")
     *steps, _ = call.shapes[sequence]
-    is_packed = len(steps) == 1
-    weights = call.inside(3 if is_packed else 2, "params")
-    has_biases = bool(call.value(4 if is_packed else 3, "has_biases"))
-    num_layers = call.value(5 if is_packed else 4, "num_layers")
-    num_directions = 2 if call.value(8 if is_packed else 7, "bidirectional") else 1
-    state = 2 if is_packed else 1
-    states = call.inside(state, "hx") or [call.locate(state, "hx")]
+    shift = len(steps) == 1  # by how many places the other arguments are further on
+    states = call.inside(1 + shift, "hx") or [call.locate(1 + shift, "hx")]
+    weights = call.inside(2 + shift, "params")
+    has_biases = bool(call.value(3 + shift, "has_biases"))
+    num_layers = call.value(4 + shift, "num_layers")
+    num_directions = 2 if call.value(7 + shift, "bidirectional") else 1
     num_steps, num_sequences = prod(steps), call.shapes[states[0]][-2]
     per_layer = len(weights) // (num_layers * num_directions)
     everything = (sequence, *states, *weights)
@@ -94,7 +93,7 @@ def _recurrent(call: ShapedCall) -> Iterator[Product]:
         is_first_layer = start < per_layer * num_directions
         below: Operand = (sequence,) if is_first_layer else everything
         yield _by_weight(call, into, num_steps, below)
-        # The first step starts from the given state, which seldom wants a gradient.
+        # The first step starts from the given state, which rarely requires a gradient.
         yield _by_weight(call, across, num_sequences, tuple(states))
         yield _by_weight(call, across, num_steps - num_sequences, everything)
         for projection in rest[2 if has_biases else 0 :]:

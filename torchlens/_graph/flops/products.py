@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from math import prod
+from typing import NamedTuple
 
 from torchlens._graph.flops.shaped_call import (
     Formula,
@@ -21,8 +22,8 @@ _THIRD = ("mat2", "vec", "vec2")
 
 
 def _product(left: Sequence[str] = _LEFT, right: Sequence[str] = _RIGHT, first: int = 0) -> Formula:
-    """Of an operation that sums over the last dimension of argument `first` and the last but one of
-    the next.
+    """The formula of an operation that sums over the last dimension of argument `first` and the
+    last but one of the next.
 
     The shape of one of the two is enough.
     """
@@ -238,8 +239,13 @@ def _causal_convolution(call: ShapedCall) -> Iterator[Product]:
 _Term = tuple[str, ...]  # the index of each dimension
 
 
+class _Factor(NamedTuple):
+    indices: frozenset[str]
+    operand: Operand
+
+
 def _einsum(call: ShapedCall) -> Iterator[Product]:
-    """Operands are multiplied two by two: from left to right, or along the path that torch was
+    """Operands are multiplied two at a time: from left to right, or along the path that torch was
     given.
     """
     equation = call.value(0, "equation")
@@ -250,29 +256,41 @@ def _einsum(call: ShapedCall) -> Iterator[Product]:
     ]
     shapes = [call.shapes[location] for location in locations]
     terms, result = _parse(equation, shapes)
+    sizes = _index_sizes(terms, shapes)
+    factors = [
+        _Factor(frozenset(term), (location,))
+        for term, location in zip(terms, locations, strict=True)
+    ]
+    path = call.value(2, "path")
+    while len(factors) > 1:
+        places = path[:2] if path else (0, 1)
+        first, second = factors[places[0]], factors[places[1]]
+        others = [factor for place, factor in enumerate(factors) if place not in places]
+        kept = frozenset(result).union(*(factor.indices for factor in others))
+        yield _product_of_two(first, second, kept, sizes)
+        made = _Factor((first.indices | second.indices) & kept, (*first.operand, *second.operand))
+        factors = [*others, made] if path else [made, *others]
+        path = path[2:] if path else None
+
+
+def _product_of_two(
+    first: _Factor, second: _Factor, kept: frozenset[str], sizes: dict[str, int]
+) -> Product:
+    """An index that only one of the factors has, and that is not kept, is summed before they are
+    multiplied.
+    """
+    summed = (first.indices & second.indices) - kept
+    size = prod(sizes[index] for index in (first.indices | second.indices) & (kept | summed))
+    has_sums = any(sizes[index] > 1 for index in summed)
+    return Product(2 * size if has_sums else size, (first.operand, second.operand))
+
+
+def _index_sizes(terms: Sequence[_Term], shapes: Sequence[Shape]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=True):
         for index, size in zip(term, shape, strict=True):
             sizes[index] = max(size, sizes.get(index, 0))
-    factors: list[tuple[frozenset[str], Operand]] = [
-        (frozenset(term), (location,)) for term, location in zip(terms, locations, strict=True)
-    ]
-    path = call.value(2, "path")
-    while len(factors) > 1:
-        at = (0, 1) if not path else (path[0], path[1])
-        path = path[2:] if path else None
-        first, second = factors[at[0]], factors[at[1]]
-        others = [factor for position, factor in enumerate(factors) if position not in at]
-        kept = frozenset(result).union(*(indices for indices, _ in others))
-        joined = first[0] | second[0]
-        summed = (first[0] & second[0]) - kept
-        # An index of one factor alone that is wanted no further is summed before they are
-        # multiplied.
-        size = prod(sizes[index] for index in joined & (kept | summed))
-        has_sums = any(sizes[index] > 1 for index in summed)
-        yield Product(2 * size if has_sums else size, (first[1], second[1]))
-        made = (joined & kept, (*first[1], *second[1]))
-        factors = [*others, made] if path is not None else [made, *others]
+    return sizes
 
 
 def _parse(equation: str, shapes: Sequence[Shape]) -> tuple[list[_Term], _Term]:
