@@ -103,11 +103,11 @@ def tail_against_jit(layers: Any, every: int, seconds: float) -> dict[str, list[
     def loss(weights: Any, batch: Any) -> Any:
         return (jax.vmap(eqx.combine(weights, rest))(batch) ** 2).mean()
 
-    @jax.jit
-    def step(weights: Any, batch: Any) -> Any:
+    def update(weights: Any, batch: Any) -> Any:
         value, gradients = jax.value_and_grad(loss)(weights, batch)
         return jax.tree_util.tree_map(lambda w, g: w - 0.01 * g, weights, gradients), value
 
+    step: Any = jax.jit(update)
     with (
         tempfile.TemporaryDirectory() as folder,
         (Path(folder) / "raw").open("wb", buffering=0) as raw,

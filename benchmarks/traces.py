@@ -105,7 +105,7 @@ def large_trace(folder: Path, gigabytes: float) -> dict[str, float]:
     model = Blocks(count)
 
     def raw() -> None:
-        block = memoryview(x.numpy())
+        block = x.numpy().data
         with torch.no_grad(), (folder / "raw").open("wb", buffering=0) as file:
             y = x
             for _ in range(count + 2):

@@ -647,7 +647,7 @@ def read_trace(path: str | os.PathLike[str], pattern: str | None = None) -> dict
     >>> read_trace('trace.safetensors', 'act*')
     """
     from torchlens._trace.files import open_trace
-    from torchlens._trace.reading import read_pattern
+    from torchlens._trace.load import read_pattern
 
     if pattern is not None and not isinstance(pattern, str):
         raise TypeError(f"pattern must be text, such as 'features.*', got {got(pattern)}.")

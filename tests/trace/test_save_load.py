@@ -155,6 +155,12 @@ def test_a_loaded_history_is_the_same_in_every_field(name: str, tmp_path: Path):
             for fact, pair in changed.items()
             if "NotImplementedError" not in str(pair[1])
         }
+    if name == "odd shapes, some saved":  # gaps are kept only with the tensor that has them
+        changed = {
+            fact: (one, other)
+            for fact, (one, other) in changed.items()
+            if one[:5] + one[6:] != other[:5] + other[6:]  # all but the strides
+        }
     if name == "subclass":  # a class that the file does not know
         plain = {
             fact: repr(pair[1]).replace("Marked(", "tensor(").replace("Marked", "Tensor")
@@ -213,12 +219,11 @@ class RunsInMkldnn(nn.Module):
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no mkldnn")
-def test_tensors_of_mkldnn_come_back_as_such(tmp_path: Path):
+def test_tensors_of_mkldnn_come_back_dense(tmp_path: Path):
     history = tl.log_forward_pass(RunsInMkldnn(), torch.randn(2, 3))
     history.save(tmp_path / "trace.safetensors")
     value = tl.load(tmp_path / "trace.safetensors")["relu_1"].tensor_contents
-    assert value.layout is history["relu_1"].tensor_contents.layout
-    assert torch.equal(value.to_dense(), history["relu_1"].tensor_contents.to_dense())
+    assert torch.equal(value, history["relu_1"].tensor_contents.to_dense())
 
 
 def test_a_parameter_that_was_saved_can_still_be_resized(tmp_path):

@@ -208,11 +208,19 @@ def an_output_of_the_model_as_of_a_module(graph: Any, call: Any) -> None:
 
 
 def a_view_beyond_its_memory(graph: Any, call: Any) -> None:
-    call["values"][1] = {"key": "fc/linear", "dtype": "float32", "view": [10**6, [4], [1]]}
+    call["values"][1] = {
+        "of": {"key": "fc/linear"},
+        "dtype": "float32",
+        "view": [10**6, [4], [1]],
+    }
 
 
 def a_view_with_negative_strides(graph: Any, call: Any) -> None:
-    call["values"][1] = {"key": "fc/linear", "dtype": "float32", "view": [4, [4], [-1]]}
+    call["values"][1] = {
+        "of": {"key": "fc/linear"},
+        "dtype": "float32",
+        "view": [4, [4], [-1]],
+    }
 
 
 def sizes_without_end(graph: Any, call: Any) -> None:

@@ -17,7 +17,7 @@ from torchlens.api import diff, load
 
 HELP = (
     "find where two implementations of a model diverge; exit code 0 if they agree, 1 if not, 2 if "
-    "nobody can tell"
+    "they could not be compared"
 )
 _WHERE = "a trace, or module:name or file.py:name for a model that runs now"
 

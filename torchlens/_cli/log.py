@@ -70,17 +70,11 @@ def run(arguments: Namespace) -> int:
 
 
 def _history_of(found: Any, arguments: Namespace) -> ModelHistory:
-    inputs: Any = [_random_input(text) for text in arguments.input] or None
-    kwargs = None
     if not isinstance(found, torch.nn.Module) and callable(found):
         found = called(arguments.target, found)
     if isinstance(found, ModelHistory):
         return found
-    if is_pair(found):
-        found, given, *rest = found
-        inputs, kwargs = given if inputs is None else inputs, rest[0] if rest else None
-    if arguments.input and is_for_jax(found):
-        inputs = [tensor.numpy() for tensor in inputs]
+    found, inputs, kwargs = _with_inputs(found, arguments.input)
     model = as_model(found, inputs, kwargs)
     if not isinstance(model, torch.nn.Module | OtherModel):
         raise TypeError(
@@ -89,15 +83,32 @@ def _history_of(found: Any, arguments: Namespace) -> ModelHistory:
         )
     if isinstance(model, torch.nn.Module) and not arguments.train:
         model.eval()
-    needed = [] if inputs is not None or kwargs else _needed_inputs(model)
+    if inputs is None and not kwargs:
+        _check_needs_no_inputs(model, arguments.target)
+    with torch.no_grad():
+        return log_forward_pass(found, inputs, kwargs)
+
+
+def _with_inputs(found: Any, given: list[str]) -> tuple[Any, Any, Any]:
+    """The model, its inputs and its keyword inputs; inputs of the command line come first."""
+    inputs: Any = [_random_input(text) for text in given] or None
+    kwargs = None
+    if is_pair(found):
+        found, own, *rest = found
+        inputs, kwargs = own if inputs is None else inputs, rest[0] if rest else None
+    if given and is_for_jax(found):
+        inputs = [tensor.numpy() for tensor in inputs]
+    return found, inputs, kwargs
+
+
+def _check_needs_no_inputs(model: torch.nn.Module | OtherModel, target: str) -> None:
+    needed = _needed_inputs(model)
     if needed:
         raise ValueError(
-            f"{arguments.target} needs inputs ({', '.join(needed)}): give --input SHAPE for each, "
+            f"{target} needs inputs ({', '.join(needed)}): give --input SHAPE for each, "
             "such as --input 1x3x224x224, or name a function that returns the model and its "
             "inputs."
         )
-    with torch.no_grad():
-        return log_forward_pass(found, inputs, kwargs)
 
 
 def _needed_inputs(model: torch.nn.Module | OtherModel) -> list[str]:
@@ -114,6 +125,20 @@ def _needed_inputs(model: torch.nn.Module | OtherModel) -> list[str]:
 
 
 def _random_input(text: str) -> torch.Tensor:
+    shape, dtype, end = _parsed_input(text)
+    try:
+        made = torch.randn(shape) if _has_fractions(dtype) else torch.randint(0, end or 2, shape)
+        return made.to(dtype)
+    # larger than memory, or a dtype that random numbers cannot have
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"Cannot create a random input {printable(text)!r}: {printable(reason)}"
+        ) from error
+
+
+def _parsed_input(text: str) -> tuple[list[int], torch.dtype, int | None]:
+    """The shape, the dtype and the end of the range of an input such as `2x12:int64<50`."""
     known = _INPUT.fullmatch(text)
     dtype = getattr(torch, (known["dtype"] if known else None) or "float32", None)
     if known is None or not isinstance(dtype, torch.dtype):
@@ -122,21 +147,14 @@ def _random_input(text: str) -> torch.Tensor:
             f"{printable(text)!r}."
         )
     shape = [] if known["shape"] == "scalar" else [int(size) for size in known["shape"].split("x")]
-    is_whole = not dtype.is_floating_point and not dtype.is_complex
     end = None if known["end"] is None else int(known["end"])
-    if end is not None and (end < 1 or not is_whole):
+    if end is not None and (end < 1 or _has_fractions(dtype)):
         raise ValueError(
             "--input SHAPE:DTYPE<N gives whole numbers from 0 up to N - 1: it needs a dtype of "
             f"whole numbers and an N of at least 1, such as 2x12:int64<50, got {printable(text)!r}."
         )
-    try:
-        return (torch.randint(0, end or 2, shape) if is_whole else torch.randn(shape)).to(dtype)
-    except (
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # larger than memory, or a dtype that random numbers cannot have
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"There can be no random input {printable(text)!r} here: {printable(reason)}"
-        ) from error
+    return shape, dtype, end
+
+
+def _has_fractions(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex

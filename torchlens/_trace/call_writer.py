@@ -198,14 +198,7 @@ class CallWriter:
         recording = made if isinstance(made, Recording) else made.recording()
         program = None if isinstance(made, Recording) else made.program
         names = names_in_call(recording)
-        written = {
-            row: value.note
-            for row, value in enumerate(recording.values)
-            if isinstance(value, Written)
-        }
-        for row, name in enumerate(names):
-            if row in written or not self._keeps(call, name):
-                recording.values[row], recording.versions[row] = None, -1
+        written = self._take_out(call, recording, names)
         tensors = TensorWriter(self._names.pop(call, Names()).claim)
         writer = PythonWriter(tensors.add)
         graph, number = None, self._graph_of_program.get(program)
@@ -218,9 +211,7 @@ class CallWriter:
         # After the values were copied, so that none is taken for what it was before a change.
         document["changed"] = sorted(changed_entries(recording))
         values = list(map(short_note, values))
-        for row in document["changed"]:
-            values[row] = None
-        for row, note in written.items():
+        for row, note in {**dict.fromkeys(document["changed"]), **written}.items():
             values[row] = note
         if graph is not None:
             number = self._number_of_graph(json_bytes(graph))
@@ -229,6 +220,22 @@ class CallWriter:
         listing = {"keeps_unsaved": True, "marks_distances": False}
         document |= {"graph": number, "values": values, "listing": listing, "options": None}
         self._shards.add({f"{OWN_PREFIX}call/{call}": json_tensor(document)})
+
+    def _take_out(
+        self, call: int, recording: Recording, names: Sequence[str]
+    ) -> dict[int, Note | str | None]:
+        """Removes the values that are not to be written from the recording; returns the notes of
+        those that were written while the call was running.
+        """
+        written = {
+            row: value.note
+            for row, value in enumerate(recording.values)
+            if isinstance(value, Written)
+        }
+        for row, name in enumerate(names):
+            if row in written or not self._keeps(call, name):
+                recording.values[row], recording.versions[row] = None, -1
+        return written
 
     def _number_of_graph(self, text: bytes) -> int:
         """The number of a graph, which is written if no call before had the same."""

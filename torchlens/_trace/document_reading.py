@@ -139,28 +139,48 @@ def decisions_of(graph: dict[str, Any], recording: Recording) -> Decisions:
     """The decisions about the graph of a recording."""
     form = graph["graph"]
     recorded = _numbers(form["recorded"], len(recording.rows))
-    known = set(recorded)
-    reads = list(map(tuple, form["reads"]))
-    firsts = _numbers(form["first_of_layer"], max(len(recorded), 1))
-    if len(known) != len(recorded) or not len(recorded) == len(reads) == len(firsts):
-        raise TraceError("Each entry of a graph must be one row, with what it reads and its layer.")
-    for entry, own in enumerate(reads):
-        for read in own:
-            if type(read) is not int or not 0 <= read < entry:
-                raise TraceError(f"Entry {entry} reads {shown(read)}, which is not before it.")
-    if any(first > entry or firsts[first] != first for entry, first in enumerate(firsts)):
-        raise TraceError("A layer must begin with its first entry.")
+    if len(set(recorded)) != len(recorded):
+        raise TraceError("Each entry of a graph must be a row of its own.")
+    reads = _reads_of_entries(form["reads"], len(recorded))
+    firsts = _firsts_of_layers(form["first_of_layer"], len(recorded))
     located_reads = {
         number: [(_location_of(at), read) for at, read in own]
         for number, own in form["located_reads"]
     }
-    read_rows = [read for own in located_reads.values() for _, read in own]
-    if len(known) < len(recording.rows):
-        for number in known - located_reads.keys():
-            read_rows += [read for _, read in located(recording.rows[number].references)]
-    if any(type(read) is not int or (read >= 0 and read not in known) for read in read_rows):
-        raise TraceError("An operation of the graph reads a row that is not in it.")
+    _check_rows_read(recording, set(recorded), located_reads)
     return Decisions(recorded, reads, firsts, located_reads, bool(form["is_exact"]))
+
+
+def _reads_of_entries(form: Any, count: int) -> list[tuple[int, ...]]:
+    """For each entry the entries that it reads, all of them before it."""
+    reads = list(map(tuple, form))
+    if len(reads) != count:
+        raise TraceError("Each entry of a graph must say what it reads.")
+    for entry, own in enumerate(reads):
+        for read in own:
+            if type(read) is not int or not 0 <= read < entry:
+                raise TraceError(f"Entry {entry} reads {shown(read)}, which is not before it.")
+    return reads
+
+
+def _firsts_of_layers(form: Any, count: int) -> list[int]:
+    """For each entry the first entry of its layer."""
+    firsts = _numbers(form, max(count, 1), count=count)
+    if any(first > entry or firsts[first] != first for entry, first in enumerate(firsts)):
+        raise TraceError("A layer must begin with its first entry.")
+    return firsts
+
+
+def _check_rows_read(
+    recording: Recording, recorded: set[int], located_reads: dict[int, list[tuple[Any, int]]]
+) -> None:
+    """Checks that entries read rows that are entries, too."""
+    read_rows = [read for own in located_reads.values() for _, read in own]
+    if len(recorded) < len(recording.rows):
+        for number in recorded - located_reads.keys():
+            read_rows += [read for _, read in located(recording.rows[number].references)]
+    if any(type(read) is not int or (read >= 0 and read not in recorded) for read in read_rows):
+        raise TraceError("An operation of the graph reads a row that is not in it.")
 
 
 # -- checks and parts ------------------------------------------------------------------------------
@@ -373,16 +393,7 @@ def fill_recording(
 ) -> None:
     """Puts what one call left behind into its recording."""
     tensor, count = partial(stored_tensor, files), len(recording.rows)
-    values = document["values"]
-    if len(values) != count:
-        raise TraceError("A call must have a value, or none, for each row of its graph.")
-
-    def value(form: Any) -> Any:
-        if type(form) is dict and "value" in form:
-            return _Decoded(files.path, partial(reader.read, form["value"]))
-        return None if form is None else tensor(form)
-
-    recording.values = list(map(value, values))
+    recording.values = _values(document["values"], count, files, reader)
     for row in _numbers(document["changed"], count):
         recording.values[row] = _Decoded(files.path, lambda: None)
         recording.versions[row] = CHANGED
@@ -400,6 +411,17 @@ def fill_recording(
     seed = document["random_seed"]
     recording.random_seed = seed if isinstance(seed, int) else None
     recording.warnings = [str(message) for message in document["warnings"]]
+
+
+def _values(forms: Any, count: int, files: TensorSource, reader: PythonReader) -> list[Any]:
+    def value(form: Any) -> Any:
+        if type(form) is dict and "value" in form:
+            return _Decoded(files.path, partial(reader.read, form["value"]))
+        return None if form is None else stored_tensor(files, form)
+
+    if len(forms) != count:
+        raise TraceError("A call must have a value, or none, for each row of its graph.")
+    return list(map(value, forms))
 
 
 def _call_arguments(form: Any, reader: PythonReader) -> tuple[Any, Any]:

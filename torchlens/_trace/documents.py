@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._capture.options import CaptureOptions, Transform
-from torchlens._graph.build import Graph, decided
+from torchlens._graph.build import Decisions, Graph, decided
 from torchlens._history.pickling import changed_entries
 from torchlens._recording.operations import BOUNDARIES, Operation
 from torchlens._recording.recording import Failure, Recording, References, Row
@@ -48,48 +48,56 @@ class _Table:
         return found
 
 
-def graph_document(recording: Recording, graph: Graph, writer: PythonWriter) -> dict[str, Any]:
-    """Everything that is not a value, a time or an option."""
-    rows = recording.rows
-    operations = _Table(_operation_form)
-    places = _Table(lambda code, instruction: (*line_of_code(code, instruction), instruction))
-    arguments = _Table(
-        lambda args, kwargs: [writer.write(args, "arguments"), writer.write(kwargs, "arguments")]
-    )
-    shapes = _Table(lambda shape: writer.write(tuple(shape)))
-    words = _Table(lambda word: word)
+class _Tables:
+    """What rows have in common."""
 
-    def place(code: CodeType | None, instruction: int) -> int:
-        return -1 if code is None else places.number((id(code), instruction), code, instruction)
+    def __init__(self, writer: PythonWriter) -> None:
+        def arguments_form(args: Any, kwargs: Any) -> list[Any]:
+            return [writer.write(args, "arguments"), writer.write(kwargs, "arguments")]
 
-    def argument(row: Row) -> int:
+        def place_form(code: CodeType, instruction: int) -> tuple[Any, ...]:
+            return *line_of_code(code, instruction), instruction
+
+        self.operations = _Table(_operation_form)
+        self.places = _Table(place_form)
+        self.arguments = _Table(arguments_form)
+        self.shapes = _Table(lambda shape: writer.write(tuple(shape)))
+        self.words = _Table(lambda word: word)
+
+    def operation(self, operation: Operation | None) -> int:
+        return -1 if operation is None else self.operations.number(id(operation), operation)
+
+    def place(self, code: CodeType | None, instruction: int) -> int:
+        """The number of a place in the user's code; -1 if it is unknown."""
+        return (
+            -1 if code is None else self.places.number((id(code), instruction), code, instruction)
+        )
+
+    def argument(self, row: Row) -> int:
         if not row.args and not row.kwargs:
             return -1
-        return arguments.number(_key_of(row), row.args, row.kwargs)
+        return self.arguments.number(_key_of(row), row.args, row.kwargs)
 
-    decisions = decided(graph)
+    def shape(self, shape: Sequence[Any]) -> int:
+        return self.shapes.number((tuple(shape), *map(type, shape)), shape)
+
+    def word(self, word: str | None) -> int:
+        return -1 if word is None else self.words.number(word, word)
+
+    def forms(self) -> dict[str, Any]:
+        return {name: table.forms for name, table in vars(self).items()}
+
+
+def graph_document(recording: Recording, graph: Graph, writer: PythonWriter) -> dict[str, Any]:
+    """Everything that is not a value, a time or an option."""
+    tables = _Tables(writer)
     document = {
         "model": recording.model_name,
         "framework": recording.framework,
-        "rows": {
-            "operation": [operations.number(id(row.operation), row.operation) for row in rows],
-            "argument": list(map(argument, rows)),
-            "module_call": [row.module_call for row in rows],
-            "place": [place(row.code, row.instruction) for row in rows],
-            "output_index": [row.output_index for row in rows],
-            "shape": [
-                shapes.number((tuple(row.shape), *map(type, row.shape)), row.shape) for row in rows
-            ],
-            "dtype": [words.number(row.dtype, word_of(row.dtype)) for row in rows],
-            "gradfunc": [
-                -1 if row.gradfunc is None else words.number(row.gradfunc, row.gradfunc)
-                for row in rows
-            ],
-            "references": [references_form(row.references) for row in rows],
-        },
+        "rows": _columns(recording.rows, tables),
         "storages": _renumbered(recording.storages),
         "module_calls": [
-            (call.address, call.pass_num, call.parent, place(call.code, call.instruction))
+            (call.address, call.pass_num, call.parent, tables.place(call.code, call.instruction))
             for call in recording.module_calls
         ],
         "module_classes": recording.module_classes,
@@ -99,12 +107,7 @@ def graph_document(recording: Recording, graph: Graph, writer: PythonWriter) -> 
         "inputs": [(writer.write(path), number) for path, number in recording.inputs],
         "outputs": [(writer.write(path), number) for path, number in recording.outputs],
         "buffers": recording.buffers,
-        "params": [
-            (address, word_of(param.dtype), _param_shape(param), recording.is_trained(number))
-            for number, (param, address) in enumerate(
-                zip(recording.params, recording.param_addresses, strict=False)
-            )
-        ],
+        "params": _param_forms(recording),
         "booleans": list(recording.booleans.items()),
         "reads": sorted(recording.reads),
         "leaves": sorted(recording.leaves),
@@ -113,23 +116,45 @@ def graph_document(recording: Recording, graph: Graph, writer: PythonWriter) -> 
         "joint_params": sorted(recording.joint_params),
         "returns_data": recording.returns_data,
         "branches": recording.branches,
-        "failure": _failure_form(recording.failure, operations, place),
-        "graph": {
-            "recorded": decisions.recorded,
-            "reads": decisions.reads,
-            "first_of_layer": decisions.first_of_layer,
-            "located_reads": [
-                (number, [(_location(at), read) for at, read in own])
-                for number, own in decisions.located_reads.items()
-            ],
-            "is_exact": decisions.is_exact,
-        },
+        "failure": _failure_form(recording.failure, tables),
+        "graph": _decisions_form(decided(graph)),
     }
-    tables = {
-        "operations": operations, "arguments": arguments, "places": places, "shapes": shapes,
-        "words": words,
-    }  # fmt: skip
-    return document | {name: table.forms for name, table in tables.items()}
+    return document | tables.forms()
+
+
+def _columns(rows: Sequence[Row], tables: _Tables) -> dict[str, list[Any]]:
+    return {
+        "operation": [tables.operation(row.operation) for row in rows],
+        "argument": [tables.argument(row) for row in rows],
+        "module_call": [row.module_call for row in rows],
+        "place": [tables.place(row.code, row.instruction) for row in rows],
+        "output_index": [row.output_index for row in rows],
+        "shape": [tables.shape(row.shape) for row in rows],
+        "dtype": [tables.word(word_of(row.dtype)) for row in rows],
+        "gradfunc": [tables.word(row.gradfunc) for row in rows],
+        "references": [references_form(row.references) for row in rows],
+    }
+
+
+def _param_forms(recording: Recording) -> list[Any]:
+    params = zip(recording.params, recording.param_addresses, strict=False)
+    return [
+        (address, word_of(param.dtype), _param_shape(param), recording.is_trained(number))
+        for number, (param, address) in enumerate(params)
+    ]
+
+
+def _decisions_form(decisions: Decisions) -> dict[str, Any]:
+    return {
+        "recorded": decisions.recorded,
+        "reads": decisions.reads,
+        "first_of_layer": decisions.first_of_layer,
+        "located_reads": [
+            (number, [(_location(at), read) for at, read in own])
+            for number, own in decisions.located_reads.items()
+        ],
+        "is_exact": decisions.is_exact,
+    }
 
 
 def _key_of(row: Row) -> Hashable:
@@ -184,17 +209,14 @@ def _param_shape(param: torch.nn.Parameter) -> Any:
     return [int(size) for size in param.shape]
 
 
-def _failure_form(
-    failure: Failure | None, operations: _Table, place: Callable[[CodeType | None, int], int]
-) -> list[Any] | None:
+def _failure_form(failure: Failure | None, tables: _Tables) -> list[Any] | None:
     if failure is None:
         return None
-    operation = failure.operation
     return [
         failure.message,
         failure.module_call,
-        place(failure.code, failure.instruction),
-        -1 if operation is None else operations.number(id(operation), operation),
+        tables.place(failure.code, failure.instruction),
+        tables.operation(failure.operation),
         failure.arguments,
         references_form(failure.references),
     ]

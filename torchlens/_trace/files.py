@@ -151,15 +151,7 @@ def open_trace(path: str | os.PathLike[str]) -> TraceFiles:
     """Opens a trace by its name: finished, still being recorded, or left behind by a process that
     was killed.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path must name a file, such as 'trace.safetensors', got {got(path)}.")
-    target = Path(path).expanduser()
-    if target.name.endswith(PARTIAL_SUFFIX):
-        target = target.with_name(target.name.removesuffix(PARTIAL_SUFFIX))
-    if target.is_dir():
-        raise TraceError(
-            f"{printable(str(target))} is a folder; name a file in it, such as trace.safetensors."
-        )
+    target = _checked_path(path)
     folder = partial_folder(target)
     shards = sorted(folder.glob("*.safetensors"))
     if shards:
@@ -172,6 +164,19 @@ def open_trace(path: str | os.PathLike[str]) -> TraceFiles:
     if folder.is_dir() and not target.exists():
         raise TraceError(f"The trace {printable(str(target))} was begun; nothing is in it yet.")
     return TraceFiles(target, [TraceFile(target)])
+
+
+def _checked_path(path: str | os.PathLike[str]) -> Path:
+    """The path of the trace; the folder of an unfinished one also names it."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must name a file, such as 'trace.safetensors', got {got(path)}.")
+    target = Path(path).expanduser()
+    target = target.with_name(target.name.removesuffix(PARTIAL_SUFFIX)) if target.name else target
+    if target.is_dir():
+        raise TraceError(
+            f"{printable(str(target))} is a folder; name a file in it, such as trace.safetensors."
+        )
+    return target
 
 
 def partial_folder(target: Path) -> Path:

@@ -14,15 +14,15 @@ from torchlens._jax.compiled import CompiledRun
 from torchlens._jax.internals import is_traced
 from torchlens._jax.recorder import CURRENT
 from torchlens._recording.recording import Recording
-from torchlens._trace.layer_keys import (
+from torchlens._trace.names import (
     NamedLayers,
     checked_keys,
     modules_fitting,
+    names_of_rows,
     names_operations,
     rows_labelled,
     unmet_warning,
 )
-from torchlens._trace.names import names_of_rows
 from torchlens._trace.tail import BaseTail, TailOptions
 
 

@@ -1,14 +1,19 @@
-"""Loads a history from a file; each value is read when it is asked for."""
+"""Loads a history from a file, or reads values by name; a value is read when it is asked for."""
 
 import os
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
+from torchlens._capture.gradients.entry_gradients import Gradients
 from torchlens._graph.build import Graph, assemble_graph
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.recording import Recording
+from torchlens._recording.stored import StoredParams, opened
 from torchlens._recording.user_code import warn_caller
 from torchlens._text.plain_text import printable, shown
 from torchlens._text.wording import check_count
@@ -19,7 +24,14 @@ from torchlens._trace.document_reading import (
     recording_of,
 )
 from torchlens._trace.files import TraceFiles, damage_reported, open_trace
-from torchlens._trace.names import OWN_PREFIX, call_of, full_name
+from torchlens._trace.names import (
+    OWN_PREFIX,
+    call_of,
+    full_name,
+    names_of_rows,
+    param_key,
+    without_own,
+)
 from torchlens._trace.python_values import PythonReader
 from torchlens._trace.save import FORMAT
 from torchlens._trace.stored_tensors import stored_tensor
@@ -124,3 +136,87 @@ def load_call(files: TraceFiles, number: int) -> ModelHistory:
         make_graph=make_graph,
     )
     return ModelHistory(log)
+
+
+# -- values by name ------------------------------------------------------------------------------
+
+
+def read_named(files: TraceFiles, name: str) -> Any:
+    """A tensor of the file, whether torchlens wrote it or not."""
+    return opened(stored_tensor(files, name))
+
+
+def entry_named(history: ModelHistory, key: str, call: int) -> int | None:
+    """The entry that a key means: a name in the file, with the call or without it, a label, a
+    module, an address.
+    """
+    log = history._log
+    names = names_of_rows(log.recording, call)
+    for entry, number in enumerate(log.graph.recorded):
+        if key in (names[number], names[number].partition("/")[2]):
+            return entry
+    return history[key]._entry if key in history else None
+
+
+def read_pattern(files: TraceFiles, pattern: str | None) -> Iterator[tuple[str, Any]]:
+    """The names that fit the pattern and their values, in the order in which they were made;
+    views of other tensors, which the file itself does not name, are among them.
+    """
+    given: set[str] = set()
+    for name, read in _all_values(files):
+        if name not in given and _fits(name, pattern):
+            yield name, read()
+        given.add(name)
+
+
+def _all_values(files: TraceFiles) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """All values: names, some of them more than once, and how each is read."""
+    if "torchlens" in files.metadata:
+        beside: list[tuple[str, Callable[[], Any]]] = []
+        for call in calls_of(files):
+            log = load_call(files, call)._log
+            names, values = names_of_rows(log.recording, call), log.recording.values
+            for number in log.graph.recorded:
+                if values[number] is not None:
+                    yield names[number], partial(opened, values[number])
+            with damage_reported(files.path):
+                beside += _beside_rows(log.recording, call)
+        yield from beside
+    for name in without_own(files.names):
+        yield name, partial(read_named, files, name)
+
+
+def _beside_rows(recording: Recording, call: int) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The gradients and parameters that a call has in the file: their names, and how each is
+    read.
+    """
+
+    def name_of_param(number: int) -> str:
+        return full_name(call, param_key(recording.param_addresses[number]))
+
+    params, gradients = recording.params, recording.gradients
+    names = names_of_rows(recording, call) if gradients else []
+    for number in gradients:
+        yield f"{names[number]}/grad", partial(_detached, gradients.__getitem__, number)
+    of_params = gradients.parameters if isinstance(gradients, Gradients) else {}
+    for number in of_params:
+        yield f"{name_of_param(number)}/grad", partial(_detached, of_params.__getitem__, number)
+    if isinstance(params, StoredParams):
+        for number in params.numbers:
+            yield name_of_param(number), partial(_detached, params.read, number)
+
+
+def _detached(read: Callable[[int], Any], number: int) -> Any:
+    value = read(number)
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _fits(name: str, pattern: str | None) -> bool:
+    """True if a name contains the pattern, or, with or without its call, matches one with `*`."""
+    if pattern is None:
+        return True
+    if not any(sign in pattern for sign in "*?["):
+        return pattern in name
+    if call_of(pattern) is not None:  # it begins with the number of a call
+        return fnmatchcase(name, pattern)
+    return fnmatchcase(name, pattern) or fnmatchcase(name.partition("/")[2], pattern)

@@ -13,13 +13,18 @@ from torchlens._history.model_history import ModelHistory
 from torchlens._history.text import entry_text
 from torchlens._recording.unseen import unseen
 from torchlens._recording.wrappers import local_value, why_valueless
-from torchlens._text.numbers import bytes_text
+from torchlens._text.numbers import bytes_text, shape_text
 from torchlens._text.plain_text import printable
 from torchlens._text.wording import check_count, did_you_mean
 from torchlens._trace.files import TraceFiles
-from torchlens._trace.load import calls_of, load_call, missing_from
+from torchlens._trace.load import (
+    calls_of,
+    entry_named,
+    load_call,
+    missing_from,
+    read_named,
+)
 from torchlens._trace.names import without_own
-from torchlens._trace.reading import entry_named, read_named
 from torchlens.errors import TraceError
 
 _NARROWEST = 40
@@ -71,31 +76,33 @@ def overview(
             f"There is no call {number} in {printable(files.path.name)}: there are {_span(calls)}."
         )
     history = load_call(files, number)
-    log = history._log
-    title = (
-        f"{_title(files, log)}   {_count(len(calls), 'call')}, {_sizes(files)}   {_state(files)}"
-    )
-    name = printable(files.path.name)
+    log, count = history._log, _count(len(calls), "call")
+    title = f"{_title(files, log)}   {count}, {_sizes(files)}   {_state(files)}"
     hints = [f"Missing: {printable(reason)}" for reason in missing_from(files)]
     if len(calls) > 1:
         hints.append(f"This is call {number} of {_span(calls)}: choose with --call N.")
     if key is None:
         lines = list(_lines(log, (), depth))
-        modules = [line.name for line in lines if line.name in history.module_addresses]
-        closer = f"Look closer: torchlens show {name} {modules[-1] if modules else 'KEY'}"
-        return Overview(title, lines, [*hints, f"{closer}      As a page: --html trace.html"])
+        return Overview(title, lines, [*hints, _next_steps(files, history, lines)])
     chain = _module_named(log, key)
     if chain is not None:
         return Overview(title, list(_lines(log, chain, depth)), hints)
-    entry = entry_named(history, key, number)
+    return Overview(title, [], hints, _entry_body(history, key, number))
+
+
+def _next_steps(files: TraceFiles, history: ModelHistory, lines: Sequence[Line]) -> str:
+    modules = [line.name for line in lines if line.name in history.module_addresses]
+    key, name = modules[-1] if modules else "KEY", printable(files.path.name)
+    return f"Look closer: torchlens show {name} {key}      As a page: --html trace.html"
+
+
+def _entry_body(history: ModelHistory, key: str, call: int) -> str:
+    """The text of one entry."""
+    entry = entry_named(history, key, call)
     if entry is None:
         raise TraceError(_no_such(key, history))
-    return Overview(
-        title,
-        [],
-        hints,
-        "\n".join(map(printable, entry_text(log, entry).expandtabs(4).splitlines())),
-    )
+    lines = entry_text(history._log, entry).expandtabs(4).splitlines()
+    return "\n".join(map(printable, lines))
 
 
 def _span(calls: Sequence[int]) -> str:
@@ -178,7 +185,7 @@ def _entry_line(log: Log, entry: int) -> Line:
 
 def _line(log: Log, entry: int, name: str, kind: str) -> Line:
     row = log.row(entry)
-    shape = "x".join(map(str, row.shape)) or "scalar"
+    shape = shape_text(row.shape)
     value = log.value(entry) if log.is_saved(entry) else None
     words, is_bad = tensor_words(value)
     return Line(printable(name), printable(kind), printable(shape), words, is_bad)
@@ -211,6 +218,11 @@ def _words(value: torch.Tensor) -> tuple[str, bool]:
         numbers = torch.view_as_real(numbers.resolve_conj())
     if numbers.dtype not in (torch.float32, torch.float64):
         numbers = numbers.float()
+    return _float_words(numbers)
+
+
+def _float_words(numbers: torch.Tensor) -> tuple[str, bool]:
+    """Mean and standard deviation, or how many numbers are NaN or infinite."""
     variance, mean = moments(numbers.reshape(1, -1))
     words = f"mean {mean.item():< 9.3g} std {variance.sqrt().item():<8.3g}".rstrip()
     if torch.isfinite(mean):
@@ -232,8 +244,7 @@ def _plain_overview(files: TraceFiles, key: str | None) -> Overview:
         if key is None or key in name:
             dtype, shape = files.kind(name)
             words, is_bad = tensor_words(read_named(files, name))
-            size = "x".join(map(str, shape)) or "scalar"
-            lines.append(Line(printable(name), dtype, size, words, is_bad))
+            lines.append(Line(printable(name), dtype, shape_text(shape), words, is_bad))
     if not lines and key is not None:
         raise TraceError(f"There is no tensor {printable(key)!r} in {printable(files.path.name)}.")
     return Overview(title, lines, [])

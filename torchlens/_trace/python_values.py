@@ -24,7 +24,7 @@ from torchlens._trace.tensors import Note, dtype_named, word_of
 from torchlens.errors import TraceError
 
 _DEEPEST = 100
-_PLAIN = frozenset({bool, str, type(None)})
+_PLAIN = frozenset({bool, int, str, type(None)})
 _NOT_STORED = (
     "functions are live objects, and a file holds no more than their name; ask a history of the "
     "model itself for it."
@@ -43,27 +43,22 @@ class PythonWriter:
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if kind is int:
-            return value if -(1 << 63) <= value < 1 << 64 else {"int": hex(value)}
-        if kind is float:
-            return value if math.isfinite(value) else {"float": repr(value)}
+        if kind in _SIMPLE:
+            return _SIMPLE[kind](value)
         if depth > _DEEPEST:
             return {"object": "...", "why": f"it is nested more than {_DEEPEST} deep."}
-        if isinstance(value, tuple) and kind is not torch.Size:
+        if isinstance(value, tuple):
             return self._tuple(value, name, depth)
         if kind in (list, set, frozenset):
             return {kind.__name__: self._items(value, name, depth)}
         if kind is dict:
-            pairs = value.items()
-            write, below = self.write, depth + 1
-            return {
-                "dict": [(write(k, "", below), write(v, f"{name}.{k}", below)) for k, v in pairs]
-            }
+            return {"dict": [self._pair(*pair, name, depth + 1) for pair in value.items()]}
         if kind is slice:
             return {"slice": self._items((value.start, value.stop, value.step), name, depth)}
-        if kind in _SIMPLE:
-            return _SIMPLE[kind](value)
         return self._object(value, name)
+
+    def _pair(self, key: Any, value: Any, name: str, depth: int) -> tuple[Any, Any]:
+        return self.write(key, "", depth), self.write(value, f"{name}.{key}", depth)
 
     def _items(self, values: Any, name: str, depth: int) -> list[Any]:
         return [self.write(item, f"{name}.{place}", depth + 1) for place, item in enumerate(values)]
@@ -111,6 +106,11 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
 
 
+def _float(value: float) -> Any:
+    """JSON has no NaN and no infinity."""
+    return value if math.isfinite(value) else {"float": repr(value)}
+
+
 def _size(size: Any) -> Any:
     size = inert(size)
     if isinstance(size, SymbolicInt):
@@ -119,6 +119,7 @@ def _size(size: Any) -> Any:
 
 
 _SIMPLE: dict[type, Callable[[Any], Any]] = {
+    float: _float,
     torch.dtype: lambda value: {"dtype": word_of(value)},
     torch.Size: lambda value: {"size": list(map(_size, value))},
     torch.SymInt: _size,
@@ -293,6 +294,5 @@ _READINGS: dict[str, Callable[[PythonReader, Any], Any]] = {
     "complex": lambda reader, form: complex(*map(float, form["complex"])),
     "bytes": lambda reader, form: base64.b64decode(form["bytes"]),
     "range": lambda reader, form: range(*form["range"]),
-    "int": lambda reader, form: int(form["int"], 16),
     "float": lambda reader, form: float(form["float"]),
 }

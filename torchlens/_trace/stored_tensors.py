@@ -16,7 +16,7 @@ from torchlens._recording.stored import StoredValue
 from torchlens._recording.unseen import unseen
 from torchlens._text.plain_text import shown
 from torchlens._trace.files import damage_reported
-from torchlens._trace.tensors import COMPRESSED, QUANTIZED, Note, dtype_named, is_laid_out, word_of
+from torchlens._trace.tensors import COMPRESSED, QUANTIZED, Note, dtype_named, is_dense, word_of
 from torchlens.errors import TraceError
 
 _MOST_BYTES = 1 << 62  # of an expanded tensor: torch counts in 64 bits
@@ -74,11 +74,8 @@ def _with_flags(tensor: Tensor, note: Note) -> Tensor:
 
 
 def _meta_tensor(note: Note) -> Tensor:
-    shape, strides, dtype = (
-        _sizes(note["shape"]),
-        _steps(note["strides"]),
-        dtype_named(note["meta"]),
-    )
+    shape, strides = _sizes(note["shape"]), _steps(note["strides"])
+    dtype = dtype_named(note["meta"])
     if len(shape) != len(strides) or Region(0, shape, strides, dtype.itemsize).end > _MOST_BYTES:
         raise _impossible(shape, strides)
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
@@ -109,18 +106,36 @@ def _impossible(shape: Sequence[int], strides: Sequence[int]) -> TraceError:
 
 def _tensor_of(files: TensorSource, note: Note) -> Tensor:
     if "kind" in note:
-        return _with_parts(files, note)
-    stored = files.read(note["key"])
-    if "view" in note:
-        tensor = _view_of(stored, note)
+        tensor = _with_parts(files, note)
+    elif "view" in note:
+        tensor = _view_of(_tensor_of(files, note["of"]), note)
     else:
-        tensor = _of_dtype(stored, dtype_named(note["dtype"])) if "dtype" in note else stored
-        if "strides" in note:
-            tensor = _laid_out(tensor, _steps(note["strides"]))
-        tensor = _marked(tensor, note, is_resolved=True)
-        if "shape" in note:
-            tensor = tensor.expand(_sizes(note["shape"]))
+        tensor = _written_tensor(files, note)
+    return _with_lazy_operations(tensor, note)
+
+
+def _with_lazy_operations(tensor: Tensor, note: Note) -> Tensor:
+    """The tensor with the lazy conjugation and negation that it had. The numbers in the file are
+    the results; those that a view shares with another tensor are the operands.
+    """
+    is_operand = "view" in note
+    if note.get("conj") is True and tensor.is_complex():
+        tensor = tensor if is_operand else tensor.conj_physical()
+        torch._C._set_conj(tensor, True)
+    if note.get("neg") is True:
+        tensor = tensor if is_operand else tensor.neg()
+        torch._C._set_neg(tensor, True)
     return tensor
+
+
+def _written_tensor(files: TensorSource, note: Note) -> Tensor:
+    """A tensor whose numbers are in the file under a name of their own."""
+    tensor = files.read(note["key"])
+    if "dtype" in note:
+        tensor = _of_dtype(tensor, dtype_named(note["dtype"]))
+    if "strides" in note:
+        tensor = _laid_out(tensor, _steps(note["strides"]))
+    return tensor.expand(_sizes(note["shape"])) if "shape" in note else tensor
 
 
 def _of_dtype(stored: Tensor, dtype: torch.dtype) -> Tensor:
@@ -130,50 +145,23 @@ def _of_dtype(stored: Tensor, dtype: torch.dtype) -> Tensor:
     return stored.view(dtype).squeeze(-1)
 
 
-def _marked(tensor: Tensor, note: Note, is_resolved: bool) -> Tensor:
-    """The tensor with the lazy conjugation and negation that it had. `is_resolved`: its numbers
-    are those with them.
-    """
-    if note.get("conj") is True and tensor.is_complex():
-        tensor = tensor.conj_physical_() if is_resolved else tensor
-        torch._C._set_conj(tensor, True)
-    if note.get("neg") is True:
-        tensor = tensor.neg_() if is_resolved else tensor
-        torch._C._set_neg(tensor, True)
-    return tensor
-
-
 def _laid_out(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """The tensor with other strides, and so with the gaps in memory that they have."""
+    """The tensor with its elements in another order in memory."""
     shape = tuple(tensor.shape)
-    if len(strides) != len(shape) or not is_laid_out(shape, strides):
+    if len(strides) != len(shape) or not is_dense(shape, strides):
         raise _impossible(shape, strides)
-    if not tensor.numel():
-        return tensor.as_strided(shape, strides)
-    region = Region(0, shape, strides, 1)
-    if region.overlaps_itself:
-        raise _impossible(shape, strides)
-    memory = torch.zeros(region.end, dtype=tensor.dtype)
-    return memory.as_strided(shape, strides).copy_(tensor)
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype).copy_(tensor)
 
 
-def _view_of(stored: Tensor, note: Note) -> Tensor:
-    """A view of the memory of what was written."""
-    dtype = dtype_named(note["dtype"])
+def _view_of(owner: Tensor, note: Note) -> Tensor:
+    """A view of the memory of another tensor."""
+    dtype, memory = dtype_named(note["dtype"]), owner.untyped_storage()
     offset, sizes, steps = note["view"]
     shape, strides, (start,) = _sizes(sizes), _steps(steps), _steps([offset])
-    if "strides" in note:
-        base_strides = _steps(note["strides"])
-        item = stored.shape[len(base_strides) :]  # of a dtype that is written as bytes
-        inner = [math.prod(item[place + 1 :]) for place in range(len(item))]
-        stored = _laid_out(stored, (*(stride * math.prod(item) for stride in base_strides), *inner))
-    memory = stored.untyped_storage()
     region = Region(start, shape, strides, dtype.itemsize)
     if len(shape) != len(strides) or region.end > memory.nbytes():
-        raise TraceError(f"A view of {shown(note['key'])} lies in bytes that it does not have.")
-    start = start if region.num_elements else 0
-    tensor = torch.empty(0, dtype=dtype).set_(memory, start, shape, strides)
-    return _marked(tensor, note, is_resolved=False)
+        raise TraceError("A view lies in bytes that its tensor does not have.")
+    return torch.empty(0, dtype=dtype).set_(memory, start, shape, strides)
 
 
 # -- tensors of several parts ----------------------------------------------------------------------
@@ -217,13 +205,6 @@ def _quantized(parts: dict[str, Tensor], note: Note) -> Tensor:
     )
 
 
-def _mkldnn(parts: dict[str, Tensor], note: Note) -> Tensor:
-    values = parts["values"]
-    able = (torch.float32, torch.bfloat16, torch.float16)
-    can_be = torch.backends.mkldnn.is_available() and values.dtype in able
-    return values.to_mkldnn() if can_be else values  # on processors without it, the same numbers
-
-
 def _nested(parts: dict[str, Tensor], note: Note) -> Tensor:
     return torch.nested.nested_tensor(list(parts.values()), dtype=dtype_named(note["dtype"]))
 
@@ -243,7 +224,6 @@ def _jagged(parts: dict[str, Tensor], note: Note) -> Tensor:
 _MAKERS: dict[str, Callable[[dict[str, Tensor], Note], Tensor]] = {
     "sparse_coo": _coo,
     **{word_of(layout): _compressed(layout) for layout in COMPRESSED},
-    "mkldnn": _mkldnn,
     "quantized": _quantized,
     "nested": _nested,
     "jagged": _jagged,

@@ -20,7 +20,7 @@ from torchlens._recording.recording import Recording
 from torchlens._recording.stored import StoredValue
 from torchlens._recording.user_code import warn_caller
 from torchlens._trace.call_writer import CallWriter, RepeatedCall
-from torchlens._trace.layer_keys import (
+from torchlens._trace.names import (
     NamedLayers,
     checked_keys,
     modules_named,
