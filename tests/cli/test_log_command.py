@@ -124,10 +124,10 @@ def test_what_is_no_target_or_no_input(file: Path, capsys: pytest.CaptureFixture
     [
         ("1x4:int64<0", "an N of at least 1"),
         ("1x4<3", "needs a dtype of whole numbers"),
-        ("1x4:qint8", "no random input '1x4:qint8'"),
-        ("99999999999x99999999999", "no random input '99999999999x99999999999'"),
-        ("99999999999999999999x4", "no random input"),
-        ("4:int64<99999999999999999999", "no random input"),
+        ("1x4:qint8", "create a random input '1x4:qint8'"),
+        ("99999999999x99999999999", "create a random input '99999999999x99999999999'"),
+        ("99999999999999999999x4", "create a random input"),
+        ("4:int64<99999999999999999999", "create a random input"),
     ],
 )
 def test_an_input_that_cannot_be_made_says_why(

@@ -52,7 +52,7 @@ class PythonWriter:
         if kind in (list, set, frozenset):
             return {kind.__name__: self._items(value, name, depth)}
         if kind is dict:
-            return {"dict": [self._pair(*pair, name, depth + 1) for pair in value.items()]}
+            return {"dict": [self._pair(key, item, name, depth + 1) for key, item in value.items()]}
         if kind is slice:
             return {"slice": self._items((value.start, value.stop, value.step), name, depth)}
         return self._object(value, name)
