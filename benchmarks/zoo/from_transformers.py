@@ -226,7 +226,9 @@ def _arguments(model: torch.nn.Module, config: Any) -> dict[str, Any]:
     size = size if isinstance(size, int) else size[0]
     channels = getattr(config, "num_channels", 3)
     mels = getattr(config, "num_mel_bins", None) or getattr(config, "input_feat_per_channel", 16)
-    features = (2, 128, mels) if config.model_type == "speech_to_text" else (2, mels, 128)
+    features: tuple[Any, ...] = (
+        (2, 128, mels) if config.model_type == "speech_to_text" else (2, mels, 128)
+    )
     known = {
         "input_ids": lambda: _ids(16 if config.model_type == "reformer" else 8),
         "decoder_input_ids": lambda: _ids(6),

@@ -32,15 +32,12 @@ def check_all(names: list[str], num_jobs: int, timeout: float) -> Iterator[Resul
             patience = max(
                 0.0, min(deadline for _, _, deadline in running.values()) - time.monotonic()
             )
-            for receiver in connection.wait(list(running), patience):
-                name, process, _ = running.pop(receiver)
-                yield _receive(name, process, receiver)
-            for receiver in [
-                receiver
-                for receiver, (_, _, deadline) in running.items()
-                if deadline < time.monotonic()
-            ]:
-                name, process, _ = running.pop(receiver)
+            for ready in connection.wait(list(running), patience):
+                name, process, _ = running.pop(ready)
+                yield _receive(name, process, ready)
+            now = time.monotonic()
+            for late in [own for own, (_, _, deadline) in running.items() if deadline < now]:
+                name, process, _ = running.pop(late)
                 process.kill()
                 process.join()
                 yield Result(name, [f"no result after {timeout:.0f} s; stopped"], seconds=timeout)
@@ -52,7 +49,7 @@ def check_all(names: list[str], num_jobs: int, timeout: float) -> Iterator[Resul
 def _receive(name: str, process: Any, receiver: Any) -> Result:
     try:
         return receiver.recv()
-    except EOFError:  # the process ended without a word
+    except EOFError:  # the process ended without a result
         process.join()
         code = process.exitcode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"

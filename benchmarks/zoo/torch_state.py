@@ -34,7 +34,7 @@ _NAMESPACES: dict[str, Any] = {
     "torch.nested": torch.nested,
     "torch._VF": torch._VF,
     "torch._C._nn": torch._C._nn,
-    "torch._C._VariableFunctions": torch._C._VariableFunctionsClass,
+    "torch._C._VariableFunctions": torch._C._VariableFunctionsClass,  # type: ignore[attr-defined]
     "torch._C.ScriptFunction": torch._C.ScriptFunction,
     "torch.autograd.function": autograd_function,
     "torch.autograd.function._SingleLevelFunction": autograd_function._SingleLevelFunction,
