@@ -113,18 +113,6 @@ def test_linen_loops_have_as_many_passes_as_turns():
     assert history.module_addresses[0] == "cell"
 
 
-def test_linen_loops_of_no_turn_are_logged():
-    module = linen.RNN(linen.GRUCell(2))
-    variables, nothing = module.init(jax.random.key(0), X[None]), X[None, :0]
-    history = tl.log_forward_pass(module.apply, [variables, nothing])
-    assert (
-        history[history.output_layers[0]].tensor_shape
-        == module.apply(variables, nothing).shape
-        == (1, 0, 2)
-    )
-    assert not any(entry.layer_type == "dotgeneral" for entry in history)
-
-
 def test_the_state_of_equinox_goes_in_and_comes_out():
     norm, state = eqx.nn.make_with_state(eqx.nn.BatchNorm)(3, "batch", mode="ema")
     batched = jax.vmap(norm, axis_name="batch", in_axes=(0, None), out_axes=(0, None))

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import torchlens as tl
 from tests.jax.models import Net, X, blocks, dense, layers
-from torchlens._jax import primitives, recorder
+from torchlens._jax import primitive_recorder, primitives
 
 
 @pytest.mark.parametrize(
@@ -83,29 +83,33 @@ def test_a_module_is_as_before_after_its_validation():
 
 
 def test_an_operation_that_is_not_logged_is_found(monkeypatch):
-    original = recorder.Recorder._write_down
+    original = primitive_recorder.PrimitiveRecorder._write_down
 
     def forgetful(self: Any, primitive: Any, *rest: Any) -> None:
         if primitive.name != "cos":
             original(self, primitive, *rest)
 
-    monkeypatch.setattr(recorder.Recorder, "_write_down", forgetful)
+    monkeypatch.setattr(primitive_recorder.PrimitiveRecorder, "_write_down", forgetful)
     report = tl.validate_forward_pass(lambda x: jnp.sin(jnp.cos(x)), X)
     assert {finding.check for finding in report.findings} == {"completeness"}
 
 
 def test_a_wrong_parent_and_a_wrong_value_are_found(monkeypatch):
-    original = recorder.Recorder.find
-    monkeypatch.setattr(recorder.Recorder, "find", lambda self, value: original(self, value) and 0)
-    monkeypatch.setattr(recorder.Recorder, "number_of", lambda self, array: None)
-    wrong = recorder.Recorder._write_down
+    original = primitive_recorder.PrimitiveRecorder.find
+    monkeypatch.setattr(
+        primitive_recorder.PrimitiveRecorder,
+        "find",
+        lambda self, value: original(self, value) and 0,
+    )
+    monkeypatch.setattr(primitive_recorder.PrimitiveRecorder, "number_of", lambda self, array: None)
+    wrong = primitive_recorder.PrimitiveRecorder._write_down
 
     def misled(self: Any, primitive: Any, args: Any, *rest: Any) -> None:
         wrong(self, primitive, args, *rest)
         if primitive.name == "tanh":
             self.rows[-1] = self.rows[-1]._replace(references=(0,))
 
-    monkeypatch.setattr(recorder.Recorder, "_write_down", misled)
+    monkeypatch.setattr(primitive_recorder.PrimitiveRecorder, "_write_down", misled)
     report = tl.validate_forward_pass(lambda x: jnp.tanh(jnp.sin(x)), X)
     assert "arguments" in {finding.check for finding in report.findings}
     monkeypatch.undo()

@@ -21,7 +21,7 @@ from torchlens._recording.recording import Row
 from torchlens._recording.regions import Region
 from torchlens._recording.trees import plain_tensors
 from torchlens._recording.user_code import source_line
-from torchlens._validate.arguments import checked_arguments
+from torchlens._validate.check_arguments import checked_arguments
 from torchlens._validate.report import Finding, ValidationReport
 from torchlens._validate.snapshots import Snapshot, frozen_tensors
 from torchlens._validate.witness import Subject, Witness, WitnessedCall

@@ -12,12 +12,12 @@ from torchlens._graph.build import build_graph
 from torchlens._history.log import Log
 from torchlens._recording.unseen import unseen
 from torchlens._replay.model_state import State
-from torchlens._validate.arguments import check_arguments
-from torchlens._validate.calls import check_calls
-from torchlens._validate.completeness import Census, check_completeness
-from torchlens._validate.dependence import check_dependence
-from torchlens._validate.outputs import check_outputs, outcome_of
-from torchlens._validate.replay import check_replay, check_unwitnessed
+from torchlens._validate.check_arguments import check_arguments
+from torchlens._validate.check_calls import check_calls
+from torchlens._validate.check_completeness import Census, check_completeness
+from torchlens._validate.check_dependence import check_dependence
+from torchlens._validate.check_replay import check_replay, check_unwitnessed
+from torchlens._validate.check_outputs import check_outputs, outcome_of
 from torchlens._validate.report import ValidationReport
 from torchlens._validate.witness import Subject
 

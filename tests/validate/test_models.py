@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from tests.networks import Model
 from torchlens._capture.memory.saved_values import Memory
 from torchlens._capture.recorder import Recorder
-from torchlens._validate.completeness import Census
+from torchlens._validate.check_completeness import Census
 from torchlens._validate.exemptions import CONSTANT
 from torchlens._validate.witness import Witness
 from torchlens.api import validate_forward_pass, validate_saved_activations

@@ -1,8 +1,8 @@
-"""Arrays of JAX as torch tensors, and back.
+"""Converts arrays of JAX to torch tensors, and back.
 
-A tensor shares the memory of the array it stands for wherever torch knows its type. A random key
-becomes the numbers it consists of; a type that torch lacks becomes the smallest that holds all its
-values (int4 → int8, float8_e3m4 → float16).
+A tensor shares the memory of its array if torch has the type. A random key becomes the numbers in
+it; a type that torch lacks becomes the smallest that holds all its values (int4 → int8, float8_e3m4
+→ float16).
 """
 
 from functools import cache
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-# numpy's name of a type → torch's. Those that torch lacks come below.
+# numpy's name of a type → torch's type.
 _SAME = {
     name: getattr(torch, name)
     for name in (
@@ -34,27 +34,23 @@ _WIDER = {
     "float8_e4m3": torch.float16,
     "float8_e4m3b11fnuz": torch.float16,
     "float4_e2m1fn": torch.float16,
-    "float0": torch.bool,  # the gradient of a whole number: nothing
+    "float0": torch.bool,  # the gradient of an integer
 }
-# What numpy cannot hand to torch although both know it: seen as whole numbers on the way.
+# Types that torch does not accept from numpy although it has them: passed as integers.
 _AS_BYTES = {np.dtype(ml_dtypes.bfloat16): np.uint16} | {
     np.dtype(getattr(ml_dtypes, name)): np.uint8 for name in _SAME if name.startswith("float8")
 }
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is an array with numbers in it: JAX's own, a random key, or numpy's (a scalar of
-    numpy's too).
-    """
+    """True for an array with values: of JAX, random keys, and of NumPy, also a NumPy scalar."""
     return isinstance(value, np.ndarray | np.generic) or (
         isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     )
 
 
 def with_jax_arrays(tree: Any) -> Any:
-    """The same arguments with arrays of JAX in place of numpy's, of the type that JAX gives
-    them.
-    """
+    """The arguments with NumPy arrays converted to JAX arrays."""
     if type(tree) in (list, tuple):
         return type(tree)(map(with_jax_arrays, tree))
     if type(tree) is dict:
@@ -68,7 +64,7 @@ def with_jax_arrays(tree: Any) -> Any:
 
 
 def is_key(value: Any) -> bool:
-    """Whether it is an array of random keys of the new style, `jax.random.key(0)`."""
+    """True for an array of typed random keys, `jax.random.key(0)`."""
     dtype = getattr(value, "dtype", None)
     return (
         dtype is not None
@@ -89,50 +85,34 @@ def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def shape_and_dtype(array: Any) -> tuple[torch.Size, torch.dtype]:
-    """Of the tensor that `to_torch` would make, without making it."""
+    """The shape and dtype of `to_torch(array)`."""
     if is_key(array):
         return torch.Size((*array.shape, *array.dtype._impl.key_shape)), torch.uint32
     return torch.Size(array.shape), _torch_dtype(array.dtype)
 
 
 def to_torch(array: Any) -> torch.Tensor:
-    """The array as a CPU tensor, without a copy where one can be had. Write to it, and JAX's array
-    changes too.
-    """
+    """The array as a CPU tensor, without a copy if possible: do not write to it."""
     if is_key(array):
         array = jax.random.key_data(array)
     if isinstance(array, jax.Array) and _is_same(array.dtype) and _is_on_host(array):
-        # Not torch.from_dlpack(array), which asks for the device first and takes three times as
-        # long.
-        return from_dlpack(array.__dlpack__())
+        return from_dlpack(array.__dlpack__())  # three times as fast as torch.from_dlpack(array)
     host = np.asarray(array)
     if host.dtype == jax.dtypes.float0:
         return torch.zeros(host.shape, dtype=torch.bool)
-    dtype = _torch_dtype(host.dtype)
-    if host.dtype.name in _WIDER:
-        host = host.astype(
-            np.float16 if dtype is torch.float16 else np.dtype(str(dtype).removeprefix("torch."))
-        )
-    as_bytes = _AS_BYTES.get(host.dtype)
-    if (
-        not host.flags.writeable
-        or not host.flags.c_contiguous
-        or any(stride < 0 for stride in host.strides)
-    ):
+    dtype, host = _torch_dtype(host.dtype), as_known_type(host)
+    flags = host.flags
+    if not (flags.writeable and flags.c_contiguous and min(host.strides, default=0) >= 0):
         host = np.array(host)
-    if as_bytes is not None:
-        return torch.from_numpy(host.view(as_bytes)).view(dtype)
-    if (
-        host.dtype.char in "qQ"
-    ):  # `long long`, which is another type to numpy than the `long` of the same size
+    if host.dtype in _AS_BYTES:
+        return torch.from_numpy(host.view(_AS_BYTES[host.dtype])).view(dtype)
+    if host.dtype.char in "qQ":  # numpy's `long long`, which torch does not accept
         host = host.view(f"{host.dtype.kind}8")
     return torch.from_numpy(host)
 
 
 def as_known_type(array: Any) -> Any:
-    """The same numbers as an array, or in a program that is traced, that torch can be handed
-    without a copy.
-    """
+    """The array, or tracer, with a random key or a type that torch lacks converted."""
     if is_key(array):
         return jax.random.key_data(array)
     wider = _WIDER.get(array.dtype.name) if array.dtype != jax.dtypes.float0 else None
@@ -141,20 +121,18 @@ def as_known_type(array: Any) -> Any:
 
 @cache
 def _is_same(dtype: np.dtype[Any]) -> bool:
-    """Whether torch knows the type. (To ask numpy for its name takes as long as to hand over the
-    memory.)
-    """
+    """True if torch has the type. Cached: `dtype.name` is slow."""
     return dtype.name in _SAME
 
 
 def _is_on_host(array: Any) -> bool:
-    """Whether it lies in the memory of this machine, in one piece."""
+    """True if the array is on the CPU, in one piece."""
     devices = array.devices()
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
 def to_jax(value: Any, dtype: Any) -> Any:
-    """A tensor, an array or a number as an array of this type: what `to_torch` made, made back."""
+    """A tensor, array or number as an array of this type: the inverse of `to_torch`."""
     if isinstance(value, torch.Tensor):
         plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         if plain.dtype is torch.bfloat16:
@@ -180,7 +158,7 @@ def to_jax(value: Any, dtype: Any) -> Any:
 
 
 def number_of(array: Any) -> Any:
-    """The number in an array without dimensions, as Python's own; a random key as it is."""
+    """The Python number in an array without dimensions; a random key unchanged."""
     if is_key(array):
         return array
     value = np.asarray(array)[()]

@@ -1,11 +1,13 @@
-"""What a JAX callable is made of: what runs, its name and arguments, where its weights may be, and
-the attributes of its objects, which validation restores.
+"""Inspects a JAX callable: its name, arguments, and the trees that may hold its weights.
+
+`KeptState` restores the attributes of its objects after a validation.
 """
 
 import functools
 import inspect
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -13,24 +15,22 @@ import jax
 
 from torchlens._jax.arrays import is_array
 from torchlens._jax.internals import is_pmapped
+from torchlens._jax.primitive_recorder import CURRENT
 from torchlens._jax.pytrees import parts_of
-from torchlens._jax.recorder import CURRENT
 from torchlens._recording.trees import Path
 
 _MAX_CLOSURES = 6
 
 
 class Holder(NamedTuple):
-    """A tree that may hold weights, and the name by which the callable reaches it ("" for the
-    callable itself).
-    """
+    """A tree that may hold weights, and the name of its variable ("" for the callable itself)."""
 
     name: str
     tree: Any
 
 
 class Layers:
-    """A dict or list of layers, run one after the other: each gets what the one before returned."""
+    """Runs a dict or list of layers in turn: each gets the result of the one before."""
 
     def __init__(self, layers: Any, path: Path = ()) -> None:
         self.layers = layers
@@ -48,24 +48,22 @@ class Layers:
         run = layer if callable(layer) else Layers(layer, path)
         if CURRENT.tracker is None:
             return run(*args, **kwargs)
-        # A function has no class whose calls could be watched; an object is the same module that
-        # its class would tell of.
+        # Functions have no class to patch. The second report of a module is ignored.
         return CURRENT.tracker.call_at(".".join(map(str, path)), layer, run, args, kwargs)
 
 
 def called(model: Any) -> Any:
-    """What is called where the model is a dict or list of layers; otherwise the model."""
+    """The model as a callable: a dict or list of layers becomes `Layers`."""
     if isinstance(model, jax.stages.Compiled | jax.stages.Lowered):
         raise TypeError(
-            f"model must be a function that can be run step by step, got {type(model).__name__}, a "
-            "program made from one. Give the function itself, or the jitted function before "
-            "lower() and compile()."
+            f"model must be a function, got {type(model).__name__}, a compiled program. Give the "
+            "function itself, or the jitted function before lower() and compile()."
         )
     return model if callable(model) else Layers(model)
 
 
 def unjitted(model: Any) -> Any:
-    """The function that a jitted one (JAX's, Equinox's) compiles; any other object as it is."""
+    """The function inside a jitted one (of JAX or Equinox); any other object unchanged."""
     while hasattr(model, "lower") and hasattr(model, "__wrapped__") and not is_pmapped(model):
         model = model.__wrapped__
     return model
@@ -76,7 +74,7 @@ def is_jitted(model: Any) -> bool:
 
 
 def _core(model: Any) -> Any:
-    """What is inside of jit, grad, vmap and the like, which say what they wrap."""
+    """The callable inside the wrappers of jit, grad, vmap and the like."""
     while not isinstance(model, MethodType) and hasattr(model, "__wrapped__"):
         model = model.__wrapped__
     return model
@@ -107,9 +105,7 @@ def name_of(model: Any) -> str:
 
 
 def signature_of(model: Any) -> inspect.Signature | None:
-    """What it can be called with; of a linen module's `apply`, what its `__call__` takes after the
-    variables.
-    """
+    """The signature; of linen's `apply`, the variables and the parameters of `__call__`."""
     target = (
         model.__call__
         if not isinstance(model, FunctionType | MethodType) and _is_object(model)
@@ -137,7 +133,7 @@ def signature_of(model: Any) -> inspect.Signature | None:
 
 
 def _is_object(model: Any) -> bool:
-    """Whether it is an instance of a class with `__call__`, without a signature of its own."""
+    """True for an instance of a class with `__call__`, without a signature of its own."""
     return (
         not hasattr(model, "__wrapped__")
         and not isinstance(model, functools.partial)
@@ -146,7 +142,7 @@ def _is_object(model: Any) -> bool:
 
 
 def argument_paths(model: Any, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[Path, Any]]:
-    """The arguments, each with the name it arrives under."""
+    """The arguments, each with the name of its parameter."""
     signature = signature_of(model)
     names: list[str] = []
     rest = "args"
@@ -164,8 +160,8 @@ def argument_paths(model: Any, args: list[Any], kwargs: dict[str, Any]) -> list[
 
 
 def holders_in(model: Any) -> list[Holder]:
-    """Trees that the callable brings along: itself, what is bound to it, what its closures and
-    globals name.
+    """The trees that may hold weights: the callable itself, its bound arguments, closure variables,
+    globals and defaults.
     """
     return list(_holders(model, "", set(), 0))
 
@@ -175,38 +171,41 @@ def _holders(model: Any, name: str, seen: set[int], depth: int) -> list[Holder]:
     if id(model) in seen or depth > _MAX_CLOSURES:
         return []
     seen.add(id(model))
-    if isinstance(model, Layers):
-        return [Holder(name, model.layers)]
     if isinstance(model, functools.partial):
         names = [str(path[0]) for path, _ in argument_paths(model.func, list(model.args), {})]
         bound = [*zip(names, model.args, strict=True), *model.keywords.items()]
         found = [holder for key, value in bound for holder in _held(value, key, seen, depth)]
         return [*found, *_holders(model.func, name, seen, depth + 1)]
     if isinstance(model, MethodType):
-        return [
-            *_held(model.__self__, name, seen, depth),
-            *_function_holders(model.__func__, seen, depth),
-        ]
+        own = _held(model.__self__, name, seen, depth)
+        return [*own, *_function_holders(model.__func__, seen, depth)]
     if isinstance(model, FunctionType):
         return _function_holders(model, seen, depth)
-    return [] if isinstance(model, ModuleType | type) else [Holder(name, model)]
+    if isinstance(model, ModuleType | type):
+        return []
+    return [Holder(name, model.layers if isinstance(model, Layers) else model)]
 
 
 def _function_holders(function: Any, seen: set[int], depth: int) -> list[Holder]:
+    return [
+        holder
+        for name, value in _named_values(function).items()
+        for holder in _held(value, name, seen, depth)
+    ]
+
+
+def _named_values(function: Any) -> dict[str, Any]:
     """The values of the closure variables, globals and defaults that a function uses."""
     code = getattr(function, "__code__", None)
     if code is None or _is_library(function):
-        return []
+        return {}
     named: dict[str, Any] = {}
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        try:
+        with suppress(ValueError):  # the cell is empty
             named[name] = cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
     used = {name for inner in _codes(code) for name in inner.co_names}
     named |= {name: function.__globals__[name] for name in used if name in function.__globals__}
-    named |= {f"default_{place}": value for place, value in enumerate(function.__defaults__ or ())}
-    return [holder for name, value in named.items() for holder in _held(value, name, seen, depth)]
+    return named | {f"default_{n}": value for n, value in enumerate(function.__defaults__ or ())}
 
 
 def _codes(code: Any) -> list[Any]:
@@ -242,14 +241,12 @@ def _is_library(function: Any) -> bool:
     )
 
 
-# -- what a call may change
+# -- restoring state
 # -------------------------------------------------------------------------------------------------
 
 
 class KeptState:
-    """The attributes of every object that a callable and its arguments hold, to be put back:
-    counters, statistics.
-    """
+    """Copies and restores the attributes of every object in a callable and its arguments."""
 
     def __init__(self, model: Any, arguments: Any) -> None:
         self._objects: dict[int, tuple[Any, Any, list[tuple[Any, Any]]]] = {}
@@ -271,7 +268,7 @@ class KeptState:
             )
 
     def restore(self) -> None:
-        """Puts everything back."""
+        """Restores the attributes."""
         for value, before, slots in self._objects.values():
             if isinstance(value, list):
                 value[:] = before
@@ -284,12 +281,10 @@ class KeptState:
 
 
 def _slots_of(value: Any) -> list[tuple[Any, Any]]:
-    """The attributes that are no items of a dict, as the descriptors that set them, and their
-    values.
-    """
+    """The attributes in `__slots__`, as descriptors and values."""
     found = []
     for kind in type(value).__mro__:
-        if "__slots__" not in vars(kind):  # written in C: what it has of its own cannot be set
+        if "__slots__" not in vars(kind):  # written in C: cannot be set
             continue
         for slot in vars(kind).values():
             if isinstance(slot, MemberDescriptorType):

@@ -1,8 +1,8 @@
-"""A JAX function compiled so that it also returns what happens inside: one program, run once a
-call.
+"""Jitted functions in `tl.tail`: compiled so that they also return the values to record.
 
-The function is traced as jit traces it, once for each kind of argument. The program becomes a
-recording without values, and is compiled anew with the values that are wanted as further results.
+A function is traced as jit traces it, once for each combination of argument types. The traced
+program becomes a recording without values, and is compiled with the chosen values as further
+results.
 """
 
 import sys
@@ -20,8 +20,10 @@ from torchlens._capture.options import CaptureOptions
 from torchlens._jax.arrays import as_known_type, is_array, shape_and_dtype, to_torch
 from torchlens._jax.callables import unjitted
 from torchlens._jax.internals import concrete
-from torchlens._jax.modules import (
-    ModuleTracker,
+from torchlens._jax.jax_session import JaxSession
+from torchlens._jax.module_calls import (
+    JaxModuleTracker,
+    Turn,
     fill_in,
     order_of_leaving,
     settled_calls,
@@ -29,7 +31,6 @@ from torchlens._jax.modules import (
 )
 from torchlens._jax.programs import tapped, walk_program
 from torchlens._jax.pytrees import key_word
-from torchlens._jax.session import JaxSession
 from torchlens._jax.traced_rows import Number, Source, TracedRows
 from torchlens._recording.operations import OUTPUT
 from torchlens._recording.recording import Recording, Row
@@ -39,9 +40,7 @@ Choice = Callable[[Recording], Iterable[int]]
 
 
 class CallTrees:
-    """As `jax.jit` takes arguments apart. What a function does to an object that it is given is
-    lost.
-    """
+    """Flattens arguments as `jax.jit` does; changes of objects among the arguments are lost."""
 
     def flatten(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
         return jax.tree_util.tree_flatten((args, kwargs))
@@ -51,16 +50,16 @@ class CallTrees:
         return args, kwargs
 
     def state_of(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """A tree of what the call may have changed."""
+        """A tree of the arrays that the call may have changed."""
         return ()
 
     def update(self, args: list[Any], kwargs: dict[str, Any], state: Any) -> None:
-        """Changes the caller's objects as the call changed its own."""
+        """Applies the changes to the caller's objects."""
 
 
 class NnxTrees(CallTrees):
-    """As `nnx.jit` does it: modules and optimizers are updated, and what is the same object stays
-    one.
+    """Flattens arguments as `nnx.jit` does: updates modules and optimizers, keeps shared objects
+    shared.
     """
 
     def __init__(self) -> None:
@@ -82,13 +81,13 @@ class NnxTrees(CallTrees):
 
 
 def trees_of(model: Any) -> CallTrees:
-    """How the arguments of this jitted function are taken apart."""
+    """The kind of trees that this jitted function flattens its arguments to."""
     return NnxTrees() if type(model).__module__.startswith("flax.nnx.") else CallTrees()
 
 
 class CompiledRun:
-    """Runs a jitted function; gives its result and what is recorded. `choose` says which rows get
-    their values.
+    """Runs a jitted function and records its calls. `choose` selects the rows whose values are
+    recorded.
     """
 
     def __init__(self, model: Any, name: str, choose: Choice, keeps_params: bool = False) -> None:
@@ -98,10 +97,10 @@ class CompiledRun:
         self._choose = choose
         self._keeps_params = keeps_params
         self._programs: dict[Any, Program] = {}
-        self._traces_numbers = True  # until the function turns out to need some of them as they are
+        self._traces_numbers = True  # until the function fails with traced numbers
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, "CompiledCall"]:
-        """The result of the call, and what happened in it."""
+        """The result of the call, and its recorded values."""
         key = self._kind_of(args, kwargs)
         program = self._programs.get(key)
         if program is None:
@@ -111,20 +110,15 @@ class CompiledRun:
         return program.run(args, kwargs)
 
     def _trace(self, args: list[Any], kwargs: dict[str, Any]) -> "Program":
-        """Numbers are arrays to a jitted function, unless it was told otherwise (`static_argnums`),
-        which does not show.
+        """jit traces numbers, except static arguments (`static_argnums`), which it does not show:
+        if the function fails with traced numbers, all numbers count as static.
         """
         if self._traces_numbers:
             try:
                 return self._program(args, kwargs, _is_array_or_number)
-            except (
-                TypeError,
-                ValueError,
-                IndexError,
-            ):  # a number that decides what is computed, or how large it is
-                program = self._program(
-                    args, kwargs, is_array
-                )  # which raises what is the function's own error
+            except (TypeError, ValueError, IndexError):  # Python code needs the number's value
+                # An error of the function itself is raised again here.
+                program = self._program(args, kwargs, is_array)
                 self._traces_numbers = False
                 return program
         return self._program(args, kwargs, is_array)
@@ -155,8 +149,8 @@ def _is_array_or_number(leaf: Any) -> bool:
 
 
 class Program:
-    """One trace of a function: a recording without values, and what it takes to fill in the values
-    of a call.
+    """One traced program: its recording without values, and the compiled function that returns the
+    values of a call.
     """
 
     def __init__(
@@ -169,7 +163,7 @@ class Program:
         is_given: Callable[[Any], bool],
         keeps_params: bool,
     ) -> None:
-        self.num_bytes = 0  # of the values of a call, once there was one
+        self.num_bytes = 0  # of the recorded values; known after the first call
         self._is_given = is_given
         self._session = _Tracing(model, name, CaptureOptions(saves=False))
         self._trees = trees
@@ -185,7 +179,7 @@ class Program:
         self.recording = self._write_down(arrays)
 
     def _call(self, model: Any, arrays: list[Any]) -> list[Any]:
-        """Calls the function; what it returns beside arrays is the same each time, as under jit."""
+        """Calls the function; its results other than arrays are constants, as under jit."""
         args, kwargs = self._arguments(arrays)
         result = model(*args, **kwargs)
         leaves, self._result_tree = jax.tree_util.tree_flatten(result)
@@ -208,10 +202,9 @@ class Program:
     # ---------------------------------------------------------------------------------------------
 
     def _write_down(self, arrays: list[Any]) -> Recording:
-        """Rows for what goes in, for each step, and for what comes out; none has a value."""
-        session, rows = self._session, self._rows
-        recorder = session.recorder
-        # What the function returns need not come out twice.
+        """Writes rows without values for the inputs, the steps and the results."""
+        recorder, rows = self._session.recorder, self._rows
+        # Values that are results of the function, which need no tap.
         self._returned_as: dict[Any, tuple[str, int]] = {}
         given = [
             recorder.number_of(array) if is_array(array) else Number(array) for array in arrays
@@ -219,33 +212,31 @@ class Program:
         for place, number in enumerate(given):
             if isinstance(number, int) and number >= 0:
                 rows.sources[number] = Source(("given", place))
-        results = walk_program(self._program, given, rows)
-        for place, (path, number) in enumerate(
-            zip(self._result_paths(), results[: self._num_returned], strict=True)
-        ):
-            if isinstance(number, Number):
-                continue
-            row = len(recorder.rows)
-            source = recorder.rows[number] if number >= 0 else None
-            shape, dtype = (
-                source[-3:-1]
-                if source is not None
-                else shape_and_dtype(session.parts.params[-1 - number])
-            )
-            recorder.rows.append(
-                Row(OUTPUT, (), None, (number,), 0, None, 0, 0.0, None, shape, dtype, None)
-            )
-            session.outputs.append((path, row))
-            rows.sources[row] = Source(("result", place))
-            made = rows.sources.get(number)
-            if made is not None and not made.part:
-                self._returned_as.setdefault(made.whole, ("result", place))
+        results = walk_program(self._program, given, rows)[: self._num_returned]
+        for place, (path, number) in enumerate(zip(self._result_paths(), results, strict=True)):
+            if not isinstance(number, Number):
+                self._add_result(place, path, number)
         recorder.values += [None] * (len(recorder.rows) - len(recorder.values))
         self._settle_calls()
-        return session.recording
+        return self._session.recording
+
+    def _add_result(self, place: int, path: Path, number: int) -> None:
+        """Writes the output row of one result, which is another row or a parameter."""
+        session, rows = self._session, self._rows
+        all_rows = session.recorder.rows
+        if number >= 0:
+            shape, dtype = all_rows[number].shape, all_rows[number].dtype
+        else:
+            shape, dtype = shape_and_dtype(session.parts.params[-1 - number])
+        session.outputs.append((path, len(all_rows)))
+        rows.sources[len(all_rows)] = Source(("result", place))
+        all_rows.append(Row(OUTPUT, (), None, (number,), 0, None, 0, 0.0, None, shape, dtype, None))
+        made = rows.sources.get(number)
+        if made is not None and not made.steps:
+            self._returned_as.setdefault(made.whole, ("result", place))
 
     def _settle_calls(self) -> None:
-        """Gives the calls of modules their places, and what goes into each and comes out of it."""
+        """Orders the calls of modules, and finds the rows that enter and leave each of them."""
         recorder, tracker, rows = self._session.recorder, self._session.tracker, self._rows
         of_turns = rows.turns.traced
         num_calls = len(recorder.module_calls)
@@ -256,24 +247,21 @@ class Program:
         recorder.module_calls = calls
         recorder.rows[:] = [row._replace(module_call=new[row.module_call]) for row in recorder.rows]
         for found, places in (
-            (tracker.entries, range(len(calls))),
+            (tracker.entries, list(range(len(calls)))),
             (tracker.exits, order_of_leaving(calls)),
         ):
             own = [
-                (
-                    new[at],
-                    [
-                        row
-                        for row in (rows.row_of(var, turn) for var in variables)
-                        if row is not None
-                    ],
-                )
+                (new[at], self._rows_of(variables, turn))
                 for call, variables in found
                 for turn, at in rows.turns.calls_of(call)
                 if at not in gone
             ]
             found[:] = sorted(own, key=lambda pair: places[pair[0]])
         fill_in(calls, recorder.rows, tracker.entries, tracker.exits)
+
+    def _rows_of(self, variables: Iterable[Any], turn: Turn) -> list[int]:
+        found = (self._rows.row_of(var, turn) for var in variables)
+        return [row for row in found if row is not None]
 
     def _result_paths(self) -> list[Path]:
         tree = jax.tree_util.tree_unflatten(self._result_tree, range(len(self._returned)))
@@ -285,45 +273,42 @@ class Program:
     # ----------------------------------------------------------------------------------------------
 
     def compile(self, chosen: Iterable[int]) -> None:
-        """Decides on the rows that get their values."""
+        """Compiles the program with the values of the chosen rows."""
+        self._chosen = self._chosen_sources(set(chosen))
+        self._wholes = list(dict.fromkeys(source.whole for source in self._chosen.values()))
+        self._taps: list[Any] = [whole for whole in self._wholes if not Source(whole).is_at_hand]
+        self._compiled = tapped(self._program, self._taps)
+
+    def _chosen_sources(self, chosen: set[int]) -> dict[int, Source]:
+        """The source of each row. A view takes its value from its base if that is available."""
         rows = self._rows
-        own = {
-            row: self._at_hand(rows.sources[row])
-            for row in sorted(set(chosen))
-            if row in rows.sources
-        }
-        taps = {
-            source.whole
-            for row, source in own.items()
-            if not source.is_at_hand and not rows.is_view(row)
-        }
-        for row in own:
-            if rows.is_view(row) and not own[row].is_at_hand:
-                seen = self._at_hand(rows.view_source(row))
-                own[row] = seen if seen.is_at_hand or seen.whole in taps else own[row]
-        wholes = list(dict.fromkeys(source.whole for source in own.values()))
-        number_of = {whole: number for number, whole in enumerate(wholes)}
-        self._chosen = {row: (number_of[source.whole], source) for row, source in own.items()}
-        made: list[Any] = [whole for whole in wholes if not isinstance(whole[0], str)]
-        place_of = {whole: ("made", place) for place, whole in enumerate(made)}
-        self._wholes: list[Any] = [place_of.get(whole, whole) for whole in wholes]
-        self._compiled = tapped(self._program, made)
+        found = {n: self._at_hand(rows.sources[n]) for n in sorted(chosen) if n in rows.sources}
+        views = [n for n, source in found.items() if rows.is_view(n) and not source.is_at_hand]
+        bases = {source.whole for n, source in found.items() if n not in views}
+        for n in views:
+            base = self._at_hand(rows.view_source(n))
+            if base.is_at_hand or base.whole in bases:
+                found[n] = base
+        return found
 
     def _at_hand(self, source: Source) -> Source:
-        """The same value in what the function returns, if it is there."""
-        return Source(self._returned_as.get(source.whole, source.whole), source.part)
+        """The source among the results of the function, if the value is one of them."""
+        return Source(self._returned_as.get(source.whole, source.whole), source.steps)
 
     def run(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, "CompiledCall"]:
-        """The result, and what is recorded of this call."""
+        """The result of a call, and its recorded values."""
         arrays = [leaf for leaf in self._trees.flatten(args, kwargs)[0] if self._is_given(leaf)]
         results, made = self._compiled(list(self._program.consts), arrays)
-        there: dict[str, Any] = {"given": arrays, "result": results, "held": self._rows.held}
-        wholes = [
-            made[place] if kind == "made" else _kept(there[kind][place])
-            for kind, place in self._wholes
-        ]
+        tapped_values = dict(zip(self._taps, made, strict=True))
+        there: dict[Any, Any] = {"given": arrays, "result": results, "held": self._rows.held}
+        wholes = {
+            whole: tapped_values[whole]
+            if whole in tapped_values
+            else _kept(there[whole[0]][whole[1]])
+            for whole in self._wholes
+        }
         if not self.num_bytes:
-            self.num_bytes = sum(whole.nbytes for whole in wholes)
+            self.num_bytes = sum(whole.nbytes for whole in wholes.values())
         returned = iter(results)
         filled = [
             next(returned) if is_own else leaf
@@ -337,19 +322,19 @@ class Program:
         )
         return result, CompiledCall(self, wholes)
 
-    def filled(self, wholes: list[torch.Tensor]) -> Recording:
+    def filled(self, wholes: dict[Any, torch.Tensor]) -> Recording:
         """The recording with the values of a call."""
         values: list[Any] = [None] * len(self.recording.rows)
-        for row, (number, source) in self._chosen.items():
-            values[row] = source.part_in(wholes[number])
+        for row, source in self._chosen.items():
+            values[row] = source.part_in(wholes[source.whole])
         versions = [-1 if tensor is None else tensor._version for tensor in values]
         return replace(self.recording, values=values, versions=versions)
 
 
 class CompiledCall:
-    """The values of one call of a program. What the arrays hold may still be being computed."""
+    """The values of one call of a program; JAX may still be computing them."""
 
-    def __init__(self, program: Program, wholes: list[Any]) -> None:
+    def __init__(self, program: Program, wholes: dict[Any, Any]) -> None:
         self.program = program
         self._wholes = wholes
 
@@ -363,25 +348,24 @@ class CompiledCall:
 
     def recording(self) -> Recording:
         """The call as a recording."""
-        return self.program.filled(list(map(to_torch, self._wholes)))
+        tensors = {whole: to_torch(array) for whole, array in self._wholes.items()}
+        return self.program.filled(tensors)
 
 
 def _kept(array: Any) -> Any:
-    """An array as it is now. Before it is written, its owner may write to it (numpy's), or let
-    another function have its memory (`donate_argnums`), which JAX prevents as long as numpy looks
-    at it."""
+    """The array, protected against later changes: NumPy arrays are copied; a NumPy view of a JAX
+    array prevents the donation of its memory (`donate_argnums`).
+    """
     if isinstance(array, np.ndarray):
         return np.array(array, order="C")
     return np.asarray(as_known_type(array))
 
 
 class _Tracing(JaxSession):
-    """A session in which the function is traced, not run: it learns the inputs, weights and
-    modules.
-    """
+    """A session that traces the function instead of running it."""
 
     def take_params(self, keeps_values: bool) -> None:
-        """The weights as they are now, or their shapes and types."""
+        """Takes the values of the weights, or only their shapes and types."""
         tensors = [to_torch(array) for array in self.parts.params]
         own = (
             tensors
@@ -410,13 +394,13 @@ class _Tracing(JaxSession):
             return jax.make_jaxpr(traced)(arrays)
 
 
-class TracedModules(ModuleTracker):
-    """Modules that are called while a function is traced: what goes in and comes out are variables
-    of the program.
+class TracedModules(JaxModuleTracker):
+    """Records the calls of modules in a trace, with variables of the program as their arguments and
+    results.
     """
 
     def know(self, arrays: list[Any], tracers: list[Any]) -> None:
-        """Which variables stand for which weights."""
+        """Gives the variables that represent weights the addresses of the weights."""
         for array, tracer in zip(arrays, tracers, strict=True):
             address = self.weight_addresses.get(id(array))
             if address is not None:

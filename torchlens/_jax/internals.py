@@ -1,4 +1,4 @@
-"""What is used of JAX that JAX does not promise, in one place, and the check that it is there."""
+"""The private names of JAX that torchlens uses, and the check that this version has them."""
 
 from inspect import unwrap
 from typing import Any
@@ -14,24 +14,13 @@ from torchlens.errors import TorchLensError
 
 EvalTrace: Any = getattr(core, "EvalTrace", None)
 Primitive: Any = core.Primitive
-ShardMapPrimitive: Any = getattr(shard_map, "ShardMapPrimitive", None)  # binds in a way of its own
+ShardMapPrimitive: Any = getattr(shard_map, "ShardMapPrimitive", None)  # has its own `bind`
 _CONTEXT: Any = getattr(source_info_util, "_source_info_context", None)
 name_scope: Any = getattr(source_info_util, "extend_name_stack", None)
 _convert_constants: Any = getattr(partial_eval, "convert_constvars_jaxpr", None)
 
-# Where JAX keeps the function behind `jax.lax.scan`, which is reached so under whatever name
-# somebody imported it.
-SCAN_CELL: Any = next(
-    (
-        cell
-        for cell in getattr(jax.lax.scan, "__closure__", None) or ()
-        if cell.cell_contents is getattr(jax.lax.scan, "__wrapped__", cell)
-    ),
-    None,
-)
-
-# Primitives that the public list of them lacks: that of `custom_vmap`, and those that make, read
-# and write references.
+# Primitives that the public list lacks: `custom_vmap`, and those that make, read and write
+# references.
 CUSTOM_VMAP: list[Any] = [
     getattr(custom_batching, name) for name in ("custom_vmap_p",) if hasattr(custom_batching, name)
 ]
@@ -47,9 +36,7 @@ REFERENCES: list[Any] = [
 
 
 def check_internals() -> None:
-    """Raises where this version of JAX is built so differently that a log would be empty or
-    wrong.
-    """
+    """Raises if this version of JAX lacks a name without which a log would be empty or wrong."""
     missing = [
         name
         for name, is_there in (
@@ -67,28 +54,23 @@ def check_internals() -> None:
     ]
     if missing:
         raise TorchLensError(
-            f"JAX {jax.__version__} is built differently from the versions that torchlens supports "
-            f"(0.10): it has no {' and no '.join(missing)}. Install a supported version: pip "
-            "install 'jax>=0.10,<0.11'."
+            f"torchlens supports JAX 0.10, got {jax.__version__}, which lacks "
+            f"{', '.join(missing)}. Install a supported version: pip install 'jax>=0.10,<0.11'."
         )
 
 
 def is_pmapped(function: Any) -> bool:
-    """Whether `jax.pmap` made it, which cannot be told from what `jax.jit` makes by its
-    attributes.
-    """
+    """True for the result of `jax.pmap`, which has the same attributes as that of `jax.jit`."""
     return getattr(function, "__globals__", None) is getattr(unwrap(jax.pmap), "__globals__", {})
 
 
 def current_context() -> Any:
-    """Where the operation that is about to run was written, as far as JAX says: `traceback` (or
-    None) and `name_stack`.
-    """
+    """JAX's source information for the next operation: `traceback` (or None) and `name_stack`."""
     return _CONTEXT.context
 
 
 def scopes_of(context: Any) -> tuple[Any, ...]:
-    """The named scopes and transformations around an operation, outermost first; each has a
+    """The named scopes and transformations around an operation, outermost first, each with a
     `name`.
     """
     scopes: tuple[Any, ...] = context.name_stack.stack
@@ -96,13 +78,13 @@ def scopes_of(context: Any) -> tuple[Any, ...]:
 
 
 def is_traced(tree: Any) -> bool:
-    """Whether a program is being traced, so that some of these arrays have no values."""
+    """True if any leaf is a tracer."""
     return any(isinstance(leaf, core.Tracer) for leaf in jax.tree_util.tree_leaves(tree))
 
 
 def concrete(value: Any) -> Any:
-    """The array behind the tracers that jvp, grad and vmap wrap it in; None where a program is
-    being traced.
+    """The array (or the variable of a traced program) inside the tracers of jvp, grad and vmap;
+    None for other tracers.
     """
     while isinstance(value, core.Tracer):
         for name in ("primal", "val"):
@@ -115,9 +97,7 @@ def concrete(value: Any) -> Any:
 
 
 def lacks_values(tree: Any) -> bool:
-    """Whether an array in it has no value, because the program that it stands in is being traced
-    and will run later.
-    """
+    """True if any leaf is a tracer without a value, because its program will run later."""
     return any(
         isinstance(leaf, core.Tracer)
         and not isinstance(concrete(leaf), jax.Array | np.ndarray | np.generic)
@@ -126,5 +106,5 @@ def lacks_values(tree: Any) -> bool:
 
 
 def without_constants(program: Any) -> tuple[Any, list[Any]]:
-    """The program with its constants as its first arguments, and those."""
+    """The program with its constants as its first arguments, and the constants."""
     return _convert_constants(program.jaxpr), list(program.consts)

@@ -5,21 +5,18 @@ validated.
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 from jax._src.array import ArrayImpl
 
-from torchlens._jax.internals import SCAN_CELL, EvalTrace, Primitive, ShardMapPrimitive
-from torchlens._jax.modules import call_owners, watched_call
+from torchlens._jax.internals import EvalTrace, Primitive, ShardMapPrimitive
+from torchlens._jax.module_calls import call_owners, watched_call
+from torchlens._jax.primitive_recorder import CURRENT
 from torchlens._jax.programs import INLINED
-from torchlens._jax.recorder import CURRENT
 
 
 class _Patch(NamedTuple):
-    """One name, what stood there, and who still needs what stands there now."""
+    """One replaced name, its original, and the ids of the users that still need the patch."""
 
     owner: Any
     name: str
@@ -30,13 +27,13 @@ class _Patch(NamedTuple):
 _LOCK = threading.RLock()
 _PATCHES: dict[tuple[int, str], _Patch] = {}
 
-# Ways to take a value out of an array, to go on with in Python.
+# Methods that turn an array into a Python or NumPy value.
 _READS = ("__float__", "__int__", "__index__", "__complex__", "item", "tolist", "__array__")
 
 
 def apply_patches(user: object, modules: list[Any]) -> None:
-    """Puts everything in place, unless another thread's log did so before. Until `undo_patches`
-    with the same user.
+    """Applies all patches, until `undo_patches` with the same user. Logs in several threads share
+    them.
     """
     with _LOCK:
         _patch(EvalTrace, "process_primitive", _watched_process, user)
@@ -48,21 +45,8 @@ def apply_patches(user: object, modules: list[Any]) -> None:
             _patch(owner, "__call__", watched_call, user)
 
 
-@contextmanager
-def without_jit(user: object) -> Iterator[None]:
-    """Runs what is inside with jit off, and loops of no turn as well, which JAX refuses there."""
-    try:
-        with _LOCK:
-            if SCAN_CELL is not None:
-                _patch(SCAN_CELL, "cell_contents", _scan_of_any_length, user)
-        with jax.disable_jit():
-            yield
-    finally:
-        undo_patches(user)
-
-
 def undo_patches(user: object) -> None:
-    """Puts back what nobody else needs, in reverse order. Safe to repeat."""
+    """Undoes the patches without another user, in reverse order. Safe to repeat."""
     with _LOCK:
         for key in reversed(list(_PATCHES)):
             patch = _PATCHES[key]
@@ -78,7 +62,7 @@ def _patch(owner: Any, name: str, watched: Callable[[Any], Any], user: object) -
     if known is not None:
         known.users.add(id(user))
         return
-    old = owner.cell_contents if owner is SCAN_CELL else vars(owner)[name]
+    old = vars(owner)[name]
     _PATCHES[key] = _Patch(owner, name, old, {id(user)})
     setattr(owner, name, watched(old))
 
@@ -93,37 +77,8 @@ def _watched_process(original: Any) -> Any:
     return process_primitive
 
 
-def _scan_of_any_length(original: Any) -> Any:
-    """With jit off, JAX runs the body to learn what a scan returns, and so has no answer where
-    there is no turn.
-
-    With jit on it traces the body. Nothing of it runs, so that a log misses nothing, and no module
-    in it is called.
-    """
-
-    @wraps(original)
-    def scan(
-        f: Any, init: Any, xs: Any = None, length: Any = None, *args: Any, **kwargs: Any
-    ) -> Any:
-        is_empty = length == 0 or any(
-            np.shape(leaf)[:1] == (0,) for leaf in jax.tree_util.tree_leaves(xs)
-        )
-        if not is_empty or not jax.config.jax_disable_jit:
-            return original(f, init, xs, length, *args, **kwargs)
-        tracker, CURRENT.tracker = CURRENT.tracker, None
-        try:
-            with jax.disable_jit(False):
-                return original(f, init, xs, length, *args, **kwargs)
-        finally:
-            CURRENT.tracker = tracker
-
-    return scan
-
-
 def _watched_shard_map(original: Any) -> Any:
-    """What runs on each device at once is one operation, which has the function as an argument
-    (`subfuns`).
-    """
+    """Logs a `shard_map` as one operation, with the function as an argument (`subfuns`)."""
 
     def process_shard_map(self: Any, primitive: Any, fun: Any, args: Any, /, **params: Any) -> Any:
         recorder = CURRENT.recorder
@@ -143,7 +98,7 @@ def _watched_shard_map(original: Any) -> Any:
 
 
 def _watched_bool(original: Any) -> Any:
-    def __bool__(self: Any) -> bool:  # noqa: N807 (it stands in the place of one)
+    def __bool__(self: Any) -> bool:  # noqa: N807 (it replaces one)
         value: bool = original(self)
         if CURRENT.recorder is not None:
             CURRENT.recorder.note_boolean(self, value)
@@ -166,7 +121,7 @@ def _watched_read(original: Any) -> Any:
 
 
 class SeenCall(NamedTuple):
-    """One primitive that ran: its name, what it was given, what it returned."""
+    """One primitive that ran, with its arguments and results."""
 
     primitive: Any
     args: list[Any]
@@ -176,8 +131,8 @@ class SeenCall(NamedTuple):
 
 @contextmanager
 def witnessed() -> Iterator[list[SeenCall]]:
-    """Collects the outermost primitives that run in this thread while it logs. What runs a program
-    is looked into.
+    """Collects the primitives that run in this thread while it logs, but not those inside another
+    one. Of a loop, condition or call, it collects the steps.
     """
     seen: list[SeenCall] = []
     own_thread = threading.get_ident()

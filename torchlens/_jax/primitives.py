@@ -1,4 +1,4 @@
-"""What a primitive of JAX is called in the log, and how it is run again."""
+"""The operation that the log has for a primitive of JAX, and how to run it again."""
 
 import re
 from typing import Any
@@ -13,11 +13,11 @@ from torchlens._recording.operations import Operation, layer_type
 
 
 class PrimitiveCall:
-    """Runs a primitive on tensors, arrays or numbers, and returns tensors: what an entry's
-    `func_applied` is.
+    """The `func_applied` of an entry: runs a primitive on tensors, arrays or numbers, and returns
+    tensors.
 
-    It knows the types of the arrays that the primitive was given, which a tensor or a number does
-    not always tell: a random key is logged as the numbers in it, and `2` was a float32.
+    It converts the arguments to the types of the logged call: a random key is logged as the numbers
+    in it, and a constant `2` may have been a float32.
 
     >>> entry = history['dotgeneral_1']
     >>> entry.func_applied(a, b, **entry.func_keyword_args_non_tensor)
@@ -28,7 +28,7 @@ class PrimitiveCall:
         self.dtypes = dtypes
         self.__name__ = primitive.name
         self.__module__ = __name__
-        # By which a copy of a history finds it again.
+        # The name by which pickle finds it.
         self.__qualname__ = (
             f"PRIMITIVES.{primitive.name}({','.join(str(dtype) for dtype in dtypes)})"
         )
@@ -65,10 +65,9 @@ _KNOWN: dict[tuple[Any, ...], Operation] = {}
 
 
 def operation_of(primitive: Any, dtypes: tuple[Any, ...], is_backward: bool = False) -> Operation:
-    """The operation that the log names for a primitive given arrays of these types.
+    """The operation for a primitive and the types of its arguments.
 
-    Where JAX transposed the program to compute gradients, it is another than in the program itself,
-    of the same name.
+    A primitive of the backward pass has another operation, of the same name.
     """
     key = (primitive, dtypes, is_backward)
     operation = _KNOWN.get(key)
@@ -79,7 +78,7 @@ def operation_of(primitive: Any, dtypes: tuple[Any, ...], is_backward: bool = Fa
 
 
 def is_backward(operation: Operation) -> bool:
-    """Whether it is part of a program that JAX transposed."""
+    """True for an operation of the backward pass."""
     call = operation.func
     return (
         isinstance(call, PrimitiveCall)
@@ -92,9 +91,7 @@ def _word(name: str) -> str:
 
 
 class _Primitives:
-    """Finds the call of a primitive by the name it gives itself; AttributeError where JAX has no
-    such primitive now.
-    """
+    """Finds a `PrimitiveCall` by its `__qualname__`, for pickle."""
 
     def __getattr__(self, text: str) -> PrimitiveCall:
         name, _, rest = text.partition("(")
@@ -127,9 +124,7 @@ PRIMITIVES = _Primitives()
 
 
 def compiled_once(primitive: Any, params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters by which a primitive does the same, and is not compiled for each place that it
-    begins at.
-    """
+    """Equivalent parameters with which JAX compiles a slice once for all its start indices."""
     is_slice = primitive is known_primitives.slice_p
     return (
         params | {"strides": None} if is_slice and set(params["strides"] or ()) == {1} else params

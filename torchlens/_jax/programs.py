@@ -1,7 +1,7 @@
-"""Programs inside a program: loops, conditions, calls and custom derivatives.
+"""The programs inside JAX's primitives: loops, conditions, calls and custom derivatives.
 
-Three ways through them: run step by step while a function is logged (`INLINED`), walked without
-running (`walk_program`), and compiled with some inner values as further results (`tapped`).
+`INLINED` runs them step by step while a function is logged, `walk_program` goes through one
+without running it, and `tapped` compiles one that also returns some of its inner values.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def _while(args: Arrays, params: dict[str, Any]) -> list[Any]:
         if not bool(goes_on.any() if goes_on.ndim else goes_on):
             return carried
         results = _run(params["body_jaxpr"], [*body_constants, *carried])
-        # Under vmap, each of a batch stops at its own time and keeps what it has.
+        # Under vmap, each element of the batch stops at its own time and keeps its values.
         carried = (
             [_where(goes_on, new, old) for new, old in zip(results, carried, strict=True)]
             if goes_on.ndim
@@ -56,14 +56,10 @@ def _where(is_new: Any, new: Any, old: Any) -> Any:
 
 
 def _scan(args: Arrays, params: dict[str, Any]) -> list[Any]:
-    num_constants, num_carried = params["num_consts"], params["num_carry"]
-    constants, carried = (
-        list(args[:num_constants]),
-        list(args[num_constants : num_constants + num_carried]),
-    )
-    sequences = args[num_constants + num_carried :]
-    steps = range(params["length"])
+    constants, carried, sequences = loop_parts(params, args)
+    num_carried = len(carried)
     made: list[list[Any]] = []
+    steps = range(params["length"])
     for step in reversed(steps) if params["reverse"] else steps:
         items = [jax.lax.index_in_dim(sequence, step, keepdims=False) for sequence in sequences]
         results = _run(params["jaxpr"], [*constants, *carried, *items])
@@ -71,21 +67,13 @@ def _scan(args: Arrays, params: dict[str, Any]) -> list[Any]:
         made.append(results[num_carried:])
     if params["reverse"]:
         made.reverse()
-    if made:
-        return [*carried, *(jax.numpy.stack(column) for column in zip(*made, strict=True))]
-    results = params["jaxpr"].out_avals[num_carried:]
-    with jax.disable_jit():  # it is on where the body was traced, for want of a turn
-        return [
-            *carried,
-            *(jax.numpy.zeros((0, *result.shape), result.dtype) for result in results),
-        ]
+    return [*carried, *(jax.numpy.stack(column) for column in zip(*made, strict=True))]
 
 
 def _refuse(args: Arrays, params: dict[str, Any]) -> list[Any]:
     raise TorchLensError(
-        "A log cannot follow references that are written to (jax.new_ref), because it identifies "
-        "arrays by what they are, and a reference changes. Pass the array along instead (x = "
-        "x.at[0].set(1)), or log the function without that part."
+        "torchlens cannot log mutable references (jax.new_ref). Return a changed array instead "
+        "(x = x.at[0].set(1)), or log the function without that part."
     )
 
 
@@ -98,7 +86,7 @@ _BY_NAME: dict[str, Callable[[Arrays, dict[str, Any]], list[Any]]] = {
     "scan_p": _scan,
 }
 
-# Primitive → what runs it step by step.
+# Primitive → the function that runs it step by step.
 INLINED = {
     getattr(known_primitives, name): run
     for name, run in _BY_NAME.items()
@@ -107,7 +95,7 @@ INLINED = {
 INLINED |= dict.fromkeys(CUSTOM_VMAP, _call) | dict.fromkeys(REFERENCES, _refuse)
 
 
-# -- walked without running
+# -- walking without running
 # -------------------------------------------------------------------------------------------------
 
 
@@ -115,39 +103,38 @@ _CALLS = frozenset(
     {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"}
 )
 _REPEATED = frozenset({"remat2", "checkpoint"})
-# A loop that would take more steps than this stays one step.
+# A loop with more steps than this remains one step.
 _MOST_STEPS = 10_000
 
-# Which step it is: those that it stands in and itself, each by its id. One program may stand in
-# several places.
+# The ids of the equations around a step, and its own. One program may occur in several places.
 Path = tuple[int, ...]
-# Goes through the program inside a step: from what that is given to what it gives.
+# Walks the program inside a step: from its arguments to its results.
 Body = Callable[[Sequence[Any]], list[Any]]
 
 
 class Walker(Protocol):
-    """What is done at each step. Values may stand for anything, and each method gives the results
-    of its step.
+    """Handles each step of a program. Values may be of any type; each method returns the results of
+    its step.
     """
 
     def constant(self, value: Any) -> Any:
-        """What stands for a constant."""
+        """The value that represents a constant."""
 
     def step(self, equation: Any, path: Path, given: list[Any]) -> Sequence[Any]:
-        """A step that is no program, or is not looked into."""
+        """A step without an inner program, or one that remains one step."""
 
     def call(self, equation: Any, path: Path, given: list[Any], body: Body) -> Sequence[Any]:
-        """A step that only runs a program."""
+        """A step that only calls a program."""
 
     def repeat(self, equation: Any, path: Path, given: list[Any], body: Body) -> Sequence[Any]:
-        """What `jax.checkpoint` computes again in a backward pass, instead of keeping it."""
+        """The part that `jax.checkpoint` computes again in a backward pass."""
 
     def loop(self, equation: Any, path: Path, given: list[Any], body: Body) -> Sequence[Any]:
-        """A scan; the body is one turn of it."""
+        """A scan; `body` is one iteration."""
 
 
 def walk_program(program: Any, args: Sequence[Any], walker: Walker, above: Path = ()) -> list[Any]:
-    """The results of a program, as `walker` gives those of its steps."""
+    """The results of a program, from the results that `walker` returns for its steps."""
     known: dict[Any, Any] = dict(zip(program.jaxpr.invars, args, strict=True))
     known |= {
         var: walker.constant(value)
@@ -175,13 +162,13 @@ def walk_program(program: Any, args: Sequence[Any], walker: Walker, above: Path 
     return [read(atom) for atom in program.jaxpr.outvars]
 
 
-def loop_parts(equation: Any, given: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """What a scan is given: what is the same at each turn, what is carried, and what it goes
-    along.
-    """
-    num_constants, num_carried = equation.params["num_consts"], equation.params["num_carry"]
-    first, second = num_constants, num_constants + num_carried
-    return list(given[:first]), list(given[first:second]), list(given[second:])
+def loop_parts(
+    params: dict[str, Any], args: Sequence[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """The arguments of a scan: constants, the initial carry, and the sequences that it slices."""
+    first = params["num_consts"]
+    second = first + params["num_carry"]
+    return list(args[:first]), list(args[first:second]), list(args[second:])
 
 
 def _body(inner: Any, walker: Walker, path: Path) -> Body:
@@ -189,7 +176,7 @@ def _body(inner: Any, walker: Walker, path: Path) -> Body:
 
 
 def _program_in(equation: Any) -> Any:
-    """The program inside a step, if it is one to look into."""
+    """The program inside a step; None if the step remains one step."""
     name, params = equation.primitive.name, equation.params
     if name == "scan":
         return params["jaxpr"] if 0 < _num_steps(equation) <= _MOST_STEPS else None
@@ -200,7 +187,7 @@ def _program_in(equation: Any) -> Any:
 
 
 def _num_steps(equation: Any) -> int:
-    """How many steps it takes where every loop in it is gone through turn by turn."""
+    """The number of steps with every loop in it unrolled."""
     name = equation.primitive.name
     inner = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
     if inner is None or (name != "scan" and name not in _CALLS | _REPEATED):
@@ -209,11 +196,11 @@ def _num_steps(equation: Any) -> int:
     return turns * (1 + sum(map(_num_steps, getattr(inner, "jaxpr", inner).eqns)))
 
 
-# -- compiled, with inner values
+# -- compiling with inner values
 # -------------------------------------------------------------------------------------------------
 
 
-# A step, and which of its results.
+# A step, and the index of one of its results.
 Tap = tuple[Path, int]
 Made = dict[Tap, Any]
 
@@ -221,10 +208,10 @@ Made = dict[Tap, Any]
 def tapped(
     program: Any, taps: Sequence[Tap]
 ) -> Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]]:
-    """A compiled function of constants and arguments that gives the program's results and what each
-    tap asks for.
+    """A compiled function of constants and arguments that returns the program's results, and the
+    value of each tap.
 
-    What a loop makes is one array of all its turns, in their order along what the loop goes along.
+    A tap inside a loop is one array with the values of all iterations, in the order of the slices.
     """
 
     def run(constants: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -237,7 +224,7 @@ def tapped(
 
 
 class _Tapping:
-    """Runs each step, and keeps what is asked for."""
+    """Runs each step, and keeps the values of the taps."""
 
     def __init__(self, taps: frozenset[Tap]) -> None:
         self.made: Made = {}
@@ -255,9 +242,7 @@ class _Tapping:
         return body(given)
 
     def repeat(self, equation: Any, path: Path, given: list[Any], body: Body) -> Sequence[Any]:
-        """Stays a step of its own, which returns more: were it part of the whole, it would not be
-        computed again.
-        """
+        """Remains one step, with further results: inlined, it would not be computed again."""
         inside: list[Tap] = []
 
         def run(*arrays: Any) -> tuple[list[Any], list[Any]]:
@@ -272,7 +257,7 @@ class _Tapping:
         return list(made[:num_results])
 
     def loop(self, equation: Any, path: Path, given: list[Any], body: Body) -> Sequence[Any]:
-        constants, carried, along = loop_parts(equation, given)
+        constants, carried, sequences = loop_parts(equation.params, given)
         inside: list[Tap] = []
 
         def turn(
@@ -283,7 +268,7 @@ class _Tapping:
             return results[: len(carried)], (results[len(carried) :], list(made.values()))
 
         how = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
-        last, (stacked, made) = jax.lax.scan(turn, carried, along, **how)
+        last, (stacked, made) = jax.lax.scan(turn, carried, sequences, **how)
         self.made |= dict(zip(inside, made, strict=True))
         return self._keep(path, [*last, *stacked])
 

@@ -1,5 +1,5 @@
-"""The rows of a program that is traced, not run: one for each result of each step, and where its
-value will be.
+"""Writes the rows of a traced program: one for each result of each step, and the source of its
+value.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,40 +11,38 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.extend.core import primitives as known_primitives
 
 from torchlens._jax.arrays import is_array, number_of, shape_and_dtype
-from torchlens._jax.modules import Turns
+from torchlens._jax.module_calls import Turns
+from torchlens._jax.primitive_recorder import PrimitiveRecorder
 from torchlens._jax.primitives import operation_of
 from torchlens._jax.programs import Body, Path, Tap, loop_parts
-from torchlens._jax.recorder import Recorder
 from torchlens._jax.user_lines import Place
 from torchlens._recording.recording import make_row
 
-# Makes the value of a step from that of its argument, in the same memory if possible.
+# Makes the result of a step from its argument, in the same memory if possible.
 View = Callable[[torch.Tensor], torch.Tensor]
-_DEEPEST = 8  # views of views of one array
-# How to come from a whole to a part of it, step by step.
-Part = tuple[int | slice | View, ...]
+_DEEPEST = 8  # the longest chain of views of one array
 
 
 class Source(NamedTuple):
-    """Where a value is: in what a tap gives or in an array that is at hand (`("given", 2)`), and
-    which part of that.
+    """Where a value comes from: a tap, or an array that is available anyway (`("given", 2)`), and
+    the indices and views that lead from there to the value.
     """
 
     whole: Tap | tuple[str, int]
-    part: Part = ()
+    steps: tuple[int | slice | View, ...] = ()
 
     @property
     def is_at_hand(self) -> bool:
-        """Whether the whole is an array that there is in any case."""
+        """True if the whole is available without a tap."""
         return isinstance(self.whole[0], str)
 
     def part_at(self, step: int | slice | View) -> "Source":
-        return Source(self.whole, (*self.part, step))
+        return Source(self.whole, (*self.steps, step))
 
     def part_in(self, whole: torch.Tensor) -> torch.Tensor:
-        """The value, made of that of the whole."""
+        """The value, from that of the whole."""
         index: list[int | slice] = []
-        for step in self.part:
+        for step in self.steps:
             if isinstance(step, int | slice):
                 index.append(step)
             else:
@@ -53,26 +51,24 @@ class Source(NamedTuple):
 
 
 class Number:
-    """A constant without dimensions: an argument, not an entry."""
+    """A constant without dimensions: a literal argument, not an entry."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 class _Around(NamedTuple):
-    """A step that others stand in. What JAX says of those (scopes, transformations) begins anew
-    inside it.
-    """
+    """A step with an inner program, in which scopes and transformations begin anew."""
 
     name: str
     place: Place
     is_backward: bool
-    running: int  # the module call that ran before it
+    running: int  # the module call before the step
 
 
 class _Look(NamedTuple):
-    """A row whose value looks at that of another: which one, how, the memory as it sees it, and
-    over how many others.
+    """The view that one row's value is of another's: the base row, the function, a meta tensor of
+    the result, and the length of the chain of views.
     """
 
     base: int
@@ -82,31 +78,31 @@ class _Look(NamedTuple):
 
 
 class TracedRows:
-    """Writes the rows of a program, as a log of its run would have them: each turn of a loop has
-    rows of its own.
+    """Writes the rows of a program as a log of its run would have them: each iteration of a loop
+    has its own rows.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: PrimitiveRecorder) -> None:
         self.sources: dict[int, Source] = {}
-        self.held: dict[int, Any] = {}  # arrays that the function itself holds, by row
+        self.held: dict[int, Any] = {}  # arrays that the function holds, by row
         self.turns = Turns(recorder.module_calls)
         self._recorder = recorder
-        self._outer: list[_Around] = []  # the steps that this one stands in
+        self._outer: list[_Around] = []  # the steps around the current one
         self._row_of: dict[
             tuple[int, tuple[int, ...]], int
         ] = {}  # a variable of the program, at a turn
         self._views: dict[int, _Look] = {}
 
     def row_of(self, var: Any, turn: tuple[int, ...]) -> int | None:
-        """The row that a variable of the program is, at this turn of the loops around it."""
+        """The row of a variable of the program, in this iteration of the loops around it."""
         return self._row_of.get((id(var), turn))
 
     def is_view(self, row: int) -> bool:
-        """Whether the value of a row looks at the memory of another's."""
+        """True if the value of the row is a view of another row's."""
         return row in self._views
 
     def view_source(self, row: int) -> Source:
-        """Where the value of a view is, if the row that it looks at has one."""
+        """The source of a view's value, from the source of its base."""
         look = self._views[row]
         source = (
             self.view_source(look.base) if look.base in self._views else self.sources[look.base]
@@ -158,7 +154,7 @@ class TracedRows:
         if base in self._views:
             _, _, memory, depth = self._views[base]
         seen = found[1](memory)
-        # Otherwise it lies in another order, or a loop turns one array around again and again.
+        # `reshape` may copy; a loop may chain many views.
         if seen.untyped_storage()._cdata == memory.untyped_storage()._cdata and depth < _DEEPEST:
             self._views[row] = _Look(base, found[1], seen, depth + 1)
 
@@ -171,32 +167,29 @@ class TracedRows:
     repeat = call
 
     def loop(self, equation: Any, path: Path, given: list[Any], body: Body) -> Sequence[Any]:
-        """As JAX runs it where jit is off: each turn takes its slice, and in the end what they made
-        is put together.
+        """As JAX runs it with jit off: each iteration slices the sequences, and the results are
+        stacked at the end.
         """
-        constants, carried, along = loop_parts(equation, given)
+        constants, carried, sequences = loop_parts(equation.params, given)
         num_carried, length = len(carried), equation.params["length"]
-        avals = [atom.aval for atom in equation.invars[len(constants) + num_carried :]]
-        made: list[list[Any]] = [[]] * length
+        avals = [atom.aval for atom in equation.invars[len(given) - len(sequences) :]]
         stacks = [
             Source((path, place), self.turns.current)
             for place in range(num_carried, len(equation.outvars))
         ]
+        made: list[list[Any]] = [[]] * length
         self._enter(equation)
         for index in reversed(range(length)) if equation.params["reverse"] else range(length):
             items = [
                 self._slice(equation, row, aval, index)
-                for row, aval in zip(along, avals, strict=True)
+                for row, aval in zip(sequences, avals, strict=True)
             ]
             first = len(self._recorder.rows)
             with self.turns.turn(self._recorder.running, index):
                 results = body([*constants, *carried, *items])
             carried, made[index] = results[:num_carried], results[num_carried:]
-            for source, row in zip(
-                stacks, made[index], strict=True
-            ):  # what the loop returns need not come out twice
-                if isinstance(row, int) and row >= first and row in self.sources:
-                    self.sources[row] = source.part_at(index)
+            for source, row in zip(stacks, made[index], strict=True):
+                self._take_from_stack(row, source.part_at(index), first)
         stacked = [
             self._stack(equation, column, source, var.aval)
             for column, source, var in zip(
@@ -206,10 +199,13 @@ class TracedRows:
         self._leave()
         return self._made(equation, [*carried, *stacked])
 
+    def _take_from_stack(self, row: Any, source: Source, first: int) -> None:
+        """A row that an iteration made needs no tap if the loop returns its value."""
+        if isinstance(row, int) and row >= first and row in self.sources:
+            self.sources[row] = source
+
     def _slice(self, equation: Any, row: int, aval: Any, index: int) -> int:
-        """One item of what a loop goes along. Of a weight it is as little a value of the call as
-        the weight is.
-        """
+        """The rows of one slice of a sequence. A slice of a weight has no value of its own."""
         one = aval.update(shape=(1, *aval.shape[1:]))
         zeros = (0,) * (aval.ndim - 1)
         where = {
@@ -290,12 +286,12 @@ class TracedRows:
         self._recorder.running = self._outer.pop().running
 
     def _is_backward(self) -> bool:
-        """Of the step whose module call was asked for last."""
+        """True for a step of the backward pass: the last one given to `module_call_of`."""
         return self._recorder.is_backward or (bool(self._outer) and self._outer[-1].is_backward)
 
     def _place_of(self, equation: Any) -> Place:
-        """Where a step was written. JAX traces a function of its own (`relu`) once, for whoever
-        calls it first.
+        """The line of user code of a step. JAX traces its own functions (`relu`) once, so inside
+        those it is the line of the outer step.
         """
         traceback, outer = equation.source_info.traceback, self._outer
         place: Place = (
@@ -306,8 +302,8 @@ class TracedRows:
 
 
 def _passed_on(equation: Any, given: list[Any]) -> Any:
-    """What comes out of a step that is no operation to a log: a number of another type, or an array
-    of the same.
+    """The result of a step that leaves no entry (a converted number, or an array that does not
+    change); None for other steps.
     """
     if (
         equation.primitive.name not in ("convert_element_type", "broadcast_in_dim")
@@ -329,45 +325,52 @@ def _holds_program(value: Any) -> bool:
     return any(isinstance(item, Jaxpr | ClosedJaxpr) or callable(item) for item in items)
 
 
-# -- steps that only give their argument another shape
+# -- views
 # --------------------------------------------------------------------------------------------------
 
-# What gives each of its arguments as it is.
+# Primitives that return each of their arguments unchanged.
 _SAME = frozenset({"copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient"})
 
 
+def _slice_index(params: Any) -> tuple[slice, ...]:
+    starts, ends = params["start_indices"], params["limit_indices"]
+    return tuple(map(slice, starts, ends, params["strides"] or [1] * len(starts)))
+
+
+# Primitive → the view that its result at a place is of its only argument, from its parameters and
+# the shape of the result.
+_VIEWS: dict[str, Callable[[Any, tuple[int, ...], int], View]] = {
+    "reshape": lambda params, shape, place: lambda tensor: tensor.reshape(shape),
+    "transpose": lambda params, shape, place: (
+        lambda tensor: tensor.permute(tuple(params["permutation"]))
+    ),
+    "squeeze": lambda params, shape, place: (
+        lambda tensor: tensor.squeeze(tuple(params["dimensions"]))
+    ),
+    "broadcast_in_dim": lambda params, shape, place: (
+        lambda tensor: _broadcast(tensor, shape, params["broadcast_dimensions"])
+    ),
+    "slice": lambda params, shape, place: lambda tensor: tensor[_slice_index(params)],
+    "split": lambda params, shape, place: (
+        lambda tensor: tensor.narrow(
+            params["axis"], sum(params["sizes"][:place]), params["sizes"][place]
+        )
+    ),
+}
+
+
 def view_made_by(equation: Any, place: int) -> tuple[int, View] | None:
-    """Which argument the result at `place` looks at, and how; None where a step makes numbers of
-    its own.
-    """
+    """The argument that the result at `place` is a view of, and the view; None for other steps."""
     name, params = equation.primitive.name, equation.params
-    if not all(
-        isinstance(atom.aval.dtype, np.dtype)
-        for atom in equation.invars
-        if hasattr(atom.aval, "dtype")
-    ):
-        return None  # a random key has sides that its shape does not tell
+    dtypes = [getattr(atom.aval, "dtype", None) for atom in equation.invars]
+    if not all(dtype is None or isinstance(dtype, np.dtype) for dtype in dtypes):
+        return None  # a random key has hidden dimensions
     if name in _SAME:
         return place, lambda tensor: tensor
-    if len(equation.invars) != 1:
-        return None  # a side of a size that is computed
-    shape = tuple(equation.outvars[place].aval.shape)
-    if name == "reshape" and params["dimensions"] is None:
-        return 0, lambda tensor: tensor.reshape(shape)
-    if name == "transpose":
-        return 0, lambda tensor: tensor.permute(tuple(params["permutation"]))
-    if name == "squeeze":
-        return 0, lambda tensor: tensor.squeeze(tuple(params["dimensions"]))
-    if name == "broadcast_in_dim":
-        return 0, lambda tensor: _broadcast(tensor, shape, params["broadcast_dimensions"])
-    if name == "slice":
-        starts, ends = params["start_indices"], params["limit_indices"]
-        index = tuple(map(slice, starts, ends, params["strides"] or [1] * len(starts)))
-        return 0, lambda tensor: tensor[index]
-    if name == "split":
-        axis, sizes = params["axis"], params["sizes"]
-        return 0, lambda tensor: tensor.narrow(axis, sum(sizes[:place]), sizes[place])
-    return None
+    is_reversed = name == "reshape" and params["dimensions"] is not None
+    if name not in _VIEWS or is_reversed or len(equation.invars) != 1:  # or of a computed size
+        return None
+    return 0, _VIEWS[name](params, tuple(equation.outvars[place].aval.shape), place)
 
 
 def _broadcast(

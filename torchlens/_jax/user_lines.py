@@ -1,4 +1,4 @@
-"""Where in the user's code a primitive was called."""
+"""Finds the line of user code that called a primitive."""
 
 import os
 from functools import cache
@@ -13,8 +13,7 @@ Place = tuple[CodeType | None, int]
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "optax", "jaxtyping", "chex", "numpy")
 _STANDARD = Path(os.__file__).resolve().parent
-# The frame of a function that has this among its local names is where a log began: what called it
-# is no part of the model.
+# A function with this local variable starts a log: its callers are not part of the model.
 END = "_torchlens_log_began"
 
 
@@ -31,11 +30,11 @@ def _folders() -> tuple[str, ...]:
 
 
 class _Kind(NamedTuple):
-    """What a piece of code is. It is kept, so that its id stays its own: hashing a code object
-    means reading it all.
+    """Whether a code object is the user's. Kept by id, because hashing a code object is slow; the
+    code is kept alive, so that its id is unique.
     """
 
-    is_passed_over: bool  # a library's
+    is_library: bool
     is_user: bool
     code: CodeType
 
@@ -50,31 +49,31 @@ def _look(code: CodeType) -> _Kind:
     return found
 
 
-class Places:
-    """Finds the innermost line of the user's code; remembers the answer for each code object."""
+class UserLines:
+    """Finds the innermost line of the user's code."""
 
     def __init__(self) -> None:
         self._traced: dict[int, tuple[Any, Place]] = {}
 
     def here(self, frame: FrameType | None) -> Place:
-        """The first of this frame and those that called it that is the user's."""
+        """The innermost line of user code, from this frame outwards."""
         known = _KNOWN
         while frame is not None:
             code = frame.f_code
-            is_passed_over, is_user, _ = known.get(id(code)) or _look(code)
-            if not is_passed_over:
+            is_library, is_user, _ = known.get(id(code)) or _look(code)
+            if not is_library:
                 return (code, frame.f_lasti) if is_user else (None, 0)
             frame = frame.f_back
         return None, 0
 
     def traced(self, traceback: Any) -> Place:
-        """The same for a program that was written down earlier, as JAX remembers it."""
+        """The innermost line of user code in a traceback that JAX kept with a traced program."""
         known = self._traced.get(id(traceback))
         if known is None:
             found: Place = (None, 0)
             for code, instruction in zip(*traceback.raw_frames(), strict=True):
                 kind = _KNOWN.get(id(code)) or _look(code)
-                if not kind.is_passed_over:
+                if not kind.is_library:
                     found = (code, instruction) if kind.is_user else (None, 0)
                     break
             known = self._traced[id(traceback)] = (traceback, found)

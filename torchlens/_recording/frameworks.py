@@ -38,7 +38,7 @@ def as_model(model: Any, *inputs: Any) -> Any:
     """A callable of JAX in the form that the rooms take; anything else as it is."""
     if not is_for_jax(model, *inputs):
         return model
-    from torchlens._jax.session import JaxModel
+    from torchlens._jax.jax_session import JaxModel
 
     return JaxModel(model)
 

@@ -12,7 +12,7 @@ from torchlens._capture.options import CaptureOptions
 from torchlens._jax.callables import is_jitted
 from torchlens._jax.compiled import CompiledRun
 from torchlens._jax.internals import is_traced
-from torchlens._jax.recorder import CURRENT
+from torchlens._jax.primitive_recorder import CURRENT
 from torchlens._recording.recording import Recording
 from torchlens._trace.names import (
     NamedLayers,

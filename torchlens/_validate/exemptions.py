@@ -1,9 +1,9 @@
-"""The operations and arguments that validation does not check, and why. Nothing else is exempt."""
+"""The complete list of what validation does not check, with the reasons."""
 
 from dataclasses import dataclass
 from typing import Any
 
-# Operations that are not run again: {name: why}.
+# Operations that are not run again, with the reason.
 UNINITIALISED = "its result is uninitialised memory"
 REPLAY: dict[str, str] = dict.fromkeys(
     (
@@ -14,19 +14,17 @@ REPLAY: dict[str, str] = dict.fromkeys(
     UNINITIALISED,
 )  # fmt: skip
 REPLAY["backward"] = REPLAY["grad"] = (
-    "a derivative is taken of autograd's graph, which the values of the arguments do not hold"
+    "a derivative depends on autograd's graph, which the values of the arguments do not hold"
 )
 REPLAY["_make_dual"] = REPLAY["_unpack_dual"] = (
-    "a dual number lives in a level of forward differentiation, which is over"
+    "a dual number belongs to a level of forward differentiation, which has ended"
 )
-# The same of calls that are recorded as a whole.
+# The same, for calls that are recorded as a whole.
 OPAQUE_REPLAY: dict[str, str] = dict.fromkeys(
     ("object_to_tensor", "tensor_to_object"), "a pickle holds more of a tensor than its values"
 )
-EARLY = "it was given memory that a collective was still writing, and that nobody had waited for"
-COLLECTIVE = (
-    "it needs the other processes, which would have to run it again at the same time and as often"
-)
+EARLY = "its argument is the memory of a collective that had not finished"
+COLLECTIVE = "a collective cannot run again without the other processes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,40 +64,39 @@ DEPENDENCE: tuple[Exemption, ...] = (
             "scatter_", "scatter_reduce", "scatter_reduce_", "set_", "uniform_", "zero_",
         }),
         frozenset({0}),
-        "all of the argument is written over",
+        "the argument is overwritten",
     ),
     Exemption(
         frozenset({"_indices", "ccol_indices", "col_indices", "crow_indices", "indices",
         "row_indices"}),
         frozenset({0}),
-        "a sparse tensor is changed in its values, and these are its pattern",
+        "validation changes the values of a sparse tensor, not its pattern",
     ),
     Exemption(
         frozenset({"__array_wrap__"}),
         frozenset({0, "self"}),
-        "numpy has computed the result from the argument, out of torch's sight",
+        "NumPy computed the result, which torch does not see",
     ),
     Exemption(
         frozenset({"batch_norm", "instance_norm", "native_batch_norm"}),
         frozenset({3, 4, "running_mean", "running_var"}),
-        "in training the statistics are written, and only the batch's own are used",
+        "in training, the running statistics are written, but not read",
     ),
 )  # fmt: skip
 
-# Parents that an operation need not depend on whatever it is: why.
-VIEW = "a view that was written over since: it is how the reader got to the memory"
-PART = "one of several that wrote the argument, in a part of it that the operation does not pick"
-MANY = "one of many that wrote parts of one argument, of which some were tried"
+# Reasons that do not depend on the operation.
+VIEW = "a view whose memory was overwritten before the operation"
+PART = "a parent that wrote a part of the argument that the operation does not read"
+MANY = "one of many parents of one argument, of which only some were changed"
 CAPTURED = "a tensor that a function captured cannot be changed from outside"
 CONTENDED = "another thread wrote to an argument while the operation ran"
-UNSTEADY = "a number or a text that differs between two plain runs, too, such as a time"
+UNSTEADY = "a number or text that also differs between two plain runs, such as a time"
 EMPTY = "a tensor without elements"
 LAZY = "a tensor of a lazy module, which had no value before the pass"
 
-# ATen operations that may run outside a logged one: {name: why}.
+# ATen operations that may run outside a logged operation, with the reason.
 UNLOGGED_ATEN: dict[str, str] = {
-    "aten::detach": "autograd's own bookkeeping, around custom functions and checkpoints; nothing "
-                    "is computed",
+    "aten::detach": "autograd's own bookkeeping; nothing is computed",
     "aten::alias": "autograd's own bookkeeping; nothing is computed",
     "aten::lift_fresh": "marks a tensor made from Python numbers; nothing is computed",
     **dict.fromkeys(
@@ -112,27 +109,24 @@ UNLOGGED_ATEN: dict[str, str] = {
             "aten::sym_storage_offset", "aten::sym_stride",
             "prim::device", "prim::layout",
         ),
-        "tells about a tensor of somebody's own kind; nothing is computed",
+        "reads metadata of a tensor subclass; nothing is computed",
     ),
 }  # fmt: skip
 
-GRADIENT = "a gradient that a backward pass inside the model left at a parameter"
+GRADIENT = "the gradient of a parameter, from a backward pass inside the model"
 CONSTANT = (
     "a tensor made from Python numbers by a constructor that torch does not report, such as "
     "torch.IntTensor([3])"
 )
 DISTRIBUTED = "a tensor that torch.distributed keeps between its own operations"
-ASIDE = (
-    "FSDP, bringing the shards of parameters together or apart: the layers that read the "
-    "parameters are logged"
-)
+ASIDE = "FSDP gathers or splits parameters; the layers that read them are logged"
 
 
 def dependence_exemption(name: str, location: Any) -> str | None:
-    """Why the result of the operation need not depend on the argument there; None if it must."""
+    """The reason why the result may not depend on the argument; None if it must."""
     head = location[0] if isinstance(location, tuple) else location
     if head == "out":
-        return "all of the argument is written over"
+        return "the argument is overwritten"
     for exemption in DEPENDENCE:
         if name in exemption.names and (exemption.locations is None or head in exemption.locations):
             return exemption.reason

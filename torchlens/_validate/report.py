@@ -1,7 +1,15 @@
-"""What a validation found: text for people, fields for programs."""
+"""The report of a validation, and the helpers that run its steps and add to it."""
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TypeVar
+
+from torchlens._recording.unseen import unseen
+
+T = TypeVar("T")
 
 # The checks, in the order they are made.
 CHECKS = ("outputs", "calls", "arguments", "replay", "dependence", "completeness")
@@ -12,8 +20,7 @@ _MAX_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with the log: which check, which layer, what was expected and what
-    was found.
+    """One error of the log: the check, the layer, the expected and the actual state.
 
     `layer` is a label; it is empty if the finding is about the pass as a whole.
     """
@@ -32,8 +39,8 @@ class Finding:
 class NotShown:
     """One claim of the log that could be neither shown nor refuted, which is not a failure.
 
-    `argument` is the place of the argument in question (`0`, `"mask"`, `(0, 1)`), and `reason` says
-    what was tried.
+    `argument` is the location of the argument (`0`, `"mask"`, `(0, 1)`), and `reason` says what
+    validation tried.
     """
 
     check: str
@@ -49,9 +56,9 @@ class NotShown:
 class ValidationReport:
     """The outcome of a validation; true in a condition if nothing was found.
 
-    `num_checked` counts what each check looked at, `not_shown` lists what could not be decided,
-    `exemptions` counts what was not checked, by check and reason, and `seconds` says where the time
-    went.
+    `num_checked` counts the items of each check, `not_shown` lists claims that could not be
+    decided, `exemptions` counts unchecked items by check and reason, and `seconds` has the time of
+    each run and check.
 
     >>> report = validate_forward_pass(model, x)
     >>> report.passed, report.findings, report.not_shown
@@ -78,25 +85,28 @@ class ValidationReport:
     def __str__(self) -> str:
         lines = [f"Validation of {self.model_name}: {self._verdict()}"]
         for check in CHECKS:
-            found = [str(finding) for finding in self.findings if finding.check == check]
-            unshown = [str(item) for item in self.not_shown if item.check == check]
-            verdict = "nothing found" if not found else _counted(len(found), "finding")
-            if unshown:
-                verdict += f", {len(unshown)} could not be shown"
-            lines.append(f"  {check:<13}{self.num_checked[check]:>7} checked, {verdict}")
-            lines += _shown(found, "findings")
-            lines += _shown(unshown, "not_shown", "could not be shown: ")
-            lines += [
+            lines += self._lines_of(check)
+        if self.seconds:
+            times = ", ".join(f"{name} {took:.2f} s" for name, took in self.seconds.items())
+            lines.append(f"  time         {times}")
+        return "\n".join(lines)
+
+    def _lines_of(self, check: str) -> list[str]:
+        found = [str(finding) for finding in self.findings if finding.check == check]
+        unshown = [str(item) for item in self.not_shown if item.check == check]
+        verdict = _counted(len(found), "finding") if found else "nothing found"
+        if unshown:
+            verdict += f", {len(unshown)} could not be shown"
+        return [
+            f"  {check:<13}{self.num_checked[check]:>7} checked, {verdict}",
+            *_shown(found, "findings"),
+            *_shown(unshown, "not_shown", "could not be shown: "),
+            *(
                 f"    {count} not checked: {reason}"
                 for (name, reason), count in self.exemptions.items()
                 if name == check
-            ]
-        if self.seconds:
-            lines.append(
-                "  time         "
-                + ", ".join(f"{name} {took:.2f} s" for name, took in self.seconds.items())
-            )
-        return "\n".join(lines)
+            ),
+        ]
 
     def _verdict(self) -> str:
         return "passed" if self.passed else f"FAILED, {_counted(len(self.findings), 'finding')}"
@@ -111,3 +121,50 @@ def _shown(items: list[str], field_name: str, head: str = "") -> list[str]:
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+# -- steps
+# -------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def timed(report: ValidationReport, name: str) -> Iterator[None]:
+    """Adds the time of the block to the report."""
+    start = perf_counter()
+    try:
+        yield
+    finally:
+        report.seconds[name] = report.seconds.get(name, 0.0) + perf_counter() - start
+
+
+def make_run(report: ValidationReport, name: str, check: str, run: Callable[[], T]) -> T | None:
+    """The result of a run of the model; None, and a finding, if the model raised."""
+    with timed(report, name):
+        try:
+            return run()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # any exception of the model, also SystemExit
+            finding = Finding(check, "", f"the {name} to return", failure_text(error))
+            report.findings.append(finding)
+    return None
+
+
+def make_check(report: ValidationReport, name: str, check: Callable[[], None]) -> None:
+    """Makes a check; a check that fails on an unknown kind of tensor is a finding, too."""
+    with timed(report, name):
+        try:
+            with unseen():
+                check()
+        except Exception as error:
+            finding = Finding(name, "", f"the check of {name} to be possible", failure_text(error))
+            report.findings.append(finding)
+
+
+def failure_text(error: BaseException) -> str:
+    """The type and the first line of an exception."""
+    try:
+        text = str(error).strip().partition("\n")[0]
+    except Exception:  # its `__str__` raises
+        text = "(without a message)"
+    return f"{type(error).__name__}: {text}"

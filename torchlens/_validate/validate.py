@@ -1,10 +1,8 @@
-"""The runs and the checks, in order."""
+"""Validates a log of a PyTorch model: makes the runs, then the checks, in order."""
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from time import perf_counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,25 +19,25 @@ from torchlens._recording.recording import Recording
 from torchlens._recording.unseen import unseen
 from torchlens._replay.model_state import State
 from torchlens._text.lazy_import import lazy_function
-from torchlens._validate.arguments import check_arguments
-from torchlens._validate.calls import check_calls
-from torchlens._validate.completeness import Census, check_completeness
-from torchlens._validate.dependence import check_dependence
-from torchlens._validate.outputs import (
+from torchlens._validate.check_arguments import check_arguments
+from torchlens._validate.check_calls import check_calls
+from torchlens._validate.check_completeness import Census, check_completeness
+from torchlens._validate.check_dependence import check_dependence
+from torchlens._validate.check_outputs import (
     Outcome,
     check_outputs,
     different_data,
     outcome_of,
     same_outputs,
 )
-from torchlens._validate.replay import check_replay, check_unwitnessed
-from torchlens._validate.report import Finding, ValidationReport
+from torchlens._validate.check_replay import check_replay, check_unwitnessed
+from torchlens._validate.report import Finding, ValidationReport, make_check, make_run
 from torchlens._validate.witness import Subject, Witness
 
 if TYPE_CHECKING:
-    from torchlens._validate.jax_checks import validate_jax
+    from torchlens._validate.check_jax import validate_jax
 else:
-    validate_jax = lazy_function("torchlens._validate.jax_checks", "validate_jax")
+    validate_jax = lazy_function("torchlens._validate.check_jax", "validate_jax")
 
 
 _COMPILER = "torch._dynamo"
@@ -48,7 +46,7 @@ _COMPILER = "torch._dynamo"
 def validate(
     model: Any, args: list[Any], kwargs: dict[str, Any], random_seed: int | None
 ) -> ValidationReport:
-    """See `torchlens.validate_forward_pass`; the arguments are checked."""
+    """See `torchlens.validate_forward_pass`, which checks the arguments."""
     if isinstance(model, OtherModel):
         return validate_jax(model, args, kwargs, random_seed)
     assert isinstance(model, torch.nn.Module)
@@ -73,7 +71,7 @@ def validate(
 
 
 def _check_all(runs: "_Runs", report: ValidationReport) -> None:
-    """All runs, then all checks."""
+    """Makes all runs, then all checks."""
     num_before = num_collectives()
     plain = runs.plain("plain run")
     logged = None if plain is None else runs.logged("logged run", "outputs", None)
@@ -82,12 +80,8 @@ def _check_all(runs: "_Runs", report: ValidationReport) -> None:
     again = None
     # Other processes might not repeat their part of a collective.
     if num_before is not None and num_collectives() == num_before:
-        differs = not same_outputs(plain, logged[0]) or bool(different_data(plain, logged[0]))
-        again = runs.plain("second plain run") if differs else plain
-        if again is None or not same_outputs(plain, again):
-            expected = "two plain runs from one state to return the same"
-            found = "a model that does not repeat itself: nothing can be compared"
-            report.findings.append(Finding("outputs", "", expected, found))
+        again = _repeated(runs, plain, logged[0], report)
+        if again is None:
             return
     num_params = len(logged[1].params)
     witness, census = Witness(num_params), Census(num_params)
@@ -104,18 +98,38 @@ def _check_all(runs: "_Runs", report: ValidationReport) -> None:
         subject = Subject(Log(recording, graph=build_graph(recording)), witness)
     _note_valueless(subject, report)
     steps = None if counted is None else counted[1].rows
-    # Threads take turns in another order each time.
-    if not recording.branches:
-        _check(report, "replay", lambda: check_unwitnessed(subject, logged[1], report))
-    del counted
     outcomes = (plain, logged[0], witnessed[0])
-    _check(report, "outputs", lambda: check_outputs(subject, outcomes, again, report))
     inputs = (runs.model, runs.args, runs.kwargs)
-    _check(report, "calls", lambda: check_calls(subject, logged[1], *inputs, report))
-    _check(report, "arguments", lambda: check_arguments(subject, report))
-    _check(report, "replay", lambda: check_replay(subject, report))
-    _check(report, "dependence", lambda: check_dependence(subject, report))
-    _check(report, "completeness", lambda: check_completeness(subject, census, steps, report))
+    checks: list[tuple[str, Callable[[], None]]] = [
+        ("outputs", lambda: check_outputs(subject, outcomes, again, report)),
+        ("calls", lambda: check_calls(subject, logged[1], *inputs, report)),
+        ("arguments", lambda: check_arguments(subject, report)),
+        ("replay", lambda: check_replay(subject, report)),
+        ("dependence", lambda: check_dependence(subject, report)),
+        ("completeness", lambda: check_completeness(subject, census, steps, report)),
+    ]
+    # The order of operations in several threads differs from run to run.
+    if not recording.branches:
+        checks.insert(0, ("replay", lambda: check_unwitnessed(subject, logged[1], report)))
+    for name, check in checks:
+        make_check(report, name, check)
+
+
+def _repeated(
+    runs: "_Runs", plain: Outcome, logged: Outcome, report: ValidationReport
+) -> Outcome | None:
+    """The outcome of a second plain run, which is made only if the logged run differs from the
+    first; None, and a finding, if the plain runs differ.
+    """
+    if same_outputs(plain, logged) and not different_data(plain, logged):
+        return plain
+    again = runs.plain("second plain run")
+    if again is not None and not same_outputs(plain, again):
+        expected = "two plain runs from one state to return the same"
+        found = "a model that does not repeat itself: nothing can be compared"
+        report.findings.append(Finding("outputs", "", expected, found))
+        return None
+    return again
 
 
 class _Runs:
@@ -145,7 +159,7 @@ class _Runs:
     def logged(
         self, name: str, check: str, observer: Observer | None
     ) -> tuple[Outcome, Recording] | None:
-        """A run that is logged as `log_forward_pass` does it, beside an observer."""
+        """A run that is logged as by `log_forward_pass`, with an observer."""
         sessions: list[Session] = []
 
         def run() -> Any:
@@ -160,45 +174,7 @@ class _Runs:
         self.state.restore()
         if self._random_seed is not None:
             seed_generators(self._random_seed)
-        with timed(self._report, name):
-            try:
-                return outcome_of(run(), self.state)
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # whatever the model raises, SystemExit too
-                finding = Finding(check, "", f"the {name} to return", failure_text(error))
-                self._report.findings.append(finding)
-        return None
-
-
-def _check(report: ValidationReport, name: str, check: Callable[[], None]) -> None:
-    """Makes a check; one that fails on an unknown kind of tensor is a finding, too."""
-    with timed(report, name):
-        try:
-            with unseen():
-                check()
-        except Exception as error:
-            finding = Finding(name, "", f"the check of {name} to be possible", failure_text(error))
-            report.findings.append(finding)
-
-
-def failure_text(error: BaseException) -> str:
-    """The type and the first line of an exception."""
-    try:
-        text = str(error).strip().partition("\n")[0]
-    except Exception:  # its `__str__` raises
-        text = "(without a message)"
-    return f"{type(error).__name__}: {text}"
-
-
-@contextmanager
-def timed(report: ValidationReport, name: str) -> Iterator[None]:
-    """Adds the time that the block takes to the report."""
-    start = perf_counter()
-    try:
-        yield
-    finally:
-        report.seconds[name] = report.seconds.get(name, 0.0) + perf_counter() - start
+        return make_run(self._report, name, check, lambda: outcome_of(run(), self.state))
 
 
 def _note_valueless(subject: Subject, report: ValidationReport) -> None:

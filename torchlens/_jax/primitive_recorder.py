@@ -13,29 +13,28 @@ from torchlens._jax.arrays import is_array, number_of, shape_and_dtype, to_torch
 from torchlens._jax.internals import concrete, current_context, scopes_of
 from torchlens._jax.primitives import compiled_once, operation_of
 from torchlens._jax.programs import INLINED
-from torchlens._jax.user_lines import Place, Places
+from torchlens._jax.user_lines import Place, UserLines
 from torchlens._recording.operations import BUFFER, OUTPUT, Operation
 from torchlens._recording.recording import Failure, ModuleCall, Row, make_row
 
 
-class _Current(threading.local):
-    """The recorder of the log that this thread makes, if it makes one."""
+class _ThreadLog(threading.local):
+    """The recorder and the module tracker of the log of this thread, if there is one."""
 
-    recorder: "Recorder | None" = None
-    tracker: Any = None  # of its modules
-
-
-CURRENT = _Current()
+    recorder: "PrimitiveRecorder | None" = None
+    tracker: Any = None
 
 
-class Recorder:
-    """What is known of the arrays of a pass, by the id of each; whatever has an entry is kept alive
-    until the end.
+CURRENT = _ThreadLog()
 
-    `saves` says which entries keep their value: True, False, or their numbers. What makes a
-    constant of a constant (`1e-5` as an array, that array as float32) is no entry: the constant is
-    an argument of the operation that it goes into, as in a jaxpr. A conversion to the type or shape
-    that the array has already, of which a jaxpr is silent, is none either.
+
+class PrimitiveRecorder:
+    """Records the primitives of one run, and knows its arrays by their ids: it keeps them alive.
+
+    `saves` says which entries keep their value: True, False, or their numbers. The conversion of a
+    constant (`1e-5` to an array, that array to float32) is no entry: the constant is an argument of
+    the operation that uses it, as in a jaxpr. Nor is a conversion to the type or shape that the
+    array already has.
     """
 
     def __init__(
@@ -53,11 +52,10 @@ class Recorder:
         self.constants: list[tuple[str, int]] = []  # address and entry of arrays from elsewhere
         self.failure: Failure | None = None
         self.num_seen = 0
-        self.places = Places()
+        self.places = UserLines()
         self.call_of_scope: dict[str, int] = {}
-        self.names: dict[
-            int, str
-        ] = {}  # of arrays that are no entries until an operation reads them, by id
+        # Names of arrays, by id, that become entries when an operation reads them.
+        self.names: dict[int, str] = {}
         self.running = 0  # the innermost module call
         self._saves = saves
         self._keeps_args = keeps_args
@@ -70,7 +68,7 @@ class Recorder:
         self._scope_call = 0
         self.is_backward = False
 
-    # -- what no primitive made
+    # -- sources and outputs
     # ------------------------------------------------------------------------------------
 
     def know(self, array: Any, number: int) -> None:
@@ -103,7 +101,7 @@ class Recorder:
         return self._saves if isinstance(self._saves, bool) else entry in self._saves
 
     def find(self, value: Any) -> int | None:
-        """The entry or parameter of an array (behind its tracers); an unknown array becomes a
+        """The entry or parameter of an array (inside its tracers); an unknown array becomes a
         buffer.
         """
         array = concrete(value)
@@ -115,7 +113,7 @@ class Recorder:
         return number
 
     def _meet(self, array: Any) -> int:
-        """An array from somewhere else: a global variable, a constant in the code."""
+        """Adds an array that is neither argument nor result: a global variable, a constant."""
         source = (
             array.base
             if isinstance(array, np.ndarray) and isinstance(array.base, np.ndarray)
@@ -128,7 +126,7 @@ class Recorder:
         self.constants.append((name, entry))
         return entry
 
-    # -- what primitives make
+    # -- primitives
     # --------------------------------------------------------------------------------------
 
     def process(
@@ -139,7 +137,7 @@ class Recorder:
         args: Any,
         params: dict[str, Any],
     ) -> Any:
-        """Runs a primitive, as JAX's own `process_primitive` does, and writes down what it made."""
+        """Runs a primitive, as JAX's own `process_primitive` does, and records it."""
         if self._is_busy:
             return original(trace, primitive, args, params)
         inlined = INLINED.get(primitive)
@@ -163,7 +161,7 @@ class Recorder:
             self._is_busy = False
 
     def _is_same(self, primitive: Any, args: Any, result: Any) -> bool:
-        """Whether it is an identity in all but name: the array is the same entry as before."""
+        """True for a conversion that changes nothing: the result is the same entry."""
         if (
             primitive.name not in _SAME_ARRAY
             or args[0].dtype != result.dtype
@@ -177,16 +175,14 @@ class Recorder:
         return True
 
     def _is_constant(self, primitive: Any, args: Any, result: Any) -> bool:
-        """Whether it only turned one number into an array, or such an array into another."""
-        if primitive.name not in _MAKES_CONSTANT:
+        """True if it only converted a constant: a number to an array, or such an array."""
+        if primitive.name not in _MAKES_CONSTANT or len(args) > 1:
             return False
         result = result[0] if primitive.multiple_results else result
-        if result.shape or len(args) > 1:
-            return False
-        source = args[0]
-        if id(source) in self._entry_of_id or not (
-            id(source) in self._numbers or not _is_device_array(source)
-        ):
+        source = id(args[0])
+        is_entry = source in self._entry_of_id
+        is_number = source in self._numbers or isinstance(args[0], _PLAIN_NUMBERS)
+        if result.shape or is_entry or not is_number:
             return False
         self._numbers[id(result)] = number_of(result)
         self._alive.append(result)
@@ -200,31 +196,33 @@ class Recorder:
             code, instruction = self.places.here(sys._getframe(2))
         else:
             code, instruction = self.places.traced(context.traceback)
-        entry_of_id, rows, saves = self._entry_of_id, self.rows, self._saves
-        references, rest, dtypes = [], [], []
-        for arg in args:
-            number = entry_of_id.get(id(arg))
-            if number is None:
-                number = self.find(arg)
-            references.append(number)
-            rest.append(None if number is not None else self._constant(arg))
-            dtypes.append(getattr(arg, "dtype", None))
+        references = tuple(map(self._reference, args))
+        rest = tuple(
+            self._constant(arg) if number is None else None
+            for arg, number in zip(args, references, strict=True)
+        )
+        dtypes = tuple(getattr(arg, "dtype", None) for arg in args)
         call = self.module_call_of(context)
-        operation = operation_of(primitive, tuple(dtypes), self.is_backward)
-        head = (operation, tuple(rest), params, tuple(references), call, code, instruction, seconds)
+        operation = operation_of(primitive, dtypes, self.is_backward)
+        head = (operation, rest, params, references, call, code, instruction, seconds)
         results = result if primitive.multiple_results else (result,)
         is_one = len(results) == 1
         for index, array in enumerate(results):
             if not is_array(array):
                 continue
-            entry = len(rows)
-            rows.append(make_row((*head, None if is_one else index, *shape_and_dtype(array), None)))
-            is_saved = saves if saves is True or saves is False else entry in saves
+            entry = len(self.rows)
+            self.rows.append(
+                make_row((*head, None if is_one else index, *shape_and_dtype(array), None))
+            )
+            is_saved = self._is_saved(entry)
             self.values.append(array if is_saved else None)
-            entry_of_id[id(array)] = entry
-            self._alive.append(array)
+            self.know(array, entry)
             if self._keeps_args and is_saved:
                 self.saved_args[entry] = (args, params)
+
+    def _reference(self, arg: Any) -> int | None:
+        number = self._entry_of_id.get(id(arg))
+        return self.find(arg) if number is None else number
 
     def _constant(self, arg: Any) -> Any:
         number = self._numbers.get(id(arg))
@@ -233,8 +231,8 @@ class Recorder:
         return arg if number is None else number
 
     def module_call_of(self, context: Any) -> int:
-        """The module call that an operation was written in, which may be over, as where its
-        gradient is computed.
+        """The module call around an operation; of a gradient, the (finished) call of the operation
+        that it is the gradient of.
         """
         scopes = scopes_of(context)
         if scopes is not self._scopes:
@@ -248,17 +246,17 @@ class Recorder:
                     break
         return self._scope_call if self._scope_call >= 0 else self.running
 
-    # -- what is told of values
+    # -- reads of values
     # ------------------------------------------------------------------------------------
 
     def note_boolean(self, array: Any, value: bool) -> None:
-        """`if array:`."""
+        """Notes `if array:`."""
         number = self._entry_of_id.get(id(array))
         if number is not None and number >= 0:
             self.booleans[number] = value
 
     def note_read(self, array: Any) -> None:
-        """`float(array)`, `array.item()`, `numpy.asarray(array)`."""
+        """Notes `float(array)`, `array.item()`, `numpy.asarray(array)`."""
         number = self._entry_of_id.get(id(array))
         if number is not None and number >= 0 and not self._is_busy:
             self.reads.add(number)
@@ -276,16 +274,16 @@ class Recorder:
         self.failure = Failure(str(error), call, code, instruction, operation, text, tuple(known))
 
     def fail_outside(self, error: BaseException, place: Place) -> None:
-        """The model raised, and no primitive did."""
+        """Notes that the model raised outside a primitive."""
         if self.failure is None:
             self.failure = Failure(str(error), self.running, *place, None, "", ())
 
-    # -- afterwards
+    # -- end
     # ----------------------------------------------------------------------------------------------
 
     def finish(self) -> list[int]:
-        """Turns the saved arrays into tensors and lets go of the arrays; returns the version of
-        each tensor.
+        """Converts the saved arrays to tensors and releases the arrays; returns the version of each
+        tensor.
         """
         tensors: dict[int, torch.Tensor] = {}
 
@@ -318,5 +316,4 @@ _MAKES_CONSTANT = frozenset({"stage", "convert_element_type", "device_put"})
 _SAME_ARRAY = frozenset({"broadcast_in_dim", "convert_element_type", "stage"})
 
 
-def _is_device_array(value: Any) -> bool:
-    return not isinstance(value, np.ndarray | np.generic | bool | int | float | complex)
+_PLAIN_NUMBERS = (np.ndarray, np.generic, bool, int, float, complex)

@@ -1,4 +1,4 @@
-"""A JAX callable as the public functions take it, and one logged call of it."""
+"""One logged call of a JAX callable (`JaxSession`), and the adapter for the public functions."""
 
 import sys
 from contextlib import ExitStack
@@ -13,13 +13,13 @@ from torchlens._capture.memory.freed_memory import freed_memory
 from torchlens._capture.options import CaptureOptions
 from torchlens._capture.session import seed_generators
 from torchlens._jax.arrays import to_torch, with_jax_arrays
+from torchlens._jax.call_parts import parts_of_call
 from torchlens._jax.callables import called, is_jitted, name_of
 from torchlens._jax.internals import check_internals
-from torchlens._jax.modules import ModuleTracker, fill_in, settled_calls, unused_calls
-from torchlens._jax.parts import parts_of_call
-from torchlens._jax.patches import apply_patches, undo_patches, without_jit
+from torchlens._jax.module_calls import JaxModuleTracker, fill_in, settled_calls, unused_calls
+from torchlens._jax.patches import apply_patches, undo_patches
+from torchlens._jax.primitive_recorder import CURRENT, PrimitiveRecorder
 from torchlens._jax.pytrees import array_leaves
-from torchlens._jax.recorder import CURRENT, Recorder
 from torchlens._recording.frameworks import OtherModel
 from torchlens._recording.operations import BUFFER, INPUT
 from torchlens._recording.recording import Failure, Recording
@@ -28,7 +28,7 @@ from torchlens.errors import NestedLogError, TorchLensError
 
 
 class JaxSession:
-    """Runs a JAX callable once, with jit off, and holds what was recorded, also if it raised.
+    """Runs a JAX callable once, with jit off, and holds the recording, even if it raised.
 
     The counterpart of `capture.session.Session`, with the same `run` and `recording`.
     """
@@ -44,7 +44,7 @@ class JaxSession:
         freed_memory().note_use()
         self.model = model
         self.options = options
-        self.recorder = Recorder(options.saves, options.keeps_args, options.transform)
+        self.recorder = PrimitiveRecorder(options.saves, options.keeps_args, options.transform)
         self._name = name
         self._inputs: list[tuple[Path, int]] = []
         self.outputs: list[tuple[Path, int]] = []
@@ -61,9 +61,7 @@ class JaxSession:
         if self.options.random_seed is not None:
             seed_generators(self.options.random_seed)
         recorder = self.recorder
-        if is_jitted(
-            self.model
-        ):  # to which each array is one of JAX; with jit off it would get them as they are
+        if is_jitted(self.model):  # jit would convert NumPy arrays; with jit off, it does not
             args, kwargs = with_jax_arrays(args), with_jax_arrays(kwargs)
         self.prepare(args, kwargs)
         try:
@@ -73,8 +71,8 @@ class JaxSession:
             if not recorder.num_seen:
                 raise TorchLensError(
                     f"{self._name} ran no JAX operation, so there is nothing to log. Give it JAX "
-                    "arrays, or NumPy arrays that it passes to jax.numpy; what NumPy itself or "
-                    "another library computes is not seen."
+                    "arrays, or pass its NumPy arrays to jax.numpy: operations of NumPy itself are "
+                    "not logged."
                 )
             return result
         finally:
@@ -86,7 +84,10 @@ class JaxSession:
             self._seconds_total = perf_counter() - start
 
     def prepare(
-        self, args: list[Any], kwargs: dict[str, Any], modules: type[ModuleTracker] = ModuleTracker
+        self,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        modules: type[JaxModuleTracker] = JaxModuleTracker,
     ) -> None:
         """Registers inputs, weights, buffers and modules."""
         self.parts = parts_of_call(self.model, self._name, args, kwargs)
@@ -101,16 +102,12 @@ class JaxSession:
         CURRENT.tracker = self.tracker
 
     def _run_logged(self, args: list[Any], kwargs: dict[str, Any], started: float) -> Any:
-        """The part in which JAX is patched. Undoing stands twice: an interrupt (Ctrl-C) can cut
-        short one, not both.
-        """
-        _torchlens_log_began = (
-            True  # frames above this one are no part of the model (see `user_lines.py`)
-        )
+        """Runs the model with JAX patched. Undoes the patches twice: Ctrl-C may interrupt one."""
+        _torchlens_log_began = True  # the frames above are not the model's (see `user_lines.py`)
         recorder = self.recorder
         try:
             with ExitStack() as around:
-                around.enter_context(without_jit(self))
+                around.enter_context(jax.disable_jit())
                 self.watch_modules(around)
                 CURRENT.recorder = recorder
                 start = perf_counter()
@@ -133,7 +130,7 @@ class JaxSession:
         undo_patches(self)
 
     def _intercept_linen(self, around: ExitStack) -> None:
-        """Uses the interceptor that flax linen offers for the calls of its modules."""
+        """Reports the calls of linen modules, by flax's own interceptor."""
         linen = sys.modules.get("flax.linen")
         if linen is None:
             return
@@ -188,12 +185,12 @@ class JaxSession:
 
     @property
     def failure(self) -> Failure | None:
-        """Where the function raised, if it did."""
+        """The operation or line at which the function raised, if it did."""
         return self.recorder.failure
 
     @property
     def recording(self) -> Recording:
-        """What was recorded."""
+        """The recording of the run."""
         recorder, parts, tracker = self.recorder, self.parts, self.tracker
         return Recording(
             model_name=self._name,
@@ -230,7 +227,7 @@ class JaxSession:
         )
 
 
-def _end_of(error: BaseException, recorder: Recorder) -> tuple[Any, int]:
+def _end_of(error: BaseException, recorder: PrimitiveRecorder) -> tuple[Any, int]:
     """The innermost line of the user's code in the traceback."""
     found: tuple[Any, int] = (None, 0)
     place = error.__traceback__
@@ -243,8 +240,8 @@ def _end_of(error: BaseException, recorder: Recorder) -> tuple[Any, int]:
 
 
 class JaxModel(OtherModel):
-    """A function, a jitted one, a module of Equinox or nnx, the `apply` of a linen module, a dict
-    of layers.
+    """A function (jitted or not), a module of Equinox or nnx, the `apply` of a linen module, or a
+    dict or list of layers.
     """
 
     def __init__(self, model: Any) -> None:
@@ -253,8 +250,8 @@ class JaxModel(OtherModel):
         self.name = name_of(self.forward)
 
     def run_plainly(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """What the callable returns without a log, with jit off as in a log."""
-        with without_jit(object()):
+        """Calls the callable without a log, with jit off as in a log."""
+        with jax.disable_jit():
             return jax.block_until_ready(self.forward(*args, **kwargs))
 
     def session(self, options: CaptureOptions) -> JaxSession:

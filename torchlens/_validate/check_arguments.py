@@ -1,8 +1,7 @@
-"""Check 3, arguments: every tensor that an operation was given is explained by its parents, and has
-the value that they are saved with.
+"""Check 3, arguments: the parents of an operation made its arguments, with their saved values.
 
-Where the memory of an argument was written since its tensor was made, it has several parents. Their
-saved values are written, in order, over a copy of that memory; the argument must equal the result.
+An argument whose memory was written after its tensor was made has several parents. Their saved
+values are written, in order, over a copy of the memory; the argument must equal the result.
 """
 
 from collections.abc import Sequence
@@ -20,13 +19,11 @@ from torchlens._validate.snapshots import Snapshot
 from torchlens._validate.witness import Subject, WitnessedCall
 
 Tensor = torch.Tensor
-# The owner of memory that no parent wrote.
+# The source of memory that no parent wrote.
 _UNWRITTEN = torch.iinfo(torch.int64).min
 # Tensors of any type begin at a multiple of this many bytes.
 _ALIGNMENT = 16
-_PATTERN = (
-    "parts of its memory were written, in a pattern or of a kind that does not tell who wrote which"
-)
+_PATTERN = "parts of its memory were written, in a pattern that does not show the writer of each"
 
 
 def check_arguments(subject: Subject, report: ValidationReport) -> None:
@@ -75,7 +72,7 @@ class _ArgumentsCheck:
     def _check_parents(
         self, number: int, time: int, arguments: dict[Any, Snapshot], checked: dict[Any, Snapshot]
     ) -> bool:
-        """Whether each tensor that was given has the right parent, and nothing else has one."""
+        """True if each tensor argument has the right parent, and no other argument has one."""
         num_before, given = len(self._report.findings), self._subject.given(number)
         for location in {**given, **self._subject.reads(number)}:
             if location not in arguments and not is_captured(location):
@@ -101,7 +98,7 @@ class _ArgumentsCheck:
                 self._find(number, "to be a child of its parents", "not of all")
 
     def _is_explained(self, given: int | None, rows: list[int]) -> bool:
-        """Whether the parent is one of the rows that the very tensor belongs to."""
+        """True if the parent is one of the rows of the same tensor object."""
         if any(-self._num_params <= row < 0 for row in rows) or (given is not None and given >= 0):
             return given in rows
         return any(row < 0 for row in rows)
@@ -114,7 +111,7 @@ class _ArgumentsCheck:
         if any(is_lazy(subject.witness.tensors[source].value) for source in sources):
             self._report.exemptions["arguments", LAZY] += 1
             return
-        # A view reads what it looks at itself.
+        # A view reads only its own part of the argument.
         part = subject.witness.tensors[number] if is_view else argument
         if not has_elements(part.value) or (len(sources) == 1 and same(value, argument.value)):
             return
@@ -123,11 +120,8 @@ class _ArgumentsCheck:
             self._report.not_shown.append(not_shown)
             return
         painting = paint(part, contributions_of(subject, number, location))
-        if painting is not None and same(painting.value, part.value):
-            # `as_strided` may look at memory that its parent does not
-            is_beyond = _reaches_beyond(part.region, argument.region)
-            if is_beyond or not painting.num_unwritten:
-                return
+        if painting is not None and _is_explained_by(painting, part, argument):
+            return
         saved_by = " and ".join(map(self._name, sources))
         expected = (
             f"{self._what(number, location)} ({brief(argument.value)}) to be what {saved_by} saved"
@@ -160,11 +154,11 @@ class _ArgumentsCheck:
 def checked_arguments(
     call: WitnessedCall | None, given: dict[Any, int], arguments: dict[Any, Snapshot]
 ) -> dict[Any, Snapshot]:
-    """The arguments that a row must read, as far as that can be known.
+    """The arguments whose parents can be checked.
 
-    Of memory that another thread wrote to, it cannot. A collective also writes results into its
-    arguments, and a function whose result is tied to an operation inside it reads nothing else:
-    of those, what the log says.
+    Not those in memory that another thread wrote to. A collective also writes results to its
+    arguments, and an autograd function with captured tensors may read nothing else: of those, only
+    the arguments that the log says they read.
     """
     if call is None:
         return arguments
@@ -180,6 +174,13 @@ def checked_arguments(
 def is_captured(location: Any) -> bool:
     """Whether it is the location of a tensor that a function captured in a closure."""
     return isinstance(location, tuple) and location[0] == "captured"
+
+
+def _is_explained_by(painting: "Painting", part: Snapshot, argument: Snapshot) -> bool:
+    """True if the painting has the values of the part, and all of it was painted."""
+    # `as_strided` may read memory outside of its argument.
+    is_beyond = _reaches_beyond(part.region, argument.region)
+    return same(painting.value, part.value) and (is_beyond or not painting.num_unwritten)
 
 
 def _reaches_beyond(part: Region | None, whole: Region | None) -> bool:
@@ -212,7 +213,7 @@ class StorageCopy:
         self._bytes = torch.zeros(end - self._start, dtype=torch.uint8, device=device)
 
     def look_at(self, snapshot: Snapshot) -> Tensor:
-        """A tensor that looks at this memory as the snapshot's tensor did at its own."""
+        """A view of this memory, with the region and type of the snapshot's tensor."""
         region = snapshot.region
         assert region is not None
         tensor = torch.empty(0, dtype=snapshot.value.dtype, device=self._bytes.device)
@@ -223,7 +224,7 @@ class StorageCopy:
         return torch._neg_view(tensor) if snapshot.is_neg else tensor
 
     def write(self, where: Snapshot, value: Tensor) -> None:
-        """Puts `value` where the snapshot looks."""
+        """Writes `value` to the snapshot's region."""
         tensor = self.look_at(where)
         for dim in _repeated(tensor):
             tensor, value = tensor.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
@@ -231,7 +232,7 @@ class StorageCopy:
 
 
 class Contribution(NamedTuple):
-    """Row `source` left `value` in the memory that `where` looked at."""
+    """Row `source` wrote `value` to the region of `where`."""
 
     source: int
     where: Snapshot
@@ -239,9 +240,9 @@ class Contribution(NamedTuple):
 
 
 class Painting(NamedTuple):
-    """What a tensor looks at after the contributions were written, and who wrote it.
+    """The elements of a tensor after the contributions were written, and the row that wrote each.
 
-    `sources` has one axis more than `value`: an element may consist of several places.
+    `sources` has one axis more than `value`: several rows may have written parts of one element.
     """
 
     value: Tensor
@@ -258,7 +259,7 @@ class Painting(NamedTuple):
 
 
 def contributions_of(subject: Subject, number: int, location: object) -> list[Contribution]:
-    """What the parents of an argument left in memory, in order."""
+    """The values that the parents of an argument wrote to memory, in order."""
     tensors, found = subject.witness.tensors, []
     given = subject.given(number).get(location)
     if given is not None and given < 0 and given in tensors:  # a parameter, or from outside
@@ -272,9 +273,8 @@ def contributions_of(subject: Subject, number: int, location: object) -> list[Co
 
 
 def paint(where: Snapshot, contributions: Sequence[Contribution]) -> Painting | None:
-    """Writes the contributions, in order, over the memory that `where` looks at.
-
-    None if the memory is unknown. What no contribution writes stays as `where` saw it.
+    """Writes the contributions, in order, over a copy of the memory of `where`; None if the memory
+    is unknown.
     """
     region = where.region
     own = [
@@ -317,5 +317,5 @@ class _Owners:
 
 
 def _repeated(tensor: Tensor) -> list[int]:
-    """The dimensions along which all elements are one (`expand`): torch does not write to those."""
+    """The expanded dimensions (of stride 0), to which torch does not write."""
     return [d for d, stride in enumerate(tensor.stride()) if stride == 0 and tensor.size(d) > 1]

@@ -1,6 +1,4 @@
-"""Check 4, replay: each saved value is the one that its operation made, and makes when it runs
-again.
-"""
+"""Check 4, replay: each operation made its saved value, and makes it again when it runs again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +11,7 @@ from torchlens._recording.trees import Path
 from torchlens._recording.wrappers import copy_of
 from torchlens._replay.replay import call_again
 from torchlens._replay.values import brief, close, difference, same
-from torchlens._validate.arguments import StorageCopy
+from torchlens._validate.check_arguments import StorageCopy
 from torchlens._validate.exemptions import (
     COLLECTIVE,
     CONTENDED,
@@ -22,7 +20,7 @@ from torchlens._validate.exemptions import (
     REPLAY,
     UNINITIALISED,
 )
-from torchlens._validate.report import Finding, ValidationReport
+from torchlens._validate.report import Finding, ValidationReport, failure_text
 from torchlens._validate.snapshots import Snapshot, is_same_as_frozen, thaw
 from torchlens._validate.witness import Subject, WitnessedCall, location_of
 
@@ -36,8 +34,7 @@ def check_replay(subject: Subject, report: ValidationReport) -> None:
         value = seen[number].value if number in seen else None
         if value is not None and not same(value, saved):
             what = f"the value when its operation ended ({brief(value)})"
-            found = difference(value, saved) if isinstance(saved, Tensor) else brief(saved)
-            _find(report, subject.label(number), what, f"saved {found}")
+            _find(report, subject.label(number), what, f"saved {_saved(value, saved)}")
     for call in subject.calls:
         rows = subject.log.recording.rows[call.first : call.last]
         reason = replay_exemption(call, rows[0])
@@ -63,27 +60,34 @@ def check_unwitnessed(subject: Subject, logged: Recording, report: ValidationRep
     ]:
         _find(report, "", f"the same {len(logged.rows)} steps beside the witness", "others")
         return
-    free = {
+    unspecified = _unspecified(subject, logged)
+    different: set[int] = set()
+    for number, (first, second) in enumerate(zip(logged.values, recording.values, strict=True)):
+        if first is second or same(first, second):
+            continue
+        sources = set().union(*subject.reads(number).values())
+        if number in unspecified or sources & different or close(first, second):
+            different.add(number)
+        else:
+            what = f"the same value with and without the witness ({brief(first)})"
+            _find(report, subject.label(number), what, _saved(first, second))
+
+
+def _unspecified(subject: Subject, logged: Recording) -> set[int]:
+    return {
         number
         for call in subject.calls
         for number in range(call.first, call.last)
         if _may_differ(call, logged.rows[number])
     }
-    unsteady: set[int] = set()
-    for number, (first, second) in enumerate(zip(logged.values, recording.values, strict=True)):
-        if first is second or same(first, second):
-            continue
-        sources = set().union(*subject.reads(number).values())
-        if number in free or sources & unsteady or close(first, second):
-            unsteady.add(number)
-        else:
-            what = f"the same value with and without the witness ({brief(first)})"
-            found = difference(first, second) if isinstance(second, Tensor) else brief(second)
-            _find(report, subject.label(number), what, found)
+
+
+def _saved(value: Tensor, saved: Any) -> str:
+    return difference(value, saved) if isinstance(saved, Tensor) else brief(saved)
 
 
 def _may_differ(call: WitnessedCall, row: Row) -> bool:
-    """Whether the result of a call is unspecified, or it was given other numbers in another run."""
+    """True if the result of a call is unspecified, or its arguments differ between runs."""
     if replay_exemption(call, row) in (UNINITIALISED, EARLY, *OPAQUE_REPLAY.values()):
         return True
     is_same = is_same_as_frozen(row.args, call.args)
@@ -91,7 +95,7 @@ def _may_differ(call: WitnessedCall, row: Row) -> bool:
 
 
 def replay_exemption(call: WitnessedCall, row: Row) -> str | None:
-    """Why a call is not replayed; None if it is."""
+    """The reason why a call is not replayed; None if it is."""
     if call.is_collective or call.is_early:
         return COLLECTIVE if call.is_collective else EARLY
     if call.contended:
@@ -107,9 +111,8 @@ def _check_call(
     name = rows[0].operation.name
     try:
         outputs = run_again(call, rows)
-    except Exception as error:  # whatever the operation raises is the finding
-        found = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        _find(report, subject.label(call.first), f"{name} to run again", found)
+    except Exception as error:  # any exception of the operation is a finding
+        _find(report, subject.label(call.first), f"{name} to run again", failure_text(error))
         return
     if len(outputs) != len(rows):
         found = f"{len(outputs)} when run again"
@@ -134,8 +137,8 @@ def run_again(
 ) -> list[Tensor]:
     """The results of a call, run again from its own generator state under its own modes.
 
-    `rows` are those of the call: the function is taken from the log. `changed` has tensors, by
-    location, to use in place of the original arguments. To be called from `unseen`.
+    The function is that of the log, in `rows`. `changed` has tensors, by location, that replace the
+    original arguments. Call it inside `unseen`.
     """
     tensor_of = _Arguments(call, changed or {})
     with torch.inference_mode(call.modes.inference), torch.set_grad_enabled(call.modes.grad):
@@ -152,8 +155,8 @@ def run_again(
 
 
 class _Arguments:
-    """Makes the tensors of a call anew: copies of those it may write to, in memory that they share
-    if the originals did.
+    """Makes new tensors for a call: copies of those that it may write to, which share memory if the
+    originals did.
     """
 
     def __init__(self, call: WitnessedCall, changed: dict[Any, Tensor]) -> None:
@@ -177,7 +180,7 @@ class _Arguments:
         return self._made[key]
 
     def _with_grad(self, value: Tensor, snapshot: Snapshot, is_written: bool) -> Tensor:
-        """`value` as autograd saw it: some kernels are chosen by whether a gradient is needed."""
+        """`value` with the original `requires_grad`, by which torch chooses some kernels."""
         modes = self._call.modes
         wants_grad = snapshot.requires_grad and modes.grad and not modes.inference
         if wants_grad and (value.is_floating_point() or value.is_complex()):
@@ -186,18 +189,19 @@ class _Arguments:
 
 
 def _shared_memory(call: WitnessedCall, changed: dict[Any, Tensor]) -> dict[int, StorageCopy]:
-    """A copy of each written storage that several arguments look at."""
-    looking: dict[int, list[Snapshot]] = {}
+    """A copy of each written storage that several unchanged arguments use."""
+    users: dict[int, list[Snapshot]] = {}
     for path, snapshot in call.tensors():
         has_memory = snapshot.region is not None and not snapshot.value.is_meta
         is_written = snapshot.storage in call.written_storages
         if has_memory and is_written and location_of(path) not in changed:
-            looking.setdefault(snapshot.storage, []).append(snapshot)
-    shared = {}
-    for storage, snapshots in looking.items():
-        if len(snapshots) > 1:
-            regions = [snapshot.region for snapshot in snapshots if snapshot.region is not None]
-            shared[storage] = memory = StorageCopy(regions, snapshots[0].value.device)
-            for snapshot in snapshots:
-                memory.write(snapshot, snapshot.value)
-    return shared
+            users.setdefault(snapshot.storage, []).append(snapshot)
+    return {storage: _memory_of(own) for storage, own in users.items() if len(own) > 1}
+
+
+def _memory_of(snapshots: Sequence[Snapshot]) -> StorageCopy:
+    regions = [snapshot.region for snapshot in snapshots if snapshot.region is not None]
+    memory = StorageCopy(regions, snapshots[0].value.device)
+    for snapshot in snapshots:
+        memory.write(snapshot, snapshot.value)
+    return memory

@@ -334,20 +334,26 @@ def _check_unexplained(
 def _check_left_out(subject: Subject, find: _Find) -> None:
     """Operations between an input and an output are in the log; without inputs or outputs, all."""
     recording, graph = subject.log.recording, subject.log.graph
-    made = {number for call in subject.calls for number in range(call.first, call.last)}
-    if not recording.inputs or not recording.outputs:
-        if made and made.isdisjoint(graph.recorded):
-            find("", f"the {len(made)} operations that ran to be in the log", "none")
+    if recording.inputs and recording.outputs:
+        for number in sorted(_between(subject) - set(graph.recorded)):
+            expected = "what leads from an input to an output to be in the log"
+            find(subject.label(number), expected, "it was left out")
         return
+    made = {number for call in subject.calls for number in range(call.first, call.last)}
+    if made and made.isdisjoint(graph.recorded):
+        find("", f"the {len(made)} operations that ran to be in the log", "none")
+
+
+def _between(subject: Subject) -> set[int]:
+    """The rows on a path from an input to an output."""
+    recording = subject.log.recording
     reads = [set().union(*subject.reads(n).values()) for n in range(len(recording.rows))]
-    reached = {number for _, number in recording.inputs}
-    leading = {number for _, number in recording.outputs}
+    after_input = {number for _, number in recording.inputs}
+    before_output = {number for _, number in recording.outputs}
     for number, own in enumerate(reads):
-        if own & reached:
-            reached.add(number)
+        if own & after_input:
+            after_input.add(number)
     for number in reversed(range(len(reads))):
-        if number in leading:
-            leading |= reads[number]
-    for number in sorted(reached & leading - set(graph.recorded)):
-        expected = "what leads from an input to an output to be in the log"
-        find(subject.label(number), expected, "it was left out")
+        if number in before_output:
+            before_output |= reads[number]
+    return after_input & before_output

@@ -1,8 +1,9 @@
-"""The calls of modules (Equinox, flax nnx, flax linen): found while the function runs or is traced,
-then put in order.
+"""The calls of modules (Equinox, flax nnx, flax linen): recorded while the function runs or is
+traced, then ordered.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -11,39 +12,37 @@ from typing import Any
 
 import jax
 
+from torchlens._jax.call_parts import CallParts
 from torchlens._jax.internals import concrete, lacks_values, name_scope
-from torchlens._jax.parts import Parts
+from torchlens._jax.primitive_recorder import CURRENT, PrimitiveRecorder
 from torchlens._jax.primitives import is_backward
 from torchlens._jax.pytrees import parts_of
-from torchlens._jax.recorder import CURRENT, Recorder
 from torchlens._recording.recording import ModuleCall, Row
 
 
-class ModuleTracker:
+class JaxModuleTracker:
     """Records each call of a module.
 
-    JAX has no modules, and what calls itself one is taken apart and put together again by jit, grad
-    and vmap. So the address of an object is known by its identity; or by the attributes of the
-    module that is running; or by its weights.
+    jit, grad and vmap take modules apart and build new objects. So the address of an object comes
+    from its identity, or from the attributes of the running module, or from its weights.
     """
 
-    def __init__(self, parts: Parts, recorder: Recorder) -> None:
+    def __init__(self, parts: CallParts, recorder: PrimitiveRecorder) -> None:
         self.entries: list[tuple[int, list[int]]] = []
         self.exits: list[tuple[int, list[int]]] = []
         self.classes = parts.classes
         self._parts = parts
         self._recorder = recorder
         self._num_calls: dict[str, int] = {}
-        self.traced: list[int] = []  # calls that were given arrays without values
-        self._running: list[
-            tuple[Any, str]
-        ] = []  # the objects and their addresses, outermost first
+        self.traced: list[int] = []  # calls with arguments without values
+        # The running objects and their addresses, outermost first.
+        self._running: list[tuple[Any, str]] = []
         self.weight_addresses = dict(zip(map(id, parts.params), parts.param_addresses, strict=True))
 
     def call(
         self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a module; `super().__call__()` is part of the call that it stands in."""
+        """Runs a module; a `super().__call__()` inside it is not another call."""
         if self._running and self._running[-1][0] is module:
             return run(*args, **kwargs)
         address = self._address_of(module)
@@ -57,9 +56,7 @@ class ModuleTracker:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The same where the address is known: None for a module that cannot be told, "" for the
-        model itself.
-        """
+        """Runs a module at an address: None if it is unknown, "" for the model itself."""
         if address is None:
             return run(*args, **kwargs)
         self._running.append((module, address))
@@ -118,9 +115,7 @@ class ModuleTracker:
         return self._address_by_weights(module)
 
     def _address_by_weights(self, module: Any) -> str | None:
-        """Where the first of its weights stands, without the part of the way that leads from the
-        module to it.
-        """
+        """The address of its first weight, without the weight's path inside the module."""
         for part in parts_of(module):
             address = self.weight_addresses.get(id(concrete(part.value)))
             if address is not None:
@@ -137,7 +132,7 @@ def _joined(address: str, path: tuple[Any, ...]) -> str:
 
 
 def call_owners(modules: list[Any]) -> list[type]:
-    """The classes that define `__call__` for these objects, without those of JAX itself."""
+    """The classes that define `__call__` for these objects, except JAX's own."""
     owners: dict[type, None] = {}
     for module in modules:
         owner = next((kind for kind in type(module).__mro__ if "__call__" in vars(kind)), None)
@@ -152,7 +147,7 @@ def call_owners(modules: list[Any]) -> list[type]:
 
 
 def watched_call(original: Any) -> Any:
-    """Replaces `__call__` of a class during a log: also reports to the log of this thread."""
+    """A replacement for the `__call__` of a class that also reports to the log of this thread."""
 
     @wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,35 +159,40 @@ def watched_call(original: Any) -> Any:
     return call
 
 
-# -- in order
+# -- ordering calls
 # -------------------------------------------------------------------------------------------------
 
 
-# A call, and the rows that went into it or came out.
+# Calls, each with the rows that entered or left it.
 CallRows = list[tuple[int, list[int]]]
+
+
+def _sources(row: Row) -> list[int]:
+    """The rows that a row reads."""
+    return [number for number in row.references if number is not None and number >= 0]
+
+
+def _chains(calls: Sequence[ModuleCall]) -> list[frozenset[int]]:
+    """Each call together with the calls around it."""
+    chains: list[frozenset[int]] = [frozenset()]
+    for number, call in enumerate(calls[1:], start=1):
+        chains.append(chains[call.parent] | {number})
+    return chains
 
 
 def unused_calls(
     calls: Sequence[ModuleCall], rows: Sequence[Row], traced: Iterable[int]
 ) -> set[int]:
-    """Of these calls, which were traced, those that came to nothing: no other operation reads what
-    they made.
+    """The traced calls whose results no operation outside of them reads.
 
-    JAX and flax trace a function to learn what it returns, and trace it again to run it. A module
-    of which there is no other call is kept: what it returns may be what it was given.
+    JAX and flax trace a function to learn the shapes of its results, and trace it again to run it.
+    A module without any other call is kept: it may return its argument.
     """
-    chains: dict[int, frozenset[int]] = {0: frozenset()}
-
-    def chain(call: int) -> frozenset[int]:
-        if call not in chains:
-            chains[call] = chain(calls[call].parent) | {call}
-        return chains[call]
-
+    chains = _chains(calls)
     used: set[int] = set()
     for row in rows:
-        for number in row.references:
-            if number is not None and number >= 0 and rows[number].module_call != row.module_call:
-                used |= chain(rows[number].module_call) - chain(row.module_call)
+        for source in _sources(row):
+            used |= chains[rows[source].module_call] - chains[row.module_call]
     counted = {calls[call].address for call in used}
     return {call for call in traced if call not in used and calls[call].address in counted}
 
@@ -200,8 +200,8 @@ def unused_calls(
 def settled_calls(
     calls: Sequence[ModuleCall], rows: Sequence[Row], gone: Collection[int], in_order_of_rows: bool
 ) -> tuple[list[ModuleCall], list[int]]:
-    """The calls that are not `gone`, each with its pass; and every call's new number, or that of
-    the one around it.
+    """The calls that are not `gone`, with their pass numbers; and for every call its new number, or
+    that of the remaining call around it.
     """
 
     def home(call: int) -> int:
@@ -211,38 +211,41 @@ def settled_calls(
 
     kept = [number for number in range(len(calls)) if number not in gone]
     if in_order_of_rows:
-        first: dict[int, tuple[int, int]] = {0: (-1, 0)}
-        for number, row in enumerate(rows):
-            around = [home(row.module_call)]
-            while around[-1] not in first:
-                around.append(home(calls[around[-1]].parent))
-            for depth, call in enumerate(reversed(around)):
-                first.setdefault(call, (number, depth))
+        first = _first_rows(calls, rows, home)
         kept.sort(key=lambda number: first.get(number, (len(rows), 0)))
     new = {number: place for place, number in enumerate(kept)}
-    num_passes: dict[str, int] = {}
+    num_passes: Counter[str] = Counter()
     found = [calls[0]]
     for number in kept[1:]:
         record = calls[number]
-        num_passes[record.address] = pass_num = num_passes.get(record.address, 0) + 1
-        found.append(record._replace(pass_num=pass_num, parent=new[home(record.parent)]))
+        num_passes[record.address] += 1
+        found.append(
+            record._replace(pass_num=num_passes[record.address], parent=new[home(record.parent)])
+        )
     return found, [new[home(number)] for number in range(len(calls))]
 
 
+def _first_rows(
+    calls: Sequence[ModuleCall], rows: Sequence[Row], home: Callable[[int], int]
+) -> dict[int, tuple[int, int]]:
+    """For each call, its first row, and its depth among the calls that begin there."""
+    first: dict[int, tuple[int, int]] = {0: (-1, 0)}
+    for number, row in enumerate(rows):
+        around = [home(row.module_call)]
+        while around[-1] not in first:
+            around.append(home(calls[around[-1]].parent))
+        for depth, call in enumerate(reversed(around)):
+            first.setdefault(call, (number, depth))
+    return first
+
+
 def order_of_leaving(calls: Sequence[ModuleCall]) -> list[int]:
-    """Every call's place among all of them by when it is over: what is inside a call comes before
-    it.
-    """
-
-    def way(call: int) -> tuple[int, ...]:
-        steps = [len(calls), call]
-        while calls[call].parent:
-            call = calls[call].parent
-            steps.append(call)
-        return tuple(reversed(steps))
-
+    """The place of each call in the order in which they end: inner calls end before outer ones."""
+    chains = _chains(calls)
+    # Parents have smaller numbers than the calls inside them.
+    ends = [(*sorted(chain), len(calls)) for chain in chains]
     places = [0] * len(calls)
-    for place, call in enumerate(sorted(range(len(calls)), key=way)):
+    for place, call in enumerate(sorted(range(len(calls)), key=ends.__getitem__)):
         places[call] = place
     return places
 
@@ -250,64 +253,57 @@ def order_of_leaving(calls: Sequence[ModuleCall]) -> list[int]:
 def fill_in(
     calls: Sequence[ModuleCall], rows: Sequence[Row], entries: CallRows, exits: CallRows
 ) -> None:
-    """For calls of which no row went in or came out: what their operations read from outside, and
-    the last they made.
+    """Completes calls without entry or exit rows: from the rows that their operations read outside
+    the call, and the last row that they made.
 
-    What a module is given and returns while it is traced are variables of a program, which a
-    transformation (`grad`, `checkpoint`) may write anew. The operations still tell which call they
-    belong to.
+    A transformation (`grad`, `checkpoint`) may rewrite the traced arguments and results of a module
+    to other variables; the operations still have their module call.
     """
     wanted = {call for found in (entries, exits) for call, own in found if not own}
     if not wanted:
         return
-    read: dict[int, dict[int, None]] = {call: {} for call in wanted}
-    last: dict[int, int] = {}
-    for number, row in enumerate(rows):
-        call = row.module_call
-        if not call or is_backward(row.operation):
-            continue
-        around = {call}
-        while calls[call].parent:
-            call = calls[call].parent
-            around.add(call)
-        for call in around & wanted:
-            last[call] = number
-            outside = (other for other in row.references if other is not None and other >= 0)
-            read[call].update(
-                (other, None)
-                for other in outside
-                if not _is_in(calls, rows[other].module_call, call)
-            )
+    read, last = _reads_of_calls(calls, rows, wanted)
     entries[:] = [(call, own or list(read[call])) for call, own in entries]
     exits[:] = [(call, own or ([last[call]] if call in last else [])) for call, own in exits]
 
 
-def _is_in(calls: Sequence[ModuleCall], call: int, other: int) -> bool:
-    while call and call != other:
-        call = calls[call].parent
-    return call == other
+def _reads_of_calls(
+    calls: Sequence[ModuleCall], rows: Sequence[Row], wanted: set[int]
+) -> tuple[dict[int, dict[int, None]], dict[int, int]]:
+    """For each wanted call, the rows from outside that it reads, and its last row."""
+    chains = _chains(calls)
+    read: dict[int, dict[int, None]] = {call: {} for call in wanted}
+    last: dict[int, int] = {}
+    for number, row in enumerate(rows):
+        if is_backward(row.operation):
+            continue
+        for call in chains[row.module_call] & wanted:
+            last[call] = number
+            outside = (n for n in _sources(row) if call not in chains[rows[n].module_call])
+            read[call] |= dict.fromkeys(outside)
+    return read, last
 
 
-# -- the turns of loops that were traced once
+# -- iterations of loops that were traced once
 # -------------------------------------------------------------------------------------------------
 
 
-# The turns of the loops around a step, outermost first.
+# The iterations of the loops around a step, outermost first.
 Turn = tuple[int, ...]
 
 
 class Turns:
-    """The current turns, and the module calls of each turn. `calls` are those that were traced."""
+    """The current iterations, and the module calls of each. `calls` are those of the trace."""
 
     def __init__(self, calls: list[ModuleCall]) -> None:
         self.current: Turn = ()
         self._calls = calls
-        self._around: list[int] = []  # the call that each of the loops stands in
-        self._at: dict[int, dict[Turn, int]] = {}  # a call that was traced → each turn's own
+        self._around: list[int] = []  # the module call around each loop
+        self._at: dict[int, dict[Turn, int]] = {}  # traced call → the call of each iteration
 
     @contextmanager
     def turn(self, around: int, index: int) -> Iterator[None]:
-        """Enters one turn of a loop that is inside the call `around`."""
+        """Enters one iteration of a loop inside the call `around`."""
         outer = self.current
         self._around.append(around)
         self.current = (*outer, index)
@@ -318,9 +314,7 @@ class Turns:
             self.current = outer
 
     def call_at(self, call: int) -> int:
-        """The call at the current turn. What stands around a loop is the same at each turn of
-        it.
-        """
+        """The call in the current iteration; calls around a loop have one for all iterations."""
         num_inside = 0
         while num_inside < len(self._around) and self._is_inside(call, self._around[num_inside]):
             num_inside += 1
@@ -335,7 +329,7 @@ class Turns:
         return own[turn]
 
     def calls_of(self, call: int) -> list[tuple[Turn, int]]:
-        """The turns at which a call that was traced ran, and the call at each."""
+        """The iterations in which a traced call ran, and the call in each."""
         return list(self._at[call].items()) if call in self._at else [((), call)]
 
     def _is_inside(self, call: int, other: int) -> bool:
@@ -347,5 +341,5 @@ class Turns:
 
     @property
     def traced(self) -> list[int]:
-        """The calls that were traced in a loop: those of its turns stand for them."""
+        """The traced calls inside loops, which the calls of the iterations replace."""
         return list(self._at)
