@@ -64,10 +64,11 @@ class _ArgumentsCheck:
         if not self._check_parents(number, time, arguments, checked):
             return
         for location, sources in self._subject.reads(number).items():
-            if location in checked and all(source < number for source in sources):
-                is_view = self._subject.is_view(number, checked[location], call)
-                if number == time or is_view:  # several results of one call read the same
-                    self._check_value(number, location, checked[location], sources, is_view)
+            if location not in checked or max(sources) >= number:
+                continue
+            is_view = self._subject.is_view(number, checked[location], call)
+            if number == time or is_view:  # several results of one call read the same
+                self._check_value(number, location, checked[location], sources, is_view)
 
     def _check_parents(
         self, number: int, time: int, arguments: dict[Any, Snapshot], checked: dict[Any, Snapshot]

@@ -114,19 +114,26 @@ class _CallsCheck:
     def check_booleans(self) -> None:
         """The entries that an `if` read are marked, with the value that it read."""
         seen: dict[int, set[bool]] = {}
-        rows_of: dict[int, list[int]] = {}
-        for number, snapshot in self._tensors.items():
-            rows_of.setdefault(snapshot.identity, []).append(number)
-        for time, identity, value in self._subject.witness.booleans:
-            rows = [row for row in rows_of.get(identity, ()) if 0 <= row < time]
+        marks = self._recording.booleans
+        for rows, value in self._booleans_read():
             for row in rows:
                 seen.setdefault(row, set()).add(value)
-            if rows and self._recording.booleans.keys().isdisjoint(rows):
+            if rows and marks.keys().isdisjoint(rows):
                 self._find(rows[-1], "a mark, for an `if` read it", "none")
-        for row, marked in self._recording.booleans.items():
+        for row, marked in marks.items():
             if marked not in seen.get(row, ()):
                 read = " or ".join(map(str, seen.get(row, ()))) or "none"
                 self._find(row, f"an `if` that read {marked}", read)
+
+    def _booleans_read(self) -> list[tuple[list[int], bool]]:
+        """For each `if` that the witness saw, the rows of the tensor, and the value."""
+        rows_of: dict[int, list[int]] = {}
+        for number, snapshot in self._tensors.items():
+            rows_of.setdefault(snapshot.identity, []).append(number)
+        return [
+            ([row for row in rows_of.get(identity, ()) if 0 <= row < time], value)
+            for time, identity, value in self._subject.witness.booleans
+        ]
 
 
 def _has_arguments_of(row: Row, call: WitnessedCall) -> bool:

@@ -8,7 +8,7 @@ the changed argument has read it. If nothing makes an argument count (`x ** 0`, 
 element), the report lists it as not shown: the log may still be right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,26 +191,31 @@ class _DependenceCheck:
 
     def _is_hidden(self, location: Any, attempts: _Attempts) -> bool:
         """Whether the argument matters once the others have other values."""
-        beside = {
-            place: own.value
-            for place, own in self.arguments.items()
-            if place != location and has_elements(own.value)
-        }
         value = self.arguments[location].value
-        for style in range(_NUM_STYLES) if beside else ():
-            changed = {place: self.changes.beside(own, style) for place, own in beside.items()}
-            if style >= 4:
-                changed[location] = self.changes.beside(value, style)
-            try:
-                before = run_again(self.call, self.rows, changed)
-            except Exception:  # the operation refuses this combination of values
-                continue
+        for changed, before in self._with_others_changed(location):
             for number in range(_NUM_BESIDE):
                 attempts.num_beside += 1
                 changed[location] = self.changes.beside(value, number)
                 if self._matters(changed, before):
                     return True
         return False
+
+    def _with_others_changed(self, location: Any) -> Iterator[tuple[dict[Any, Tensor], list[Any]]]:
+        """Other values for the other arguments, and the results of the call with them."""
+        beside = {
+            place: own.value
+            for place, own in self.arguments.items()
+            if place != location and has_elements(own.value)
+        }
+        for style in range(_NUM_STYLES) if beside else ():
+            changed = {place: self.changes.beside(own, style) for place, own in beside.items()}
+            if style >= 4:
+                changed[location] = self.changes.beside(self.arguments[location].value, style)
+            try:
+                before = run_again(self.call, self.rows, changed)
+            except Exception:  # the operation refuses this combination of values
+                continue
+            yield changed, before
 
     def _matters(self, changed: dict[Any, Tensor], before: Sequence[Any]) -> bool:
         """Whether the call gives other results than `before` with the changed arguments."""
