@@ -16,8 +16,8 @@ from torchlens._validate.check_arguments import check_arguments
 from torchlens._validate.check_calls import check_calls
 from torchlens._validate.check_completeness import Census, check_completeness
 from torchlens._validate.check_dependence import check_dependence
-from torchlens._validate.check_replay import check_replay, check_unwitnessed
 from torchlens._validate.check_outputs import check_outputs, outcome_of
+from torchlens._validate.check_replay import check_replay, check_unwitnessed
 from torchlens._validate.report import ValidationReport
 from torchlens._validate.witness import Subject
 
