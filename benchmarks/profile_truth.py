@@ -1,22 +1,21 @@
 """How true the times of a profile are, against forward hooks made by hand: `make profile-truth`.
 
-The same inputs run with hooks on every module and under the profile, in turns, many times. What
-both say of a module is compared round by round, as a machine that is shared is fast at one time and
-slow at another, and the median of these ratios is told. What counts are the steps that the table
-takes its times from, so light ones wherever there are such. Hooks on the modules inside a module
-would be in its time, which tells where modules are as short as those of a MobileNet: so each depth
-of the model has its hooks in runs of its own.
+The same inputs run with hooks on every module and under the profile, in turns, many times. Of each
+module and input the least time over all rounds counts, because other processes on the machine can
+only add to a time. The profile's times are those that its table shows: of light steps wherever
+there are any. Hooks on the modules inside a module would be in its time, which matters where modules
+are as short as those of a MobileNet: so each depth of the model has its hooks in runs of its own.
 
 With `--train`, each step has a backward pass. A module's backward pass lasts from when the gradient
 of its output arrives until that of its input is there (hooks on these tensors, in runs of their
-own). Modules whose input needs no gradient cannot be compared so, the whole pass can.
+own). Modules whose input needs no gradient cannot be compared so; the whole pass can.
 
-On a machine that others use, `--cpu` reads the time that the processor spent on this thread,
-everywhere: what comes out is not disturbed by others, nor what a user sees.
+On a machine that others use, `--cpu` reads the time that the processor spent on this thread.
 """
 
 import argparse
 import gc
+import itertools
 import statistics
 import sys
 import types
@@ -187,21 +186,42 @@ CASES: dict[str, Callable[[], tuple[nn.Module, list[tuple[Any, ...]]]]] = {
     "ViT": vit,
 }
 
-clock = perf_counter
+clock: Callable[[], float] = perf_counter
+
+
+class CpuClock:
+    """The processor time of this thread, less what reading it takes.
+
+    Reading it is a system call, which takes microseconds where a sandbox intercepts it, against
+    50 ns for `perf_counter`. The profile reads its clock around every module, hooks by hand only
+    around those of one depth: the cost of reading would look like an error of the profile.
+    """
+
+    def __init__(self) -> None:
+        samples = [thread_time() for _ in range(20_000)]
+        self._cost = statistics.quantiles(
+            [after - before for before, after in itertools.pairwise(samples)], n=10
+        )[0]
+        self._spent = 0.0
+
+    def __call__(self) -> float:
+        self._spent += self._cost
+        return thread_time() - self._spent
 
 
 def use_cpu_clock() -> None:
-    """Has everybody read the time of the processor."""
+    """Makes the hooks and the profile alike read the processor time of the thread."""
     global clock
-    clock = thread_time
+    torchlens.profile(nn.Identity()).start().finish()  # which imports all that has a clock
+    clock = CpuClock()
     for name, module in list(sys.modules.items()):
         if (
             name.startswith("torchlens.")
             and isinstance(module, types.ModuleType)
             and hasattr(module, "perf_counter")
         ):
-            module.perf_counter = thread_time  # type: ignore[attr-defined]
-    type(CURRENT).clock = staticmethod(thread_time)
+            module.perf_counter = clock  # type: ignore[attr-defined]
+    type(CURRENT).clock = staticmethod(clock)
 
 
 BACKWARD = "backward of the model"
@@ -358,21 +378,18 @@ def run_profiled(
     return profile
 
 
-def totals(times: Times, inputs: set[tuple[str, int]]) -> dict[str, float]:
-    """Seconds of each module, over the inputs that both have."""
-    found: dict[str, float] = {}
+def keep_least(found: Times, round_times: Times) -> None:
+    """Keeps the least time of each module and input over all rounds."""
+    for key, seconds in round_times.items():
+        found[key] = min(seconds, found.get(key, seconds))
+
+
+def means(times: Times, inputs: set[tuple[str, int]]) -> dict[str, float]:
+    """Seconds of each module in a step, over the inputs that both have."""
+    values: dict[str, list[float]] = {}
     for address, number in inputs:
-        found[address] = found.get(address, 0.0) + times[address, number]
-    return found
-
-
-def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Of each module, over all rounds that have it."""
-    addresses = {address for each in rounds for address in each}
-    return {
-        address: statistics.median([each[address] for each in rounds if address in each])
-        for address in addresses
-    }
+        values.setdefault(address, []).append(times[address, number])
+    return {address: statistics.mean(own) for address, own in values.items()}
 
 
 def misordered(hooks: dict[str, float], profile: dict[str, float]) -> list[str]:
@@ -407,35 +424,31 @@ def compare(name: str, labels: list[str], rounds: int) -> bool:
     gc.freeze()  # so that reading all that was imported does not take up most of the time
     is_good = True
     for label, options in ((label, OPTIONS[label]) for label in labels):
-        hooks: list[dict[str, float]] = []  # seconds of a step, by module, in each round
-        quotients: list[dict[str, float]] = []
+        hooked: Times = {}
+        profiled: Times = {}
         profile = run_profiled(model, inputs, options, {})
         for number in range(rounds):
-            hooked: Times = {}
-            profiled: Times = {}
             for has_hooks in (number % 2 == 0, number % 2 == 1):  # neither always comes first
+                found: Times = {}
                 gc.collect()
                 if not has_hooks:
-                    profile = run_profiled(model, inputs, options, profiled)
+                    profile = run_profiled(model, inputs, options, found)
+                    keep_least(profiled, found)
                     continue
-                run_with_hooks(model, inputs, hooked)
+                run_with_hooks(model, inputs, found)
                 if torch.is_grad_enabled():
                     gc.collect()
-                    run_with_backward_hooks(model, inputs, hooked)
-            both = set(hooked) & set(profiled)
-            true, told = totals(hooked, both), totals(profiled, both)
-            num_inputs = len({number for _, number in both})
-            hooks.append({address: seconds / num_inputs for address, seconds in true.items()})
-            quotients.append(
-                {address: told[address] / seconds for address, seconds in true.items() if seconds}
-            )
-        truth, found = medians(hooks), medians(quotients)
+                    run_with_backward_hooks(model, inputs, found)
+                keep_least(hooked, found)
+        both = set(hooked) & set(profiled)
+        truth, shown = means(hooked, both), means(profiled, both)
         ratios = {
-            address: ratio for address, ratio in found.items() if truth[address] > LEAST_SECONDS
+            address: shown[address] / seconds
+            for address, seconds in truth.items()
+            if seconds > LEAST_SECONDS
         }
         backward, is_backward_good = _backward_text(ratios)
         highest, lowest = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
-        shown = {address: truth[address] * ratio for address, ratio in ratios.items()}
         wrong = [
             *misordered({address: truth[address] for address in ratios}, shown),
             *not_adding_up(profile),
@@ -485,7 +498,6 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="read the time of the processor")
     options = parser.parse_args()
     if options.cpu:
-        torchlens.profile(nn.Identity()).start().finish()  # which imports all that has a clock
         use_cpu_clock()
     torch.set_num_threads(1)
     torch.set_grad_enabled(options.train)

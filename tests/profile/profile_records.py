@@ -12,8 +12,8 @@ from torchlens._profile.records import (
     ModuleRecord,
     OperationRecord,
     ParameterRecord,
+    ProfiledStep,
 )
-from torchlens._profile.steps import StepRecord
 
 MS = 1e-3
 KB = 1024
@@ -171,7 +171,7 @@ def made_up(**fields: Any) -> Measurements:
         "", "Net", calls[""], [stem, head, spare], **_counts(41204, own=0, gradient_bytes=4 * 20714)
     )
     steps = [
-        StepRecord(
+        ProfiledStep(
             number=step,
             is_warmup=step == 1,
             forward_seconds=10 * factor * MS,

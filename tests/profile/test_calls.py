@@ -8,7 +8,7 @@ from torch import nn
 
 import torchlens as tl
 from tests.networks import MLP, Model
-from torchlens._profile.steps import Statistic
+from torchlens._profile.records import Statistic
 
 
 def train(model, *args, **kwargs):

@@ -10,8 +10,7 @@ import torchlens as tl
 from tests.profile.profile_records import MS, call, made_up, module
 from torchlens._profile.comparison import compare_measurements
 from torchlens._profile.quantities import QUANTITIES, QuantityName
-from torchlens._profile.records import Measurements
-from torchlens._profile.steps import TypicalSteps
+from torchlens._profile.records import Measurements, TypicalSteps
 from torchlens._text.measures import MEASURES, short_word
 
 

@@ -11,7 +11,7 @@ from tests.networks import MLP
 from torchlens._health.checking import Checking
 from torchlens._profile.logged_steps import LoggedSession
 from torchlens._profile.profile_options import ProfileOptions, StepPlan
-from torchlens._profile.steps import Signature
+from torchlens._profile.records import Signature
 
 
 def signature(size: int) -> Signature:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 import torchlens as tl
 from tests.networks import MLP, Model
 from torchlens._profile import outside
-from torchlens._profile.steps import StepRecord
+from torchlens._profile.records import ProfiledStep
 
 
 def run(steps: int, **options):
@@ -168,7 +168,7 @@ def seconds_of(*outside_spans: tuple[str, int, int]) -> list[float | None]:
     pass took 10.
     """
     spans = tuple((kind, start * 10**9, end * 10**9) for kind, start, end in outside_spans)
-    step = StepRecord(
+    step = ProfiledStep(
         number=1, is_warmup=False, end_ns=100 * 10**9, forward_end_ns=10 * 10**9,
         outside_spans=spans, forward_seconds=10,
         backward_seconds=None, num_backward_passes=1, peak_bytes=None, added_bytes=None,

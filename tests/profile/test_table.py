@@ -11,8 +11,7 @@ from torch import nn
 import torchlens
 from tests.profile.profile_records import MS, call, made_up, module, operations
 from torchlens._profile.exports import profile_data, to_pandas
-from torchlens._profile.records import Measurements
-from torchlens._profile.steps import StepRecord, TypicalSteps
+from torchlens._profile.records import Measurements, ProfiledStep, TypicalSteps
 from torchlens._profile.table import summary, wrapped
 
 
@@ -262,9 +261,9 @@ def test_what_is_outside_the_model_is_told_of_the_steps_that_the_rows_are_of():
     """
     ns = 1_000_000
 
-    def step(number: int, forward: int, backward: int) -> StepRecord:
+    def step(number: int, forward: int, backward: int) -> ProfiledStep:
         whole = forward + backward
-        return StepRecord(
+        return ProfiledStep(
             number=number, is_warmup=False, start_ns=0, forward_end_ns=forward * ns,
             end_ns=whole * ns,
             outside_spans=(("backward", forward * ns, whole * ns),), forward_seconds=forward * MS,

@@ -15,11 +15,10 @@ from tests.networks import Model
 from torchlens._capture import current
 from torchlens._capture.gradients import backward_hooks as backward
 from torchlens._capture.gradients.backward_hooks import NodeRun
-from torchlens._health.checking import Checking
 from torchlens._health.tensor_statistics import has_nonfinite
-from torchlens._profile import allocators, charging, checks, ledger, model_watcher
+from torchlens._profile import allocators, checks, ledger, model_watcher
 from torchlens._profile.profile_options import ProfileOptions
-from torchlens._profile.steps import StepRecord, TypicalSteps
+from torchlens._profile.records import ProfiledStep, TypicalSteps
 from torchlens._recording import trees
 from torchlens._text.problems import Problems
 
@@ -84,8 +83,7 @@ OPTIONS = [
 def test_hooks_of_the_profile_are_in_no_time_of_a_light_step(clock, monkeypatch, options):
     model = working(clock)
     # Everything that the profile does before and after a call is slow.
-    note = ledger.TensorFacts.note
-    monkeypatch.setattr(ledger.TensorFacts, "note", clock.slow(note, 100.0))
+    monkeypatch.setattr(model_watcher, "facts_of", clock.slow(ledger.facts_of, 100.0))
     monkeypatch.setattr(model_watcher, "named_tensors", clock.slow(trees.named_tensors, 50.0))
     storages = allocators.saved_storages
     monkeypatch.setattr(model_watcher, "saved_storages", clock.slow(storages, 30.0))
@@ -157,7 +155,7 @@ def test_backward_times_leave_out_what_looking_takes(clock, monkeypatch):
 
 
 def call_of(index):
-    step = ledger.MeasuredStep(1, (True, True, ()), False, 1, False, Checking.NOTHING)
+    step = ledger.MeasuredStep(number=1, signature=(True, True, ()), is_warmup=False)
     return ledger.MeasuredCall(index, step, f"m{index}", "Module", None)
 
 
@@ -179,14 +177,15 @@ def test_the_time_between_two_backward_nodes_belongs_to_the_next():
         run_of(5, 4.0, 10.0, own_start=0.5, own_end=1.5),
     ]
     charged = [
-        (call.index, seconds) for _, call, seconds in charging._charges(written, first.step, runs)
+        (call.index, seconds)
+        for _, call, seconds in ledger._charges(written, first.measured_step, runs)
     ]
     assert [index for index, _ in charged] == [1, 0, 0]
     assert [seconds for _, seconds in charged] == pytest.approx([1.5, 0.5, 5.5])
 
 
 def step_of(number, forward, backward=None):
-    return StepRecord(
+    return ProfiledStep(
         number=number, is_warmup=False, forward_seconds=forward, backward_seconds=backward,
         num_backward_passes=0,
         peak_bytes=None, added_bytes=None,

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from torchlens._profile.steps import StepRecord
+from torchlens._profile.records import ProfiledStep
 
 
-def step(*spans: tuple[str, int, int]) -> StepRecord:
+def step(*spans: tuple[str, int, int]) -> ProfiledStep:
     """A step of 100 seconds, the first 10 of them the forward pass."""
     second = 1_000_000_000
-    return StepRecord(
+    return ProfiledStep(
         number=1, is_warmup=False, start_ns=0, forward_end_ns=10 * second, end_ns=100 * second,
         outside_spans=tuple((kind, start * second, end * second) for kind, start, end in spans),
         forward_seconds=10.0,

@@ -16,7 +16,7 @@ from itertools import accumulate
 from operator import itemgetter, methodcaller
 from pathlib import Path
 from time import time_ns
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 import torch.autograd.profiler as user_profiler
@@ -90,11 +90,9 @@ def _stepping_aside(original: Callable[..., Any]) -> Callable[..., Any]:
     return start
 
 
-class Memory(NamedTuple):
-    """Bytes above what was allocated at the beginning: the most at one time, and at the end."""
-
-    peak: int
-    added: int
+# The most bytes at one time, and those at the end, both above what was allocated at the beginning;
+# None, None if that is not known.
+MemoryUse: TypeAlias = tuple[int, int] | tuple[None, None]
 
 
 class Timeline:
@@ -105,18 +103,18 @@ class Timeline:
         self._levels = [0, *accumulate(num_bytes for _, num_bytes in events)]
         self._start, self._end = start, end
 
-    def between(self, start: int, end: int) -> Memory | None:
-        """Of a span of time; None if the allocators were not heard during all of it."""
+    def between(self, start: int, end: int) -> MemoryUse:
+        """In a span of time; not known unless the allocators were heard during all of it."""
         if start < self._start or end > self._end:
-            return None
+            return None, None
         first, last = bisect_left(self._times, start), bisect_right(self._times, end)
         before = self._levels[first]
-        return Memory(max(self._levels[first : last + 1]) - before, self._levels[last] - before)
+        return max(self._levels[first : last + 1]) - before, self._levels[last] - before
 
     @property
-    def whole(self) -> Memory | None:
+    def whole(self) -> MemoryUse:
         """From beginning to end."""
-        return self.between(self._start, self._end) if self._end else None
+        return self.between(self._start, self._end) if self._end else (None, None)
 
 
 class AllocatorWatch:

@@ -1,6 +1,6 @@
 """Shows values and gradients to whoever checks them, while they exist."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import time_ns
 from typing import Any
@@ -56,8 +56,8 @@ class Checks:
         """A step begins."""
         self._checking = Checking.NOTHING if self._checker is None else step.checking
         self._has_nonfinite = False
-        before = self._ledger.steps[-2].outside if len(self._ledger.steps) > 1 else ()
-        has_stepped = any(span.kind == "optimizer" for span in before)
+        before = self._ledger.steps[-2].outside_spans if len(self._ledger.steps) > 1 else ()
+        has_stepped = any(kind == "optimizer" for kind, *_ in before)
         self._show(
             lambda checker: checker.on_step(
                 step.number, step.checking, step.signature[1], has_stepped
@@ -71,12 +71,12 @@ class Checks:
         """A module was called."""
         if self._checking is not Checking.NOTHING:
             _register(self._inputs, call, call.inputs)
-            if not call.step.is_logged and (call.parent is None or self._has_nonfinite):
+            if not call.measured_step.is_logged and (call.around is None or self._has_nonfinite):
                 self._show(self._look_at_inputs, call, Inputs(args, kwargs))
 
     def _look_at_inputs(self, checker: Checker, call: MeasuredCall, inputs: Inputs) -> None:
-        if call.parent is None:
-            place = Place("forward", call.step.number, -1, call.address, 1, "input")
+        if call.around is None:
+            place = Place("forward", call.step, -1, call.address, 1, "input")
             for _, tensor in plain_tensors((inputs.args, inputs.kwargs)):
                 if not tensor.is_meta:
                     self._has_nonfinite = self._has_nonfinite or has_nonfinite(tensor)
@@ -92,7 +92,7 @@ class Checks:
             # caches: as long as all is well, it is as short as can be.
             if (
                 self._checking is Checking.NONFINITE
-                and call.parent is not None
+                and call.around is not None
                 and _are_finite(outputs)
             ):
                 call.forward_nonfinite = False
@@ -104,8 +104,8 @@ class Checks:
     ) -> None:
         call.forward_nonfinite = any(has_nonfinite(tensor) for tensor in outputs)
         self._has_nonfinite = self._has_nonfinite or call.forward_nonfinite
-        if not call.step.is_logged:
-            place, above = _place("forward", call, call.module_type), call.parent
+        if not call.measured_step.is_logged:
+            place, above = _place("forward", call, call.module_type), call.around
             caller = None
             if above is not None:
                 caller = Caller(
@@ -120,7 +120,7 @@ class Checks:
         """The parameters and buffers that a call reads itself: its own, and those of modules inside
         that are not called.
         """
-        return self._ledger.modules.held_by(call.address, call.step.passes)
+        return self._ledger.modules.held_by(call.address, call.measured_step.passes)
 
     def operation(self, observed: ObservedCall, result: Any) -> None:
         """An operation made `result`."""
@@ -213,7 +213,7 @@ class Checks:
         found = self._ledger.operation_at(info.sequence)
         if found is not None:
             place = place._replace(
-                entry=found.first, code=found.code, instruction=found.instruction
+                entry=found.entry, code=found.code, instruction=found.instruction
             )
             made_of = made_of._replace(read=partial(_entries, found.references))
         for gradient in _values(gradients):
@@ -256,8 +256,10 @@ def _are_finite(tensors: list[Tensor]) -> bool:
         return False
 
 
-def _register(calls: dict[int, list[MeasuredCall]], call: MeasuredCall, seen: TensorFacts) -> None:
-    for key in seen.gradient_keys:
+def _register(
+    calls: dict[int, list[MeasuredCall]], call: MeasuredCall, tensors: Sequence[TensorFacts]
+) -> None:
+    for *_, key in tensors:
         if key is not None:
             calls.setdefault(key, []).append(call)
 
@@ -277,4 +279,4 @@ def _place(
     if call is None:
         return Place(phase, 0, -1, "", 1, operation, entry)
     call = call.original or call
-    return Place(phase, call.step.number, call.index, call.address, call.pass_num, operation, entry)
+    return Place(phase, call.step, call.index, call.address, call.pass_num, operation, entry)

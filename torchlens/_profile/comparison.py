@@ -14,8 +14,7 @@ from torchlens._profile.quantities import (
     full_name,
     module_value,
 )
-from torchlens._profile.records import Measurements
-from torchlens._profile.steps import MOST_KINDS, Kind, Shape
+from torchlens._profile.records import MOST_KINDS, Kind, Measurements, Shape
 from torchlens._text.grid import Column, laid_out
 from torchlens._text.numbers import shape_text
 from torchlens._text.wording import check_choice, got

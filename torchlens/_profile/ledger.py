@@ -2,52 +2,40 @@
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from torchlens._capture.gradients.backward_hooks import sequence_of
+from torchlens._capture.gradients.backward_hooks import NodeRun, sequence_of
 from torchlens._health.checking import Checking
 from torchlens._history.log import Log
-from torchlens._profile.allocators import Memory, storages_of
+from torchlens._profile.allocators import Timeline, storages_of
 from torchlens._profile.model_modules import ModelModules
-from torchlens._profile.outside import OutsideSpan
 from torchlens._profile.profile_options import ProfileOptions
-from torchlens._profile.steps import Shape, Signature
+from torchlens._profile.records import CallRecord, OperationRecord, ProfiledStep, Signature
 from torchlens._recording.recording import Recording, References
 from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import plain_tensors
 from torchlens._text.problems import Problems
 
+# Shape, bytes, and where the gradient of a tensor arrives: at a node of autograd's graph, known by
+# its sequence number, or at a leaf, known by -1 - its id. None: its gradient is not watched.
+TensorFacts: TypeAlias = tuple[tuple[int, ...], int, int | None]
 
-@dataclass(slots=True, eq=False)
-class TensorFacts:
-    """The tensors that went into a module or came out: shapes, bytes, and where their gradients
-    arrive.
 
-    A gradient arrives at a node of autograd's graph, known by its sequence number, or at a leaf,
-    known by -1 - its id.
-    """
-
-    shapes: list[Shape] = field(default_factory=list)
-    bytes: list[int] = field(default_factory=list)
-    gradient_keys: list[int | None] = field(default_factory=list)
-
-    def note(self, tensors: Sequence[torch.Tensor], has_keys: bool) -> None:
-        """Adds some tensors; without `has_keys`, their gradients will not be noticed."""
-        for tensor in tensors:
-            self.shapes.append(tuple(shape_of(tensor)))
-            self.bytes.append(bytes_of(tensor))
-            key = _gradient_key(tensor) if has_keys and tensor.requires_grad else None
-            self.gradient_keys.append(key)
-
-    def shapes_with_gradient(self, arrived: Collection[int]) -> list[Shape]:
-        """The shapes of the tensors whose gradient arrived."""
-        pairs = zip(self.shapes, self.gradient_keys, strict=True)
-        return [shape for shape, key in pairs if key in arrived]
+def facts_of(tensors: Sequence[torch.Tensor], has_keys: bool) -> list[TensorFacts]:
+    """What is noted of the tensors that enter or leave a module."""
+    return [
+        (
+            shape_of(tensor),
+            bytes_of(tensor),
+            _gradient_key(tensor) if has_keys and tensor.requires_grad else None,
+        )
+        for tensor in tensors
+    ]
 
 
 @dataclass(slots=True)
@@ -60,67 +48,47 @@ class PassSpan:
     end_ns: int
 
 
-@dataclass(slots=True, eq=False)
-class MeasuredStep:
-    """One step while it is being measured."""
+@dataclass(kw_only=True, eq=False, repr=False)
+class MeasuredStep(ProfiledStep):
+    """A step while it is being measured; afterwards, its record."""
 
-    number: int
     signature: Signature
-    is_warmup: bool
-    position: int  # in the loop, counting the steps that a schedule skips
-    wants_log: bool
-    checking: Checking
+    wants_log: bool = False
+    checking: Checking = Checking.NOTHING
     calls: list["MeasuredCall"] = field(default_factory=list)
     passes: dict[str, int] = field(default_factory=dict)  # address → calls so far
-    start_ns: int = 0
-    end_ns: int = 0
-    forward_end_ns: int = 0  # of the last call from outside
     around_ns: int = 0  # what a capture session took before and after the model
-    outside: list[OutsideSpan] = field(default_factory=list)
-    has_memory: bool = False
-    has_log: bool = False  # whether a part of it, or all, ran in a capture session
-    is_logged: bool = False  # whether all of it did, and each operation was checked
+    is_logged: bool = False  # whether all of it ran under the log, and each operation was checked
     is_deep: bool = False  # it calls so many modules that some backward nodes are not watched
-    memory: Memory | None = None
     backward_tasks: set[int] = field(default_factory=set)  # the backward passes through it
 
     @property
     def outermost_calls(self) -> list["MeasuredCall"]:
-        return [call for call in self.calls if call.parent is None and call.original is None]
+        return [call for call in self.calls if call.around is None and call.original is None]
 
 
-@dataclass(slots=True, eq=False)
-class MeasuredOperation:
-    """One operation that ran under the log: the rows that it left in the recording, when it ran,
-    and the backward nodes that it made.
+@dataclass(kw_only=True, eq=False, repr=False)
+class MeasuredOperation(OperationRecord):
+    """One operation that ran under the log, and its record: its rows in the recording (from
+    `entry` to before `last`), and the backward nodes that it made.
     """
 
-    first: int
     last: int
-    call: int  # the index of the module call around it
     sequence: int
     sequence_end: int
-    start_ns: int
-    end_ns: int
     # of custom autograd functions whose result it made; they have other numbers
     function_nodes: tuple[int, ...] = ()
     code: CodeType | None = None
     instruction: int = 0
     references: References = ()  # what it read, as in Row
-    layer_type: str = ""
-    shape: Shape = ()
-    num_bytes: int = 0
-    seconds: float = 0.0
-    backward_seconds: float | None = None
-    memory: Memory | None = None
 
     def describe(self, recording: Recording) -> None:
-        """Copies what the records need from the recording, which is not kept."""
-        row = recording.rows[self.first]
+        """Copies what is needed from the recording, which is not kept."""
+        row = recording.rows[self.entry]
         self.code, self.instruction, self.references = row.code, row.instruction, row.references
         self.layer_type, self.shape = row.operation.layer_type, tuple(row.shape)
-        self.seconds = row.seconds
-        for made in recording.rows[self.first : self.last]:
+        self.forward_seconds = row.seconds
+        for made in recording.rows[self.entry : self.last]:
             count = made.dtype.itemsize
             for size in made.shape:
                 count *= max(size, 0)
@@ -135,40 +103,42 @@ class LoggedRun(NamedTuple):
     is_whole: bool  # False: a part of it ran in other threads, and its operations are not here
 
 
-@dataclass(slots=True, eq=False)
-class MeasuredCall:
-    """One call of a module while it is being measured."""
+class MeasuredCall(CallRecord):
+    """One call of a module while it is being measured; afterwards, its record.
 
-    index: int
-    step: MeasuredStep
-    address: str
-    module_type: str
-    parent: "MeasuredCall | None"
-    original: "MeasuredCall | None" = None  # the call that this one, in a backward pass, repeats
-    depth: int = 0
-    pass_num: int = 1
-    raised: str | None = None
-    inputs: TensorFacts = field(default_factory=TensorFacts)
-    outputs: TensorFacts = field(default_factory=TensorFacts)
-    start: float = 0.0
-    end: float = 0.0
-    start_ns: int = 0
-    end_ns: int = 0
-    # What the profile itself had taken in this thread, by its clock, at the beginning and end.
-    own_start: float = 0.0
-    own_end: float = 0.0
-    sequence: int = 0  # of the first backward node that it makes
-    forward_memory: Memory | None = None
-    backward_memory: Memory | None = None
+    Creating one takes time in every step, so only the fields that differ from their default, which
+    the class has, are set.
+    """
+
+    inputs: Sequence[TensorFacts] = ()
+    outputs: Sequence[TensorFacts] = ()
+    start = end = 0.0
+    # The time that the profile itself had taken in this thread, at the beginning and at the end.
+    own_start = own_end = 0.0
+    sequence = 0  # of the first backward node that it makes
     backward_self: float | None = None
-    spans: dict[int, PassSpan] = field(default_factory=dict)  # by backward pass
-    saved: dict[int, int] = field(default_factory=dict)  # storage → bytes
     run: LoggedRun | None = None  # of a call from outside
     own_flops: int | None = None
     own_flops_backward: int | None = None
-    forward_nonfinite: bool | None = None
-    grad_in_nonfinite: bool | None = None
-    grad_out_nonfinite: bool | None = None
+
+    def __init__(
+        self,
+        index: int,
+        measured_step: MeasuredStep,
+        address: str,
+        module_type: str,
+        around: "MeasuredCall | None",
+        original: "MeasuredCall | None" = None,
+    ) -> None:
+        self.index, self.measured_step = index, measured_step
+        self.step = measured_step.number
+        self.address, self.module_type = address, module_type
+        self.around, self.original = around, original  # it repeats `original`, in a backward pass
+        self.parent = None if around is None else around.index
+        self.depth = 0 if around is None else around.depth + 1
+        self.is_recomputed = original is not None
+        self.spans: dict[int, PassSpan] = {}  # by backward pass
+        self.saved: dict[int, int] = {}  # storage → bytes
 
 
 class Ledger:
@@ -300,8 +270,8 @@ class Ledger:
     def forget_since(self, num_calls: int) -> None:
         """Removes all but so many calls: the model is run once more."""
         for call in self.calls[num_calls:]:
-            call.step.calls.remove(call)
-            call.step.passes.clear()
+            call.measured_step.calls.remove(call)
+            call.measured_step.passes.clear()
         del self.calls[num_calls:]
 
     def forget_all(self) -> None:
@@ -323,3 +293,137 @@ def _gradient_key(tensor: torch.Tensor) -> int | None:
     except RuntimeError:  # a view whose base was written without autograd's knowledge
         return None
     return -1 - id(tensor) if node is None else sequence_of(node)
+
+
+# -- what a step did, once it is over
+
+
+def charge_step(
+    ledger: Ledger,
+    step: MeasuredStep,
+    runs: Sequence[NodeRun],
+    timeline: Timeline | None,
+    first_call: int,
+) -> None:
+    """`runs` are the backward nodes that ran during the step, possibly for earlier steps; the calls
+    of the step are those from `first_call` on. Without a timeline, memory was not measured.
+    """
+    touched: dict[int, MeasuredCall] = {}
+    for run, maker, seconds in _charges(ledger, step, of_measured_steps(runs)):
+        call = maker.original or maker
+        call.backward_self = (call.backward_self or 0.0) + seconds
+        call.measured_step.backward_tasks.add(run.task)
+        around: MeasuredCall | None = call
+        while around is not None:
+            _extend(around.spans, run)
+            touched[around.index] = around
+            around = around.around
+    for run in runs:
+        _note_arrival(ledger, run)
+    if timeline is not None:
+        _charge_memory(ledger, step, timeline, first_call)
+        passes = {run.task for run in runs}
+        for call in touched.values():
+            own = [span for task, span in call.spans.items() if task in passes]
+            _add_backward_memory(call, own, timeline)
+
+
+def of_measured_steps(runs: Sequence[NodeRun]) -> list[NodeRun]:
+    """The runs of backward passes through steps that were measured.
+
+    Other passes are seen only where they give gradients to parameters, because all passes share the
+    nodes that do so.
+    """
+    tasks = {run.task for run in runs if run.parameter is None}
+    return [run for run in runs if run.task in tasks]
+
+
+def _charges(
+    ledger: Ledger, step: MeasuredStep, runs: Sequence[NodeRun]
+) -> Iterator[tuple[NodeRun, MeasuredCall, float]]:
+    """For each run of a node that belongs to a module call: the call, and the seconds charged to
+    it.
+
+    These are the seconds since the node before it ended, in the same backward pass, because what
+    autograd does in between it does for the next node. So they add up to the time of the pass,
+    without the time of the profile's own hooks and without other passes that ran meanwhile.
+
+    A node that adds to the gradient of a parameter belongs to the module that owns the parameter;
+    if that was not called, to the call whose node ran before.
+    """
+    parameter_calls = ledger.calls_of_parameters(step)
+    before: MeasuredCall | None = None
+    last_of_task: dict[int, NodeRun] = {}
+    ended: list[tuple[float, float]] = []  # begin and seconds of runs, which may lie inside others
+    for run in runs:
+        last = last_of_task.get(run.task)
+        begin, own = (run.start, run.own_start) if last is None else (last.end, last.own_end)
+        last_of_task[run.task] = run
+        seconds = max(run.end - begin - (run.own_end - own), 0.0)
+        inside = 0.0
+        while ended and ended[-1][0] >= begin:
+            inside += ended.pop()[1]
+        ended.append((begin, seconds))
+        if run.sequence >= 0:
+            call = before = ledger.owner_of(run.sequence)
+        else:
+            call = parameter_calls.get(run.parameter or 0, before)
+        if call is not None:
+            yield run, call, max(seconds - inside, 0.0)
+
+
+def _note_arrival(ledger: Ledger, run: NodeRun) -> None:
+    """Counts the gradient that a node was given, and the time of the operation that made it."""
+    if run.sequence >= 0:
+        ledger.arrived[run.sequence] += 1
+    elif run.parameter is not None:
+        ledger.arrived[-1 - run.parameter] += 1
+        ledger.num_gradients[ledger.modules.parameter_of(run.parameter)] += 1
+    operation = ledger.operation_at(run.sequence)
+    if operation is not None:
+        operation.backward_seconds = (operation.backward_seconds or 0.0) + run.seconds
+
+
+def _extend(spans: dict[int, PassSpan], run: NodeRun) -> None:
+    """Makes the span of the backward pass of a run include the run."""
+    span = spans.get(run.task)
+    if span is None:
+        spans[run.task] = PassSpan(run.start, run.end, run.start_ns, run.end_ns)
+        return
+    if run.start < span.start:
+        span.start, span.start_ns = run.start, run.start_ns
+    if run.end > span.end:
+        span.end, span.end_ns = run.end, run.end_ns
+
+
+# -- memory
+
+
+def _charge_memory(ledger: Ledger, step: MeasuredStep, timeline: Timeline, first_call: int) -> None:
+    step.peak_bytes, step.added_bytes = timeline.whole
+    for call in ledger.calls[first_call:]:
+        call.peak_bytes, call.added_bytes = timeline.between(call.start_ns, call.end_ns)
+        for operation in call.run.operations if call.run is not None else ():
+            operation.peak_bytes, operation.added_bytes = timeline.between(
+                operation.start_ns, operation.end_ns
+            )
+
+
+def _add_backward_memory(call: MeasuredCall, spans: Sequence[PassSpan], timeline: Timeline) -> None:
+    found = [timeline.between(span.start_ns, span.end_ns) for span in _merged(spans)]
+    if (None, None) not in found:
+        for peak, added in found:
+            call.peak_bytes_backward = max(call.peak_bytes_backward or 0, peak or 0)
+            call.added_bytes_backward = (call.added_bytes_backward or 0) + (added or 0)
+
+
+def _merged(spans: Sequence[PassSpan]) -> list[PassSpan]:
+    """Spans in order, overlapping ones made one: a backward pass may run inside another."""
+    found: list[PassSpan] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        if found and span.start <= found[-1].end:
+            if span.end > found[-1].end:
+                found[-1].end, found[-1].end_ns = span.end, span.end_ns
+        else:
+            found.append(PassSpan(span.start, span.end, span.start_ns, span.end_ns))
+    return found

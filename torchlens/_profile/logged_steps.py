@@ -52,10 +52,12 @@ class Marker(Observer):
     on.
     """
 
-    def __init__(self, current_call: Callable[[], int], checks: ValueChecks | None) -> None:
+    def __init__(
+        self, step: int, current_call: Callable[[], int], checks: ValueChecks | None
+    ) -> None:
         self.operations: list[MeasuredOperation] = []
         self.failure: Exception | None = None
-        self._current_call = current_call
+        self._step, self._current_call = step, current_call
         self._checks = checks
         self._sequence = 0
         self._start_ns = 0
@@ -80,7 +82,8 @@ class Marker(Observer):
         if call.last > call.first:
             self.operations.append(
                 MeasuredOperation(
-                    first=call.first,
+                    step=self._step,
+                    entry=call.first,
                     last=call.last,
                     call=self._current_call(),
                     sequence=self._sequence,
@@ -177,7 +180,7 @@ class LoggedSteps:
         step.is_logged = is_in_depth = self._is_in_depth(module)
         try:
             checks = self._checks if is_in_depth else None
-            session = LoggedSession(module, Marker(self._current_call, checks))
+            session = LoggedSession(module, Marker(step.number, self._current_call, checks))
             pause_collector(self)  # it would run more often than without a log
             result = session.run(list(args), dict(kwargs))
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""Turns what was written down into records: the tree of modules, each with its calls."""
+"""Completes the records once measuring is over, and builds the tree of modules."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,8 +13,8 @@ from torchlens._profile.ledger import (
     Ledger,
     LoggedRun,
     MeasuredCall,
-    MeasuredOperation,
     MeasuredStep,
+    TensorFacts,
     bytes_of,
 )
 from torchlens._profile.records import (
@@ -23,31 +23,36 @@ from torchlens._profile.records import (
     ModuleRecord,
     OperationRecord,
     ParameterRecord,
+    ProfiledStep,
+    Shape,
+    TypicalSteps,
 )
-from torchlens._profile.steps import StepRecord, TypicalSteps
 
 LabelOf = Callable[[int, int], str | None]
 _Flops = dict[int, tuple[int | None, int | None]]  # row → forward and backward FLOPs
 
 
 def make_measurements(ledger: Ledger, model_name: str) -> Measurements:
-    """All records, once measuring is over."""
+    """Completes all records, once measuring is over."""
     runs = {call.index: call.run for call in ledger.calls if call.run is not None}
     flops = {id(run.log): flops_by_row(run.log) for run in runs.values()}
     for index, run in runs.items():
         if run.is_whole:
             _charge_flops(ledger, ledger.calls[index], run, flops[id(run.log)])
-    calls = _calls(ledger)
-    steps = [_step(ledger, step, calls) for step in ledger.steps]
+    operations = _complete_operations(ledger, flops)
+    _complete_calls(ledger)
+    for step in ledger.steps:
+        _complete_step(ledger, step)
     parameters = _parameters(ledger)
+    steps: list[ProfiledStep] = [*ledger.steps]
     return Measurements(
         model_name=model_name,
         level=ledger.options.level,
         check=ledger.options.check,
-        root=_Tree(ledger, calls, steps, parameters).root(),
+        root=_ModuleTree(ledger, parameters).root(),
         steps=steps,
-        calls=calls,
-        operations=_operations(ledger, flops),
+        calls=[*ledger.calls],
+        operations=operations,
         parameters=list(parameters.values()),
         flops_not_counted=_not_counted([run for run in runs.values() if run.is_whole], flops),
         problems=ledger.problems,
@@ -57,120 +62,82 @@ def make_measurements(ledger: Ledger, model_name: str) -> Measurements:
 # -- steps and calls
 
 
-def _step(ledger: Ledger, step: MeasuredStep, calls: list[CallRecord]) -> StepRecord:
-    outermost = [calls[call.index] for call in step.outermost_calls]
-    is_training, has_grad, input_shapes = step.signature
-    peak, added = step.memory or (None, None)
-    begin = ledger.start_ns
-    backward = [call.backward_seconds or 0.0 for call in outermost]
-    own = sum(call.own_seconds for call in outermost)
-    return StepRecord(
-        number=step.number,
-        phase="training" if is_training else "evaluation",
-        has_grad=has_grad,
-        input_shapes=input_shapes,
-        has_flops=bool(outermost) and all(call.flops is not None for call in outermost),
-        has_memory=step.has_memory,
-        has_log=step.has_log,
-        is_cold=_is_cold(ledger, step),
-        is_warmup=step.is_warmup,
-        position=step.position,
-        start_ns=step.start_ns - begin,
-        end_ns=step.end_ns - begin,
-        forward_end_ns=max([step.forward_end_ns - begin, *(call.end_ns for call in outermost)]),
-        outside_spans=tuple(
-            (kind, start - begin, end - begin) for kind, start, end in step.outside
-        ),
-        forward_seconds=sum(call.forward_seconds for call in outermost),
-        backward_seconds=sum(backward) if step.backward_tasks else None,
-        num_backward_passes=len(step.backward_tasks),
-        own_seconds=own + step.around_ns / 1e9,
-        peak_bytes=peak,
-        added_bytes=added,
-        raised=next((call.raised for call in outermost if call.raised), None),
+def _complete_step(ledger: Ledger, step: MeasuredStep) -> None:
+    """Adds up what the calls from outside took."""
+    calls, begin = step.outermost_calls, ledger.start_ns
+    step.has_flops = bool(calls) and all(call.flops is not None for call in calls)
+    step.start_ns -= begin
+    step.end_ns -= begin
+    step.forward_end_ns = max([step.forward_end_ns - begin, *(call.end_ns for call in calls)])
+    step.outside_spans = tuple(
+        (kind, start - begin, end - begin) for kind, start, end in step.outside_spans
     )
+    step.forward_seconds = sum(call.forward_seconds for call in calls)
+    step.num_backward_passes = len(step.backward_tasks)
+    if step.backward_tasks:
+        step.backward_seconds = sum(call.backward_seconds or 0.0 for call in calls)
+    step.own_seconds = sum(call.own_seconds for call in calls) + step.around_ns / 1e9
+    step.raised = next((call.raised for call in calls if call.raised), None)
 
 
-def _is_cold(ledger: Ledger, step: MeasuredStep) -> bool:
-    before = ledger.steps[step.number - 2] if step.number > 1 else None
-    return before is not None and before.has_log and before.position == step.position - 1
-
-
-def _calls(ledger: Ledger) -> list[CallRecord]:
-    """All calls with their times, kept memory and FLOPs, which include the calls inside."""
-    found: list[CallRecord] = []
-    inside: dict[int, list[CallRecord]] = {}  # by the index of the call around
-    saved: dict[int, dict[int, int]] = {}
+def _complete_calls(ledger: Ledger) -> None:
+    """Times, kept memory and FLOPs of all calls, which include the calls inside."""
+    inside: dict[int, list[MeasuredCall]] = {}  # by the index of the call around
+    kept: dict[int, dict[int, int]] = {}
     for call in reversed(ledger.calls):  # those inside a call come after it
-        parent = call.parent
-        kept = saved.pop(call.index, {}) | call.saved
-        record = _call(ledger, call, inside.pop(call.index, []), sum(kept.values()))
-        found.append(record)
+        around, own_kept = call.around, kept.pop(call.index, {}) | call.saved
+        _complete_call(ledger, call, inside.pop(call.index, []))
+        if CAN_TELL and not call.measured_step.is_light:
+            call.saved_bytes = sum(own_kept.values())
         # What is run again in a backward pass adds to nothing but others that are.
-        if parent is not None and (call.original is None) == (parent.original is None):
-            inside.setdefault(parent.index, []).append(record)
-            if call.original is None:
-                saved.setdefault(parent.index, {}).update(kept)
-    return found[::-1]
+        if around is not None and call.is_recomputed == around.is_recomputed:
+            inside.setdefault(around.index, []).append(call)
+            if not call.is_recomputed:
+                kept.setdefault(around.index, {}).update(own_kept)
 
 
-def _call(
-    ledger: Ledger, call: MeasuredCall, inside: list[CallRecord], saved_bytes: int
-) -> CallRecord:
-    forward_inside = sum(record.forward_seconds for record in inside)
-    own_seconds = max(call.own_end - call.own_start, 0.0)
-    forward = max(call.end - call.start - own_seconds, forward_inside)
-    grad_out_shapes = call.outputs.shapes_with_gradient(ledger.arrived)
-    has_backward = bool(call.spans or grad_out_shapes)
-    backward_self = call.backward_self or 0.0
-    backward = backward_self + sum(record.backward_seconds or 0.0 for record in inside)
-    # Gradients pass a module without nodes of its own in no time.
-    passing = 0.0 if has_backward else None
-    peak, added = call.forward_memory or (None, None)
-    backward_peak, backward_added = call.backward_memory or (None, None)
-    start = ledger.start_ns
-    return CallRecord(
-        index=call.index,
-        step=call.step.number,
-        address=call.address,
-        pass_num=call.pass_num,
-        module_type=call.module_type,
-        parent=None if call.parent is None else call.parent.index,
-        depth=call.depth,
-        is_recomputed=call.original is not None,
-        includes_log=call.step.has_log,
-        raised=call.raised,
-        input_shapes=call.inputs.shapes,
-        output_shapes=call.outputs.shapes,
-        grad_in_shapes=call.inputs.shapes_with_gradient(ledger.arrived) if has_backward else [],
-        grad_out_shapes=grad_out_shapes,
-        input_bytes=call.inputs.bytes,
-        output_bytes=call.outputs.bytes,
-        forward_seconds=forward,
-        forward_self_seconds=forward - forward_inside,
-        backward_seconds=backward if call.spans else passing,
-        backward_self_seconds=backward_self if call.spans else passing,
-        own_seconds=own_seconds,
-        start_ns=call.start_ns - start,
-        end_ns=call.end_ns - start,
-        backward_spans=tuple(
-            (span.start_ns - start, span.end_ns - start) for span in call.spans.values()
-        ),
-        flops=_flops_of(call, call.own_flops, [record.flops for record in inside]),
-        flops_backward=_flops_of(
-            call,
-            None if call.step.is_deep else call.own_flops_backward,
-            [record.flops_backward for record in inside],
-        ),
-        saved_bytes=saved_bytes if CAN_TELL else None,
-        peak_bytes=peak,
-        added_bytes=added,
-        peak_bytes_backward=backward_peak,
-        added_bytes_backward=backward_added,
-        forward_nonfinite=call.forward_nonfinite,
-        grad_in_nonfinite=call.grad_in_nonfinite,
-        grad_out_nonfinite=call.grad_out_nonfinite,
+def _complete_call(ledger: Ledger, call: MeasuredCall, inside: list[MeasuredCall]) -> None:
+    begin, step = ledger.start_ns, call.measured_step
+    call.includes_log = step.has_log
+    call.input_shapes, call.input_bytes = _shapes(call.inputs), _bytes(call.inputs)
+    call.output_shapes, call.output_bytes = _shapes(call.outputs), _bytes(call.outputs)
+    call.grad_out_shapes = _shapes(_arrived(ledger, call.outputs))
+    has_backward = bool(call.spans or call.grad_out_shapes)
+    call.grad_in_shapes = _shapes(_arrived(ledger, call.inputs)) if has_backward else []
+    call.start_ns -= begin
+    call.end_ns -= begin
+    call.backward_spans = tuple(
+        (span.start_ns - begin, span.end_ns - begin) for span in call.spans.values()
     )
+    call.own_seconds = max(call.own_end - call.own_start, 0.0)
+    forward_inside = sum(inner.forward_seconds for inner in inside)
+    call.forward_seconds = max(call.end - call.start - call.own_seconds, forward_inside)
+    call.forward_self_seconds = call.forward_seconds - forward_inside
+    if call.spans:
+        own_backward = call.backward_self or 0.0
+        call.backward_self_seconds = own_backward
+        call.backward_seconds = own_backward + sum(
+            inner.backward_seconds or 0.0 for inner in inside
+        )
+    elif has_backward:  # gradients pass a module without nodes of its own in no time
+        call.backward_seconds = call.backward_self_seconds = 0.0
+    if not call.raised:  # one that raised is no measure of the module
+        backward = None if step.is_deep else call.own_flops_backward
+        call.flops = _known_sum([call.own_flops, *(inner.flops for inner in inside)])
+        call.flops_backward = _known_sum([backward, *(inner.flops_backward for inner in inside)])
+
+
+def _shapes(tensors: Iterable[TensorFacts]) -> list[Shape]:
+    return [tuple(shape) for shape, _, _ in tensors]
+
+
+def _bytes(tensors: Iterable[TensorFacts]) -> list[int]:
+    return [num_bytes for _, num_bytes, _ in tensors]
+
+
+def _arrived(ledger: Ledger, tensors: Iterable[TensorFacts]) -> list[TensorFacts]:
+    """The tensors whose gradient arrived."""
+    return [facts for facts in tensors if facts[2] in ledger.arrived]
 
 
 # -- FLOPs and operations
@@ -202,7 +169,7 @@ def _charge_flops(ledger: Ledger, outer: MeasuredCall, run: LoggedRun, flops: _F
         call.own_flops = call.own_flops_backward = 0
     for operation in run.operations:
         call = ledger.calls[operation.call]
-        forward, each_backward = flops[operation.first]
+        forward, each_backward = flops[operation.entry]
         if forward is None or call.own_flops is None:  # not counted, and listed
             continue
         call.own_flops += forward
@@ -213,16 +180,11 @@ def _charge_flops(ledger: Ledger, outer: MeasuredCall, run: LoggedRun, flops: _F
 
 def _with_inner(outer: MeasuredCall) -> Iterable[MeasuredCall]:
     found = {outer.index}
-    for call in outer.step.calls:
-        is_inner = call.parent is not None and call.parent.index in found
-        if call is outer or (is_inner and call.original is None):
+    for call in outer.measured_step.calls:
+        is_inner = call.parent in found and not call.is_recomputed
+        if call is outer or is_inner:
             found.add(call.index)
             yield call
-
-
-def _flops_of(call: MeasuredCall, own: int | None, inside: list[int | None]) -> int | None:
-    """FLOPs of a call and those inside. A call that raised is no measure of the module."""
-    return None if call.raised else _known_sum([own, *inside])
 
 
 def _known_sum(counts: list[int | None]) -> int | None:
@@ -245,7 +207,7 @@ def _not_counted(runs: list[LoggedRun], flops: dict[int, _Flops]) -> dict[str, i
 def label_finder(ledger: Ledger) -> LabelOf:
     """(step, entry) → layer label. Steps that did the same operations have the same labels."""
     logs = {
-        call.step.number: call.run.log
+        call.step: call.run.log
         for call in ledger.calls
         if call.run is not None and not call.address
     }
@@ -263,45 +225,22 @@ def label_finder(ledger: Ledger) -> LabelOf:
     return label_of
 
 
-def _operations(ledger: Ledger, flops: dict[int, _Flops]) -> list[OperationRecord]:
-    if not ledger.options.is_operation_level:
-        return []
+def _complete_operations(ledger: Ledger, flops: dict[int, _Flops]) -> list[OperationRecord]:
+    """The operations of the whole model, with labels and FLOPs."""
+    found: list[OperationRecord] = []
     label_of = label_finder(ledger)
-    return [
-        _operation(ledger, call.step, operation, label_of, flops[id(call.run.log)])
-        for call in ledger.calls
-        if call.run is not None and not call.address
-        for operation in call.run.operations
-    ]
-
-
-def _operation(
-    ledger: Ledger,
-    step: MeasuredStep,
-    operation: MeasuredOperation,
-    label_of: LabelOf,
-    flops: _Flops,
-) -> OperationRecord:
-    forward, backward = flops[operation.first]
-    peak, added = operation.memory or (None, None)
-    return OperationRecord(
-        step=step.number,
-        entry=operation.first,
-        label=label_of(step.number, operation.first),
-        call=operation.call,
-        start_ns=operation.start_ns - ledger.start_ns,
-        end_ns=operation.end_ns - ledger.start_ns,
-        address=ledger.calls[operation.call].address,
-        layer_type=operation.layer_type,
-        shape=operation.shape,
-        num_bytes=operation.num_bytes,
-        forward_seconds=operation.seconds,
-        backward_seconds=operation.backward_seconds,
-        flops=forward,
-        flops_backward=ledger.backward_flops(operation, backward),
-        peak_bytes=peak,
-        added_bytes=added,
-    )
+    for call in ledger.calls if ledger.options.is_operation_level else ():
+        if call.run is None or call.address:
+            continue
+        for operation in call.run.operations:
+            operation.label = label_of(operation.step, operation.entry)
+            operation.address = ledger.calls[operation.call].address
+            operation.start_ns -= ledger.start_ns
+            operation.end_ns -= ledger.start_ns
+            operation.flops, backward = flops[id(call.run.log)][operation.entry]
+            operation.flops_backward = ledger.backward_flops(operation, backward)
+            found.append(operation)
+    return found
 
 
 # -- modules and parameters
@@ -345,23 +284,18 @@ def _gradient_bytes(parameter: torch.Tensor, num_gradients: int) -> int:
     return bytes_of(gradient)
 
 
-class _Tree:
+class _ModuleTree:
     """The modules as they are nested in the model. A module that is reached twice is where it is
     reached first.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        calls: list[CallRecord],
-        steps: list[StepRecord],
-        parameters: dict[int, ParameterRecord],
-    ) -> None:
+    def __init__(self, ledger: Ledger, parameters: dict[int, ParameterRecord]) -> None:
         self._model, self._parameters = ledger.model, parameters
-        self._warmup = frozenset(step.number for step in steps if step.is_warmup)
-        self._typical = TypicalSteps.of([step for step in steps if not step.is_warmup] or steps)
+        steps = [step for step in ledger.steps if not step.is_warmup] or ledger.steps
+        self._warmup = frozenset(step.number for step in ledger.steps if step.is_warmup)
+        self._typical = TypicalSteps.of(steps)
         self._calls: dict[str, list[CallRecord]] = {}
-        for call in calls:
+        for call in ledger.calls:
             self._calls.setdefault(call.address, []).append(call)
         self._names: dict[int, list[str]] = {}
         for address, module in self._model.named_modules(remove_duplicate=False):
@@ -375,8 +309,7 @@ class _Tree:
         self, module: Any, address: str, depth: int
     ) -> tuple[ModuleRecord, dict[int, ParameterRecord]]:
         """The record of a module, and all parameters in it."""
-        if type(module).__name__ == "OptimizedModule":
-            module = getattr(module, "_orig_mod", module)
+        module = getattr(module, "_orig_mod", module)  # of a compiled model: its source
         parameters = self._parameters
         own = {id(p): parameters[id(p)] for p in module._parameters.values() if id(p) in parameters}
         everything = dict(own)

@@ -24,14 +24,20 @@ from torchlens._capture.gradients.backward_hooks import (
 from torchlens._capture.patches.patching import apply_patches, undo_patches
 from torchlens._health.checking import Checker
 from torchlens._profile.allocators import CAN_TELL, AllocatorWatch, saved_storages
-from torchlens._profile.charging import charge_step, of_measured_steps
 from torchlens._profile.checks import Checks
-from torchlens._profile.ledger import Ledger, MeasuredCall, MeasuredStep
+from torchlens._profile.ledger import (
+    Ledger,
+    MeasuredCall,
+    MeasuredStep,
+    charge_step,
+    facts_of,
+    of_measured_steps,
+)
 from torchlens._profile.logged_steps import NO_RESULT, LoggedSteps
 from torchlens._profile.model_modules import NamedModule
 from torchlens._profile.outside import OutsideWatch
 from torchlens._profile.profile_options import ProfileOptions, StepPlan
-from torchlens._profile.steps import Signature
+from torchlens._profile.records import Signature
 from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import named_tensors, plain_tensors
@@ -207,7 +213,11 @@ class ModelWatcher:
         step = MeasuredStep(
             number=len(ledger.steps) + 1,
             signature=signature,
+            phase="training" if signature[0] else "evaluation",
+            has_grad=signature[1],
+            input_shapes=signature[2],
             is_warmup=is_warmup,
+            is_cold=self._is_cold(),
             position=self._position,
             wants_log=wanted.log,
             checking=wanted.checking,
@@ -221,6 +231,11 @@ class ModelWatcher:
             self._listen(step)
         self.checks.begin(step)
         return step
+
+    def _is_cold(self) -> bool:
+        """Whether the step that begins directly follows one that ran under the log."""
+        before = self.ledger.steps[-1] if self.ledger.steps else None
+        return before is not None and before.has_log and before.position == self._position - 1
 
     def _listen(self, step: MeasuredStep) -> None:
         try:
@@ -243,7 +258,7 @@ class ModelWatcher:
         step.end_ns = time_ns()
         if not step.is_warmup and any(call.raised for call in step.outermost_calls):
             self._plan.repeat(step.signature)
-        step.outside = self._outside.take()
+        step.outside_spans = tuple(self._outside.take())
         self._allocators.stop()
         runs, self._backward.runs = self._backward.runs, []
         own_spans, self.ledger.own_spans = self.ledger.own_spans, []
@@ -297,13 +312,13 @@ class ModelWatcher:
         watched.end = perf_counter()
         watched.end_ns = time_ns()
         watched.own_end = self._backward.own_seconds
-        self.ledger.current = watched.parent
+        self.ledger.current = watched.around
 
     def leave(
         self, watched: MeasuredCall, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """A module returned."""
-        if watched.parent is None:
+        if watched.around is None:
             self.logged.keep_result(result)
             self._guard(self._modules.note_whole_parameters)
         self._guard(self._leave, watched, result, args, kwargs)
@@ -329,19 +344,18 @@ class ModelWatcher:
         if _is_in_backward() and (parent is None or parent.original is not None):
             original = self.ledger.repeated_call(address) if self._step is not None else None
         if original is not None:
-            step, parent = original.step, parent or original.parent
+            step, parent = original.measured_step, parent or original.around
         elif parent is not None:
-            step = parent.step
+            step = parent.measured_step
         elif step is None:
             return None
         call = MeasuredCall(len(self.ledger.calls), step, address, module_type, parent, original)
-        call.depth = 0 if parent is None else parent.depth + 1
         if original is None:
             call.pass_num = step.passes[address] = step.passes.get(address, 0) + 1
         else:
             call.pass_num = original.pass_num
         with torch._C.DisableTorchFunction():
-            call.inputs.note(_tensors_in(args, kwargs), not self._is_deep(step))
+            call.inputs = facts_of(_tensors_in(args, kwargs), not self._is_deep(step))
             self.checks.entered(call, args, kwargs)
         self.ledger.calls.append(call)
         step.calls.append(call)
@@ -350,16 +364,16 @@ class ModelWatcher:
     def _leave(
         self, call: MeasuredCall, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.ledger.enter_nodes(next_sequence(), call.parent)
+        self.ledger.enter_nodes(next_sequence(), call.around)
         with torch._C.DisableTorchFunction():
             if type(result) is Tensor:
                 outputs = [result]
             else:
                 outputs = [tensor for _, tensor in named_tensors(result)]
-            is_deep = self._is_deep(call.step)
-            call.outputs.note(outputs, not is_deep)
+            is_deep = self._is_deep(call.measured_step)
+            call.outputs = facts_of(outputs, not is_deep)
             nodes = [] if is_deep else self._watch(outputs)
-            if call.original is None:
+            if call.original is None and not call.measured_step.is_light:
                 self._note_saved(call, nodes)
             self.checks.outputs(call, outputs, (args, kwargs))
 
@@ -397,8 +411,8 @@ class ModelWatcher:
             )
             return
         outermost = call
-        while outermost.parent is not None:
-            outermost = outermost.parent
+        while outermost.around is not None:
+            outermost = outermost.around
         for node in nodes:
             maker = self.ledger.owner_of(node._sequence_nr())
             # Nodes from before the model was called lead to its inputs and are not the model's.

@@ -16,8 +16,7 @@ from torchlens._health.finding import Findings
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.overlay import Overlay
-from torchlens._profile.chrome_trace import to_chrome_trace
-from torchlens._profile.exports import RowsBy, to_json, to_pandas
+from torchlens._profile.exports import RowsBy, to_chrome_trace, to_json, to_pandas
 from torchlens._profile.findings import find
 from torchlens._profile.make_records import label_finder, make_measurements
 from torchlens._profile.model_watcher import ModelWatcher
@@ -29,8 +28,8 @@ from torchlens._profile.records import (
     ModuleRecord,
     OperationRecord,
     ParameterRecord,
+    ProfiledStep,
 )
-from torchlens._profile.steps import StepRecord
 from torchlens._profile.table import Table, TableBy, Times, summary
 from torchlens._recording.trees import named_tensors
 from torchlens._recording.unseen import unseen
@@ -181,7 +180,7 @@ class Profile:
         return self.measurements.parameters
 
     @property
-    def steps(self) -> list[StepRecord]:
+    def steps(self) -> list[ProfiledStep]:
         """One record for each call of the model from your code."""
         return self.measurements.steps
 

@@ -13,9 +13,10 @@ from torchlens._profile.records import (
     Measurements,
     ModuleRecord,
     OperationRecord,
+    ProfiledStep,
+    TypicalSteps,
     by_step,
 )
-from torchlens._profile.steps import StepRecord, TypicalSteps
 from torchlens._text.measures import Measure, short_word
 from torchlens._text.numbers import bytes_text, count_text, seconds_text
 from torchlens._text.wording import did_you_mean, got, one_of
@@ -346,7 +347,7 @@ def last_operations(measurements: Measurements) -> list[OperationRecord]:
     return [record for record in operations if record.label is not None and record.step == last]
 
 
-def _logged_steps(measurements: Measurements) -> list[StepRecord]:
+def _logged_steps(measurements: Measurements) -> list[ProfiledStep]:
     numbers = {record.step for record in measurements.operations}
     return [step for step in measurements.measured_steps if step.number in numbers]
 
