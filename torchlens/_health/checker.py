@@ -1,4 +1,4 @@
-"""Looks at values and gradients while they exist, and remembers what a finding needs."""
+"""Checks values and gradients while they exist, and keeps the statistics that findings need."""
 
 from collections.abc import Callable, Mapping
 from math import sqrt
@@ -22,8 +22,8 @@ def make_checker(
     thresholds: Mapping[str, Any] | None = None,
     sees_modules_alone: bool = False,
 ) -> "HealthChecker":
-    """What `check=` asks for: 'nonfinite' finds NaN and Inf, 'health' also looks at activations and
-    gradients.
+    """The checker for `check=`: 'nonfinite' finds NaN and Inf, 'health' also checks activations
+    and gradients.
     """
     check_choice("check", check, CHECKS)
     return HealthChecker(
@@ -32,7 +32,7 @@ def make_checker(
 
 
 class HealthChecker:
-    """A Checker. What it found is read when measuring is over."""
+    """A Checker. Its results are read when measuring is over."""
 
     def __init__(
         self,
@@ -69,8 +69,8 @@ class HealthChecker:
         return self._origins.told()
 
     def activities(self) -> list[tuple[str, Activity]]:
-        """What was seen of each activation, by its label, or the module's address where there is no
-        log.
+        """The statistics of each activation, by its label; without a log, by the module's
+        address.
         """
         return [
             (self._name(activity.place), activity) for activity in self._activations.activities()

@@ -1,5 +1,5 @@
-"""What somebody who checks values and gradients while they exist is told: where each came up, and
-out of what.
+"""The interface of a checker of values and gradients: the place of each value, and the inputs it
+was computed from.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ class Checking(Enum):
 
 
 class Place(NamedTuple):
-    """Where a value or gradient came up. At module level `entry` is None and `operation` is the
-    module's class.
+    """Where a value or gradient was computed. At module level `entry` is None and `operation` is
+    the module's class.
     """
 
     phase: str  # 'forward' or 'backward'
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 
 def _place(fields: tuple[Any, ...], line: tuple[str, int, str, str] | None) -> Place:
-    """One that was pickled, which code cannot be."""
+    """Restores a pickled place; code objects cannot be pickled."""
     place = Place(*fields)
     return place if line is None else place._replace(code=code_of_line(*line))
 
@@ -77,7 +77,7 @@ def _no_address(tensor: torch.Tensor) -> str | None:
 
 
 class Inputs(NamedTuple):
-    """What an operation, or at module level a module, was given."""
+    """The arguments of an operation, or at module level of a module."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any] | None
@@ -91,7 +91,7 @@ class Inputs(NamedTuple):
 
 
 class GradientSources(NamedTuple):
-    """What a gradient was made of."""
+    """The gradients and entries that a gradient was computed from."""
 
     arrived: tuple[Any, ...]  # the gradients that the node was given
     read: Callable[[], list[int]] = list  # the entries that the operation read
@@ -99,15 +99,15 @@ class GradientSources(NamedTuple):
 
 
 class Checker(Protocol):
-    """Looks at values and gradients while they exist.
+    """Checks values and gradients while they exist.
 
-    Called without gradient recording and unseen by the log. It must change nothing and keep no
-    tensor. NonFiniteError goes through to the user and so stops the training; any other exception
-    switches the checker off and becomes a problem.
+    Called with gradient recording off, and hidden from the log. It must change nothing and keep
+    no tensor. NonFiniteError goes through to the user and so stops the training; any other
+    exception switches the checker off and becomes a problem.
     """
 
     def on_step(self, step: int, checking: Checking, has_grad: bool, has_stepped: bool) -> None:
-        """A step begins. Of one in which NOTHING is checked, nothing more is told.
+        """A step begins. If `checking` is NOTHING, no other method is called during the step.
 
         `has_grad` says whether autograd records, `has_stepped` whether an optimizer made a step
         since the last began.
@@ -139,4 +139,4 @@ class Checker(Protocol):
         """
 
     def finish(self, label_of: Callable[[int, int], str | None]) -> None:
-        """Measuring is over. `label_of(step, entry)` tells layer labels."""
+        """Measuring is over. `label_of(step, entry)` returns layer labels."""

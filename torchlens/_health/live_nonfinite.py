@@ -1,8 +1,8 @@
-"""Where NaN and Inf come up while a model is measured, by the rules of
+"""Finds the first NaN and Inf while a model is measured, by the rules of
 `torchlens._health.nonfinite`.
 
-In a step that is logged, values are known by their numbers in the recording. Elsewhere only modules
-are seen: then what a module returned is known as long as it lives.
+In a logged step, values are identified by their numbers in the recording. In other steps only
+modules are seen: the result of a module is then identified by the tensor, while it is alive.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ _UNSEEN = (
 
 
 class Origins:
-    """Gathers the places of all steps, each once; consequences are not told."""
+    """Collects the origins of all steps, each once; consequences are not reported."""
 
     def __init__(self, stop: bool, sees_modules_alone: bool = False) -> None:
         self.found: list[tuple[Place, NonFinite]] = []
@@ -137,8 +137,8 @@ class Origins:
             state.rules.add_output(_FINITE)
 
     def on_entered(self, place: Place, inputs: Inputs) -> None:
-        """A module was called, of whose operations none is seen: notes which of the values it reads
-        are not finite.
+        """Before a module whose operations are not seen: notes which of its inputs are not
+        finite.
         """
         state = self._step
         if place.step == state.step and not state.rules.is_clean:
@@ -178,8 +178,8 @@ class Origins:
             rules.add_output(node)
 
     def _blame_caller(self, state: "_StepOrigins", caller: Caller, given: list[Given]) -> None:
-        """What a module was given and no module returned, the module that calls it made between its
-        calls.
+        """Attributes an input that no module returned to the calling module, which computed it
+        between its calls.
         """
         for each in given:
             tensor = each.tensor
@@ -350,7 +350,7 @@ class Origins:
 
 
 class _StepOrigins:
-    """One step: what the rules know of it, and where it was."""
+    """The state of one step: its origins, and the places of its values."""
 
     def __init__(self, step: int, rules: PassOrigins | None = None, has_grad: bool = False) -> None:
         self.step = step

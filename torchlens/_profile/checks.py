@@ -1,4 +1,4 @@
-"""Shows values and gradients to whoever checks them, while they exist."""
+"""Passes values and gradients to the checker while they exist."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 
 
 class Checks:
-    """Calls the checker at each value and gradient; the time it takes counts as nobody's."""
+    """Calls the checker for each value and gradient. The time it takes is charged to no module."""
 
     def __init__(self, ledger: Ledger, checker: Checker | None) -> None:
         self._ledger = ledger
@@ -43,13 +43,11 @@ class Checks:
         ] = {}  # with how many nodes had begun by then
         self._num_nodes = 0
         self._checking = Checking.NOTHING  # of the step that has begun last
-        self._has_nonfinite = (
-            False  # whether something was not finite in it, as far as modules were looked at
-        )
+        self._has_nonfinite = False  # whether a module returned a value that is not finite in it
 
     @property
     def is_on(self) -> bool:
-        """Whether somebody checks."""
+        """Whether there is a checker."""
         return self._checker is not None
 
     def begin(self, step: MeasuredStep) -> None:
@@ -87,9 +85,9 @@ class Checks:
         """A module returned."""
         if self._checking is not Checking.NOTHING:
             _register(self._outputs, call, call.outputs)
-            # Times are taken from a step in which nothing but this is looked for. What looking
-            # takes is not in them, but it drives what the model needs out of the processor's
-            # caches: as long as all is well, it is as short as can be.
+            # Light steps, which times come from, run only this check. Its time is subtracted, but
+            # it evicts the model's data from the processor's caches, so it is kept short while all
+            # values are finite.
             if (
                 self._checking is Checking.NONFINITE
                 and call.around is not None
@@ -224,7 +222,7 @@ class Checks:
         self._arriving.clear()
 
     def _show(self, look: Callable[..., None], *what: Any) -> None:
-        """Has the checker look at something, without gradients."""
+        """Calls the checker, with gradient recording off."""
         checker = self._checker
         if checker is None:
             return
@@ -247,8 +245,8 @@ class Checks:
 
 
 def _are_finite(tensors: list[Tensor]) -> bool:
-    """Whether all are. False also of those that cannot be looked at: whoever looks closer tells
-    why.
+    """Whether all tensors are finite. False if one cannot be read: the full check then reports
+    the reason.
     """
     try:
         return not any(map(has_nonfinite, tensors))

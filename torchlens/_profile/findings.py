@@ -1,4 +1,4 @@
-"""What is wrong with a model, as far as its values, gradients and parameters tell."""
+"""Findings of a profile: problems that values, gradients and parameters reveal."""
 
 from collections.abc import Mapping
 from statistics import median
@@ -26,7 +26,7 @@ _SCALED = (
 def find(
     measurements: Measurements, checker: Any, thresholds: Mapping[str, Any] | None = None
 ) -> Findings:
-    """Everything that can be said of what was measured."""
+    """All findings of a profile."""
     limits = checked_thresholds(thresholds)
     health = checker if isinstance(checker, HealthChecker) else None
     found: list[Finding] = []
@@ -222,7 +222,7 @@ def _parameters(records: list[ParameterRecord]) -> str:
 def _grouped(
     chosen: list[ParameterRecord], everything: list[ParameterRecord]
 ) -> list[tuple[str, list[ParameterRecord]]]:
-    """By the outermost module of which all parameters are chosen, or alone."""
+    """Groups parameters by the outermost module whose parameters are all chosen."""
     total: dict[str, int] = {}
     inside: dict[str, int] = {}
     for counts, records in ((total, everything), (inside, chosen)):

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import CodeType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -274,9 +274,28 @@ class Ledger:
             call.measured_step.passes.clear()
         del self.calls[num_calls:]
 
+    def let_go(self) -> None:
+        """Turns what was measured into plain records, which know neither logs nor each other."""
+        for call in self.calls:
+            for operation in () if call.run is None else call.run.operations:
+                _make_plain(operation, OperationRecord)
+        for call in self.calls:
+            _make_plain(call, CallRecord)
+        for step in self.steps:
+            _make_plain(step, ProfiledStep)
+
     def forget_all(self) -> None:
         """Removes everything that was written down."""
         self.steps, self.calls, self._operations, self._sequences = [], [], [], []
+
+
+def _make_plain(measured: Any, record_type: type[Any]) -> None:
+    """Makes a measured call, step or operation an instance of its record's class, without the
+    fields that only measuring needs.
+    """
+    for name in vars(measured).keys() - {each.name for each in fields(record_type)}:
+        delattr(measured, name)
+    measured.__class__ = record_type
 
 
 def bytes_of(tensor: Any) -> int:

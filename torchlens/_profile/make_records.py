@@ -109,6 +109,14 @@ def _complete_call(ledger: Ledger, call: MeasuredCall, inside: list[MeasuredCall
     call.backward_spans = tuple(
         (span.start_ns - begin, span.end_ns - begin) for span in call.spans.values()
     )
+    _complete_times(call, inside, has_backward)
+    if not call.raised:  # one that raised is no measure of the module
+        backward = None if step.is_deep else call.own_flops_backward
+        call.flops = _known_sum([call.own_flops, *(inner.flops for inner in inside)])
+        call.flops_backward = _known_sum([backward, *(inner.flops_backward for inner in inside)])
+
+
+def _complete_times(call: MeasuredCall, inside: list[MeasuredCall], has_backward: bool) -> None:
     call.own_seconds = max(call.own_end - call.own_start, 0.0)
     forward_inside = sum(inner.forward_seconds for inner in inside)
     call.forward_seconds = max(call.end - call.start - call.own_seconds, forward_inside)
@@ -121,10 +129,6 @@ def _complete_call(ledger: Ledger, call: MeasuredCall, inside: list[MeasuredCall
         )
     elif has_backward:  # gradients pass a module without nodes of its own in no time
         call.backward_seconds = call.backward_self_seconds = 0.0
-    if not call.raised:  # one that raised is no measure of the module
-        backward = None if step.is_deep else call.own_flops_backward
-        call.flops = _known_sum([call.own_flops, *(inner.flops for inner in inside)])
-        call.flops_backward = _known_sum([backward, *(inner.flops_backward for inner in inside)])
 
 
 def _shapes(tensors: Iterable[TensorFacts]) -> list[Shape]:

@@ -1,6 +1,6 @@
 """The modules of a model and their parameters, by identity."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -40,7 +40,7 @@ class ModelModules:
         self._replaced: list[tuple[torch.nn.Module, Any]] = []
 
     def refresh(self) -> None:
-        """Looks at the model as it is now."""
+        """Reads the modules and parameters that the model has now."""
         self.modules, self.owners, self.storages = {}, {}, set()
         addresses = set()
         for address, module in named_modules(self._model):
@@ -65,8 +65,8 @@ class ModelModules:
         self.note_whole_parameters()
 
     def note_whole_parameters(self) -> None:
-        """Learns which tensors stand for parameters that FSDP has in pieces: gradients arrive at
-        those.
+        """Maps the whole tensors that FSDP gathers to the parameters that they represent: gradients
+        arrive at the whole tensors.
         """
         for parameter, whole, _ in parameter_pairs(
             [named.module for named in self.modules.values()]
@@ -90,32 +90,21 @@ class ModelModules:
         inside not `called`.
         """
         prefix = f"{address}." if address else ""
-        found = []
-        for named in self.modules.values():
-            if named.address == address or (
-                named.address.startswith(prefix) and named.address not in called
-            ):
-                start = f"{named.address}." if named.address else ""
-                parameters, buffers = named.module._parameters, named.module._buffers
-                found += [
-                    Held(f"{start}{name}", own, True)
-                    for name, own in parameters.items()
-                    if own is not None
-                ]
-                found += [
-                    Held(f"{start}{name}", own, False)
-                    for name, own in buffers.items()
-                    if own is not None
-                ]
-        return found
+        return [
+            held
+            for named in self.modules.values()
+            if named.address == address
+            or (named.address.startswith(prefix) and named.address not in called)
+            for held in _held_by(named)
+        ]
 
     def parameter_of(self, leaf: int) -> int:
         """The parameter that a leaf, by its id, stands for."""
         return self._sharded.get(leaf, leaf)
 
     def show_compiled(self) -> None:
-        """Makes modules visible that `module.compile()` was called on: they are called past
-        everybody. May be repeated.
+        """Makes calls of modules visible after `module.compile()`, which bypasses `_call_impl`. May
+        be repeated.
         """
         for named in self.modules.values():
             compiled = named.module._compiled_call_impl
@@ -137,16 +126,27 @@ class ModelModules:
         self._replaced.clear()
 
     def uses_cuda(self) -> bool:
-        """Whether what the modules do happens elsewhere, after they have returned."""
+        """Whether a parameter is on CUDA: modules then return before their work is done."""
         return any(parameter.is_cuda for _, parameter in self.parameters.values())
 
     def forget(self) -> None:
-        """Lets go of the model."""
+        """Releases the model."""
         self.modules, self.parameters, self.storages = {}, {}, set()
 
 
+def _held_by(named: NamedModule) -> Iterator[Held]:
+    prefix = f"{named.address}." if named.address else ""
+    for tensors, is_parameter in (
+        (named.module._parameters, True),
+        (named.module._buffers, False),
+    ):
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                yield Held(f"{prefix}{name}", tensor, is_parameter)
+
+
 class _VisibleCompiled:
-    """Stands for the compiled code of a module, and tells whoever watches that it is called."""
+    """Replaces the compiled code of a module and reports its calls to the watcher."""
 
     def __init__(self, module: torch.nn.Module, compiled: Any) -> None:
         self._module = module

@@ -133,8 +133,9 @@ class ModelWatcher:
         self._backward.failures.clear()
 
     def let_go(self) -> None:
-        """Releases the model, once its records are made."""
+        """Releases the model and the logs, once the records are made."""
         self._modules.forget()
+        self.ledger.let_go()
 
     # -- steps
 

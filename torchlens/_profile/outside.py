@@ -1,9 +1,9 @@
 """What a training loop does outside the model's modules: backward passes, optimizer steps, waiting
 for data, checkpoints.
 
-While somebody measures, `torch.autograd.backward`, the iterators of data loaders and checkpoints
-tell when they run, and torch's own hooks tell of optimizers; the first to measure sets them up, the
-last to end takes them away. Each sees its own thread.
+While a profile runs, `torch.autograd.backward`, the iterators of data loaders and checkpoints are
+patched to report when they run, and torch's global hooks report optimizer steps. The first watch
+sets up the patches, the last one removes them. Each watch sees its own thread.
 """
 
 import threading
@@ -35,10 +35,10 @@ _undo: list[Callable[[], None]] = []
 
 
 class OutsideWatch:
-    """Writes down what the thread that started it does outside the model.
+    """Records what the thread that started it does outside the model.
 
-    `on_checkpoint` is told what a checkpoint (`use_reentrant=False`) keeps to run its part of the
-    model again.
+    `on_checkpoint` is called with the arguments that a checkpoint (`use_reentrant=False`) keeps in
+    order to run its part of the model again.
     """
 
     def __init__(self, on_checkpoint: Callable[[Any], None]) -> None:
@@ -64,7 +64,7 @@ class OutsideWatch:
                 _take_away()
 
     def take(self) -> list[OutsideSpan]:
-        """What was written down since the last time."""
+        """The spans recorded since the last call."""
         spans, self.spans = self.spans, []
         return spans
 

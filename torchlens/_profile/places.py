@@ -121,30 +121,44 @@ class _Places:
         that is called.
         """
         callers = {call.index for call in calls} if record.calls else around
-        children = []
-        for child in record.children:
-            own = [
-                call
-                for call in child.calls
-                if call.parent in callers or (is_home and self.is_stray(call))
-            ]
-            if is_home or own or not child.calls:
-                children.append(self.row(child, own, depth + 1, callers, is_home))
+        children = [
+            self.row(child, own, depth + 1, callers, is_home)
+            for child, own in self._calls_of_children(record, callers, is_home)
+            if is_home or own or not child.calls
+        ]
         if record.calls and depth < _DEEPEST:
-            expected = {child.address for child in _called_first(record)}
-            guests: dict[str, list[CallRecord]] = {}
-            for call in calls:
-                for inner in self.made.get(call.index, ()):
-                    if (
-                        inner.address not in expected and inner.address in self.modules
-                    ):  # not taken out of the model since
-                        guests.setdefault(inner.address, []).append(inner)
-            for address, own in guests.items():
-                children.append(
-                    self.row(self.modules[address], own, depth + 1, set(), is_home=False)
-                )
+            children += [
+                self.row(guest, own, depth + 1, set(), is_home=False)
+                for guest, own in self._guests(record, calls)
+            ]
         placed = replace(record, calls=calls, children=children, depth=depth)
         return placed if is_home else replace(placed, **_NO_PARAMETERS)
+
+    def _calls_of_children(
+        self, record: ModuleRecord, callers: set[int], is_home: bool
+    ) -> Iterator[tuple[ModuleRecord, list[CallRecord]]]:
+        """Each module inside, with those of its calls that belong in this row."""
+        for child in record.children:
+            yield (
+                child,
+                [
+                    call
+                    for call in child.calls
+                    if call.parent in callers or (is_home and self.is_stray(call))
+                ],
+            )
+
+    def _guests(
+        self, record: ModuleRecord, calls: list[CallRecord]
+    ) -> list[tuple[ModuleRecord, list[CallRecord]]]:
+        """Modules that these calls of a module call although they are not inside it."""
+        expected = {child.address for child in _called_first(record)}
+        found: dict[str, list[CallRecord]] = {}
+        for inner in (inner for call in calls for inner in self.made.get(call.index, ())):
+            # a module that was removed from the model since has no record
+            if inner.address not in expected and inner.address in self.modules:
+                found.setdefault(inner.address, []).append(inner)
+        return [(self.modules[address], own) for address, own in found.items()]
 
 
 def _is_outermost(call: CallRecord) -> bool:

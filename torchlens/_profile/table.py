@@ -257,6 +257,7 @@ def _descending(name: str, row: _Row) -> float:
 def _module_rows(
     measurements: Measurements, columns: Sequence[_Column], request: _Request, notes: list[str]
 ) -> list[_Row]:
+    """The modules as a list, if the rows are to be sorted, or as a tree."""
     is_list = request.sort_by is not None
     shared, alone = called_from_elsewhere(measurements), called_by_itself(measurements)
     if is_list:
@@ -264,14 +265,7 @@ def _module_rows(
     else:
         trees = placed(measurements) if shared or alone else [measurements.root]
         rows = [row for tree in trees for row in named_rows(tree)]
-    deepest = max(record.depth for record, _ in rows)
-    depth = deepest if request.depth is None else request.depth
-    if request.depth is None and not is_list:
-        depth = _fitting_depth([record for record, _ in rows], deepest)
-        if depth < deepest:
-            notes.append(
-                f"Shown to depth {depth} of {deepest}; summary(depth={deepest}) shows all."
-            )
+    depth = _depth_shown([record for record, _ in rows], request, notes)
     _note_callers(measurements, shared, alone, is_list, notes)
     whole = module_value(measurements.root, QUANTITIES["total_time"], request.times)
     found = []
@@ -282,6 +276,18 @@ def _module_rows(
             row.name = indent + (name or measurements.model_name)
             found.append(row)
     return found
+
+
+def _depth_shown(records: list[ModuleRecord], request: _Request, notes: list[str]) -> int:
+    deepest = max(record.depth for record in records)
+    if request.depth is not None:
+        return request.depth
+    if request.sort_by is not None:
+        return deepest
+    depth = _fitting_depth(records, deepest)
+    if depth < deepest:
+        notes.append(f"Shown to depth {depth} of {deepest}; summary(depth={deepest}) shows all.")
+    return depth
 
 
 def _module_row(
@@ -383,7 +389,7 @@ def _of_label(found: dict[str, dict[str, float]], label: str, name: str) -> floa
 _ROWS = {"module": _module_rows, "type": _type_rows, "operation": _operation_rows}
 
 
-def _shapes_text(shapes: list[Shape]) -> str:
+def _shapes_text(shapes: Sequence[Shape]) -> str:
     """`8x64x56x56`, and `+1` for the others."""
     if not shapes:
         return ""
