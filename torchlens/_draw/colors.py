@@ -98,7 +98,7 @@ def _item_values(
 
 
 def _calls_of(log: Log, item: Item) -> list[int]:
-    """The module calls that a collapsed module stands for."""
+    """The module calls that a collapsed module shows."""
     if item.kind is not ItemKind.MODULE:
         return []
     chains = [

@@ -14,7 +14,7 @@ _FEWEST_IN_BUNDLE = 6
 
 
 class ItemKind(Enum):
-    """What a node stands for."""
+    """What a node shows."""
 
     OPERATION = "operation"  # one entry, or the passes of one layer
     MODULE = "module"

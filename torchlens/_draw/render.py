@@ -26,7 +26,7 @@ sys.stdout.buffer.write(picture)
 
 
 def is_graphviz_there() -> bool:
-    """Whether pictures can be made on this machine."""
+    """True if pictures can be rendered on this machine."""
     return shutil.which("dot") is not None or importlib.util.find_spec("pygraphviz") is not None
 
 

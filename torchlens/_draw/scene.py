@@ -64,7 +64,7 @@ class Box:
     subtitle: str
     parent: int = -1
     depth: int = 0
-    is_stack: bool = False  # stands for several alike
+    is_stack: bool = False  # shows several identical modules
     title_side: str = "l"
     title_room: float = 0.0
     attributes: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The numbers of one tensor: range, moments, and whether all are finite."""
+"""The numbers of one tensor: range, and whether all are finite."""
 
 import math
 import threading
@@ -8,8 +8,6 @@ import torch
 
 from torchlens._recording.regions import shape_of
 from torchlens._recording.wrappers import local_value, why_valueless
-
-_LONG_ROW = 4096
 
 
 class ValueRange(NamedTuple):
@@ -111,18 +109,6 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.values()
     computed_as = COMPUTED_AS.get(tensor.dtype)
     return tensor if computed_as is None else tensor.to(computed_as)
-
-
-def moments(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Variance and mean of each row. A single long row is read twice, which is still several times
-    faster than `var_mean`.
-    """
-    if len(rows) > 1 or rows.shape[1] <= _LONG_ROW:
-        variance, mean = torch.var_mean(rows.double(), dim=1, correction=0)
-        return variance, mean
-    mean = rows.mean()
-    variance = torch.linalg.vector_norm(rows - mean).double() ** 2 / rows.shape[1]
-    return variance[None], mean[None]
 
 
 def _counts(num_nan: int, num_inf: int, num_elements: int) -> str:

@@ -343,7 +343,7 @@ def _exact_cuts(symbols: Sequence[Pattern]) -> list[_Cut] | None:
 
 
 def _is_one_loop(cuts: Sequence[_Cut], runs: Sequence[list[_Run]]) -> bool:
-    """Whether every pattern is iterations of a loop from its beginning to its end."""
+    """True if every pattern consists of the iterations of one loop."""
     whole = [[_Run(0, len(cut), cut[-1][1] - cut[-1][0])] for cut in cuts]
     return any(runs) and all(
         own == ([] if len(cut) == 1 else all_of_it)
@@ -388,7 +388,7 @@ def _period_of(own: Pattern) -> int:
 
 
 def _repeats_as_loops(own: Pattern, shorter_than: int = 0) -> bool:
-    """Whether all repetitions in it are loops, possibly nested, with nothing left over.
+    """True if all repetitions in it are loops, possibly nested, with nothing left over.
 
     With `shorter_than`, the loops must be shorter than that.
     """

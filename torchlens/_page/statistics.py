@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchlens._health.tensor_statistics import COMPUTED_AS, moments
+from torchlens._health.tensor_statistics import COMPUTED_AS
 from torchlens._recording.wrappers import holds_others, local_value, why_valueless
 
 _SMALL = 4096  # tensors up to this size are described together with others of their shape
@@ -104,7 +104,7 @@ def _describe(batch: torch.Tensor, bins: int, side: int) -> list[dict[str, Any]]
     lowest, highest = _extremes(flat)
     finite = torch.isfinite(lowest) & torch.isfinite(highest)
     if bool(finite.all()):
-        variance, mean = moments(values)
+        variance, mean = _moments(values)
         nonfinite = nan = torch.zeros(len(flat))
     else:
         is_finite = torch.isfinite(flat)
@@ -155,6 +155,18 @@ def _extremes(flat: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     numbers = flat.byte() if flat.dtype is torch.bool else flat
     low, high = numbers[0].aminmax() if len(numbers) == 1 else numbers.aminmax(dim=1)
     return low.float().reshape(-1), high.float().reshape(-1)
+
+
+def _moments(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Variance and mean of each row. A single long row is read twice, which is still several times
+    faster than `var_mean`.
+    """
+    if len(rows) > 1 or rows.shape[1] <= _SMALL:
+        variance, mean = torch.var_mean(rows.double(), dim=1, correction=0)
+        return variance, mean
+    mean = rows.mean()
+    variance = torch.linalg.vector_norm(rows - mean).double() ** 2 / rows.shape[1]
+    return variance[None], mean[None]
 
 
 def _histograms(

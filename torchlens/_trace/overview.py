@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchlens._health.tensor_statistics import moments, stored_values
+from torchlens._health.tensor_statistics import stored_values
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
 from torchlens._history.text import entry_text
@@ -223,8 +223,8 @@ def _words(value: torch.Tensor) -> tuple[str, bool]:
 
 def _float_words(numbers: torch.Tensor) -> tuple[str, bool]:
     """Mean and standard deviation, or how many numbers are NaN or infinite."""
-    variance, mean = moments(numbers.reshape(1, -1))
-    words = f"mean {mean.item():< 9.3g} std {variance.sqrt().item():<8.3g}".rstrip()
+    std, mean = torch.std_mean(numbers, correction=0)
+    words = f"mean {mean.item():< 9.3g} std {std.item():<8.3g}".rstrip()
     if torch.isfinite(mean):
         return words, False
     num_nan, num_inf = int(numbers.isnan().sum()), int(numbers.isinf().sum())
