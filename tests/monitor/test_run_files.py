@@ -236,7 +236,13 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     train(tmp_path, 1)
     os.mkfifo(tmp_path / "rank0-000002-000002-0.steps")  # reading it would never end
     os.mkfifo(tmp_path / "rank1.jsonl")
-    assert tl.open_run(tmp_path).steps == [0]
+    (tmp_path / "rank2.jsonl").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "a.points")
+    (tmp_path / "run.json").unlink()
+    os.mkfifo(tmp_path / "run.json")
+    r = tl.open_run(tmp_path)
+    assert (r.steps, r.ranks, r.info, r.projections) == ([0], [0], {}, {})
+    assert r.problems == ["run.json cannot be read: it is not a regular file"]
 
 
 # -- the budget

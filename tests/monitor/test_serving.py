@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import shutil
 import struct
 import threading
@@ -17,8 +18,10 @@ import torch
 from torch import nn
 
 import torchlens as tl
+from torchlens._monitor.read import reader as reader_module
 from torchlens._monitor.serve.live import find_runs
 from torchlens._monitor.serve.server import RunServer
+from torchlens._monitor.store.lines import line_of
 
 PATIENCE = 120.0  # seconds; only so that a test that fails ends
 
@@ -259,6 +262,47 @@ def test_a_run_whose_folder_is_removed_stays_as_it_was(server: RunServer) -> Non
     server.live._looked_at = -1e9
     server.live.look()
     assert len(json.loads(ask(server, "/run", run=0)[1])["steps"]) == 5
+
+
+def test_a_damaged_run_stops_no_other_run_and_is_listed_with_its_problem(
+    server: RunServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = server.live.root
+    for name in ("b", "c"):
+        train(root / name, 1)
+    huge = 10**30
+    with (root / "b" / "rank0.jsonl").open("ab") as log:
+        log.write(line_of("series", [huge, "m", "outputs", "", [1], "float32"]))
+        log.write(line_of("series", [9, "m", "outputs", "", [huge], "float32"]))
+        log.write(line_of("session", {"session": "x", "time": 10**400, "first_step": 0}))
+        log.write(line_of("finding", {"step": huge}))
+    (root / "b" / "run.json").unlink()
+    os.mkfifo(root / "b" / "run.json")  # a reader would wait for ever
+    (root / "b" / "graph.json").unlink()
+    (root / "b" / "graph.json").symlink_to("/dev/zero")
+    joined = reader_module._Joined
+
+    def fails_for_c(ranks: Any) -> Any:
+        if any(each._folder.name == "c" for each in ranks):
+            raise ArithmeticError("a fault of the reader")
+        return joined(ranks)
+
+    monkeypatch.setattr(reader_module, "_Joined", fails_for_c)
+    server.live._looked_at = server.live._searched_at = -1e9
+    runs = json.loads(ask(server, "/runs")[1])
+    assert [each["name"] for each in runs] == ["a", "b", "c"]
+    a, b, c = (json.loads(ask(server, "/run", run=each["run"])[1]) for each in runs)
+    assert (a["problems"], len(a["steps"]), len(b["steps"])) == ([], 5, 1)
+    text = "\n".join(b["problems"])
+    assert text.count("is left out") == 4
+    assert "run.json cannot be read: it is not a regular file" in text
+    assert c["problems"][0] == "This run cannot be read: a fault of the reader"
+    assert json.loads(ask(server, "/graph", run=1)[1])["page"] is None
+    with (root / "a" / "rank0.jsonl").open("ab") as log:
+        log.write(line_of("problem", "the first run goes on"))
+    server.live._looked_at = -1e9
+    server.live.look()
+    assert json.loads(ask(server, "/run", run=0)[1])["problems"] == ["the first run goes on"]
 
 
 def test_there_must_be_a_folder(tmp_path: Path) -> None:

@@ -194,7 +194,11 @@ def projection_path(folder: Path, name: str) -> Path:
 
 def projections_in(folder: Path) -> list[str]:
     """The names under which points were written."""
-    return sorted(unquote(path.name.removesuffix(_ENDING)) for path in folder.glob(f"*{_ENDING}"))
+    return sorted(
+        unquote(path.name.removesuffix(_ENDING))
+        for path in folder.glob(f"*{_ENDING}")
+        if path.is_file() and not path.is_symlink()
+    )
 
 
 def read_projection(folder: Path, name: str) -> list[ProjectedStep]:

@@ -19,9 +19,12 @@ All ranks are read and joined: counts add up, ranges widen. Lines that are damag
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from torchlens._health.finding import RunFinding
 from torchlens._monitor.films.film_process import (
@@ -29,13 +32,17 @@ from torchlens._monitor.films.film_process import (
     projections_in,
     read_projection,
 )
-from torchlens._monitor.read.joining import Joined
 from torchlens._monitor.read.views import ModuleView, Scalars, Series, SeriesMap
 from torchlens._monitor.serve.run_page import explore_runs
-from torchlens._monitor.sinks.feed import send
-from torchlens._monitor.sinks.sink import Sink
+from torchlens._monitor.sinks.sink import Sink, send
 from torchlens._monitor.sinks.trackers import TensorBoard
-from torchlens._monitor.store.columns import SeriesKey, Step
+from torchlens._monitor.store.columns import (
+    SeriesKey,
+    Step,
+    as_one,
+    empty_columns,
+    merged,
+)
 from torchlens._monitor.store.folder import (
     GRAPH_FILE,
     RUN_FILE,
@@ -43,7 +50,8 @@ from torchlens._monitor.store.folder import (
     is_run,
     read_json_file,
 )
-from torchlens._monitor.store.rank_contents import Counts, RankContents
+from torchlens._monitor.store.lines import ScalarRow
+from torchlens._monitor.store.rank_files import Counts, RankContents
 from torchlens._page.page import Exploration
 from torchlens._text.wording import checked_file, got
 
@@ -64,14 +72,13 @@ class Drop(NamedTuple):
 
 
 class RunReader:
-    """A run that was recorded, or is being recorded."""
+    """A run that was recorded, or is being recorded. Empty until `refresh` reads its files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ranks: dict[int, RankContents] = {}
-        self._joined: Joined | None = None
+        self._joined: _Joined | None = None
         self._file_problems: list[str] = []
-        self.refresh()
 
     def refresh(self) -> bool:
         """Reads what was written since the last time; returns whether there was anything."""
@@ -87,8 +94,9 @@ class RunReader:
             except FileNotFoundError:
                 is_changed = True
                 continue
-            if is_changed:
-                self._joined = None
+            finally:
+                if is_changed:
+                    self._joined = None
             return is_changed
         raise FileNotFoundError(f"Files of the run in {str(self.folder)!r} are missing.")
 
@@ -301,10 +309,91 @@ class RunReader:
                 self._file_problems.append(str(error))
             return {}
 
-    def _join(self) -> Joined:
+    def _join(self) -> "_Joined":
         if self._joined is None:
-            self._joined = Joined(list(self._ranks.values()))
+            self._joined = _Joined(list(self._ranks.values()))
         return self._joined
+
+
+# -- the ranks as one ----------
+
+
+class _Joined:
+    """All ranks as one. A series has one number, its place in `keys`. Ranks may have merged their
+    oldest steps differently (see `in_blocks`): steps that overlap become one.
+    """
+
+    def __init__(self, ranks: Sequence[RankContents]) -> None:
+        self.keys: list[SeriesKey] = []
+        self._numbers: dict[tuple[str, str, str], int] = {}
+        steps: list[tuple[int, Step]] = []
+        for rank in ranks:
+            numbers = {own: self._number(key) for own, key in rank.series.items()}
+            steps += [(rank.rank, _renumbered(step, numbers)) for step in rank.steps]
+        self.steps = [_together(group) for group in _overlapping(steps)]
+        self.by_module: dict[str, dict[str, dict[str, Series]]] = {}
+        for number, key in enumerate(self.keys):
+            series = Series(key, number, self.steps)
+            self.by_module.setdefault(key.module, {}).setdefault(key.kind, {})[key.name] = series
+        rows: dict[str, dict[int, ScalarRow]] = {}
+        for row in ranks[0].scalars if ranks else ():  # all ranks log the same
+            rows.setdefault(row.name, {})[row.step] = row
+        self.scalars = {
+            name: Scalars(name, [own[step] for step in sorted(own)]) for name, own in rows.items()
+        }
+
+    def _number(self, key: SeriesKey) -> int:
+        short = key[:3]
+        if short not in self._numbers:
+            self._numbers[short] = len(self.keys)
+            self.keys.append(key)
+        return self._numbers[short]
+
+
+def _renumbered(step: Step, numbers: Mapping[int, int]) -> Step:
+    """With the numbers that all ranks share. Without its rows if some have no name: the line that
+    names them is damaged.
+    """
+    columns = step.columns
+    old = columns.series.tolist()
+    if any(number not in numbers for number in old):
+        return replace(step, columns=empty_columns())
+    new = [numbers[number] for number in old]
+    if new == old:
+        return step
+    changed = replace(columns, series=np.array(new, columns.series.dtype))
+    return replace(step, columns=merged([changed]))
+
+
+def _overlapping(steps: Iterable[tuple[int, Step]]) -> Iterable[list[tuple[int, Step]]]:
+    """Groups of steps, each with its rank, that have numbers in common; in order."""
+    group: list[tuple[int, Step]] = []
+    end = -1
+    for rank, step in sorted(steps, key=lambda each: (each[1].first, each[1].last)):
+        if group and step.first > end:
+            yield group
+            group = []
+        group.append((rank, step))
+        end = max(end, step.last)
+    if group:
+        yield group
+
+
+def _together(group: Sequence[tuple[int, Step]]) -> Step:
+    """One step in place of those that several ranks have, or of its parts."""
+    if len(group) == 1:
+        return group[0][1]
+    by_rank: dict[int, list[Step]] = {}
+    for rank, step in group:
+        by_rank.setdefault(rank, []).append(step)
+    ranks = [as_one(own) for own in by_rank.values()]
+    return replace(
+        ranks[0],
+        first=min(step.first for step in ranks),
+        last=max(step.last for step in ranks),
+        count=max(step.count for step in ranks),
+        columns=merged([step.columns for step in ranks]),
+    )
 
 
 def open_run(folder: Any) -> RunReader:
@@ -318,10 +407,12 @@ def open_run(folder: Any) -> RunReader:
         )
         hint = f" There are runs inside: {', '.join(inside[:10])}." if inside else ""
         raise FileNotFoundError(f"There is no run in {str(path)!r}.{hint}")
-    return RunReader(path)
+    reader = RunReader(path)
+    reader.refresh()
+    return reader
 
 
 def last_step_of(folder: Path) -> int:
     """The last step that any rank has recorded; -1 if there is none."""
-    ranks = RunReader(folder)._ranks.values()
+    ranks = open_run(folder)._ranks.values()
     return max((step.last for rank in ranks for step in rank.steps), default=-1)

@@ -2,13 +2,16 @@
 
 import atexit
 import os
+import platform
 import uuid
 import weakref
 from collections.abc import Callable
 from multiprocessing import util as multiprocessing_util
 from pathlib import Path
+from time import time
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from torchlens._capture.model_parts import named_modules
@@ -28,17 +31,14 @@ from torchlens._monitor.read.reader import last_step_of
 from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.graph import GraphMaker
 from torchlens._monitor.record.options import MonitorOptions
-from torchlens._monitor.record.process import own_rank, run_record, session_record
 from torchlens._monitor.record.run_health import RunHealth
-from torchlens._monitor.record.scalars import scalar_value
 from torchlens._monitor.record.series import WATCHED, SeriesNames
 from torchlens._monitor.record.stepping import Steps
 from torchlens._monitor.record.watcher import ModuleWatcher
 from torchlens._monitor.record.writer import Writer
-from torchlens._monitor.sinks.feed import SinkFeed
-from torchlens._monitor.sinks.sink import RecordedStep, Sink
-from torchlens._monitor.store.folder import GRAPH_FILE, RUN_FILE, is_run, write_json_file
-from torchlens._monitor.store.rank_contents import Counts
+from torchlens._monitor.sinks.sink import RecordedStep, Sink, SinkFeed
+from torchlens._monitor.store.folder import FORMAT, GRAPH_FILE, RUN_FILE, is_run, write_json_file
+from torchlens._monitor.store.rank_files import Counts
 from torchlens._recording.unseen import call_unseen
 from torchlens._recording.user_code import warn_caller
 from torchlens._text.problems import Problems
@@ -75,7 +75,7 @@ class Run:
         missing = options.check_modules([address for address, _ in named_modules(model)])
         self.folder = folder
         self.options = options
-        self.rank = own_rank()
+        self.rank = _own_rank()
         self.id = uuid.uuid4().hex[:12]
         is_resumed = is_run(folder)
         first = (
@@ -90,7 +90,7 @@ class Run:
         self._writer = Writer(
             folder,
             self.rank,
-            session_record(self.id, self.rank, first, options),
+            _session_record(self.id, self.rank, first, options),
             options,
             self._names,
             RunHealth(self._names, model),
@@ -130,7 +130,7 @@ class Run:
     def _begin(self, model: torch.nn.Module) -> None:
         self._writer.start()
         if self.rank == 0 and not (self.folder / RUN_FILE).exists():
-            write_json_file(self.folder / RUN_FILE, run_record(self.id, model, self.options))
+            write_json_file(self.folder / RUN_FILE, _run_record(self.id, model, self.options))
         self._steps.follow_optimizers()
         multiprocessing_util.register_after_fork(self, Run._forget_in_fork)
         for sink in (
@@ -224,7 +224,7 @@ class Run:
         if step is not None:
             check_count("step", step, 0)
         for name, value in scalars.items():
-            number = scalar_value(name, value)
+            number = _scalar_value(name, value)
             if not self.is_finished and number is not None:
                 self._steps.add_scalar(name, number, step)
 
@@ -432,3 +432,86 @@ class Run:
     def is_finished(self) -> bool:
         """Whether the run has ended."""
         return self._steps.is_finished
+
+
+# -- numbers that the user logs
+# ------------------------------------------------------------------------------------------------
+
+
+def _scalar_value(name: str, value: Any) -> Any:
+    """A number, or a tensor that is not waited for; None if a tensor has no value (inside a
+    transform).
+    """
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or value.is_complex() or value.is_meta:
+            kind = "complex " if value.is_complex() else "meta " if value.is_meta else ""
+            raise ValueError(
+                f"{name} must be a number or a tensor of one real element, got "
+                f"{got(value).replace('a ', f'a {kind}', 1)}."
+            )
+        return call_unseen(_copied, value)
+    if isinstance(value, bool) or not hasattr(type(value), "__float__") or np.iscomplexobj(value):
+        raise TypeError(
+            f"{name} must be a number or a tensor of one real element, got {got(value)}."
+        )
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(
+            f"{name} must be a number that fits in a float, at most 1.8e308, got a larger one."
+        ) from None
+    except (TypeError, ValueError):  # NumPy's arrays of several elements
+        raise TypeError(
+            f"{name} must be a number or a tensor of one real element, got {got(value)}."
+        ) from None
+
+
+def _copied(value: torch.Tensor) -> Any:
+    """A number now where that costs nothing; on another device a copy, to be sent along."""
+    return float(value) if value.device.type == "cpu" else value.detach().float().reshape(1).clone()
+
+
+# -- what the files say of the process and the run
+# ------------------------------------------------------------------------------------------------
+
+
+def _own_rank() -> int:
+    """Which of the processes that train together this is."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    return _told("RANK", 0)
+
+
+def _world_size() -> int:
+    """How many train together."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_world_size()
+    return _told("WORLD_SIZE", 1)
+
+
+def _session_record(
+    session: str, rank: int, first_step: int, options: MonitorOptions
+) -> dict[str, Any]:
+    """What the files say of the session."""
+    return {
+        "session": session, "first_step": first_step, "rank": rank, "time": time(),
+        "pid": os.getpid(),
+        "host": platform.node(), "options": options.as_json(),
+    }  # fmt: skip
+
+
+def _run_record(run: str, model: torch.nn.Module, options: MonitorOptions) -> dict[str, Any]:
+    """What run.json says."""
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "format": FORMAT, "run": run, "model": type(model).__name__, "time": time(),
+        "versions": versions,
+        "options": options.as_json(), "world_size": _world_size(),
+    }  # fmt: skip
+
+
+def _told(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else default

@@ -33,7 +33,6 @@ from torchlens._monitor.record.collector import Collector
 from torchlens._monitor.record.options import MonitorOptions
 from torchlens._monitor.record.parameters import ParameterWatch
 from torchlens._monitor.record.samples import to_host
-from torchlens._monitor.record.scalars import PendingScalars
 from torchlens._monitor.record.statistics import Observation
 from torchlens._monitor.record.watcher import ModuleWatcher, hide_from_compiler
 from torchlens._monitor.record.writer import StepPart, Writer
@@ -43,7 +42,7 @@ from torchlens._recording.unseen import call_unseen
 # Scalars of steps that are not recorded otherwise are handed over so often (in seconds), or when
 # there are so many.
 _SCALARS_EVERY = 0.2
-_MANY_SCALARS = 500
+_MANY_SCALARS, _MOST_SCALARS = 500, 100_000
 _OTHER_THREAD = (
     "The model was called in one thread and the optimizer stepped in another: of each step, only "
     "the calls of the thread that called first are recorded"
@@ -71,7 +70,7 @@ class Steps:
         self.clock = StepClock(first)
         self.collector, self.watcher, self.writer = collector, watcher, writer
         self._films = films
-        self.scalars = PendingScalars()
+        self.scalars: list[tuple[str, int, Any]] = []  # name, step, value: not handed over yet
         self.is_on = True
         self.is_finished = False
         self.when_gone: Callable[[], None] = self.take_away  # what is done when the model is
@@ -162,7 +161,12 @@ class Steps:
             self._unsettled_scalars.append((name, value))
         else:
             self.scalars.append((name, self._step_of_log(name) if step is None else step, value))
-        self.scalars.keep_small(self.writer.problems)
+        if len(self.scalars) > _MOST_SCALARS:  # no step ends, so none is handed over
+            del self.scalars[: len(self.scalars) - _MOST_SCALARS]
+            self.writer.problems.add(
+                f"More than {_MOST_SCALARS:,} scalars were logged in one step: only the last are "
+                "kept"
+            )
 
     def _step_of_log(self, name: str) -> int:
         """A loop logs before the optimizer's step or after, each number in its place. In a recorded
@@ -327,7 +331,7 @@ class Steps:
         if not observations and (not self.scalars or is_soon):
             return
         self._last_offer = now
-        scalars, self.scalars = self.scalars, PendingScalars()
+        scalars, self.scalars = self.scalars, []
         call_unseen(_start_copies, observations, scalars)
         if not self.writer.offer(StepPart(step, observations, scalars, is_end)):
             self.scalars[:0] = scalars  # they are small, and wait for the next step

@@ -22,8 +22,7 @@ from torchlens._monitor.record.statistics import Observation, summarized
 from torchlens._monitor.sinks.sink import RecordedStep
 from torchlens._monitor.store.columns import Columns, Step, merged
 from torchlens._monitor.store.lines import ScalarRow, line_of, step_line
-from torchlens._monitor.store.rank_contents import Counts
-from torchlens._monitor.store.rank_files import RankFiles
+from torchlens._monitor.store.rank_files import Counts, RankFiles
 from torchlens._text.problems import Problems
 
 # So much may wait to be written: some 80 MB of samples.

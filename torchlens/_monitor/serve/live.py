@@ -17,9 +17,7 @@ _MOST_RUNS = 500
 
 
 def find_runs(root: Path) -> list[Path]:
-    """The runs in a folder, and in folders inside it, by name. A link that leads out of the folder
-    is not followed.
-    """
+    """The runs in a folder, and in folders inside it, by name. Links are not followed."""
     found: list[Path] = []
     pending = [(root, 0)]
     while pending and len(found) < _MOST_RUNS:
@@ -27,22 +25,20 @@ def find_runs(root: Path) -> list[Path]:
         try:
             if is_run(folder):
                 found.append(folder)
-                continue
-            if depth < _DEEPEST:
-                with os.scandir(folder) as entries:
-                    inner = [
-                        Path(entry.path)
-                        for entry in entries
-                        if entry.is_dir() and not entry.name.startswith(".")
-                    ]
-                pending += [
-                    (each, depth + 1)
-                    for each in inner
-                    if each.resolve().is_relative_to(root.resolve())
-                ]
-        except OSError:  # gone meanwhile, or not ours to read
+            elif depth < _DEEPEST:
+                pending += [(each, depth + 1) for each in _folders_in(folder)]
+        except OSError:  # it was removed meanwhile, or may not be read
             continue
     return sorted(found)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        return [
+            Path(entry.path)
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")
+        ]
 
 
 class LiveRun:
@@ -51,6 +47,7 @@ class LiveRun:
     def __init__(self, number: int, folder: Path, name: str) -> None:
         self.number, self.name = number, name
         self.lock = threading.Lock()
+        self.problem = ""  # why the run cannot be read
         self.reader = RunReader(folder)
         self.tables = RunTables(self.reader)
         self._graph_state = self._graph_status()
@@ -63,20 +60,42 @@ class LiveRun:
         self._forgotten = self.revision - 1  # who knows this one or less, knows nothing
 
     def refresh(self) -> bool:
-        """Reads on; whether anything is new."""
+        """Reads on; whether anything is new. If the run cannot be read, `problem` says why, and the
+        other runs go on.
+        """
         with self.lock:
-            is_changed = self.reader.refresh()
-            status = self._graph_status()
-            if not is_changed and status == self._graph_state:
-                return False
-            self._graph_state = status
-            first = self.tables.update()
-            self.revision += 1
-            if first < 0 or len(self._history) > 5000:
-                self._forgotten, self._history = self.revision - 1, []
-            else:
-                self._history.append((self.revision, first))
-            return True
+            is_changed, last, self.problem = False, self.problem, ""
+            try:
+                is_changed = self._read_on()
+            except OSError as error:  # its folder was removed: what was read of it stays
+                self.problem = f"This run cannot be read: {error}"
+            except Exception as error:
+                self.problem = f"This run cannot be read: {error}"
+                self.reader = RunReader(self.reader.folder)
+                self.tables = RunTables(self.reader)
+            if self.problem != last:
+                is_changed = True
+                self._changed_from(-1)
+            return is_changed
+
+    def _read_on(self) -> bool:
+        is_changed = self.reader.refresh()
+        status = self._graph_status()
+        if not is_changed and status == self._graph_state:
+            return False
+        self._graph_state = status
+        self._changed_from(self.tables.update())
+        return True
+
+    def _changed_from(self, place: int) -> None:
+        """Begins a revision, in which everything from a place on is new; everything, if it is
+        negative.
+        """
+        self.revision += 1
+        if place < 0 or len(self._history) > 5000:
+            self._forgotten, self._history = self.revision - 1, []
+        else:
+            self._history.append((self.revision, place))
 
     def summary(self, have: int, num_series: int, num_findings: int) -> dict[str, Any]:
         """What is new since a revision, for one who knows so many series and findings; all if that
@@ -93,7 +112,8 @@ class LiveRun:
                 told = self.tables.summary(
                     min([*places, len(self.tables.steps)]), num_series, num_findings
                 )
-            return {**told, "revision": self.revision, "isOther": is_other}
+            problems = [self.problem, *told["problems"]] if self.problem else told["problems"]
+            return {**told, "problems": problems, "revision": self.revision, "isOther": is_other}
 
     def _graph_status(self) -> int:
         try:
@@ -126,10 +146,7 @@ class LiveRuns:
                 is_changed = self._search()
                 self._searched_at = monotonic()
             for run in self.runs:
-                try:
-                    is_changed = run.refresh() or is_changed
-                except OSError:  # its folder was removed: what was read of it stays
-                    continue
+                is_changed = run.refresh() or is_changed
             # What takes long is done less often: reading must not take the machine from the
             # training.
             self._looked_at = max(monotonic(), now + 3 * (monotonic() - now) - _EVERY)
@@ -158,11 +175,7 @@ class LiveRuns:
                 name = (
                     folder.name if folder == self.root else folder.relative_to(self.root).as_posix()
                 )
-                try:
-                    run = LiveRun(len(self.runs), folder, name)
-                except OSError:
-                    continue
                 self._known.add(folder)
-                self.runs.append(run)
+                self.runs.append(LiveRun(len(self.runs), folder, name))
                 is_changed = True
         return is_changed

@@ -15,11 +15,13 @@ A file is appended to, or written beside its place and then renamed. So readers 
 process that begins to record begins a new `.steps` file, whatever an earlier one left behind.
 """
 
+import errno
 import json
 import os
 import re
+import stat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 RUN_FILE, GRAPH_FILE = "run.json", "graph.json"
 FORMAT = 1
@@ -52,7 +54,7 @@ def files_of_ranks(folder: Path) -> dict[int, list[StepsFile]]:
     found: dict[int, list[StepsFile]] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not entry.name.startswith("rank") or not entry.is_file():
+            if not entry.name.startswith("rank") or not entry.is_file(follow_symlinks=False):
                 continue
             if match := _LOG_FILE.fullmatch(entry.name):
                 found.setdefault(int(match[1]), [])
@@ -75,6 +77,20 @@ def is_run(folder: Path) -> bool:
     return folder.is_dir() and ((folder / RUN_FILE).is_file() or bool(files_of_ranks(folder)))
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file for reading. OSError if it is a link, which may lead out of the folder, or a
+    pipe or device, which may never end.
+    """
+    flags = os.O_RDONLY
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # those that the system has
+        flags |= getattr(os, name, 0)
+    file = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return os.fdopen(file, "rb")
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file beside its place and renames it: readers find the whole file, or none."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -94,11 +110,15 @@ def write_json_file(path: Path, value: Any) -> None:
 def read_json_file(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty if there is no file. ValueError for anything else."""
     try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise ValueError(f"{path.name} is larger than any that was written for a run")
-        value = json.loads(path.read_bytes())
+        with open_regular(path) as stream:
+            data = stream.read(_MAX_JSON_BYTES + 1)
+        if len(data) > _MAX_JSON_BYTES:
+            raise ValueError(f"{path.name} is larger than any that is written for a run")
+        value = json.loads(data)
     except FileNotFoundError:
         return {}
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, RecursionError, json.JSONDecodeError) as error:
         raise ValueError(f"{path.name} is not JSON: {type(error).__name__}") from None
     if not isinstance(value, dict):

@@ -43,11 +43,12 @@ from torchlens._monitor.store.columns import (
     columns_of,
     rows_of,
 )
+from torchlens._monitor.store.folder import open_regular
 
 # Longer lines are not written, so a reader takes no more memory for one.
 _MAX_LINE_BYTES = 1 << 28
 _MOST_REPORTED = 20
-_MAX_NUMBER = 1 << 62
+_MAX_NUMBER, _MAX_SERIES = 1 << 62, 1 << 22
 # What parsing raises for JSON that makes no sense.
 _NONSENSE = (ValueError, KeyError, TypeError, IndexError, OverflowError, AttributeError)
 Value = TypeVar("Value")
@@ -111,7 +112,13 @@ class LineFile(Generic[Value]):
 
     def read_on(self) -> bool:
         """Reads what was added since the last time; whether there was anything."""
-        with self.path.open("rb") as stream:
+        try:
+            stream = open_regular(self.path)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            return self._fail(error)
+        with stream:
             status = os.fstat(stream.fileno())
             identity = (status.st_dev, status.st_ino)
             if identity != self._identity or status.st_size < self._size:
@@ -123,8 +130,17 @@ class LineFile(Generic[Value]):
             while (line := stream.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
                 self._take(line)
                 self._offset += len(line)
-            self.is_torn, self._size = bool(line), self._offset + len(line)
+            self.is_torn = bool(line)
+            self._size = max(status.st_size, self._offset + len(line))
         return True
+
+    def _fail(self, error: OSError) -> bool:
+        """Reports a file that cannot be read, once."""
+        sentence = f"{self.path.name} cannot be read: {error.strerror}"
+        is_new = sentence not in self.damage
+        if is_new:
+            self.damage.append(sentence)
+        return is_new
 
     def _take(self, line: bytes) -> None:
         if line == b"\n":  # after a line without its end, a new session begins another
@@ -164,7 +180,7 @@ def parse_event(key: str, value: Any) -> Any:
     key), a finding, or a problem (text).
     """
     if key == "session":
-        numbers = {name: int(value[name]) for name in ("first_step", "offered", "dropped")}
+        numbers = {name: _checked(value[name]) for name in ("first_step", "offered", "dropped")}
         return {
             **value,
             **numbers,
@@ -173,17 +189,20 @@ def parse_event(key: str, value: Any) -> Any:
         }
     if key == "series":
         number, module, kind, name, shape, dtype = value
-        shape = tuple(map(int, shape))
-        return _checked(number), SeriesKey(str(module), str(kind), str(name), shape, str(dtype))
+        shape = tuple(map(_checked, shape))
+        return _checked(number, _MAX_SERIES), SeriesKey(
+            str(module), str(kind), str(name), shape, str(dtype)
+        )
     if key == "finding":
+        _checked(value["step"])
         return RunFinding.from_json(value)
     if key == "problem":
         return str(value)
     raise ValueError(f"it has an unknown key: {key!r}")
 
 
-def _checked(number: Any) -> int:
-    if not isinstance(number, int) or not 0 <= number < _MAX_NUMBER:
+def _checked(number: Any, limit: int = _MAX_NUMBER) -> int:
+    if not isinstance(number, int) or not 0 <= number < limit:
         raise ValueError("it has a number out of range")
     return number
 
