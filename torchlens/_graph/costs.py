@@ -38,8 +38,8 @@ def flops_of_all(recording: Recording, rows: Iterable[Row]) -> list[int | None]:
         operation = row.operation
         if operation not in uncounted:
             uncounted[operation] = _is_uncounted(operation)
-        key = (operation, bool(row.output_index)) if uncounted[operation] else None
-        key = key or _same_cost(recording, row)
+        is_later = bool(row.output_index)
+        key = (operation, is_later) if uncounted[operation] else _same_cost(recording, row)
         try:
             cost = known[key] if key is not None else flops_of(recording, row)
         except KeyError:
@@ -66,10 +66,12 @@ def _same_cost(recording: Recording, row: Row) -> Hashable | None:
         return None
     shapes: list[Any] = [row.shape]
     for number in references:
-        is_entry = number is not None and number >= 0
-        if is_entry and storages[number] < 0:  # sparse or nested
+        if number is None or number < 0:
+            shapes.append(number)
+        elif storages[number] < 0:  # sparse or nested
             return None
-        shapes.append(rows[number].shape if is_entry else number)
+        else:
+            shapes.append(rows[number].shape)
     # Symbolic sizes are in tuples of another type, and equal to the numbers of their example.
     if not _PLAIN_SHAPES.issuperset(map(type, shapes)):
         return None
