@@ -1,5 +1,6 @@
 """The arguments of a call: which are plain, what is kept of them, how they read in a line."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -86,7 +87,7 @@ def _is_plain_index(arg: Any) -> bool:
     return True
 
 
-def without_flat_tensors(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def without_flat_tensors(args: Iterable[Any]) -> tuple[Any, ...]:
     """Arguments with None in place of each tensor at the top."""
     return tuple([None if type(arg) in TENSORS else arg for arg in args])
 
@@ -104,9 +105,13 @@ class ShallowArguments(NamedTuple):
 def shallow_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> ShallowArguments | None:
-    """What there is in arguments like those of `torch.cat([x, y], dim=1)`; None where one would
-    have to look deeper.
+    """Arguments like those of `torch.cat([x, y], dim=1)`; None if there may be tensors deeper than
+    in one list, or an `out=`.
     """
+    if kwargs and (
+        "out" in kwargs or not _SHALLOW_KEYWORD_TYPES.issuperset(map(type, kwargs.values()))
+    ):
+        return None
     tensors: dict[Any, Tensor] = {}
     kept: list[Any] = []
     for position, arg in enumerate(args):
@@ -116,23 +121,19 @@ def shallow_arguments(
             kept.append(None)
         elif kind in PLAIN_TYPES or are_plain((arg,)):
             kept.append(arg)
-        elif kind is list or kind is tuple:
-            if not PLAIN_TYPES.issuperset(map(type, arg)):
-                return None
+        elif (kind is list or kind is tuple) and PLAIN_TYPES.issuperset(map(type, arg)):
             for index, item in enumerate(arg):
                 if type(item) in TENSORS:
                     tensors[position, index] = item
-            kept.append(kind([None if type(item) in TENSORS else item for item in arg]))
+            kept.append(kind(without_flat_tensors(arg)))
         else:
             return None
     if not kwargs:
         return ShallowArguments(tensors, tuple(kept), kwargs)
-    if "out" in kwargs or not _SHALLOW_KEYWORD_TYPES.issuperset(map(type, kwargs.values())):
-        return None
+    named = dict(kwargs)
     for name, item in kwargs.items():
         if type(item) in TENSORS:
-            tensors[name] = item
-    named = {name: None if type(item) in TENSORS else item for name, item in kwargs.items()}
+            tensors[name], named[name] = item, None
     return ShallowArguments(tensors, tuple(kept), named)
 
 
@@ -140,25 +141,18 @@ def written_by(
     operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None
 ) -> list[Tensor]:
     """The tensors that the call is going to write to."""
-    does_write = operation.writes_if is None or (
-        len(args) > operation.writes_if and args[operation.writes_if]
-    )
+    flag = operation.writes_if
+    does_write = flag is None or (len(args) > flag and args[flag])
     if operation.written == (0,) and does_write and args and type(args[0]) is Tensor:
         return [args[0]]
-    targets = (
-        [tensor for _, tensor in plain_tensors(kwargs["out"])] if kwargs and "out" in kwargs else []
-    )
+    named = kwargs or {}
+    written = [named.get("out")]
     if does_write:
         for position in operation.written:
-            argument = (
-                args[position]
-                if position < len(args)
-                else (kwargs or {}).get(operation.name_of(position))
-            )
-            targets.extend(tensor for _, tensor in plain_tensors(argument))
-    return [
-        tensor for tensor in targets if not is_lazy(tensor)
-    ]  # a lazy module's parameter has no value to lose
+            is_given = position < len(args)
+            written.append(args[position] if is_given else named.get(operation.name_of(position)))
+    # A lazy module's parameter has no value to lose.
+    return [tensor for _, tensor in plain_tensors(written) if not is_lazy(tensor)]
 
 
 def without_tensors(arguments: Any) -> Any:

@@ -174,7 +174,7 @@ class Recorder(Rows, TorchFunctionMode):
             return run_overridden(self, func, types, args, kwargs)
         else:
             references, kept, kept_kwargs, is_short = self._read_nested(args, kwargs)
-        detour = None
+        detour = _NO_DETOUR
         if operation.written or not is_short:
             place = (code, instruction)
             detour = self._prepare_detour(operation, args, kwargs, references, is_short, place)
@@ -182,18 +182,17 @@ class Recorder(Rows, TorchFunctionMode):
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException as error:
-            observed = None if detour is None else detour[1]
-            self.fail(error, operation, args, kwargs, references, sys._getframe(1), observed)
+            self.fail(error, operation, args, kwargs, references, sys._getframe(1), detour[1])
             raise
         end = perf_counter()
         fields = (
             operation, kept, kept_kwargs, references, self.module_call, code, instruction,
             end - start, None,
         )  # fmt: skip
-        if detour is None and type(result) is Tensor:
+        if detour is _NO_DETOUR and type(result) is Tensor:
             self.append_short(fields, result)
         else:
-            self._append_others(fields, args, kwargs, result, detour or _NO_DETOUR)
+            self._append_others(fields, args, kwargs, result, detour)
         if end > self._look_at:
             self._look_at = self._look(self.outside)
         return result

@@ -128,7 +128,6 @@ _READS = frozenset({
     "is_inference",
     "is_neg", "is_pinned", "is_same_size", "is_set_to", "is_shared", "is_signed", "module_load",
     "ndimension", "nelement", "numel", "register_hook", "register_post_accumulate_grad_hook",
-    "requires_grad_",
     "result_type", "retain_grad", "share_memory_", "size", "sparse_dim", "storage_offset",
     "storage_type", "stride",
 })  # fmt: skip
@@ -145,6 +144,15 @@ _EXPOSURES = frozenset({
     "__array__", "__dlpack__", "_storage", "_typed_storage", "numpy", "storage", "typed_storage",
     "untyped_storage",
 })  # fmt: skip
+
+# The kind of each call that is no operation, by name.
+_KINDS = {
+    **dict.fromkeys(_READS, Kind.READ),
+    **dict.fromkeys(_VALUES, Kind.VALUE),
+    **dict.fromkeys(_EXPOSURES, Kind.EXPOSURE),
+    "__bool__": Kind.BOOLEAN,
+    "requires_grad_": Kind.LEAF,
+}
 
 # Python methods of torch.Tensor that are operations in their own right rather than made of others.
 # (`unflatten` calls the C method of its own name, which torch reports under the same callable.)
@@ -190,16 +198,8 @@ def _describe(func: Callable[..., Any]) -> Operation:
     name = getattr(func, "__name__", None) or type(func).__name__
     if name in ("__get__", "__set__", "__delete__"):
         return _describe_property(func, name)
-    if name == "__bool__":
-        return Operation(func, name, layer_type(name), Kind.BOOLEAN)
-    if name in _EXPOSURES:
-        return Operation(func, name, layer_type(name), Kind.EXPOSURE)
-    if name in _VALUES:
-        return Operation(func, name, layer_type(name), Kind.VALUE)
-    if name in _READS:
-        return Operation(
-            func, name, layer_type(name), Kind.LEAF if name == "requires_grad_" else Kind.READ
-        )
+    if name in _KINDS:
+        return Operation(func, name, layer_type(name), _KINDS[name])
     if (
         isinstance(func, FunctionType)
         and func.__module__ == "torch._tensor"

@@ -145,22 +145,21 @@ def same_with(tree: Any, replace: Any, change: Any = None) -> Any:
     """`tree` (lists, tuples, dicts, slices) with each tensor replaced by `replace(tensor)`, all
     else by `change(it)`.
     """
+
+    def same(item: Any) -> Any:
+        return same_with(item, replace, change)
+
     if isinstance(tree, torch.Tensor):
         return replace(tree)
     if isinstance(tree, torch.Size):
-        return (
-            tree
-            if change is None or all(type(size) is int for size in tree)
-            else tuple(map(change, tree))
-        )
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(same_with(item, replace, change) for item in tree))
-    if isinstance(tree, list | tuple):
-        return tuple(same_with(i, replace, change) for i in tree) if isinstance(tree, tuple) else [
-            same_with(i, replace, change) for i in tree
-        ]  # fmt: skip
+        is_plain = change is None or all(type(size) is int for size in tree)
+        return tree if is_plain else tuple(map(change, tree))
+    if isinstance(tree, tuple):
+        return type(tree)(*map(same, tree)) if hasattr(tree, "_fields") else tuple(map(same, tree))
+    if isinstance(tree, list):
+        return list(map(same, tree))
     if isinstance(tree, dict):
-        return {key: same_with(item, replace, change) for key, item in tree.items()}
+        return {key: same(item) for key, item in tree.items()}
     if isinstance(tree, slice):
-        return slice(*(same_with(getattr(tree, name), replace, change) for name in SLICE_BOUNDS))
+        return slice(*(same(getattr(tree, name)) for name in SLICE_BOUNDS))
     return tree if change is None else change(tree)
