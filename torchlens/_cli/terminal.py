@@ -8,7 +8,7 @@ _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "
 
 
 def width() -> int:
-    """How many letters fit into a line; where nobody says, 100."""
+    """The width of the terminal in characters; 100 if it is unknown."""
     return shutil.get_terminal_size((100, 24)).columns
 
 
