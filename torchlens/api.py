@@ -21,8 +21,8 @@ from torchlens._history.log_model import log_model
 from torchlens._history.model_history import LayersToSave, ModelHistory
 from torchlens._recording.collector import without_collector
 from torchlens._recording.frameworks import Model, OtherModel, as_model, title_of
-from torchlens._recording.relative_error import TOLERANCE
-from torchlens._text.wording import check_count, checked_file, got
+from torchlens._recording.tolerance import TOLERANCE
+from torchlens._text.error_wording import check_count, checked_file, got
 
 if TYPE_CHECKING:
     from torchlens._diff.result import Diff

@@ -2,8 +2,8 @@
 
 import pytest
 
+from torchlens._text.error_wording import check_count
 from torchlens._text.problems import Problems
-from torchlens._text.wording import check_count
 
 
 def test_a_failure_of_ours_names_the_file_and_line_that_raised():

@@ -21,7 +21,7 @@ import torchlens as tl
 from tests.history.facts import differences
 from tests.networks import MLP, Model, Recurrent
 from tests.trace.test_save_load import facts_without_functions
-from torchlens._trace import call_writer, writing
+from torchlens._trace import call_writer, shards
 from torchlens._trace import tail as tailing
 
 safetensors = pytest.importorskip("safetensors.torch")
@@ -215,8 +215,8 @@ def test_a_full_disk_ends_the_recording_not_the_loop(path: Path, monkeypatch: py
             raise OSError(errno.ENOSPC, "No space left on device")
         original(*arguments)
 
-    original = writing._write_file
-    monkeypatch.setattr(writing, "_write_file", write)
+    original = shards._write_file
+    monkeypatch.setattr(shards, "_write_file", write)
     monkeypatch.setattr(call_writer, "_FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(call_writer, "_FLUSH_SHARE", 0.0)
     tail = tl.tail(model, path)

@@ -9,7 +9,7 @@ import torch
 
 from torchlens._recording.frameworks import OtherModel, is_for_jax, title_of
 from torchlens._recording.trees import Path, named_tensors
-from torchlens._text.wording import got, is_whole
+from torchlens._text.error_wording import got, is_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import Any
 from torchlens._cli.live import history_of
 from torchlens._cli.terminal import is_colored, say, width
 from torchlens._history.model_history import ModelHistory
-from torchlens._recording.relative_error import TOLERANCE
+from torchlens._recording.tolerance import TOLERANCE
+from torchlens._text.error_wording import checked_file
 from torchlens._text.plain_text import printable
-from torchlens._text.wording import checked_file
 from torchlens.api import diff, load
 
 HELP = (

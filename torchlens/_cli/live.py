@@ -12,7 +12,7 @@ import torch
 
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.user_code import is_user_code
-from torchlens._text.wording import did_you_mean, got
+from torchlens._text.error_wording import did_you_mean, got
 from torchlens.api import load, log_forward_pass
 from torchlens.errors import TorchLensError
 

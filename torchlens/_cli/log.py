@@ -17,8 +17,8 @@ from torchlens._cli.live import called, is_pair, named_object
 from torchlens._cli.terminal import paint, say, width
 from torchlens._history.model_history import ModelHistory
 from torchlens._recording.frameworks import OtherModel, as_model, is_for_jax
+from torchlens._text.error_wording import got
 from torchlens._text.plain_text import printable
-from torchlens._text.wording import got
 from torchlens._trace.files import open_trace
 from torchlens._trace.overview import overview
 from torchlens.api import log_forward_pass

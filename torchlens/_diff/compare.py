@@ -33,7 +33,7 @@ from torchlens._diff.reasons import reasons_for
 from torchlens._diff.result import Diff, Divergence, Outputs, Pair, Unmatched
 from torchlens._diff.weights import WeightMatch, listed, match_weights, weights_text
 from torchlens._history.model_history import ModelHistory
-from torchlens._recording.relative_error import (
+from torchlens._recording.tolerance import (
     TOLERANCE,
     dense,
     epsilon_of,

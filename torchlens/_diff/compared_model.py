@@ -14,7 +14,7 @@ from torchlens._diff.fingerprints import Fingerprint, fingerprint
 from torchlens._history.log import Log
 from torchlens._recording.operation_kinds import ACTIVATIONS, VIEWS
 from torchlens._recording.operations import IDENTITY, OUTPUT
-from torchlens._recording.relative_error import are_whole
+from torchlens._recording.tolerance import are_whole
 from torchlens._replay.entries import Entries
 
 Tensor = torch.Tensor

@@ -8,7 +8,7 @@ import torch
 from torchlens._diff.compared_model import ComparedModel
 from torchlens._diff.known_pairs import saved_output, shown_by
 from torchlens._diff.matching import Matched, Pairing
-from torchlens._recording.relative_error import dense
+from torchlens._recording.tolerance import dense
 from torchlens._replay.replay import NotReplayableError, Replay
 
 Tensor = torch.Tensor

@@ -17,7 +17,7 @@ from torchlens._diff.weights import WeightMatch
 from torchlens._history.argument_words import plain_argument
 from torchlens._recording.functions import argument_names
 from torchlens._recording.recording import Row
-from torchlens._recording.relative_error import comparable, dense, numbers, relative_error
+from torchlens._recording.tolerance import comparable, dense, numbers, relative_error
 from torchlens._replay.replay import Instead, NotReplayableError, Replay
 
 Tensor = torch.Tensor

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from torchlens._recording.relative_error import numbers
+from torchlens._recording.tolerance import numbers
 
 # Sorting takes long: larger tensors have no quantiles.
 _MOST_SORTED = 1 << 17

@@ -19,7 +19,7 @@ from torchlens._diff.divergence import (
 )
 from torchlens._diff.layouts import best_layout
 from torchlens._diff.matching import Matched, Pairing
-from torchlens._recording.relative_error import comparable, dense
+from torchlens._recording.tolerance import comparable, dense
 from torchlens._replay.replay import Replay
 
 Tensor = torch.Tensor

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from torchlens._diff.compared_model import ComparedModel
 from torchlens._diff.layouts import best_layout
 from torchlens._recording.operations import IDENTITY, OUTPUT
-from torchlens._recording.relative_error import are_whole, comparable
+from torchlens._recording.tolerance import are_whole, comparable
+from torchlens._text.error_wording import did_you_mean, got
 from torchlens._text.numbers import shape_text
-from torchlens._text.wording import did_you_mean, got
 from torchlens.errors import CannotCompareError
 
 _ROUNDED = 4.0  # units: an input may have been cast

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchlens._recording.relative_error import relative_error
+from torchlens._recording.tolerance import relative_error
 
 Tensor = torch.Tensor
 _MOST_AXES = 6

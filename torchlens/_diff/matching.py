@@ -15,7 +15,7 @@ import torch
 from torchlens._diff.compared_model import ComparedModel, Features
 from torchlens._diff.fingerprints import Shelf
 from torchlens._diff.layouts import Layout, best_layout, layouts_between
-from torchlens._recording.relative_error import (
+from torchlens._recording.tolerance import (
     are_whole,
     comparable,
     epsilon_of,

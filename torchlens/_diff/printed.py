@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torchlens._diff.weights import listed
-from torchlens._recording.relative_error import epsilon_of
+from torchlens._recording.tolerance import epsilon_of
 from torchlens._text.grid import Column, laid_out
 from torchlens._text.numbers import shape_text
 from torchlens._text.plain_text import printable

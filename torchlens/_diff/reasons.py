@@ -13,7 +13,7 @@ from torchlens._diff.evidence import Evidence, number_text
 from torchlens._diff.experiments import experiments
 from torchlens._diff.known_functions import ACTIVATIONS, attention_variants, norm_variants
 from torchlens._recording.operation_kinds import NORMALISATIONS
-from torchlens._recording.relative_error import epsilon_of, numbers, relative_error
+from torchlens._recording.tolerance import epsilon_of, numbers, relative_error
 
 Tensor = torch.Tensor
 Sentences = Iterator[str]

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchlens._diff.printed import diff_text
+from torchlens._text.error_wording import check_count
 from torchlens._text.json_text import write_json
-from torchlens._text.wording import check_count
 
 if TYPE_CHECKING:
     import pandas

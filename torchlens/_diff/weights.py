@@ -11,7 +11,7 @@ import torch
 
 from torchlens._diff.fingerprints import Fingerprint, Shelf, fingerprint
 from torchlens._diff.layouts import Layout, layouts_between
-from torchlens._recording.relative_error import epsilon_of, numbers, relative_error
+from torchlens._recording.tolerance import epsilon_of, numbers, relative_error
 from torchlens._replay.entries import Weight
 
 Tensor = torch.Tensor

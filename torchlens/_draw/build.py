@@ -26,8 +26,8 @@ from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Failure, located
+from torchlens._text.error_wording import got
 from torchlens._text.numbers import bytes_text, shape_text
-from torchlens._text.wording import got
 
 
 def build_scene(

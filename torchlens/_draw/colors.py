@@ -15,9 +15,9 @@ from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
 from torchlens._history.overlay import Marks, Overlay
 from torchlens._recording.wrappers import local_value
+from torchlens._text.error_wording import got
 from torchlens._text.measures import short_word
 from torchlens._text.numbers import bytes_text, count_text
-from torchlens._text.wording import got
 
 INPUT_FILL = "#98FB98"
 OUTPUT_FILL = "#ff9999"

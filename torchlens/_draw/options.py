@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 from torchlens._compat.torchlens_names import OPTION_NAMES, no_such_name
+from torchlens._text.error_wording import check_choice, check_count, checked_file, got
 from torchlens._text.measures import MEASURES, Measure
-from torchlens._text.wording import check_choice, check_count, checked_file, got
 
 VisOpt: TypeAlias = Literal["none", "rolled", "unrolled"]
 Direction: TypeAlias = Literal["bottomup", "topdown", "leftright"]

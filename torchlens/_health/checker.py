@@ -11,7 +11,7 @@ from torchlens._health.checking import Checking, GradientSources, Inputs, Place
 from torchlens._health.live_nonfinite import Origins
 from torchlens._health.nonfinite import NonFinite
 from torchlens._health.thresholds import checked_thresholds
-from torchlens._text.wording import check_choice
+from torchlens._text.error_wording import check_choice
 
 CHECKS = ("nonfinite", "health")
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torchlens._text.wording import did_you_mean, got
+from torchlens._text.error_wording import did_you_mean, got
 
 THRESHOLDS: dict[str, float] = {
     # The share of a layer's units that gave nothing but zero in all steps.

@@ -15,9 +15,9 @@ from torchlens._text.lazy_import import lazy_function
 
 if TYPE_CHECKING:
     from torchlens._graph.labels import Layer
-    from torchlens._history.text import entry_text
+    from torchlens._history.printing import entry_text
 else:
-    entry_text = lazy_function("torchlens._history.text", "entry_text")
+    entry_text = lazy_function("torchlens._history.printing", "entry_text")
 
 
 class EntryLabels(EntryFields):

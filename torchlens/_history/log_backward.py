@@ -23,7 +23,7 @@ from torchlens._recording.collector import pause_collector, resume_collector
 from torchlens._recording.operations import BUFFER, INPUT
 from torchlens._recording.recording import Recording, Row
 from torchlens._recording.view_tree import ViewTree
-from torchlens._text.wording import got
+from torchlens._text.error_wording import got
 
 
 def log_backward(

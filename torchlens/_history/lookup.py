@@ -8,7 +8,7 @@ from itertools import chain
 
 from torchlens._history.log import Log
 from torchlens._recording.collector import without_collector
-from torchlens._text.wording import got, is_whole
+from torchlens._text.error_wording import got, is_whole
 
 
 def lookup_keys(log: Log, entry: int) -> list[int | str]:

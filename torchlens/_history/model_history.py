@@ -98,7 +98,7 @@ class ModelHistory(HistoryFields, ClassicAccess):
         return True
 
     def __str__(self) -> str:
-        from torchlens._history.text import history_text
+        from torchlens._history.printing import history_text
 
         return without_collector(lambda: history_text(self._log, self.model_name))
 

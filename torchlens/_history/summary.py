@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import LayerEntry
 from torchlens._history.log import Log
+from torchlens._history.printing import valueless_text
 from torchlens._history.tables import with_symbols
-from torchlens._history.text import valueless_text
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT, Operation
+from torchlens._text.error_wording import check_choice, check_count
 from torchlens._text.grid import Column, laid_out
 from torchlens._text.measures import MEASURES, Measure, short_word
 from torchlens._text.numbers import bytes_text, count_text, seconds_text, shape_text
-from torchlens._text.wording import check_choice, check_count
 
 if TYPE_CHECKING:
     import pandas

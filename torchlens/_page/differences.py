@@ -13,7 +13,7 @@ from torchlens._page.pairs import PartPair, Side
 from torchlens._page.parts import Part
 from torchlens._recording.operation_kinds import SAME_NUMBERS
 from torchlens._recording.recording import Row
-from torchlens._recording.relative_error import dense, is_rounding, relative_error
+from torchlens._recording.tolerance import dense, is_rounding, relative_error
 
 # From the strongest to the weakest; a part has the colour of its strongest difference.
 KINDS_OF_DIFFERENCE = (

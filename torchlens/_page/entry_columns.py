@@ -17,7 +17,7 @@ from torchlens._recording.recording import Failure
 from torchlens._recording.stored import opened
 from torchlens._recording.user_code import SourceLine, source_line, source_text
 from torchlens._recording.wrappers import local_value, why_valueless
-from torchlens._text.wording import got
+from torchlens._text.error_wording import got
 
 # The row of statistics of a tensor without values, such as a meta tensor.
 _VALUELESS = -2

@@ -12,7 +12,7 @@ from typing import Any
 from torchlens._history.model_history import ModelHistory
 from torchlens._page.data import page_data
 from torchlens._recording.unseen import unseen
-from torchlens._text.wording import checked_file, got
+from torchlens._text.error_wording import checked_file, got
 
 PAGE = Path(__file__).parent / "js"
 _FRAME_HEIGHT = 720

@@ -11,7 +11,7 @@ from torchlens._history.correspondence import Matching
 from torchlens._history.model_history import ModelHistory
 from torchlens._page.data import Carried
 from torchlens._page.parts import Part
-from torchlens._text.wording import got
+from torchlens._text.error_wording import got
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from torchlens._page.differences import (
 from torchlens._page.page import PAGE, Exploration, bundle, check_title, filled_template, write_page
 from torchlens._page.pairs import PartPair, Side, given_pairs, matched_pairs
 from torchlens._recording.unseen import unseen
-from torchlens._text.wording import checked_file, got
+from torchlens._text.error_wording import checked_file, got
 
 
 def explore_together(

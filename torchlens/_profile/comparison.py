@@ -15,9 +15,9 @@ from torchlens._profile.quantities import (
     module_value,
 )
 from torchlens._profile.records import MOST_KINDS, Kind, Measurements, Shape
+from torchlens._text.error_wording import check_choice, got
 from torchlens._text.grid import Column, laid_out
 from torchlens._text.numbers import shape_text
-from torchlens._text.wording import check_choice, got
 
 if TYPE_CHECKING:
     import pandas

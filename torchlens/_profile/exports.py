@@ -18,8 +18,8 @@ from torchlens._profile.records import (
     ParameterRecord,
     ProfiledStep,
 )
+from torchlens._text.error_wording import check_choice
 from torchlens._text.json_text import write_json
-from torchlens._text.wording import check_choice
 
 if TYPE_CHECKING:
     import pandas

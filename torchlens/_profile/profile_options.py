@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from torchlens._health.checking import Checking
 from torchlens._health.thresholds import checked_thresholds
 from torchlens._profile.records import MOST_KINDS, Signature
-from torchlens._text.wording import check_choice, check_count, got
+from torchlens._text.error_wording import check_choice, check_count, got
 
 Level: TypeAlias = Literal["module", "operation"]
 Check: TypeAlias = Literal["nonfinite", "health"]

@@ -17,9 +17,9 @@ from torchlens._profile.records import (
     TypicalSteps,
     by_step,
 )
+from torchlens._text.error_wording import did_you_mean, got, one_of
 from torchlens._text.measures import Measure, short_word
 from torchlens._text.numbers import bytes_text, count_text, seconds_text
-from torchlens._text.wording import did_you_mean, got, one_of
 
 # The names of QUANTITIES, and the shorter words for some of them.
 QuantityName: TypeAlias = (

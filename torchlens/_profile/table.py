@@ -26,6 +26,7 @@ from torchlens._profile.quantities import (
     own_value,
 )
 from torchlens._profile.records import CallRecord, Measurements, ModuleRecord, ProfiledStep, Shape
+from torchlens._text.error_wording import check_choice, check_count, got, one_of
 from torchlens._text.grid import Column, laid_out
 from torchlens._text.numbers import (
     bytes_text,
@@ -35,7 +36,6 @@ from torchlens._text.numbers import (
     shape_text,
     share_text,
 )
-from torchlens._text.wording import check_choice, check_count, got, one_of
 
 # Without a depth, the deepest that takes no more lines than this.
 _MOST_ROWS = 60

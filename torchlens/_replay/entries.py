@@ -11,8 +11,8 @@ from torchlens._history.log import Log
 from torchlens._recording.operation_kinds import DROPOUTS, RANDOM
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Row
-from torchlens._recording.relative_error import dense, epsilon_of
 from torchlens._recording.stored import opened_params
+from torchlens._recording.tolerance import dense, epsilon_of
 
 Tensor = torch.Tensor
 

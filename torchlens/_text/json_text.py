@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from torchlens._text.wording import check_count, checked_file
+from torchlens._text.error_wording import check_count, checked_file
 
 
 def write_json(

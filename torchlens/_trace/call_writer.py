@@ -25,8 +25,8 @@ from torchlens._trace.documents import call_document, graph_document, value_form
 from torchlens._trace.names import OWN_PREFIX, Names, full_name, names_in_call
 from torchlens._trace.python_values import PythonWriter
 from torchlens._trace.save import short_note, trace_metadata
+from torchlens._trace.shards import ShardWriter, bytes_tensor, json_bytes, json_tensor
 from torchlens._trace.tensors import Note, TensorWriter, as_stored
-from torchlens._trace.writing import ShardWriter, bytes_tensor, json_bytes, json_tensor
 
 # A call with no more than this is written at once: waking another thread would take longer.
 _SMALL_BYTES, _SMALL_ROWS = 2 * 2**20, 1000

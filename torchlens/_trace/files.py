@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from torchlens._text.error_wording import got
 from torchlens._text.plain_text import printable, shown
-from torchlens._text.wording import got
 from torchlens.errors import TraceError, ValueChangedError
 
 INDEX_SUFFIX = ".index.json"

@@ -15,8 +15,8 @@ from torchlens._history.model_history import ModelHistory
 from torchlens._recording.recording import Recording
 from torchlens._recording.stored import StoredParams, opened
 from torchlens._recording.user_code import warn_caller
+from torchlens._text.error_wording import check_count
 from torchlens._text.plain_text import printable, shown
-from torchlens._text.wording import check_count
 from torchlens._trace.document_reading import (
     decisions_of,
     fill_recording,

@@ -13,7 +13,7 @@ from typing import Any
 from torchlens._history.log import Log, path_text
 from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Recording
-from torchlens._text.wording import did_you_mean, got
+from torchlens._text.error_wording import did_you_mean, got
 
 OWN_PREFIX = "torchlens/"  # of the documents that describe the tensors
 _LONGEST = 1000

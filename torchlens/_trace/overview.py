@@ -10,12 +10,12 @@ import torch
 from torchlens._health.tensor_statistics import stored_values
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
-from torchlens._history.text import entry_text
+from torchlens._history.printing import entry_text
 from torchlens._recording.unseen import unseen
 from torchlens._recording.wrappers import local_value, why_valueless
+from torchlens._text.error_wording import check_count, did_you_mean
 from torchlens._text.numbers import bytes_text, shape_text
 from torchlens._text.plain_text import printable
-from torchlens._text.wording import check_count, did_you_mean
 from torchlens._trace.files import TraceFiles
 from torchlens._trace.load import (
     calls_of,

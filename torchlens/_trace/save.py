@@ -8,12 +8,12 @@ import torch
 
 from torchlens._history.log import Log
 from torchlens._recording.collector import without_collector
-from torchlens._text.wording import check_count, checked_file, got
+from torchlens._text.error_wording import check_count, checked_file, got
 from torchlens._trace.documents import call_document, graph_document, options_form, value_forms
 from torchlens._trace.names import OWN_PREFIX, Names, full_name, names_in_call
 from torchlens._trace.python_values import PythonWriter
+from torchlens._trace.shards import SAVE_SHARD_BYTES, ShardWriter, json_tensor
 from torchlens._trace.tensors import TensorWriter
-from torchlens._trace.writing import SAVE_SHARD_BYTES, ShardWriter, json_tensor
 
 FORMAT = "3"  # goes up when the documents change their meaning
 

@@ -12,7 +12,7 @@ import torch
 from torchlens._monitor.films.film_process import shown_as
 from torchlens._monitor.films.film_worker import Capture
 from torchlens._recording.wrappers import local_value, why_valueless
-from torchlens._text.wording import check_choice, check_count, checked_file, did_you_mean, got
+from torchlens._text.error_wording import check_choice, check_count, checked_file, did_you_mean, got
 
 Basis: TypeAlias = Literal["aligned", "fixed"]
 Method: TypeAlias = Literal["pca", "tsne"]

@@ -53,7 +53,7 @@ from torchlens._monitor.store.folder import (
 from torchlens._monitor.store.lines import ScalarRow
 from torchlens._monitor.store.rank_files import Counts, RankContents
 from torchlens._page.page import Exploration
-from torchlens._text.wording import checked_file, got
+from torchlens._text.error_wording import checked_file, got
 
 if TYPE_CHECKING:
     import pandas

@@ -8,7 +8,7 @@ from typing import Any
 from torchlens._compat.monitor_names import LOG_WORDS
 from torchlens._monitor.record.series import KINDS
 from torchlens._monitor.sinks.sink import Sink
-from torchlens._text.wording import check_choice, check_count, did_you_mean, got, one_of
+from torchlens._text.error_wording import check_choice, check_count, did_you_mean, got, one_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,8 +41,8 @@ from torchlens._monitor.store.folder import FORMAT, GRAPH_FILE, RUN_FILE, is_run
 from torchlens._monitor.store.rank_files import Counts
 from torchlens._recording.unseen import call_unseen
 from torchlens._recording.user_code import warn_caller
+from torchlens._text.error_wording import check_choice, check_count, got
 from torchlens._text.problems import Problems
-from torchlens._text.wording import check_choice, check_count, got
 
 # Those that were started, the last one last. Weakly: who drops a run drops it.
 _STARTED: "list[weakref.ref[Run]]" = []

@@ -16,8 +16,8 @@ from torchlens._health.finding import RunFinding
 from torchlens._monitor.read.views import Scalars
 from torchlens._monitor.store.bins import bin_edges, bin_order
 from torchlens._monitor.store.columns import QUANTILES, Step
+from torchlens._text.error_wording import check_count, did_you_mean, got, one_of
 from torchlens._text.problems import Problems
-from torchlens._text.wording import check_count, did_you_mean, got, one_of
 
 STATISTICS = ("mean", "std", "rms", "low", "high", "zero", "nonfinite", "dead", "saturated")
 # The bin of zero has no width. Programs that draw histograms want one.

@@ -9,7 +9,7 @@ from typing import Any
 
 from torchlens._monitor.record.series import KINDS, WATCHED
 from torchlens._monitor.sinks.sink import SeriesRecord, Sink, StepRecord, needed
-from torchlens._text.wording import got
+from torchlens._text.error_wording import got
 
 
 class TensorBoard(Sink):
