@@ -21,7 +21,7 @@ from torchlens._export import json_graph
 from torchlens._history import field
 from torchlens._history.field import ManyEntries
 from torchlens._history.layer_entry import COLUMNS
-from torchlens._history.tables import Cells, with_symbols
+from torchlens._history.tables import ColumnCells, with_symbols
 
 
 def check_agreement(history: Any) -> None:
@@ -240,7 +240,7 @@ def test_a_column_has_the_type_that_pandas_finds():
         [1, 2.5]], []
     ]  # fmt: skip
     for parts in cases:
-        cells = Cells(int)
+        cells = ColumnCells(int)
         for part in parts:
             cells.add(part)
         pandas.testing.assert_series_equal(

@@ -10,7 +10,7 @@ from torch import nn
 import torchlens as tl
 from tests.networks import Model
 from tests.page.viewer_models import GPT2, Recurrent, ResidualBlock, ResNet18
-from torchlens._history.align_items import Item, _best, _worth
+from torchlens._history.align_items import AlignedItem, _best, _worth
 from torchlens._history.correspondence import match
 from torchlens._history.model_history import ModelHistory
 
@@ -196,17 +196,17 @@ def test_each_entry_is_matched_once_and_in_order() -> None:
 def test_the_best_alignment_is_as_good_as_trying_all() -> None:
     generator = torch.Generator().manual_seed(3)
 
-    def items(count: int) -> list[Item]:
+    def items(count: int) -> list[AlignedItem]:
         numbers = torch.randint(1, 3, (count, 9), generator=generator).tolist()
         return [
-            Item(1, own[0], own[1], 0, own[2], own[3], own[4], own[5], own[6], own[7], 1.0)
+            AlignedItem(1, own[0], own[1], 0, own[2], own[3], own[4], own[5], own[6], own[7], 1.0)
             for own in numbers
         ]
 
     for _ in range(30):
         first, second = items(4), items(5)
         columns = {
-            name: np.array([getattr(item, name) for item in second]) for name in Item._fields
+            name: np.array([getattr(item, name) for item in second]) for name in AlignedItem._fields
         }
         table = np.array([_worth(item, columns) for item in first])
         best = 0.0

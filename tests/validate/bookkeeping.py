@@ -22,7 +22,7 @@ from torchlens._recording.regions import Region
 from torchlens._recording.trees import plain_tensors
 from torchlens._recording.user_code import source_line
 from torchlens._validate.check_arguments import checked_arguments
-from torchlens._validate.report import Finding, ValidationReport
+from torchlens._validate.report import ValidationFinding, ValidationReport
 from torchlens._validate.snapshots import Snapshot, frozen_tensors
 from torchlens._validate.witness import Subject, Witness, WitnessedCall
 
@@ -83,7 +83,7 @@ class _CallsCheck:
 
     def _find(self, number: int, expected: str, found: object) -> None:
         label = self._subject.label(number) if number >= 0 else ""
-        self._report.findings.append(Finding("calls", label, expected, str(found)))
+        self._report.findings.append(ValidationFinding("calls", label, expected, str(found)))
 
     def check_rows(self) -> None:
         """Every row is an input, a buffer, an output, or made by one call."""
@@ -236,7 +236,7 @@ class _ParentsCheck:
 
     def _find(self, number: int, expected: str, found: object) -> None:
         label = self._subject.label(number)
-        self._report.findings.append(Finding("arguments", label, expected, str(found)))
+        self._report.findings.append(ValidationFinding("arguments", label, expected, str(found)))
 
     def _is_current(self, given: int, rows: list[int], number: int) -> bool:
         """Whether the tensor is this row for who reads it here, and not another of the `rows` that

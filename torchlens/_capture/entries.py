@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 _known_code = KNOWN_CODE.get
 
 
-class Entries:
+class TensorEntries:
     """The entries and parameters of a pass, by their tensors."""
 
     def __init__(self, memory: Memory, gradients: GradientHooks | None) -> None:

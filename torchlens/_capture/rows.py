@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchlens._capture.arguments import Kept, unwrap, without_flat_tensors, without_tensors
-from torchlens._capture.entries import Entries
+from torchlens._capture.entries import TensorEntries
 from torchlens._capture.gradients.backward_hooks import node_of
 from torchlens._capture.gradients.entry_gradients import GradientHooks, slice_written
 from torchlens._capture.memory.saved_values import Memory, version_of
@@ -23,7 +23,7 @@ _DEEP = 5_000  # entries
 _SEVERAL, _ONLY_TENSORS = (tuple, list), frozenset({Tensor})
 
 
-class Rows(Entries):
+class Rows(TensorEntries):
     """The rows of a pass, its saved values, and what else is noted of its tensors.
 
     `saves` says which entries keep their tensor: True, False, or a set of entry numbers. Of entries

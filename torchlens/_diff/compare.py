@@ -10,7 +10,7 @@ import torch
 from torchlens._diff.compared_model import ComparedModel
 from torchlens._diff.divergence import (
     Analysis,
-    Origin,
+    ErrorOrigin,
     analyse,
     distinct,
     grouped,
@@ -146,9 +146,9 @@ def _scale_of(ours: ComparedModel, theirs: ComparedModel, tolerance: float) -> _
 
 def _origins(
     pairing: Pairing, analysis: Analysis, outputs: PairedOutputs, tolerance: float
-) -> list[Origin]:
+) -> list[ErrorOrigin]:
     """Where errors begin, without running anything again."""
-    found = [Origin(pair, *analysis.sections[pair.reference]) for pair in analysis.origins]
+    found = [ErrorOrigin(pair, *analysis.sections[pair.reference]) for pair in analysis.origins]
     found += distinct(origins_at_outputs(outputs.pairs, pairing, analysis, tolerance))
     return grouped(found, pairing)
 
@@ -260,7 +260,9 @@ def _pair(pair: Matched, pairing: Pairing, analysis: Analysis) -> Pair:
     )
 
 
-def _divergence(origin: Origin, evidence: Evidence, tolerance: float, is_own: bool) -> Divergence:
+def _divergence(
+    origin: ErrorOrigin, evidence: Evidence, tolerance: float, is_own: bool
+) -> Divergence:
     reasons, constants = reasons_for(origin, evidence)
     steps = {*origin.candidate.entries, *(c for _, c in evidence.rearranged(origin))}
     return Divergence(

@@ -31,7 +31,7 @@ class Section:
 
 
 @dataclass
-class Origin:
+class ErrorOrigin:
     """A pair at which an error begins, with its sections. `others` are pairs of the same
     computation.
     """
@@ -263,7 +263,7 @@ def output_errors(
 
 def origins_at_outputs(
     outputs: Sequence[tuple[int, int]], pairing: Pairing, analysis: Analysis, tolerance: float
-) -> list[tuple[Matched, Origin]]:
+) -> list[tuple[Matched, ErrorOrigin]]:
     """Outputs that differ although the values that they show agree (the order of elements differs,
     or another value is returned), each with the origin of its error.
     """
@@ -279,7 +279,7 @@ def origins_at_outputs(
         if not is_explained and output.units > limit:
             ends = shown_by(ours, output.reference), shown_by(theirs, output.candidate)
             first, second = (_section_of_output(pairing, s, end) for s, end in enumerate(ends))
-            found.append((output, Origin(pairing.compared(*ends, True), first, second)))
+            found.append((output, ErrorOrigin(pairing.compared(*ends, True), first, second)))
     return found
 
 
@@ -305,7 +305,7 @@ def _section_of_output(pairing: Pairing, side: int, entry: int) -> Section:
     return Section(tuple(ends), tuple(passed))
 
 
-def distinct(at_outputs: Sequence[tuple[Matched, Origin]]) -> list[Origin]:
+def distinct(at_outputs: Sequence[tuple[Matched, ErrorOrigin]]) -> list[ErrorOrigin]:
     """The origins of outputs, without those that show the same values as another."""
     return list({(o.pair.reference, o.pair.candidate): o for _, o in at_outputs}.values())
 
@@ -314,9 +314,9 @@ def distinct(at_outputs: Sequence[tuple[Matched, Origin]]) -> list[Origin]:
 # --------------------------------------------------------------------------------------------------
 
 
-def grouped(origins: Sequence[Origin], pairing: Pairing) -> list[Origin]:
+def grouped(origins: Sequence[ErrorOrigin], pairing: Pairing) -> list[ErrorOrigin]:
     """Merges origins that share a computation, such as q, k and v of one `qkv`."""
-    found: list[Origin] = []
+    found: list[ErrorOrigin] = []
     for origin in origins:
         for known in found:
             if (
@@ -331,7 +331,7 @@ def grouped(origins: Sequence[Origin], pairing: Pairing) -> list[Origin]:
     return found
 
 
-def _share_steps(pairing: Pairing, first: Origin, second: Origin) -> bool:
+def _share_steps(pairing: Pairing, first: ErrorOrigin, second: ErrorOrigin) -> bool:
     """True if, on either side, both have a step in common that depends on the input."""
     ours = set(first.reference.entries) & set(second.reference.entries)
     theirs = set(first.candidate.entries) & set(second.candidate.entries)
@@ -351,7 +351,7 @@ def _are_passes(pairing: Pairing, first: Matched, second: Matched) -> bool:
     return is_one and first.reference != second.reference
 
 
-def _are_one_line(pairing: Pairing, first: Origin, second: Origin) -> bool:
+def _are_one_line(pairing: Pairing, first: ErrorOrigin, second: ErrorOrigin) -> bool:
     """True if one line of the candidate computes both from one value: `a, b = x[::2], x[1::2]`."""
     model = pairing.candidate
     ours, theirs = (

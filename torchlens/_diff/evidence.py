@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchlens._diff.compared_model import ComparedModel, family
-from torchlens._diff.divergence import Origin, Section
+from torchlens._diff.divergence import ErrorOrigin, Section
 from torchlens._diff.layouts import best_layout
 from torchlens._diff.matching import Pairing
 from torchlens._diff.weights import WeightMatch
@@ -72,7 +72,7 @@ def number_text(value: Any) -> str:
 
 
 @dataclass
-class Change:
+class Substitution:
     """A change to a section that runs again: weights by number, functions by entry, values by
     entry. `says` is the reason if it removes the error.
     """
@@ -106,7 +106,7 @@ class Evidence:
         """True if the candidate's operations can run again."""
         return self._replays[1] is not None
 
-    def sections(self, origin: Origin) -> list[tuple[ComparedModel, Section, str]]:
+    def sections(self, origin: ErrorOrigin) -> list[tuple[ComparedModel, Section, str]]:
         """Both models, each with its section and its name."""
         return [
             (self.ours, origin.reference, "reference"),
@@ -116,7 +116,7 @@ class Evidence:
     # -- values
     # ----------------------------------------------------------------------------------------------
 
-    def result(self, origin: Origin) -> tuple[Tensor, Tensor] | None:
+    def result(self, origin: ErrorOrigin) -> tuple[Tensor, Tensor] | None:
         """The results of both from the reference's inputs, in the reference's shape; None if no
         layout fits.
         """
@@ -126,7 +126,7 @@ class Evidence:
             return None
         return numbers(a), layout.to_reference(numbers(b), tuple(a.shape))
 
-    def candidate_result(self, origin: Origin) -> Tensor | None:
+    def candidate_result(self, origin: ErrorOrigin) -> Tensor | None:
         """The candidate's result, from running the section again if that is possible."""
         if self.can_run:
             try:
@@ -137,12 +137,12 @@ class Evidence:
         is_replaced = self.theirs.is_replaced(origin.pair.candidate)
         return None if is_replaced else self.theirs.value(origin.pair.candidate)
 
-    def inputs(self, origin: Origin) -> list[Tensor]:
+    def inputs(self, origin: ErrorOrigin) -> list[Tensor]:
         """The floating-point inputs of the reference's section."""
         values = [self.ours.value(entry) for entry in origin.reference.inputs]
         return [numbers(v) for v in values if v is not None and v.dtype.is_floating_point]
 
-    def input_units(self, origin: Origin) -> float:
+    def input_units(self, origin: ErrorOrigin) -> float:
         """The largest error of the inputs, in units of rounding."""
         pairs = [self._pairing.of[0].get(entry) for entry in origin.reference.inputs]
         return max((pair.units for pair in pairs if pair is not None), default=0.0)
@@ -159,7 +159,7 @@ class Evidence:
     # -- running again
     # ----------------------------------------------------------------------------------------------
 
-    def units_left(self, origin: Origin, change: Change) -> float:
+    def units_left(self, origin: ErrorOrigin, change: Substitution) -> float:
         """The error that is left with a change, in units of rounding; infinite if it cannot run."""
         try:
             result = dense(self.again(origin, change))
@@ -172,9 +172,9 @@ class Evidence:
             return origin.pair.units_between(target, result)
         return best_layout(comparable(target), comparable(result), 0.0)[0] / origin.pair.eps
 
-    def again(self, origin: Origin, change: Change | None = None) -> Tensor:
+    def again(self, origin: ErrorOrigin, change: Substitution | None = None) -> Tensor:
         """The result of running a section again, from the inputs with which it was found."""
-        change = change or Change("")
+        change = change or Substitution("")
         model = self.ours if change.of_reference else self.theirs
         replay = self._replays[not change.of_reference]
         if replay is None:
@@ -186,7 +186,7 @@ class Evidence:
             raise NotReplayableError("an input was not saved")
         return replay.part(entries, given | change.given, change.weights, change.instead)
 
-    def affected(self, origin: Origin, change: Change) -> Sequence[int]:
+    def affected(self, origin: ErrorOrigin, change: Substitution) -> Sequence[int]:
         """The entries that must run again for a change: those of the section that depend on it, or
         all if an operation writes in place or a value between them was not saved.
         """
@@ -213,7 +213,7 @@ class Evidence:
     # -- views
     # ----------------------------------------------------------------------------------------------
 
-    def rearranged(self, origin: Origin) -> Iterator[tuple[int, int]]:
+    def rearranged(self, origin: ErrorOrigin) -> Iterator[tuple[int, int]]:
         """Views of the sections and their inputs that have the same shape and the same numbers in
         another order.
         """
@@ -237,7 +237,7 @@ class Evidence:
     # -- constants
     # ----------------------------------------------------------------------------------------------
 
-    def constants_apart(self, origin: Origin) -> tuple[list[Constant], list[Constant]]:
+    def constants_apart(self, origin: ErrorOrigin) -> tuple[list[Constant], list[Constant]]:
         """The constants that only one of the two sections has: fractions, and those with names that
         the other has, too.
         """

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from torchlens._diff.compared_model import ComparedModel, family, is_activation
-from torchlens._diff.divergence import Origin
-from torchlens._diff.evidence import Change, Constant, Evidence, number_text
+from torchlens._diff.divergence import ErrorOrigin
+from torchlens._diff.evidence import Constant, Evidence, Substitution, number_text
 from torchlens._diff.known_functions import ACTIVATIONS
 from torchlens._replay.replay import Instead, NotReplayableError
 
 Tensor = torch.Tensor
-Changes = Iterator[Change]
+Changes = Iterator[Substitution]
 _GONE = 64.0  # units of rounding: the largest error that is left with the right change
 _LONGEST_AXIS = 4096
 # The largest cost of the experiments on one divergence: one for each operation, and one more for
@@ -24,7 +24,7 @@ _BUDGET = 25_000
 _ELEMENTS = 100_000
 
 
-def experiments(origin: Origin, evidence: Evidence) -> Iterator[str]:
+def experiments(origin: ErrorOrigin, evidence: Evidence) -> Iterator[str]:
     """The first change that removes the error, as a sentence. Adds experiments that exceed the
     budget to `evidence.untried`.
     """
@@ -64,16 +64,16 @@ def _steps(model: ComparedModel, entries: Sequence[int]) -> Iterator[tuple[str, 
 # --------------------------------------------------------------------------------------------------
 
 
-def _turned_weights(origin: Origin, evidence: Evidence) -> Changes:
+def _turned_weights(origin: ErrorOrigin, evidence: Evidence) -> Changes:
     odd = {pair.candidate for pair in evidence.weights.odd_ones(evidence.ours.weights)}
     for number, param in _params(origin, evidence).items():
         for name, turned in _turned(param):
             alike = " others like it are;" if number in odd and name == "transposed" else ""
             weight = evidence.theirs.weights[number].name
-            yield Change(f"weight `{weight}` is not {name}:{alike} {name}", {number: turned})
+            yield Substitution(f"weight `{weight}` is not {name}:{alike} {name}", {number: turned})
 
 
-def _params(origin: Origin, evidence: Evidence) -> dict[int, Tensor]:
+def _params(origin: ErrorOrigin, evidence: Evidence) -> dict[int, Tensor]:
     params = evidence.theirs.log.recording.params
     used = evidence.weights_of(evidence.theirs, origin.candidate)
     return {number: params[number].detach() for number in used if number < len(params)}
@@ -91,7 +91,7 @@ def _turned(weight: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"transposed in its axes {first} and {second}", weight.transpose(first, second)
 
 
-def _gates(origin: Origin, evidence: Evidence) -> Changes:
+def _gates(origin: ErrorOrigin, evidence: Evidence) -> Changes:
     """The gates of a recurrent cell, which are blocks of its weights, in another order."""
     kinds = {family(evidence.theirs.type_of(entry)) for entry in origin.candidate.entries}
     if not kinds & {"sigmoid", "tanh", "recurrent"}:
@@ -104,7 +104,7 @@ def _gates(origin: Origin, evidence: Evidence) -> Changes:
             changed = {number: _in_order(param, size, order) for number, param in gated.items()}
             said = " ".join(str(place + 1) for place in order)
             text = f"the {count} gates are in another order: in the order {said}"
-            yield Change(text, changed)
+            yield Substitution(text, changed)
 
 
 def _in_order(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
@@ -117,19 +117,19 @@ def _in_order(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
-def _other_constants(origin: Origin, evidence: Evidence) -> Changes:
+def _other_constants(origin: ErrorOrigin, evidence: Evidence) -> Changes:
     """Each constant of the reference in place of each constant of the candidate that it may be."""
     ours, theirs = evidence.constants_apart(origin)
     for c in theirs:
         for r in ours:
             is_float = isinstance(c.value, float)
             if type(c.value) is type(r.value) and (is_float or c.name == r.name):
-                yield Change(
+                yield Substitution(
                     f"{r.against(c)}: with {r}", instead={c.entry: _with_constant(c, r.value)}
                 )
             if isinstance(c.value, float | int) and isinstance(r.value, float) and r.value:
                 inverse = 1 / r.value  # one model divides, the other multiplies
-                yield Change(
+                yield Substitution(
                     f"1/{r} in the reference, {c} in the candidate: with {number_text(inverse)}",
                     instead={c.entry: _with_constant(c, inverse)},
                 )
@@ -149,20 +149,20 @@ def _with_constant(constant: Constant, value: Any) -> Instead:
 # --------------------------------------------------------------------------------------------------
 
 
-def _left_out(origin: Origin, evidence: Evidence) -> Changes:
+def _left_out(origin: ErrorOrigin, evidence: Evidence) -> Changes:
     """Each operation of the reference left out, then each of the candidate."""
     for label, _, entries in _steps(evidence.ours, origin.reference.entries):
         module = evidence.ours.module_of(entries[0])
         name = f"{label} ({module})" if module else label
         for place in (0, 1):
-            yield Change(
+            yield Substitution(
                 f"the candidate leaves out {name}: without it",
                 instead=dict.fromkeys(entries, _argument(place)),
                 of_reference=True,
             )
     for label, _, entries in _steps(evidence.theirs, origin.candidate.entries):
         for place in (0, 1):
-            yield Change(
+            yield Substitution(
                 f"{label} is not in the reference: without it",
                 instead=dict.fromkeys(entries, _argument(place)),
             )
@@ -181,12 +181,12 @@ def _argument(place: int) -> Instead:
     return instead
 
 
-def _other_order(origin: Origin, evidence: Evidence) -> Changes:
+def _other_order(origin: ErrorOrigin, evidence: Evidence) -> Changes:
     """The arguments of joins, differences, quotients and products in reverse order."""
     for label, kind, entries in _steps(evidence.theirs, origin.candidate.entries):
         if family(kind) in ("join", "sub", "div", "product"):
             text = f"{label} takes its arguments in another order: the other way round"
-            yield Change(text, instead=dict.fromkeys(entries, _turned_round))
+            yield Substitution(text, instead=dict.fromkeys(entries, _turned_round))
 
 
 def _turned_round(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -197,12 +197,12 @@ def _turned_round(func: Callable[..., Any], args: list[Any], kwargs: dict[str, A
     return func(args[1], args[0], *args[2:], **kwargs)
 
 
-def _other_activation(origin: Origin, evidence: Evidence) -> Changes:
+def _other_activation(origin: ErrorOrigin, evidence: Evidence) -> Changes:
     for label, kind, entries in _steps(evidence.theirs, origin.candidate.entries):
         for name, function in ACTIVATIONS.items() if is_activation(kind) else ():
             if name != "nothing":
                 applied = _applied(function)
-                yield Change(f"{name} in place of {label}: so",
+                yield Substitution(f"{name} in place of {label}: so",
                              instead=dict.fromkeys(entries, applied))  # fmt: skip
 
 
@@ -214,7 +214,7 @@ def _applied(function: Callable[[Tensor], Tensor]) -> Instead:
 # --------------------------------------------------------------------------------------------------
 
 
-def _other_arrangement(origin: Origin, evidence: Evidence) -> Changes:
+def _other_arrangement(origin: ErrorOrigin, evidence: Evidence) -> Changes:
     """What a view of the reference shows for what a view of the candidate does, of the same
     numbers.
     """
@@ -228,16 +228,16 @@ def _other_arrangement(origin: Origin, evidence: Evidence) -> Changes:
                 f"than {evidence.ours.label(r)}: in that order"
             )
             if c in origin.candidate.entries:
-                yield Change(text, instead={c: _constantly(value)})
+                yield Substitution(text, instead={c: _constantly(value)})
             else:
-                yield Change(text, given={c: value})
+                yield Substitution(text, given={c: value})
 
 
 def _constantly(value: Tensor) -> Instead:
     return lambda func, args, kwargs: value
 
 
-def _turned_inputs(origin: Origin, evidence: Evidence) -> Changes:
+def _turned_inputs(origin: ErrorOrigin, evidence: Evidence) -> Changes:
     """The inputs of a section with two axes swapped, or with one axis split in two and these
     swapped.
     """
@@ -246,7 +246,7 @@ def _turned_inputs(origin: Origin, evidence: Evidence) -> Changes:
         value = model.value(entry)
         for name, changed in () if value is None else _rearrangements(value):
             text = f"what {model.label(entry)} ({model.place_of(entry)}) gives {name}"
-            yield Change(text, given={entry: changed})
+            yield Substitution(text, given={entry: changed})
 
 
 def _rearrangements(value: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -266,7 +266,7 @@ def _rearrangements(value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 # In the order in which they are tried, by the names with which they are reported as not tried.
-_EXPERIMENTS: dict[str, Callable[[Origin, Evidence], Changes]] = {
+_EXPERIMENTS: dict[str, Callable[[ErrorOrigin, Evidence], Changes]] = {
     "weights transposed or flipped": _turned_weights,
     "the reference's constants": _other_constants,
     "gates in another order": _gates,

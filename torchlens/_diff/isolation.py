@@ -9,7 +9,7 @@ import torch
 
 from torchlens._diff.divergence import (
     Analysis,
-    Origin,
+    ErrorOrigin,
     analyse,
     distinct,
     grouped,
@@ -33,7 +33,7 @@ class Isolated:
     all origins.
     """
 
-    origins: list[Origin]
+    origins: list[ErrorOrigin]
     pairing: Pairing
     analysis: Analysis
     own_units: dict[int, float]
@@ -50,7 +50,7 @@ def isolate(
 ) -> Isolated:
     """Substitutes the reference's values, round by round, until nothing else differs."""
     at_outputs = origins_at_outputs(outputs, pairing, analysis, tolerance)
-    origins: dict[int, Origin] = {}
+    origins: dict[int, ErrorOrigin] = {}
     trusted: dict[int, Matched] = {}
     kinds: set[tuple[str, ...]] = set()
     candidate = pairing.candidate
@@ -87,9 +87,9 @@ def isolate(
     )
 
 
-def _new_origins(analysis: Analysis, trusted: Collection[int]) -> dict[int, Origin]:
+def _new_origins(analysis: Analysis, trusted: Collection[int]) -> dict[int, ErrorOrigin]:
     return {
-        pair.reference: Origin(pair, *analysis.sections[pair.reference])
+        pair.reference: ErrorOrigin(pair, *analysis.sections[pair.reference])
         for pair in analysis.origins
         if pair.reference not in trusted
     }
@@ -122,12 +122,12 @@ def _kind(pairing: Pairing, pair: Matched) -> tuple[str, ...]:
 
 def _wrong_by_themselves(
     pairing: Pairing,
-    origins: dict[int, Origin],
+    origins: dict[int, ErrorOrigin],
     trusted: dict[int, Matched],
     substitution: "Substitution",
     replay: Replay,
     tolerance: float,
-) -> dict[int, Origin]:
+) -> dict[int, ErrorOrigin]:
     """The origins whose own error, given the reference's inputs, is more than rounding."""
     stops = [stops_of(pairing, side) for side in (0, 1)]
     found = {}
@@ -139,7 +139,7 @@ def _wrong_by_themselves(
         if origin is None and pair.candidate in replay.pinned:
             continue
         ours, theirs = (section_of(pairing, side, pair, stops[side]) for side in (0, 1))
-        found[number] = origin = origin or Origin(pair, ours, theirs)
+        found[number] = origin = origin or ErrorOrigin(pair, ours, theirs)
         own = substitution.own_units.get(number, origin.pair.units)
         origin.pair.error = own * origin.pair.eps
     return found

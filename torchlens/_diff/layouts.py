@@ -14,7 +14,7 @@ _MOST_AXES = 6
 _BETTER = 10.0  # how many times smaller than the plain layout's error that of another must be
 
 
-class Layout(NamedTuple):
+class AxisOrder(NamedTuple):
     """The order of the candidate's axes: `axes` permutes the sizes `finer`, which are those of the
     reference's shape (`of_reference`) or of the candidate's, without ones.
 
@@ -62,11 +62,13 @@ class Layout(NamedTuple):
         return names.get(axes, f"axes {' '.join(map(str, axes))}")
 
 
-SAME = Layout()
+SAME = AxisOrder()
 
 
 @lru_cache(maxsize=4096)
-def layouts_between(reference: tuple[int, ...], candidate: tuple[int, ...]) -> tuple[Layout, ...]:
+def layouts_between(
+    reference: tuple[int, ...], candidate: tuple[int, ...]
+) -> tuple[AxisOrder, ...]:
     """All layouts that lead from one shape to the other, the plain one first.
 
     Without axes of size 1, one shape must be a permutation of the other, whose axes may be split.
@@ -79,7 +81,7 @@ def layouts_between(reference: tuple[int, ...], candidate: tuple[int, ...]) -> t
         if len(target) <= len(finer) <= _MOST_AXES:
             for axes in permutations(range(len(finer))):
                 if _is_grouped(tuple(finer[axis] for axis in axes), target):
-                    layout = Layout(axes, finer, of_reference)
+                    layout = AxisOrder(axes, finer, of_reference)
                     found[SAME if layout.is_plain else layout] = None
         if len(finer) == len(target):  # exchanging the two gives the same layouts
             break
@@ -104,8 +106,8 @@ def _is_grouped(sizes: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 
 def best_layout(
-    reference: Tensor, candidate: Tensor, good: float, known: tuple[Layout, ...] = ()
-) -> tuple[float, Layout | None]:
+    reference: Tensor, candidate: Tensor, good: float, known: tuple[AxisOrder, ...] = ()
+) -> tuple[float, AxisOrder | None]:
     """The relative error of two tensors in the layout in which it is smallest; no layout if their
     sizes differ.
 
@@ -115,7 +117,7 @@ def best_layout(
     """
     shape = tuple(reference.shape)
     places = {layout: place for place, layout in enumerate(known)}
-    best: tuple[float, Layout | None] = (float("inf"), None)
+    best: tuple[float, AxisOrder | None] = (float("inf"), None)
     for layout in sorted(
         layouts_between(shape, tuple(candidate.shape)),
         key=lambda layout: (not layout.is_plain, places.get(layout, len(known))),

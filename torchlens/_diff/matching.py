@@ -14,7 +14,7 @@ import torch
 
 from torchlens._diff.compared_model import ComparedModel, Features
 from torchlens._diff.fingerprints import Shelf
-from torchlens._diff.layouts import Layout, best_layout, layouts_between
+from torchlens._diff.layouts import AxisOrder, best_layout, layouts_between
 from torchlens._recording.tolerance import (
     are_whole,
     comparable,
@@ -44,7 +44,7 @@ class Matched:
     candidate: int
     error: float  # relative
     eps: float  # the unit of rounding
-    layout: Layout | None
+    layout: AxisOrder | None
     by_value: bool
     is_sure: bool = True
     is_whole: bool = False  # both are whole numbers
@@ -93,7 +93,7 @@ class Pairing:
         self.of: tuple[dict[int, Matched], dict[int, Matched]] = ({}, {})
         self.twins: tuple[dict[int, Matched], dict[int, Matched]] = ({}, {})
         # Counts of layouts by the shapes of both sides, and of orders of axes by their number.
-        self._usual: dict[tuple[tuple[int, ...], tuple[int, ...]], Counter[Layout]] = {}
+        self._usual: dict[tuple[tuple[int, ...], tuple[int, ...]], Counter[AxisOrder]] = {}
         self._usual_axes: dict[int, Counter[tuple[tuple[int, ...], bool]]] = {}
         for r, c in fixed:
             self._fix(r, c)
@@ -157,7 +157,9 @@ class Pairing:
     # -- layouts
     # ----------------------------------------------------------------------------------------------
 
-    def _usual_layouts(self, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Layout, ...]:
+    def _usual_layouts(
+        self, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> tuple[AxisOrder, ...]:
         """The layouts of other pairs of these shapes, the most frequent first, or else of other
         pairs with this number of axes.
         """

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from torchlens._diff.compared_model import ComparedModel, family
-from torchlens._diff.divergence import Origin, Section
+from torchlens._diff.divergence import ErrorOrigin, Section
 from torchlens._diff.evidence import Evidence, number_text
 from torchlens._diff.experiments import experiments
 from torchlens._diff.known_functions import ACTIVATIONS, attention_variants, norm_variants
@@ -28,7 +28,7 @@ class Constants(NamedTuple):
     candidate: tuple[str, ...]
 
 
-def reasons_for(origin: Origin, evidence: Evidence) -> tuple[list[str], Constants]:
+def reasons_for(origin: ErrorOrigin, evidence: Evidence) -> tuple[list[str], Constants]:
     """Reasons, the likeliest first, and the constants of only one side."""
     ours, theirs = evidence.constants_apart(origin)
     constants = Constants(*(tuple(dict.fromkeys(map(str, own))) for own in (ours, theirs)))
@@ -55,7 +55,7 @@ def _names(evidence: Evidence, side: int, weights: Sequence[int]) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def _random(origin: Origin, evidence: Evidence) -> Sentences:
+def _random(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     for model, section, whose in evidence.sections(origin):
         for entry in section.entries:
             if model.is_random(entry):
@@ -66,14 +66,14 @@ def _random(origin: Origin, evidence: Evidence) -> Sentences:
                 return
 
 
-def _activation(origin: Origin, evidence: Evidence) -> Sentences:
+def _activation(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     inputs = evidence.inputs(origin)
     if len(inputs) == 1:
         known = ((name, function(inputs[0])) for name, function in ACTIVATIONS.items())
         yield from _known_function(origin, evidence, known, _EXPLAINED)
 
 
-def _attention(origin: Origin, evidence: Evidence) -> Sentences:
+def _attention(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     model, entry = evidence.ours, origin.pair.reference
     values = [model.value(parent) for parent in model.parents[entry]]
     tensors = [numbers(value) for value in values if value is not None]
@@ -81,7 +81,7 @@ def _attention(origin: Origin, evidence: Evidence) -> Sentences:
         yield from _known_function(origin, evidence, attention_variants(*tensors), _EXPLAINED)
 
 
-def _norm(origin: Origin, evidence: Evidence) -> Sentences:
+def _norm(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     inputs = evidence.inputs(origin)
     if len(inputs) == 1 and _is_norm(origin, evidence):
         weights = evidence.weights_of(evidence.ours, origin.reference)
@@ -93,7 +93,7 @@ def _norm(origin: Origin, evidence: Evidence) -> Sentences:
 
 
 def _known_function(
-    origin: Origin, evidence: Evidence, known: Iterator[tuple[str, Tensor]], limit: float
+    origin: ErrorOrigin, evidence: Evidence, known: Iterator[tuple[str, Tensor]], limit: float
 ) -> Sentences:
     """Names the known function that the candidate computes, if its result is within `limit` units
     and the reference does not compute the same function.
@@ -112,7 +112,7 @@ def _known_function(
         yield f"the candidate computes {theirs}" + (f"; the reference {ours}" if ours else "")
 
 
-def _is_norm(origin: Origin, evidence: Evidence) -> bool:
+def _is_norm(origin: ErrorOrigin, evidence: Evidence) -> bool:
     kinds = {model.type_of(entry) for model, section, _ in evidence.sections(origin)
              for entry in section.entries}  # fmt: skip
     return bool(kinds & (NORMALISATIONS | {"rsqrt", "sqrt", "var", "std"}))
@@ -122,7 +122,7 @@ def _is_norm(origin: Origin, evidence: Evidence) -> bool:
 # --------------------------------------------------------------------------------------------------
 
 
-def _positions(origin: Origin, evidence: Evidence) -> Sentences:
+def _positions(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     """Whole numbers, such as positions, that differ by a constant."""
     ours, theirs = (_whole(model, section) for model, section, _ in evidence.sections(origin))
     for a, b in product(ours, reversed(theirs)):
@@ -140,7 +140,7 @@ def _whole(model: ComparedModel, section: Section) -> list[Tensor]:
     return [v.flatten() for v in values if v is not None and v.dtype in kinds and v.numel() > 1]
 
 
-def _casts(origin: Origin, evidence: Evidence) -> Sentences:
+def _casts(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     model, eps = evidence.theirs, max(each.epsilon for each in evidence.models)
     for entry in origin.candidate.entries:
         dtype = model.rows[entry].dtype
@@ -150,7 +150,7 @@ def _casts(origin: Origin, evidence: Evidence) -> Sentences:
             return
 
 
-def _other_weights(origin: Origin, evidence: Evidence) -> Sentences:
+def _other_weights(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     """The weights that only one of the two uses."""
     if not evidence.weights.has_values:
         return
@@ -172,7 +172,7 @@ def _other_weights(origin: Origin, evidence: Evidence) -> Sentences:
         yield f"the candidate also uses {added}"
 
 
-def _weights_apart(origin: Origin, evidence: Evidence) -> tuple[list[int], list[int]]:
+def _weights_apart(origin: ErrorOrigin, evidence: Evidence) -> tuple[list[int], list[int]]:
     """The weights that only the reference's section, or only the candidate's, reads."""
     groups = evidence.weights.groups
     used = [evidence.weights_of(model, section) for model, section, _ in evidence.sections(origin)]
@@ -193,7 +193,7 @@ def _is_fraction(value: Tensor | None) -> bool:
     return value is None or value.dtype.is_floating_point
 
 
-def _other_inputs(origin: Origin, evidence: Evidence) -> Sentences:
+def _other_inputs(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     """The inputs that only one of the two reads."""
     model = evidence.ours
     ours = set(origin.reference.inputs)
@@ -219,7 +219,7 @@ def _named(model: ComparedModel, entries: Collection[int]) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def _factor(origin: Origin, evidence: Evidence) -> Sentences:
+def _factor(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     both = evidence.result(origin)
     if both is not None and both[0].numel() >= 4:
         a, b = both
@@ -231,7 +231,7 @@ def _factor(origin: Origin, evidence: Evidence) -> Sentences:
             yield text + _known_factor(factor, origin, evidence.ours)
 
 
-def _known_factor(factor: float, origin: Origin, model: ComparedModel) -> str:
+def _known_factor(factor: float, origin: ErrorOrigin, model: ComparedModel) -> str:
     """` (1/sqrt(8))`: a factor in terms of the sizes of the axes."""
     entries = (*origin.reference.entries, *origin.reference.inputs)
     for size in sorted({size for e in entries for size in model.rows[e].shape if size > 1}):
@@ -249,7 +249,7 @@ def _factors_of(size: int) -> dict[str, float]:
     return known | {f"1/{name}": 1 / number for name, number in known.items()}
 
 
-def _vector(origin: Origin, evidence: Evidence) -> Sentences:
+def _vector(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     """A vector that is missing or added everywhere along an axis."""
     both = evidence.result(origin)
     difference = None if both is None else both[1] - both[0]
@@ -275,7 +275,7 @@ def _weight_like(vector: Tensor, model: ComparedModel) -> str:
     return ""
 
 
-def _shift(origin: Origin, evidence: Evidence) -> Sentences:
+def _shift(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     both = evidence.result(origin)
     if both is None or both[0].numel() < 4:
         return
@@ -289,7 +289,7 @@ def _shift(origin: Origin, evidence: Evidence) -> Sentences:
             yield f"reversed along axis {axis}"
 
 
-def _constants(origin: Origin, evidence: Evidence) -> Sentences:
+def _constants(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     """Numbers that differ: an eps, or arguments of one name."""
     ours, theirs = evidence.constants_apart(origin)
     for c in theirs:
@@ -305,7 +305,7 @@ def _constants(origin: Origin, evidence: Evidence) -> Sentences:
 # --------------------------------------------------------------------------------------------------
 
 
-def _reordered(origin: Origin, evidence: Evidence) -> Sentences:
+def _reordered(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     a, b = evidence.ours.value(origin.pair.reference), evidence.candidate_result(origin)
     if a is not None and b is not None and a.numel() == b.numel() > 1:
         ours, theirs = (numbers(value).flatten().sort().values for value in (a, b))
@@ -313,7 +313,7 @@ def _reordered(origin: Origin, evidence: Evidence) -> Sentences:
             yield "the same numbers in another order"
 
 
-def _operations(origin: Origin, evidence: Evidence) -> Sentences:
+def _operations(origin: ErrorOrigin, evidence: Evidence) -> Sentences:
     """The operations of only one of the two."""
     ours, theirs = (
         Counter(_kinds(model, section)) for model, section, _ in evidence.sections(origin)
@@ -337,7 +337,7 @@ def _kinds(model: ComparedModel, section: Section) -> list[str]:
     return [kind for kind in kinds if kind != "view"]
 
 
-_Guess = Callable[[Origin, Evidence], Sentences]
+_Guess = Callable[[ErrorOrigin, Evidence], Sentences]
 # Tried in order until one yields a reason.
 _PROOFS: tuple[_Guess, ...] = (_random, _activation, _attention, experiments, _norm)
 # Without a proof, all of these are reported, ...

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from torchlens._diff.fingerprints import Fingerprint, Shelf, fingerprint
-from torchlens._diff.layouts import Layout, layouts_between
+from torchlens._diff.layouts import AxisOrder, layouts_between
 from torchlens._recording.tolerance import epsilon_of, numbers, relative_error
 from torchlens._replay.entries import Weight
 
@@ -77,7 +77,7 @@ def match_weights(
     if _is_bare(reference) or _is_bare(candidate) or not reference or not candidate:
         pairs = [WeightPair(a, b, "same") for a, b in forced]
         return WeightMatch(pairs, _groups(pairs), ([], []), False)
-    pairs = _Matcher((reference, candidate), used).run(forced)
+    pairs = _WeightMatcher((reference, candidate), used).run(forced)
     groups = _groups(pairs)
     ours, theirs = (
         [n for n in sorted(used[side]) if n not in groups[side] and not weights[n].is_buffer]
@@ -102,7 +102,7 @@ def _groups(pairs: Sequence[WeightPair]) -> tuple[dict[int, int], dict[int, int]
     return groups
 
 
-class _Matcher:
+class _WeightMatcher:
     """Finds pairs in passes: whole weights, parts, sums, and weights that are in two places.
 
     Sides are numbered: 0 is the reference, 1 the candidate.
@@ -266,7 +266,7 @@ class _Matcher:
                     yield first, second
 
 
-def _layout(first: Tensor, second: Tensor, limit: float) -> Layout | None:
+def _layout(first: Tensor, second: Tensor, limit: float) -> AxisOrder | None:
     """The layout in which the second tensor holds the numbers of the first."""
     shape = tuple(first.shape)
     for layout in layouts_between(shape, tuple(second.shape)):
@@ -275,7 +275,7 @@ def _layout(first: Tensor, second: Tensor, limit: float) -> Layout | None:
     return None
 
 
-def _how(layout: Layout, first: Tensor, second: Tensor) -> str:
+def _how(layout: AxisOrder, first: Tensor, second: Tensor) -> str:
     if layout.is_plain:
         return "same" if first.shape == second.shape else "reshaped"
     is_transposed = len(layout.axes) == first.dim() == second.dim() == 2

@@ -17,7 +17,7 @@ from torchlens._draw.colors import (
 )
 from torchlens._draw.folding import find_repeats
 from torchlens._draw.items import Choices, Grouping, Item, ItemKind
-from torchlens._draw.links import Link, argument_text, closing_loops, find_links
+from torchlens._draw.links import DrawnLink, argument_text, closing_loops, find_links
 from torchlens._draw.options import DrawOptions
 from torchlens._draw.scene import Box, Edge, EdgeKind, Node, NodeShape, Scene
 from torchlens._draw.simplify import group_within, thin_out
@@ -343,7 +343,7 @@ class _Builder:
                 backward.append(Edge(*ends, (), EdgeKind.GRADIENT, is_loop, attributes))
         return forward + backward
 
-    def _about(self, overrides: Any, link: Link) -> dict[str, Any]:
+    def _about(self, overrides: Any, link: DrawnLink) -> dict[str, Any]:
         if overrides is None:
             return {}
         return _resolved(

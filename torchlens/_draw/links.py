@@ -13,7 +13,7 @@ _MOST_ARGUMENTS_NAMED = 3
 
 
 @dataclass(slots=True)
-class Link:
+class DrawnLink:
     """An edge between two items: the passes it connects, the arguments it is given as, whether it
     leads to a condition, whether a gradient flowed along it.
     """
@@ -38,12 +38,12 @@ class Link:
         return tuple(found)
 
 
-def find_links(log: Log, grouping: Grouping) -> dict[tuple[int, int], Link]:
+def find_links(log: Log, grouping: Grouping) -> dict[tuple[int, int], DrawnLink]:
     """The edges between items, in order of execution."""
     graph, item_of, pass_of = log.graph, grouping.item_of, grouping.pass_of
     conditions, gradients = set(graph.condition_edges), log.recording.gradients
     has_gradient = [number in gradients for number in graph.recorded]
-    links: dict[tuple[int, int], Link] = {}
+    links: dict[tuple[int, int], DrawnLink] = {}
     for child, target in enumerate(item_of):
         parents = [parent for parent in graph.parents[child] if _is_drawn(grouping, parent, child)]
         if not parents:
@@ -51,7 +51,7 @@ def find_links(log: Log, grouping: Grouping) -> dict[tuple[int, int], Link]:
         is_operation = grouping.items[target].kind is ItemKind.OPERATION
         places = _argument_places(log, grouping, child) if is_operation else {}
         for parent in parents:
-            link = links.setdefault((item_of[parent], target), Link(parent, child))
+            link = links.setdefault((item_of[parent], target), DrawnLink(parent, child))
             link.out_passes.add(pass_of[parent])
             link.in_passes.add(pass_of[child])
             link.is_condition |= (parent, child) in conditions

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from operator import itemgetter
 
-from torchlens._graph.repeats import Run, UnionFind, next_occurrences, stretches
+from torchlens._graph.repeats import Repetition, UnionFind, next_occurrences, stretches
 from torchlens._recording.operation_kinds import INDEXING
 
 # Operations that take a part of a tensor, in a loop often with another index in each step.
@@ -56,13 +56,13 @@ def _join_repetitions(
     parents: Sequence[Sequence[int]],
     groups: UnionFind,
 ) -> None:
-    known: set[Run] = set()
+    known: set[Repetition] = set()
     pairs = next_occurrences(enumerate(steps))
     while True:
         repeating: dict[int, list[int]] = {}  # period → operations whose key comes again after it
         for before, operation in pairs:
             repeating.setdefault(operation - before, []).append(before)
-        runs: list[Run] = []
+        runs: list[Repetition] = []
         for period, operations in repeating.items():
             for start, end in stretches(steps, period, operations):
                 if end - start >= period:
@@ -76,7 +76,9 @@ def _join_repetitions(
         pairs = iter(sorted(set(_loops_that_come_again(new, steps))))
 
 
-def _loops_that_come_again(runs: Sequence[Run], steps: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _loops_that_come_again(
+    runs: Sequence[Repetition], steps: Sequence[int]
+) -> Iterator[tuple[int, int]]:
     """Operations at the same place of a loop and of the next equal loop.
 
     An operation directly before or after a loop may look like a part of it at one occurrence and
@@ -122,7 +124,7 @@ def _join_run(
     keys: Sequence[Hashable],
     parents: Sequence[Sequence[int]],
     groups: UnionFind,
-) -> list[Run]:
+) -> list[Repetition]:
     """Joins operations one period apart if their parents are one period apart, too. Returns the
     runs.
 
@@ -137,7 +139,7 @@ def _join_run(
             for operation in range(start, stop):
                 if keys[operation] == keys[operation + period]:
                     groups.join(operation, operation + period)
-            runs.append(Run(start, stop + period, period))
+            runs.append(Repetition(start, stop + period, period))
 
     # Operations, and where a loop with them begins at the latest; the tightest bound first.
     latest: deque[tuple[int, int]] = deque()

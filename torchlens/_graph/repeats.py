@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 
-class Run(NamedTuple):
+class Repetition(NamedTuple):
     """The elements from `start` to `stop`, in which the first `period` come again and again."""
 
     start: int
@@ -80,13 +80,13 @@ def stretches(
 
 def find_runs(
     keys: Sequence[Hashable], longest_period: int, fewest: Callable[[int, int], int]
-) -> list[Run]:
+) -> list[Repetition]:
     """Runs that do not overlap, from left to right: at each start the one that covers most.
 
     `fewest(start, stop)` is how often the elements from `start` to `stop` must come in a row.
     """
     covering = _repeated_stretches(keys, longest_period)
-    found: list[Run] = []
+    found: list[Repetition] = []
     open_now: list[tuple[int, int]] = []
     at = 0
     for place in range(len(keys)):
@@ -95,7 +95,7 @@ def find_runs(
             continue
         open_now = [(end, period) for end, period in open_now if end >= place + period]
         runs = [
-            Run(place, place + (1 + (end - place) // period) * period, period)
+            Repetition(place, place + (1 + (end - place) // period) * period, period)
             for end, period in open_now
         ]
         runs = [run for run in runs if run.times >= fewest(place, place + run.period)]

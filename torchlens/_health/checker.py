@@ -8,7 +8,7 @@ import torch
 
 from torchlens._health.activations import ActivationStatistics, Activity
 from torchlens._health.checking import Checking, GradientSources, Inputs, Place
-from torchlens._health.live_nonfinite import Origins
+from torchlens._health.live_nonfinite import NonFiniteFindings
 from torchlens._health.nonfinite import NonFinite
 from torchlens._health.thresholds import checked_thresholds
 from torchlens._text.error_wording import check_choice
@@ -46,7 +46,7 @@ class HealthChecker:
         self.gradient_norms: dict[str, list[float]] = {}
         # Parameter address → the norm it had when its first gradient arrived.
         self.parameter_norms: dict[str, float] = {}
-        self._origins = Origins(stop, sees_modules_alone)
+        self._origins = NonFiniteFindings(stop, sees_modules_alone)
         self._activations = ActivationStatistics(thresholds["saturation_margin"])
         self._is_everything = True  # whether everything is checked in the step that has begun last
         self._labels: dict[tuple[int, int], str | None] = {}  # of activations, by step and entry

@@ -36,7 +36,7 @@ _UNSEEN = (
 )
 
 
-class Origins:
+class NonFiniteFindings:
     """Collects the origins of all steps, each once; consequences are not reported."""
 
     def __init__(self, stop: bool, sees_modules_alone: bool = False) -> None:

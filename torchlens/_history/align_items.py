@@ -10,7 +10,7 @@ _MOST_CELLS = 8_000_000  # of the table; a larger one is computed near its diago
 _LEAST_MARGIN = 64
 
 
-class Item(NamedTuple):
+class AlignedItem(NamedTuple):
     """One thing in a sequence, by numbers that are equal where the things are. `weight` is how much
     is in it.
 
@@ -47,7 +47,7 @@ _PLACE_WORTH = 0.1
 _LEFT, _MATCHED, _ABOVE = 0, 1, 2
 
 
-def align(first: Sequence[Item], second: Sequence[Item]) -> list[tuple[int, int]]:
+def align(first: Sequence[AlignedItem], second: Sequence[AlignedItem]) -> list[tuple[int, int]]:
     """The matches as pairs of positions, both rising."""
     shorter = min(len(first), len(second))
     start = _num_same(first, second, shorter)
@@ -60,7 +60,7 @@ def align(first: Sequence[Item], second: Sequence[Item]) -> list[tuple[int, int]
     return found + [(len(first) - k, len(second) - k) for k in range(end, 0, -1)]
 
 
-def _num_same(first: Sequence[Item], second: Sequence[Item], most: int) -> int:
+def _num_same(first: Sequence[AlignedItem], second: Sequence[AlignedItem], most: int) -> int:
     """How many items at the beginning are the same, up to `most`."""
     for number, (one, other) in enumerate(islice(zip(first, second, strict=False), most)):
         if not _is_same(one, other):
@@ -68,7 +68,7 @@ def _num_same(first: Sequence[Item], second: Sequence[Item], most: int) -> int:
     return most
 
 
-def _is_same(one: Item, other: Item) -> bool:
+def _is_same(one: AlignedItem, other: AlignedItem) -> bool:
     return (one.kind, one.exact, one.name, one.same) == (
         other.kind,
         other.exact,
@@ -77,22 +77,26 @@ def _is_same(one: Item, other: Item) -> bool:
     )
 
 
-def _matchable(own: Sequence[Item], other: Sequence[Item], start: int, end: int) -> list[int]:
+def _matchable(
+    own: Sequence[AlignedItem], other: Sequence[AlignedItem], start: int, end: int
+) -> list[int]:
     """The positions between the equal ends of items that some item of the other could be."""
     keys = {key for item in other[start : len(other) - end] for key in _keys(item)}
     return [k for k in range(start, len(own) - end) if not keys.isdisjoint(_keys(own[k]))]
 
 
-def _keys(item: Item) -> list[tuple[int, str, int]]:
+def _keys(item: AlignedItem) -> list[tuple[int, str, int]]:
     named = (("sort", item.sort), ("name", item.name), ("inside", item.inside))
     return [(item.kind, what, number) for what, number in named if number]
 
 
-def _best(first: Sequence[Item], second: Sequence[Item]) -> list[tuple[int, int]]:
+def _best(first: Sequence[AlignedItem], second: Sequence[AlignedItem]) -> list[tuple[int, int]]:
     """By a table of the best worth of all beginnings, row by row; nothing is lost by leaving an
     item out.
     """
-    columns = {name: np.array([getattr(item, name) for item in second]) for name in Item._fields}
+    columns = {
+        name: np.array([getattr(item, name) for item in second]) for name in AlignedItem._fields
+    }
     num_rows, num_columns = len(first), len(second)
     margin = num_columns
     if num_rows * num_columns > _MOST_CELLS:
@@ -137,7 +141,7 @@ def _way_back(
     return found[::-1]
 
 
-def _worth(item: Item, others: dict[str, np.ndarray]) -> np.ndarray:
+def _worth(item: AlignedItem, others: dict[str, np.ndarray]) -> np.ndarray:
     def shares(name: str) -> np.ndarray:
         number = getattr(item, name)
         shared: np.ndarray = (others[name] == number) & (number != 0)

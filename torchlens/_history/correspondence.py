@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from torchlens._history.align_items import Item, align
+from torchlens._history.align_items import AlignedItem, align
 from torchlens._history.argument_words import argument_words
 from torchlens._history.log import Log
 from torchlens._history.model_history import ModelHistory
@@ -75,7 +75,7 @@ class _Side:
         aside = {*graph.inputs, *graph.outputs, *graph.buffers}
         self.steps: list[list[_Step]] = [[] for _ in calls]
         self.entries: list[list[int]] = [[] for _ in calls]  # in the call and what it called
-        self.items: dict[_Step, Item] = {}
+        self.items: dict[_Step, AlignedItem] = {}
         self.inside: list[list[int]] = [[] for _ in calls]
         self.exact: list[list[int]] = [[] for _ in calls]
         self.weights: list[list[int]] = [[] for _ in calls]
@@ -106,13 +106,13 @@ class _Side:
             if item.same:
                 self.weights[call].append(item.same)
 
-    def _operation(self, entry: int, row: Row, numbers: _Numbers) -> Item:
+    def _operation(self, entry: int, row: Row, numbers: _Numbers) -> AlignedItem:
         recording, params = self.log.recording, self.log.graph.params[entry]
         sort = (row.operation.layer_type, row.output_index)
         form = (tuple(map(str, row.shape)), row.dtype)
         settings = argument_words(recording, row)
         holds = tuple(tuple(recording.params[number].shape) for number in params)
-        return Item(
+        return AlignedItem(
             _OPERATION,
             sort=numbers(("sort", sort)),
             name=0,
@@ -131,11 +131,11 @@ class _Side:
         told = tuple(trace for trace in traces if trace is not None)
         return numbers(("same", told)) if told else 0
 
-    def _call(self, call: int, numbers: _Numbers) -> Item:
+    def _call(self, call: int, numbers: _Numbers) -> AlignedItem:
         recording = self.log.recording
         address = recording.module_calls[call].address
         name, kind = address.rpartition(".")[2], recording.module_classes.get(address, "")
-        return Item(
+        return AlignedItem(
             _CALL,
             sort=0 if kind in _CONTAINERS else numbers(("class", kind)),
             # A number says where a module stands in a list: the one before it may be new.

@@ -31,7 +31,7 @@ def entries_to_pandas(entries: ManyEntries) -> "pandas.DataFrame":
     import pandas  # slow to import, so imported only for a table
 
     def table() -> pandas.DataFrame:
-        cells = {name: Cells(column.type) for name, column in COLUMNS.items()}
+        cells = {name: ColumnCells(column.type) for name, column in COLUMNS.items()}
         for part in entries.in_parts():
             for name, column in COLUMNS.items():
                 cells[name].add(column.of(part))
@@ -42,7 +42,7 @@ def entries_to_pandas(entries: ManyEntries) -> "pandas.DataFrame":
     return without_collector(table)
 
 
-class Cells:
+class ColumnCells:
     """A column that comes in parts. Parts of numbers and of lists become arrays at once, while they
     are in the cache.
     """

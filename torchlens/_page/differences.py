@@ -57,10 +57,10 @@ def given_differences(pairs: Sequence[PartPair]) -> list[Difference]:
 
 def find_differences(a: Side, b: Side, pairs: Sequence[PartPair]) -> list[Difference]:
     """All differences, in the order in which the models run."""
-    return _Finder((a, b), pairs).find()
+    return _DifferenceFinder((a, b), pairs).find()
 
 
-class _Finder:
+class _DifferenceFinder:
     """Compares paired parts. `matched` has the paired entries of each side, `changed` those whose
     result differs from that of their partner.
     """

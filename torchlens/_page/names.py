@@ -22,7 +22,7 @@ _LIKE_VIEWS = SAME_NUMBERS | {"pixelshuffle", "to"}
 _ROWS = ("repeat", "step", "span", "range", "constants")
 
 
-class Names:
+class PartNames:
     """Titles, paths, types, kinds and sides of the parts of one log."""
 
     def __init__(self, log: Log) -> None:

@@ -18,10 +18,10 @@ def outline(log: Log, failed: FailedCall | None = None) -> Outline:
     """Modules, loops and operations, as they ran; nothing is folded yet. A failed call is the entry
     after the last.
     """
-    return _Builder(log, failed).build()
+    return _OutlineBuilder(log, failed).build()
 
 
-class _Builder:
+class _OutlineBuilder:
     """Builds the boxes from the outside in.
 
     A frame is one pass of a box: a call of a module, an iteration of a loop. What an edge between

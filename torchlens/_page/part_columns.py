@@ -6,7 +6,7 @@ from typing import Any
 
 from torchlens._history.log import Log
 from torchlens._page.entry_columns import EntryColumns, Places, Strings
-from torchlens._page.names import KINDS, PARTS, SIDES, Names
+from torchlens._page.names import KINDS, PARTS, SIDES, PartNames
 from torchlens._page.parts import Outline, Part, Selection
 
 
@@ -18,7 +18,7 @@ class PartColumns:
     ) -> None:
         self._log, self._strings, self._places = log, strings, places
         self._entry_columns = entry_columns
-        self._names = Names(log)
+        self._names = PartNames(log)
 
     def columns(self, chosen: Selection, parts: Sequence[tuple[Part, int]]) -> dict[str, list[Any]]:
         """Name → one value for each carried part. Parts come with the number of their parent."""

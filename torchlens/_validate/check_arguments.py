@@ -14,7 +14,7 @@ from torchlens._capture.observer import CallKind
 from torchlens._recording.regions import Region
 from torchlens._replay.values import brief, difference, has_elements, same
 from torchlens._validate.exemptions import CONTENDED, EARLY, LAZY
-from torchlens._validate.report import Finding, NotShown, ValidationReport
+from torchlens._validate.report import NotShown, ValidationFinding, ValidationReport
 from torchlens._validate.snapshots import Snapshot
 from torchlens._validate.witness import Subject, WitnessedCall
 
@@ -131,7 +131,7 @@ class _ArgumentsCheck:
 
     def _find(self, number: int, expected: str, found: str) -> None:
         label = self._subject.label(number)
-        self._report.findings.append(Finding("arguments", label, expected, found))
+        self._report.findings.append(ValidationFinding("arguments", label, expected, found))
 
     def _what(self, number: int, location: Any) -> str:
         is_output = self._subject.log.recording.rows[number].operation.name == "output"

@@ -14,7 +14,7 @@ from torchlens._recording.recording import Recording, Row
 from torchlens._recording.regions import shape_of
 from torchlens._recording.trees import Path, named_tensors
 from torchlens._replay.values import brief
-from torchlens._validate.report import Finding, NotShown, ValidationReport
+from torchlens._validate.report import NotShown, ValidationFinding, ValidationReport
 from torchlens._validate.snapshots import is_same_as_frozen
 from torchlens._validate.witness import Subject, WitnessedCall
 
@@ -56,7 +56,7 @@ class _CallsCheck:
 
     def _find(self, number: int, expected: str, found: str) -> None:
         label = self._subject.label(number) if number >= 0 else ""
-        self._report.findings.append(Finding("calls", label, expected, found))
+        self._report.findings.append(ValidationFinding("calls", label, expected, found))
 
     def check_tensors(self) -> None:
         """Each tensor that was seen has one row, with its shape and dtype."""

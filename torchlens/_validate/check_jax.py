@@ -19,8 +19,8 @@ from torchlens._recording.operations import BUFFER, INPUT, OUTPUT
 from torchlens._recording.recording import Recording, Row, located
 from torchlens._replay.values import brief, difference, same
 from torchlens._validate.report import (
-    Finding,
     NotShown,
+    ValidationFinding,
     ValidationReport,
     make_check,
     make_run,
@@ -179,7 +179,7 @@ class _JaxChecks:
         return f"step {number} ({self._recording.rows[number].operation.name})"
 
     def _find(self, check: str, layer: str, expected: str, found: str) -> None:
-        self._report.findings.append(Finding(check, layer, expected, found))
+        self._report.findings.append(ValidationFinding(check, layer, expected, found))
 
 
 def _outputs(recording: Recording) -> list[Any]:

@@ -15,7 +15,7 @@ from torchlens._recording.unseen import unseen
 from torchlens._replay.model_state import State, copy_of
 from torchlens._replay.values import brief, difference, same
 from torchlens._validate.exemptions import UNSTEADY
-from torchlens._validate.report import Finding, ValidationReport
+from torchlens._validate.report import ValidationFinding, ValidationReport
 from torchlens._validate.witness import Subject
 
 
@@ -91,7 +91,7 @@ def check_outputs(
     plain, logged, witnessed = outcomes
 
     def find(layer: str, expected: str, found: str) -> None:
-        report.findings.append(Finding("outputs", layer, expected, found))
+        report.findings.append(ValidationFinding("outputs", layer, expected, found))
 
     _check_data(plain, logged, again, report)
     outputs = subject.log.recording.outputs
@@ -131,7 +131,7 @@ def _check_data(
             report.exemptions["outputs", UNSTEADY] += 1
         else:
             what, found = f"{name} of a plain run ({_short(expected)})", _short(returned)
-            finding = Finding("outputs", "", what, f"from the logged run {found}")
+            finding = ValidationFinding("outputs", "", what, f"from the logged run {found}")
             report.findings.append(finding)
 
 

@@ -19,7 +19,7 @@ _MAX_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ValidationFinding:
     """One error of the log: the check, the layer, the expected and the actual state.
 
     `layer` is a label; it is empty if the finding is about the pass as a whole.
@@ -65,7 +65,7 @@ class ValidationReport:
     """
 
     model_name: str
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[ValidationFinding] = field(default_factory=list)
     not_shown: list[NotShown] = field(default_factory=list)
     num_checked: Counter[str] = field(default_factory=Counter)
     exemptions: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -145,7 +145,7 @@ def make_run(report: ValidationReport, name: str, check: str, run: Callable[[], 
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # any exception of the model, also SystemExit
-            finding = Finding(check, "", f"the {name} to return", failure_text(error))
+            finding = ValidationFinding(check, "", f"the {name} to return", failure_text(error))
             report.findings.append(finding)
     return None
 
@@ -157,7 +157,9 @@ def make_check(report: ValidationReport, name: str, check: Callable[[], None]) -
             with unseen():
                 check()
         except Exception as error:
-            finding = Finding(name, "", f"the check of {name} to be possible", failure_text(error))
+            finding = ValidationFinding(
+                name, "", f"the check of {name} to be possible", failure_text(error)
+            )
             report.findings.append(finding)
 
 

@@ -37,7 +37,7 @@ BOOKKEEPING: dict[str, tuple[str, ...]] = {
 }
 
 
-class Pair(NamedTuple):
+class ShardedPair(NamedTuple):
     """A parameter as FSDP keeps it, and the tensor that is it whole, if there is one.
 
     `is_part` tells of a parameter that FSDP has put together from several: the tensor is a part of
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
     is_part: bool = False
 
 
-def parameter_pairs(modules: Iterable[torch.nn.Module]) -> Iterator[Pair]:
+def parameter_pairs(modules: Iterable[torch.nn.Module]) -> Iterator[ShardedPair]:
     """The parameters of modules that `fully_shard` has in pieces."""
     if _GROUPS not in sys.modules:
         return
@@ -71,10 +71,10 @@ def bring_apart(modules: Iterable[torch.nn.Module]) -> None:
             module.reshard()
 
 
-def _pairs_in(group: Any) -> list[Pair]:
+def _pairs_in(group: Any) -> list[ShardedPair]:
     if hasattr(group, "fsdp_params"):
         return [
-            Pair(own.sharded_param, getattr(own, "_unsharded_param", None))
+            ShardedPair(own.sharded_param, getattr(own, "_unsharded_param", None))
             for own in group.fsdp_params
         ]
     # The older FSDP: modules have views of one flat parameter, which stands for the original ones
@@ -82,7 +82,7 @@ def _pairs_in(group: Any) -> list[Pair]:
     flat = group.flat_param
     originals = flat._params
     return [
-        Pair(
+        ShardedPair(
             flat if originals is None else originals[number],
             getattr(module, name, None),
             originals is None,
@@ -135,7 +135,7 @@ def run_unrecorded(
             recorder.end_observed(observed, None)
 
 
-def know_whole(recorder: Recorder, pairs: Iterable[Pair]) -> None:
+def know_whole(recorder: Recorder, pairs: Iterable[ShardedPair]) -> None:
     """Lets the whole of each parameter pass for the parameter."""
     for parameter, whole, is_part in pairs:
         number = recorder.number_of(parameter)
