@@ -72,7 +72,7 @@ def number_text(value: Any) -> str:
 
 
 @dataclass
-class Substitution:
+class TriedChange:
     """A change to a section that runs again: weights by number, functions by entry, values by
     entry. `says` is the reason if it removes the error.
     """
@@ -159,7 +159,7 @@ class Evidence:
     # -- running again
     # ----------------------------------------------------------------------------------------------
 
-    def units_left(self, origin: ErrorOrigin, change: Substitution) -> float:
+    def units_left(self, origin: ErrorOrigin, change: TriedChange) -> float:
         """The error that is left with a change, in units of rounding; infinite if it cannot run."""
         try:
             result = dense(self.again(origin, change))
@@ -172,9 +172,9 @@ class Evidence:
             return origin.pair.units_between(target, result)
         return best_layout(comparable(target), comparable(result), 0.0)[0] / origin.pair.eps
 
-    def again(self, origin: ErrorOrigin, change: Substitution | None = None) -> Tensor:
+    def again(self, origin: ErrorOrigin, change: TriedChange | None = None) -> Tensor:
         """The result of running a section again, from the inputs with which it was found."""
-        change = change or Substitution("")
+        change = change or TriedChange("")
         model = self.ours if change.of_reference else self.theirs
         replay = self._replays[not change.of_reference]
         if replay is None:
@@ -186,7 +186,7 @@ class Evidence:
             raise NotReplayableError("an input was not saved")
         return replay.part(entries, given | change.given, change.weights, change.instead)
 
-    def affected(self, origin: ErrorOrigin, change: Substitution) -> Sequence[int]:
+    def affected(self, origin: ErrorOrigin, change: TriedChange) -> Sequence[int]:
         """The entries that must run again for a change: those of the section that depend on it, or
         all if an operation writes in place or a value between them was not saved.
         """

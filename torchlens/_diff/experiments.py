@@ -10,12 +10,12 @@ import torch
 
 from torchlens._diff.compared_model import ComparedModel, family, is_activation
 from torchlens._diff.divergence import ErrorOrigin
-from torchlens._diff.evidence import Constant, Evidence, Substitution, number_text
+from torchlens._diff.evidence import Constant, Evidence, TriedChange, number_text
 from torchlens._diff.known_functions import ACTIVATIONS
 from torchlens._replay.replay import Instead, NotReplayableError
 
 Tensor = torch.Tensor
-Changes = Iterator[Substitution]
+Changes = Iterator[TriedChange]
 _GONE = 64.0  # units of rounding: the largest error that is left with the right change
 _LONGEST_AXIS = 4096
 # The largest cost of the experiments on one divergence: one for each operation, and one more for
@@ -70,7 +70,7 @@ def _turned_weights(origin: ErrorOrigin, evidence: Evidence) -> Changes:
         for name, turned in _turned(param):
             alike = " others like it are;" if number in odd and name == "transposed" else ""
             weight = evidence.theirs.weights[number].name
-            yield Substitution(f"weight `{weight}` is not {name}:{alike} {name}", {number: turned})
+            yield TriedChange(f"weight `{weight}` is not {name}:{alike} {name}", {number: turned})
 
 
 def _params(origin: ErrorOrigin, evidence: Evidence) -> dict[int, Tensor]:
@@ -104,7 +104,7 @@ def _gates(origin: ErrorOrigin, evidence: Evidence) -> Changes:
             changed = {number: _in_order(param, size, order) for number, param in gated.items()}
             said = " ".join(str(place + 1) for place in order)
             text = f"the {count} gates are in another order: in the order {said}"
-            yield Substitution(text, changed)
+            yield TriedChange(text, changed)
 
 
 def _in_order(weight: Tensor, size: int, order: tuple[int, ...]) -> Tensor:
@@ -124,12 +124,12 @@ def _other_constants(origin: ErrorOrigin, evidence: Evidence) -> Changes:
         for r in ours:
             is_float = isinstance(c.value, float)
             if type(c.value) is type(r.value) and (is_float or c.name == r.name):
-                yield Substitution(
+                yield TriedChange(
                     f"{r.against(c)}: with {r}", instead={c.entry: _with_constant(c, r.value)}
                 )
             if isinstance(c.value, float | int) and isinstance(r.value, float) and r.value:
                 inverse = 1 / r.value  # one model divides, the other multiplies
-                yield Substitution(
+                yield TriedChange(
                     f"1/{r} in the reference, {c} in the candidate: with {number_text(inverse)}",
                     instead={c.entry: _with_constant(c, inverse)},
                 )
@@ -155,14 +155,14 @@ def _left_out(origin: ErrorOrigin, evidence: Evidence) -> Changes:
         module = evidence.ours.module_of(entries[0])
         name = f"{label} ({module})" if module else label
         for place in (0, 1):
-            yield Substitution(
+            yield TriedChange(
                 f"the candidate leaves out {name}: without it",
                 instead=dict.fromkeys(entries, _argument(place)),
                 of_reference=True,
             )
     for label, _, entries in _steps(evidence.theirs, origin.candidate.entries):
         for place in (0, 1):
-            yield Substitution(
+            yield TriedChange(
                 f"{label} is not in the reference: without it",
                 instead=dict.fromkeys(entries, _argument(place)),
             )
@@ -186,7 +186,7 @@ def _other_order(origin: ErrorOrigin, evidence: Evidence) -> Changes:
     for label, kind, entries in _steps(evidence.theirs, origin.candidate.entries):
         if family(kind) in ("join", "sub", "div", "product"):
             text = f"{label} takes its arguments in another order: the other way round"
-            yield Substitution(text, instead=dict.fromkeys(entries, _turned_round))
+            yield TriedChange(text, instead=dict.fromkeys(entries, _turned_round))
 
 
 def _turned_round(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -202,7 +202,7 @@ def _other_activation(origin: ErrorOrigin, evidence: Evidence) -> Changes:
         for name, function in ACTIVATIONS.items() if is_activation(kind) else ():
             if name != "nothing":
                 applied = _applied(function)
-                yield Substitution(f"{name} in place of {label}: so",
+                yield TriedChange(f"{name} in place of {label}: so",
                              instead=dict.fromkeys(entries, applied))  # fmt: skip
 
 
@@ -228,9 +228,9 @@ def _other_arrangement(origin: ErrorOrigin, evidence: Evidence) -> Changes:
                 f"than {evidence.ours.label(r)}: in that order"
             )
             if c in origin.candidate.entries:
-                yield Substitution(text, instead={c: _constantly(value)})
+                yield TriedChange(text, instead={c: _constantly(value)})
             else:
-                yield Substitution(text, given={c: value})
+                yield TriedChange(text, given={c: value})
 
 
 def _constantly(value: Tensor) -> Instead:
@@ -246,7 +246,7 @@ def _turned_inputs(origin: ErrorOrigin, evidence: Evidence) -> Changes:
         value = model.value(entry)
         for name, changed in () if value is None else _rearrangements(value):
             text = f"what {model.label(entry)} ({model.place_of(entry)}) gives {name}"
-            yield Substitution(text, given={entry: changed})
+            yield TriedChange(text, given={entry: changed})
 
 
 def _rearrangements(value: Tensor) -> Iterator[tuple[str, Tensor]]:
