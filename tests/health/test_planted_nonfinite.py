@@ -166,7 +166,7 @@ def test_weights_that_an_optimizer_broke_are_blamed_once_with_the_step(
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_running_mean_that_becomes_nan_with_the_result_is_a_consequence(level: Any, monkeypatch):
     monkeypatch.setattr(
-        tensor_statistics, "_MOST", 0
+        tensor_statistics, "_MOST_ANSWERS", 0
     )  # no answer is remembered: which are is chance
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

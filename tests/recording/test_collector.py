@@ -76,7 +76,7 @@ def test_what_the_user_froze_stays_frozen_after_a_long_log(monkeypatch: pytest.M
         gc.unfreeze()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_garbage_that_moved_unsearched_is_found_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,6 +20,24 @@ def _no_callbacks() -> Iterator[None]:
     gc.callbacks.extend(callbacks)
 
 
+def test_nothing_is_lost_by_faults_and_interruption() -> None:
+    random.seed(7)
+    figures = soak(
+        seconds=0.3,
+        num_logs=40,
+        num_interrupts=8,
+        num_faults=8,
+        max_moments=40,
+        num_models=0,
+        num_large=0,
+    )
+    assert figures.problems == []
+    assert (figures.faults, figures.moments) == (8, 40)
+    assert figures.interrupts >= 8
+    assert figures.logs >= 40  # in a row, and after each interrupt, fault and moment
+
+
+@pytest.mark.soak
 def test_nothing_is_lost_under_load_and_interruption() -> None:
     random.seed(7)
     figures = soak(

@@ -429,28 +429,28 @@ class ModuleRecord:
         A module that is never called itself but holds others (`ModuleList`) has the sum of theirs,
         and nothing of its own. If a module calls itself, only the outermost calls count.
         """
-        is_own, is_highest = "_self_" in quantity, quantity.startswith(_HIGHEST)
-        if not self.calls and not is_own:
-            found: dict[int, float] = {}
-            for child in self.children:
-                for step, value in child.by_step(quantity).items():
-                    before = found.get(step, 0.0)
-                    found[step] = max(before, value) if is_highest else before + value
-        else:
-            calls = self.measured_calls if is_own else self.outermost_calls
-            found = by_step(calls, quantity, not is_highest)
-        unknown = self._not_counted(quantity)
+        found, unknown = self._summed(quantity)
         return {step: value for step, value in found.items() if step not in unknown}
 
-    def _not_counted(self, quantity: str) -> set[int]:
-        """The steps in which FLOPs of a call are not known, and so neither is their sum."""
-        if not quantity.startswith("flops"):
-            return set()
-        calls = self.outermost_calls
-        unknown = {call.step for call in calls if getattr(call, quantity) is None}
-        for child in () if self.calls else self.children:
-            unknown |= child._not_counted(quantity)
-        return unknown
+    def _summed(self, quantity: str) -> tuple[dict[int, float], set[int]]:
+        """The values by step, and the steps in which FLOPs of a call are not known: neither is
+        their sum.
+        """
+        is_own, is_highest = "_self_" in quantity, quantity.startswith(_HIGHEST)
+        if self.calls or is_own:
+            calls = self.measured_calls if is_own else self.outermost_calls
+            is_flops = quantity.startswith("flops")
+            unknown = {call.step for call in calls if is_flops and getattr(call, quantity) is None}
+            return by_step(calls, quantity, not is_highest), unknown
+        found: dict[int, float] = {}
+        unknown = set()
+        for child in self.children:
+            values, missing = child._summed(quantity)
+            unknown |= missing
+            for step, value in values.items():
+                before = found.get(step, 0.0)
+                found[step] = max(before, value) if is_highest else before + value
+        return found, unknown
 
     def typical(self, quantity: str) -> float | None:
         """The number that tables print: for a time, the mean over the typical steps, so that the
