@@ -309,7 +309,7 @@ def test_a_history_of_threads_can_be_pickled_and_drawn(tmp_path: Any) -> None:
 
 def test_threads_that_hand_tensors_to_each_other() -> None:
     """A thread may read what another made after it began: parents come first all the same, and
-    nobody waits for ever.
+    no thread waits for ever.
     """
 
     def forward(self: Model, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A sample is what the tensor has, whoever reads its memory; and the bins of a step are those of
+"""A sample is what the tensor has, however its memory is read; and the bins of a step are those of
 its samples.
 """
 

@@ -103,7 +103,7 @@ def test_an_operation_comes_back_the_same():
         after = pickle.loads(pickle.dumps(before))
         names = [
             name for name in before.__slots__ if name != "__weakref__"
-        ]  # which whoever refers to it makes
+        ]  # made by a weak reference to it
         assert [getattr(before, name) for name in names] == [getattr(after, name) for name in names]
 
 

@@ -332,8 +332,8 @@ class Sources:
         return [number for number in self._by_storage.get(argument.storage, ()) if number < time]
 
     def read(self, argument: Snapshot, row: int, reader: int) -> set[int] | None:
-        """Whom row `reader` reads by reading the argument as row `row` handed it out; None if
-        nobody can tell.
+        """The entries that row `reader` reads by reading the argument as row `row` handed it out; None
+        if that is not known.
 
         Rows from outside the log are not among them.
         """

@@ -362,7 +362,7 @@ def test_a_tensor_from_nowhere_is_found_by_the_completeness_check():
 
 
 def test_a_model_that_keeps_a_queue_is_not_made_to_wait_for_ever():
-    """Who waits at a queue stands in the queue's own attributes: put back to what they were, nobody
+    """A queue's attributes hold the threads that wait at it: restored to what they were, none
     would be woken.
     """
     jobs: queue.Queue[Any] = queue.Queue()

@@ -13,8 +13,8 @@ def width() -> int:
 
 
 def paint(text: str, style: str) -> str:
-    """The text in a style ('bold', 'dim', 'red', ...), if it goes to a terminal and nobody asked
-    for none (NO_COLOR).
+    """The text in a style ('bold', 'dim', 'red', ...), if it goes to a terminal and NO_COLOR is
+    not set.
     """
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if is_colored() else text
 
@@ -27,8 +27,8 @@ def is_colored() -> bool:
 
 
 def say(text: str) -> None:
-    """Prints, also where the terminal cannot show every letter, or where whoever reads the output
-    has seen enough.
+    """Prints, also where the terminal cannot show every letter, or where the reader of a pipe has
+    closed it.
     """
     encoding = sys.stdout.encoding or "utf-8"
     try:

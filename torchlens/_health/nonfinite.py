@@ -397,7 +397,7 @@ class Origins:
         """The backward of an operation that had read these values made a gradient that is not
         finite, of finite ones.
 
-        Whether one of the values is to blame; and the origin, if nobody was told of it yet.
+        Whether one of the values is to blame; and the origin, if it was not reported yet.
         """
         causes = [(node, self._causes[node]) for node in read if node in self._causes]
         found = [cause for _, cause in causes if cause.why is _Why.FOUND]
@@ -419,7 +419,7 @@ class Origins:
             self._suspects[to] = self._suspects[node]
 
     def add_unseen(self, node: int, parents: Iterable[int]) -> None:
-        """A result that nobody can look at: it may hand on what was found."""
+        """A result without values to check: it may hand on what was found."""
         causes = [self._causes[parent] for parent in parents if parent in self._causes]
         origins = frozenset().union(*(cause.origins for cause in causes))
         if origins:
@@ -437,7 +437,7 @@ class Origins:
         return found
 
     def is_unheard_of(self, tensor: torch.Tensor) -> bool:
-        """Whether a value that nobody knows is broken, and nothing that is known can be the
+        """Whether a value of unknown origin is broken, and nothing that was found can be the
         cause.
         """
         return (

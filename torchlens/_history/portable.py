@@ -405,7 +405,7 @@ class _Object:
                 text,
                 self._instead,
             )
-        except Exception as error:  # whatever somebody else's object raises when it is pickled
+        except Exception as error:  # the object's own code may raise anything
             return _stand_in, (
                 text,
                 f"it cannot be pickled ({type(error).__name__}: {error}).",
@@ -438,6 +438,6 @@ def text_of(value: Any) -> str:
     """How it prints, cut where that is long."""
     try:
         text = repr(value)
-    except Exception:  # somebody else's `__repr__`
+    except Exception:  # the object's own `__repr__`
         text = object.__repr__(value)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."

@@ -1,4 +1,4 @@
 """Runs a JAX function and writes down what happened, in the form that `capture/` does for PyTorch.
 
-Importing this room imports JAX; nobody enters it who has not imported JAX already.
+Importing this package imports JAX. It is imported only once the user has imported JAX.
 """

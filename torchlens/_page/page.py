@@ -162,8 +162,8 @@ def bundle(folder: Path, start: str) -> str:
     """The script `start` and what it imports, in the order in which a browser would run them, as
     the body of one function.
 
-    They share one scope there: no two files define the same name. Whoever calls the function twice
-    has two of everything.
+    They share one scope there: no two files define the same name. Calling the function twice gives
+    two of everything.
     """
     scripts: dict[Path, str] = {}
     _add((folder / start).resolve(), scripts, set())

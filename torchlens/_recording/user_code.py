@@ -107,7 +107,7 @@ def source_text(code: CodeType, instruction: int) -> str:
 
 # Code cannot be pickled. A line can, and code that stands for it serves all who ask where something
 # was called.
-_STANDS_FOR_LINE = "torchlens: stands for a line of somebody else's"
+_STANDS_FOR_LINE = "torchlens: stands for a line of the user's"
 
 
 def line_of_code(code: CodeType, instruction: int) -> tuple[str, int, str, str]:

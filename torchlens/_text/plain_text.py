@@ -1,5 +1,5 @@
-"""Text from a file, made fit to be shown: a terminal obeys escape codes, and whoever wrote the file
-chose the text.
+"""Text from a file, made safe to show: a terminal obeys escape codes, and the file may come from a
+stranger.
 """
 
 import re
@@ -23,7 +23,7 @@ def printable(text: str, longest: int | None = None) -> str:
 
 
 def shown(value: Any) -> str:
-    """What somebody else wrote, as it may stand in a message."""
+    """Text from outside, made safe for a message."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**40:
         return "a number of more than 40 digits"
     return printable(repr(value), _LONGEST)

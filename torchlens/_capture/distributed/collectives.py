@@ -129,8 +129,8 @@ class Unfinished:
     is_users: bool = True
 
     def is_awaited(self) -> bool:
-        """Whether it is known that somebody has waited, unseen: whoever uses the result of a
-        functional collective does.
+        """True if the result was waited for although the wait was not seen: using the result of a
+        functional collective waits.
         """
         return isinstance(self.handle, Tensor) and _num_functional() == 0
 

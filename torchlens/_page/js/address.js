@@ -60,7 +60,7 @@ export function goStep(by) {
   drawSteps(at > 0, at < steps.length - 1);
   return true;
 }
-/* The browser went to another address: one of our steps, or one that somebody typed. */
+/* The browser went to another address: one of our steps, or one that was typed. */
 export function arrive(known) {
   clearTimeout(timer);
   timer = 0;

@@ -1,7 +1,7 @@
 /* What the page was given: the model as a tree of parts, with operations as its leaves. */
 
 export const started = performance.now();
-/* Whoever opens a page gives it `root`, the document or a shadow root with the elements of pane.html, and `data`; beside another
+/* A page is given `root`, the document or a shadow root with the elements of pane.html, and `data`; beside another
 page also `address`, what is to be open, and `tell`, which hears what the reader does. It finds `page`, the way to drive it. */
 export const root = given.root, D = given.data;
 export const tell = (what, ...facts) => { if (given.tell) given.tell(what, ...facts); };

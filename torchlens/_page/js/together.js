@@ -65,7 +65,7 @@ function alignAtTop() {
   const k = Math.min(...panes.map(pane => pane.drive.view().k));
   for (const pane of panes) { const v = pane.drive.view(); if (v.k !== k) pane.fit(true); }
 }
-/* What the panes do in turn is told to nobody. */
+/* What the panes do in turn is not reported again. */
 function alone(act) {
   now.isBusy = true;
   try { act(); } finally { now.isBusy = false; }

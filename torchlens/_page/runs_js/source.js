@@ -1,4 +1,4 @@
-/* Where the numbers of runs come from: a server that reads their folders, or the page itself, which then asks nobody.
+/* Where the numbers of runs come from: a server that reads their folders, or the page itself, which then sends no request.
 
 Both answer with blocks (see monitoring/tables.py): a head, and numbers. */
 
